@@ -1,0 +1,63 @@
+"""A small residual network for 8x8 to 32x32 images: the default on the digits."""
+
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, conv1x1
+
+from vision.models.checks import check_positive
+
+
+def residual_stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:
+    """`blocks` basic blocks (He et al., arXiv 1512.03385); the first one changes width and resolution.
+
+    Args:
+        in_channels: channels that come in.
+        out_channels: channels that go out.
+        blocks: number of blocks.
+        stride: stride of the first block.
+
+    Returns:
+        The blocks with torch's default initialisation, (N, in, H, W) -> (N, out, H / stride, W / stride).
+    """
+    shortcut = None
+    if stride != 1 or in_channels != out_channels:
+        shortcut = nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))
+    first = BasicBlock(in_channels, out_channels, stride, shortcut)
+    return nn.Sequential(first, *(BasicBlock(out_channels, out_channels) for _ in range(blocks - 1)))
+
+
+class SmallResNet(nn.Module):
+    """Residual stages of doubling width and halving resolution, global average pooling, a linear head.
+
+    Args:
+        num_classes: number of outputs.
+        in_channels: channels of an image.
+        width: channels of the first stage; stage i has `width * 2**i`.
+        stages: number of stages.
+        depth: basic blocks in a stage.
+
+    Raises:
+        ValueError: if a size is not a whole number of at least one.
+    """
+
+    def __init__(
+        self, num_classes: int, in_channels: int = 1, width: int = 16, stages: int = 2, depth: int = 1
+    ) -> None:
+        super().__init__()
+        check_positive(
+            num_classes=num_classes, in_channels=in_channels, width=width, stages=stages, depth=depth
+        )
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+        widths = [width * 2**i for i in range(stages)]
+        self.stages = nn.Sequential(
+            *(
+                residual_stage(before, after, depth, stride=1 if i == 0 else 2)
+                for i, (before, after) in enumerate(zip([width, *widths], widths, strict=False))
+            )
+        )
+        self.head = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.stages(self.stem(images))  # (N, width * 2**(stages - 1), h, w)
+        return self.head(features.mean(dim=(2, 3)))  # (N, num_classes)
