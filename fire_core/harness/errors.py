@@ -1,5 +1,9 @@
-"""Errors that a user can mend."""
+"""Errors that are the user's to mend: shown as one line, without a traceback."""
 
 
 class ConfigError(ValueError):
-    """An option, a file or a package at fault: the message is one line that says which, and what is right."""
+    """An option, a file or a package is not what the program needs; the message names it and what is accepted."""
+
+
+class TrainingError(RuntimeError):
+    """Training itself cannot go on (a loss that is not finite, say); the message says where it stopped."""
