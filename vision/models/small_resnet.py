@@ -1,12 +1,21 @@
 """A small residual network for 8x8 to 32x32 images: the default on the digits."""
 
+from collections import OrderedDict
+
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, conv1x1
 
 from vision.models.checks import check_positive
 
 
-def residual_stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:
+def stem(in_channels: int, width: int) -> nn.Sequential:
+    """The first convolution of a residual network for small images: 3x3, stride 1, no max-pool."""
+    return nn.Sequential(
+        nn.Conv2d(in_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+    )
+
+
+def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:
     """`blocks` basic blocks (He et al., arXiv 1512.03385); the first one changes width and resolution.
 
     Args:
@@ -46,18 +55,12 @@ class SmallResNet(nn.Module):
         check_positive(
             num_classes=num_classes, in_channels=in_channels, width=width, stages=stages, depth=depth
         )
-        self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
-        )
-        widths = [width * 2**i for i in range(stages)]
-        self.stages = nn.Sequential(
-            *(
-                residual_stage(before, after, depth, stride=1 if i == 0 else 2)
-                for i, (before, after) in enumerate(zip([width, *widths], widths, strict=False))
-            )
-        )
-        self.head = nn.Linear(widths[-1], num_classes)
+        layers = OrderedDict(stem=stem(in_channels, width), stage1=stage(width, width, depth, stride=1))
+        for i in range(1, stages):
+            layers[f"stage{i + 1}"] = stage(width * 2 ** (i - 1), width * 2**i, depth, stride=2)
+        self.backbone = nn.Sequential(layers)
+        self.head = nn.Linear(width * 2 ** (stages - 1), num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        features = self.stages(self.stem(images))  # (N, width * 2**(stages - 1), h, w)
+        features = self.backbone(images)  # (N, width * 2**(stages - 1), h, w)
         return self.head(features.mean(dim=(2, 3)))  # (N, num_classes)

@@ -1,0 +1,109 @@
+"""Models: output shapes, refusals, models of other libraries, and their configs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.errors import InstantiationException
+from omegaconf import OmegaConf
+
+import conf
+from fire_core.harness.errors import ConfigError
+from vision.models import VGG16, ResNet18, SmallResNet, ViT, build_model, timm_model, torchvision_model
+
+CONFIGS = sorted(Path(conf.__file__).parent.glob("model/*.yaml"))
+TINY = {
+    "small_resnet": ["model.width=4"],
+    "resnet18": ["model.width=4"],
+    "vgg16": ["model.hidden=8"],
+    "vit_tiny": ["model.depth=1", "model.dim=16", "model.mlp_dim=8"],
+    "torchvision": ["model.name=squeezenet1_1"],
+    "timm": ["model.name=resnet10t"],
+}
+
+
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.stem in TINY], ids=lambda c: c.stem)
+def test_every_config_builds(config):
+    if config.stem == "timm":
+        pytest.importorskip("timm")
+    root = OmegaConf.create({"model": OmegaConf.load(config)})
+    root.merge_with_dotlist(TINY[config.stem])
+    model = build_model(root.model, num_classes=5, in_channels=1, image_size=32)
+    assert model.eval()(torch.zeros(2, 1, 32, 32)).shape == (2, 5)
+    assert root.model.name  # the config that a run folder keeps is not touched
+
+
+def test_image_size_goes_to_those_who_ask():
+    config = {"_target_": "vision.models.ViT", "name": "v", "dim": 8, "depth": 1, "mlp_dim": 8}
+    assert build_model(config, 3, 1, 16).backbone.pos_embedding.shape == (1, 17, 8)
+
+
+def test_small_resnet_halves_the_image_at_each_further_stage():
+    model = SmallResNet(num_classes=10, in_channels=2, width=4, stages=3, depth=2)
+    images = torch.randn(2, 2, 8, 8)
+    assert model.backbone(images).shape == (2, 16, 2, 2)
+    assert model(images).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: SmallResNet(10, width=-1), r"^width must be >= 1, got -1$"),
+        (lambda: SmallResNet(10, depth=0), r"^depth must be >= 1, got 0$"),
+        (lambda: SmallResNet(10, width=1.5), r"^width must be a whole number, got 1.5$"),
+        (lambda: SmallResNet(0), r"^num_classes must be >= 1, got 0$"),
+        (lambda: ResNet18(10, variant="best"), r"^variant must be one of plain, reference, got 'best'$"),
+        (lambda: VGG16(10, image_size=40), r"^image_size must be a multiple of 32 for VGG-16, got 40$"),
+        (lambda: ViT(10, image_size=30), r"^image_size must be a multiple of patch_size=4, got 30$"),
+        (lambda: ViT(10, heads=0), r"^heads must be >= 1, got 0$"),
+        (lambda: ViT(10, dropout=1.0), r"^dropout must be in \[0, 1\), got 1.0$"),
+    ],
+)
+def test_arguments_out_of_range(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_the_cause_of_a_failed_build_is_the_models_own_line():
+    config = {"_target_": "vision.models.SmallResNet", "name": "s", "width": 0}
+    with pytest.raises(InstantiationException) as caught:
+        build_model(config, 10, 1, 8)
+    assert str(caught.value.__cause__) == "width must be >= 1, got 0"
+
+
+def test_vit_patches_run_row_by_row_with_channels_fastest():
+    images = torch.arange(2 * 4 * 4.0).reshape(1, 2, 4, 4)
+    patches = ViT(3, in_channels=2, image_size=4, patch_size=2, dim=4, depth=1).backbone.to_patch_embedding[0]
+    expected = [
+        [images[0, c, i + y, j + x] for y in range(2) for x in range(2) for c in range(2)]
+        for i in (0, 2)
+        for j in (0, 2)
+    ]
+    torch.testing.assert_close(patches(images)[0], torch.tensor(expected), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "vit_b_32"])
+def test_torchvision_by_name(name):
+    with torch.device("meta"):  # shapes only: nobody waits for 86 M weights
+        model = torchvision_model(name, num_classes=7, in_channels=1, image_size=64).eval()
+        assert model(torch.empty(2, 1, 64, 64)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_torchvision_models_with_side_outputs_give_one(name):
+    with torch.device("meta"):
+        model = torchvision_model(name, num_classes=7).train()
+        assert model(torch.empty(2, 3, 96, 96)).shape == (2, 7)
+
+
+def test_other_libraries_refuse_in_one_line(monkeypatch):
+    with pytest.raises(
+        ConfigError, match=r"^model.name=resnet51 is no torchvision classifier; near it: .*resnet50"
+    ):
+        torchvision_model("resnet51", num_classes=2)
+    with pytest.raises(ConfigError, match=r"^model.name=vit_b_32 cannot be built: [^\n]+$"):
+        torchvision_model("vit_b_32", num_classes=2, image_size=33)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ConfigError, match=r"^model=timm needs the package timm: pip install timm$"):
+        timm_model("resnet18", num_classes=2)

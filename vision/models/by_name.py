@@ -1,0 +1,106 @@
+"""Any torchvision or timm classifier by its name, with random weights."""
+
+from difflib import get_close_matches
+
+import torchvision
+from torch import nn
+
+from fire_core.harness.errors import ConfigError
+from vision.models.checks import check_positive
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def _unknown(library: str, architecture: str, names: list[str]) -> ConfigError:
+    near = get_close_matches(architecture, names, n=5, cutoff=0.3) or names[:5]
+    return ConfigError(f"model.name={architecture} is no {library} classifier; near it: {', '.join(near)}")
+
+
+def change_first_convolution(model: nn.Module, in_channels: int) -> None:
+    """Let the first convolution take images of `in_channels` channels instead of 3 (weights drawn anew)."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            if module.in_channels != in_channels:
+                new = nn.Conv2d(
+                    in_channels,
+                    module.out_channels,
+                    module.kernel_size,
+                    module.stride,
+                    module.padding,
+                    module.dilation,
+                    bias=module.bias is not None,
+                )
+                model.set_submodule(name, new)
+            return
+
+
+def torchvision_model(
+    architecture: str, num_classes: int, in_channels: int = 3, image_size: int | None = None
+) -> nn.Module:
+    """A torchvision classifier, not pretrained.
+
+    Args:
+        architecture: torchvision's name of it, for example `resnet50`.
+        num_classes: number of outputs.
+        in_channels: channels of an image; other than 3, the first convolution is replaced.
+        image_size: height and width in pixels; only vision transformers need it.
+
+    Returns:
+        The model, (N, C, H, W) -> (N, num_classes).
+
+    Raises:
+        ConfigError: if torchvision has no such classifier, or cannot build it for these images.
+        ValueError: if a size is not a whole number of at least one.
+    """
+    check_positive(num_classes=num_classes, in_channels=in_channels)
+    names = torchvision.models.list_models(module=torchvision.models)
+    if architecture not in names:
+        raise _unknown("torchvision", architecture, names)
+    options = {}
+    if architecture in ("googlenet", "inception_v3"):  # else they return several outputs, and warn
+        options = {"aux_logits": False, "init_weights": True}
+    if architecture.startswith("vit_") and image_size is not None:
+        options = {"image_size": image_size}
+    try:
+        model = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
+    except Exception as error:
+        raise ConfigError(f"model.name={architecture} cannot be built: {_one_line(error)}") from error
+    change_first_convolution(model, in_channels)
+    return model
+
+
+def timm_model(
+    architecture: str, num_classes: int, in_channels: int = 3, image_size: int | None = None
+) -> nn.Module:
+    """A timm classifier, not pretrained; needs the optional package timm.
+
+    Args:
+        architecture: timm's name of it, for example `resnet18`.
+        num_classes: number of outputs.
+        in_channels: channels of an image.
+        image_size: height and width in pixels, told to the models that ask for it.
+
+    Returns:
+        The model, (N, C, H, W) -> (N, num_classes).
+
+    Raises:
+        ConfigError: if timm is missing, has no such model, or cannot build it for these images.
+        ValueError: if a size is not a whole number of at least one.
+    """
+    check_positive(num_classes=num_classes, in_channels=in_channels)
+    try:
+        import timm
+    except ImportError as error:
+        raise ConfigError("model=timm needs the package timm: pip install timm") from error
+    if not timm.is_model(architecture):
+        raise _unknown("timm", architecture, timm.list_models())
+    options = {"pretrained": False, "num_classes": num_classes, "in_chans": in_channels}
+    try:
+        try:
+            return timm.create_model(architecture, img_size=image_size, **options)
+        except TypeError:  # a model for images of any size
+            return timm.create_model(architecture, **options)
+    except Exception as error:
+        raise ConfigError(f"model.name={architecture} cannot be built: {_one_line(error)}") from error

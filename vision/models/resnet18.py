@@ -1,0 +1,65 @@
+"""ResNet-18 for small images: the paper's network for CIFAR-10."""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from vision.models.checks import check_choice, check_positive
+from vision.models.small_resnet import stage, stem
+
+VARIANTS = ("plain", "reference")
+
+
+@torch.no_grad()
+def move_statistics(backbone: nn.Module, in_channels: int, image_size: int) -> None:
+    """Show the network one zero image in train mode, as the reference code does when it builds a model.
+
+    Every batch norm then starts with a running variance of 0.9 or somewhat more instead of 1 and, after
+    convolutions with a bias, with a running mean that is not 0 (`variant=reference`).
+    """
+    backbone.train()
+    backbone(torch.zeros(1, in_channels, image_size, image_size))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 (He et al., arXiv 1512.03385) with a 3x3 stem, no max-pool and a head of two layers.
+
+    The blocks are torchvision's with torch's default initialisation, which is what the reference code has;
+    torchvision's own ResNet draws its convolutions from another distribution.
+
+    Args:
+        num_classes: number of outputs.
+        in_channels: channels of an image.
+        width: channels of the first of four stages, 64 in the paper; stage i has `width * 2**i`.
+        variant: `plain`, or `reference`: batch-norm statistics start moved by one zero image.
+
+    Raises:
+        ValueError: if a size is not a whole number of at least one, or `variant` is unknown.
+    """
+
+    def __init__(
+        self, num_classes: int, in_channels: int = 3, width: int = 64, variant: str = "plain"
+    ) -> None:
+        super().__init__()
+        check_positive(num_classes=num_classes, in_channels=in_channels, width=width)
+        check_choice("variant", variant, VARIANTS)
+        self.backbone = nn.Sequential(
+            OrderedDict(
+                stem=stem(in_channels, width),
+                layer1=stage(width, width, blocks=2, stride=1),
+                layer2=stage(width, 2 * width, blocks=2, stride=2),
+                layer3=stage(2 * width, 4 * width, blocks=2, stride=2),
+                layer4=stage(4 * width, 8 * width, blocks=2, stride=2),
+            )
+        )
+        features = 8 * width
+        self.head = nn.Sequential(
+            nn.Linear(features, features), nn.ReLU(inplace=True), nn.Linear(features, num_classes)
+        )
+        if variant == "reference":
+            move_statistics(self.backbone, in_channels, image_size=32)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.backbone(images)  # (N, 8 * width, H / 8, W / 8)
+        return self.head(features.mean(dim=(2, 3)))  # (N, num_classes)

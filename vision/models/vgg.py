@@ -1,0 +1,55 @@
+"""VGG-16 with batch norm: the paper's network for Tiny-ImageNet."""
+
+from torch import Tensor, nn
+from torchvision.models.vgg import cfgs, make_layers
+
+from vision.models.checks import check_choice, check_positive
+from vision.models.resnet18 import VARIANTS, move_statistics
+
+
+class VGG16(nn.Module):
+    """VGG-16-BN (Simonyan and Zisserman, arXiv 1409.1556) with a head of three layers for small images.
+
+    The convolutions are torchvision's, with torch's default initialisation. They halve the image five times:
+    64x64 leave 512 x 2 x 2 features.
+
+    Args:
+        num_classes: number of outputs.
+        in_channels: channels of an image.
+        image_size: height and width of an image in pixels, a multiple of 32.
+        hidden: width of the two hidden layers of the head.
+        variant: `plain`, or `reference`: batch-norm statistics start moved by one zero image.
+
+    Raises:
+        ValueError: if a size is out of range, or `variant` is unknown.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        image_size: int = 64,
+        hidden: int = 1024,
+        variant: str = "plain",
+    ) -> None:
+        super().__init__()
+        check_positive(num_classes=num_classes, in_channels=in_channels, image_size=image_size, hidden=hidden)
+        check_choice("variant", variant, VARIANTS)
+        if image_size % 32:
+            raise ValueError(f"image_size must be a multiple of 32 for VGG-16, got {image_size}")
+        self.backbone = make_layers(cfgs["D"], batch_norm=True)
+        if in_channels != 3:
+            self.backbone[0] = nn.Conv2d(in_channels, 64, 3, padding=1)
+        self.head = nn.Sequential(
+            nn.Linear(512 * (image_size // 32) ** 2, hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, num_classes),
+        )
+        if variant == "reference":
+            move_statistics(self.backbone, in_channels, image_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.backbone(images)  # (N, 512, H / 32, W / 32)
+        return self.head(features.flatten(1))  # (N, num_classes)
