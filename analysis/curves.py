@@ -1,0 +1,83 @@
+"""Many seeds of one method as one curve."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.estimates import band
+from analysis.runs import Group, Run
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Mean and band over seeds; all arrays have shape (n_points,)."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    n: np.ndarray  # seeds that reach this point
+
+
+def curve(group: Group, metric: str, kind: str = "sem", max_points: int = 1000) -> Curve:
+    """The mean of a metric over the seeds of a group, against its horizontal axis.
+
+    Seeds logged at the same points are averaged as they are; others are interpolated, but never beyond their
+    ends nor across a phase boundary. More points than a page can show are thinned out.
+
+    Args:
+        group: the runs.
+        metric: the history key.
+        kind: the band, see `estimates.band`.
+        max_points: points drawn at most.
+    """
+    points = [phase_points(run, metric, group.runs[0].x) for run in group.runs]
+    first = points[0]
+    if all(len(p) == len(first) and np.array_equal(p[:, :2], first[:, :2]) for p in points):
+        grid, values = first[:, :2], np.stack([p[:, 2] for p in points])
+    else:
+        grid = np.unique(np.concatenate([p[:, :2] for p in points]), axis=0)  # sorted by phase, then x
+        values = np.stack([interpolate(grid, p) for p in points])
+    if len(grid) > max_points:
+        keep = np.unique(np.linspace(0, len(grid) - 1, max_points).astype(int))
+        edges = np.flatnonzero(np.diff(grid[:, 0]))  # the last point before, the first after a boundary
+        keep = np.union1d(keep, np.concatenate([edges, edges + 1]))
+        grid, values = grid[keep], values[:, keep]
+    n = np.isfinite(values).sum(0)
+    mean = np.divide(np.nansum(values, 0), n, out=np.full(len(n), np.nan), where=n > 0)
+    low, high = band(values, kind)
+    return Curve(grid[:, 1], mean, low, high, n)
+
+
+def phase_points(run: Run, metric: str, x: str) -> np.ndarray:
+    """Rows (phase, x, value) of a run where the metric was measured, shape (n, 3).
+
+    What was measured right after a method acted stands at the boundary, as the first point of the new phase.
+    """
+    history = run.history
+    phase = history["phase"].to_numpy() if "phase" in history else np.zeros(len(history))
+    out = np.column_stack([phase, history[x].to_numpy(), history[metric].to_numpy()])
+    after = f"boundary/{metric.replace('/', '_')}_after"
+    if after in history:
+        first = np.flatnonzero(history[after].notna() & (np.arange(len(history)) > 0))
+        extra = np.column_stack([phase[first], out[first - 1, 1], history[after].to_numpy()[first]])
+        out = np.insert(out, first, extra, axis=0)
+    return out[np.isfinite(out).all(1)]
+
+
+def interpolate(grid: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Values of one run at the (phase, x) of a grid; NaN outside of what it measured in that phase."""
+    out = np.full(len(grid), np.nan)
+    for phase in np.unique(points[:, 0]):
+        here, ours = grid[:, 0] == phase, points[points[:, 0] == phase]
+        out[here] = np.interp(grid[here, 1], ours[:, 1], ours[:, 2], left=np.nan, right=np.nan)
+    return out
+
+
+def boundaries(runs: list[Run]) -> list[float]:
+    """Where a phase ends, on the horizontal axis: the last point of each phase but the last one."""
+    longest = max(runs, key=lambda run: len(run.history))
+    if "phase" not in longest.history:
+        return []
+    last = longest.history.groupby("phase")[longest.x].max()
+    return [float(value) for value in last.iloc[:-1]]

@@ -1,0 +1,216 @@
+"""Learning curves on axes, and figures on disk."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from analysis import style
+from analysis.curves import Curve, boundaries, curve
+from analysis.runs import METRICS, Group, Setting
+
+FORMATS = ("png", "pdf", "svg")
+GREY = "#777777"
+
+
+def draw(
+    axes: Axes,
+    setting: Setting,
+    palette: style.Palette,
+    band: str = "sem",
+    words: tuple[str, str] | None = None,
+) -> list[tuple[Group, Curve]]:
+    """Draws every method of a setting: mean line, band over seeds, phase boundaries.
+
+    Args:
+        axes: where to.
+        setting: what.
+        palette: colours.
+        band: see `estimates.band`.
+        words: written left and right of the boundary, if there is just one.
+
+    Returns:
+        The groups with their curves, for labels and legends.
+    """
+    drawn = []
+    for group in setting.groups:
+        c = curve(group, setting.metric, band)
+        if not len(c.x):
+            continue
+        look = palette.line(group.method, group.rank)
+        axes.plot(c.x, c.mean, **look)
+        if c.n.max() > 1:
+            axes.fill_between(c.x, c.low, c.high, color=look["color"], alpha=0.16, linewidth=0, zorder=1.5)
+        drawn.append((group, c))
+    mark_boundaries(axes, boundaries([run for group in setting.groups for run in group.runs]), words)
+    limits(axes, drawn)
+    axes.set_xlabel(style.AXES[setting.x])
+    axes.set_ylabel(METRICS[setting.metric][0])
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    if axes.get_xlim()[1] >= 1e4:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return drawn
+
+
+def mark_boundaries(axes: Axes, where: list[float], words: tuple[str, str] | None) -> None:
+    for x in where:
+        axes.axvline(x, color="#A0A0A0", linewidth=0.8, zorder=1)
+    if words and len(where) == 1:
+        for word, side, align in zip(words, (-3, 3), ("right", "left"), strict=True):
+            axes.annotate(
+                word,
+                (where[0], 1),
+                (side, 2),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                ha=align,
+                va="bottom",
+                color=GREY,
+                fontsize=6.5,
+            )
+
+
+def limits(axes: Axes, drawn: Sequence[tuple[Group, Curve]]) -> None:
+    """Limits that show the differences: steep starts of a phase may leave the axes, no end of a line may."""
+    if not drawn:
+        return
+    x = np.concatenate([c.x for _, c in drawn])
+    y = np.concatenate([c.mean[np.isfinite(c.mean)] for _, c in drawn])
+    more_is_better = METRICS[drawn[0][0].runs[0].metric][1]
+    ends = [v for _, c in drawn for v in (c.low[-1], c.high[-1], c.mean[-1]) if np.isfinite(v)]
+    low = min([*ends, np.quantile(y, 0.04) if more_is_better else y.min()])
+    high = max([*ends, y.max() if more_is_better else np.quantile(y, 0.96)])
+    room = 0.04 * (high - low) or 0.01
+    axes.set_ylim(low - room, high + room)
+    axes.set_xlim(0, x.max() or 1)
+
+
+def label_ends(
+    axes: Axes, drawn: Sequence[tuple[Group, Curve]], palette: style.Palette, n: bool = False
+) -> None:
+    """Writes each method's name at the end of its line, pushed apart where lines end close together.
+
+    Args:
+        axes: with its limits set.
+        drawn: what `draw` returned.
+        palette: colours.
+        n: whether to write the number of seeds too.
+    """
+    ends = sorted(((end_of(c), group) for group, c in drawn), key=lambda end: end[0])
+    size = 7
+    height = axes.get_window_extent().height * 72 / axes.figure.dpi  # points
+    low, high = axes.get_ylim()
+    wanted = [(y - low) / (high - low) * height for y, _ in ends]
+    for (y, group), at in zip(ends, spread(wanted, 1.25 * size, height), strict=True):
+        seeds = f" (n={len(group.runs)})" if n else ""
+        text = textwrap.fill(style.name(group.method) + detail(group) + seeds, 34)
+        right = axes.get_xlim()[1]
+        axes.annotate(
+            text,
+            (right, y),
+            (9, at - (y - low) / (high - low) * height),
+            textcoords="offset points",
+            color=palette.colours[group.method],
+            fontsize=size,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": palette.colours[group.method],
+                "lw": 0.5,
+                "shrinkA": 0,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def detail(group: Group) -> str:
+    return f" ({group.detail})" if group.detail else ""
+
+
+def end_of(c: Curve) -> float:
+    return float(c.mean[np.isfinite(c.mean)][-1])
+
+
+def spread(wanted: Sequence[float], gap: float, height: float) -> list[float]:
+    """Sorted positions, moved as little as may be until they are `gap` apart, in [0, height] if they fit."""
+    at: list[float] = []
+    blocks: list[list[float]] = []  # [sum of (wanted - offset), count]: neighbours that touch move as one
+    for i, want in enumerate(wanted):
+        blocks.append([want - i * gap, 1])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
+            total, count = blocks.pop()
+            blocks[-1][0] += total
+            blocks[-1][1] += count
+    for total, count in blocks:
+        at += [total / count + (len(at) + j) * gap for j in range(int(count))]
+    shift = min(0.0, height - at[-1]) if at else 0.0
+    shift = max(shift, -at[0]) if at and shift < 0 else shift
+    return [a + shift for a in at]
+
+
+def seeds_text(groups: Sequence[Group]) -> str:
+    counts = sorted({len(group.runs) for group in groups})
+    n = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"n = {n} seed{'s' if counts[-1] > 1 else ''}"
+
+
+def caption(groups: Sequence[Group], band: str, more: str = "") -> str:
+    """What the lines and bands are, and how many seeds."""
+    many = max(len(group.runs) for group in groups) > 1
+    text = (
+        f"Mean over {seeds_text(groups)}; band: {style.BANDS[band]}."
+        if many
+        else f"{seeds_text(groups)}, no band."
+    )
+    return f"{text} {more}".strip()
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Writes a figure as PNG, PDF and SVG without a date in it, and closes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dateless = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    paths = [path.with_name(f"{path.name}.{suffix}") for suffix in FORMATS]
+    for target, suffix in zip(paths, FORMATS, strict=True):
+        figure.savefig(target, metadata=dateless[suffix])
+    plt.close(figure)
+    return paths
+
+
+def setting_figure(setting: Setting, palette: style.Palette, band: str = "sem") -> Figure:
+    """One setting on its own: a panel with its lines labelled at their ends."""
+    figure, axes = plt.subplots(figsize=(style.COLUMN * 1.25, 2.5))
+    drawn = draw(axes, setting, palette, band, words=("phase 0", "phase 1"))
+    uneven = len({len(group.runs) for group in setting.groups}) > 1
+    figure.canvas.draw()
+    label_ends(axes, drawn, palette, n=uneven)
+    axes.set_title(title(setting), pad=14 if has_boundary(setting) else 6)
+    below = caption(setting.groups, band, "Vertical line: phase boundary." if has_boundary(setting) else "")
+    axes.annotate(
+        textwrap.fill(below, 80),
+        (0, 0),
+        (0, -28),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        va="top",
+        fontsize=6.2,
+        color=GREY,
+    )
+    return figure
+
+
+def has_boundary(setting: Setting) -> bool:
+    return bool(boundaries([run for group in setting.groups for run in group.runs]))
+
+
+def title(setting: Setting) -> str:
+    head = ", ".join(style.name(part) for part in (setting.benchmark, setting.dataset) if part)
+    extra = " · ".join(part for part in (style.name(setting.model), setting.detail) if part)
+    return textwrap.fill(f"{head} · {extra}" if extra else head, 62)

@@ -1,0 +1,255 @@
+"""A run as the analysis sees it, whatever it was read from, and which runs belong together.
+
+Two runs share a *setting* when everything but the method and the seed is the same; within a setting, runs of
+one *variant* (the method with its hyperparameters) differ by their seed alone and are averaged.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+# What a run is judged by: history key -> (axis label, is more better). The first one present decides.
+METRICS = {
+    "test/accuracy": ("Test accuracy", True),
+    "val/loss": ("Validation loss", False),
+    "eval/return": ("Evaluation return", True),
+}
+DOMAINS = {"test/accuracy": "vision", "val/loss": "language", "eval/return": "rl"}
+
+# What says where, how and for whom a run is executed, not what it is.
+NOT_IDENTITY = {
+    "cache", "checkpoint", "deterministic", "device", "hydra", "on_nan", "paths", "progress", "scale",
+    "threads", "tracker",
+}  # fmt: skip
+GROUPS = ("benchmark", "dataset", "env", "model")
+
+
+class BadRun(ValueError):
+    """Something that cannot be used as a run; the message says why, in a few words."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that is not used, and the reason."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"left out {self.name}: {self.reason}"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One training run.
+
+    Args:
+        name: the folder's name, or the id of a wandb run.
+        source: where it was read, for messages.
+        config: the resolved config, nested.
+        history: one row a log step, numbers only; holds `step` and, mostly, `phase` and `epoch`.
+        finished: whether it ended as it should.
+        environment: versions, commit, hardware.
+    """
+
+    name: str
+    source: str
+    config: dict[str, Any]
+    history: pd.DataFrame
+    finished: bool = True
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        return group_name(self.config, "method")
+
+    @property
+    def benchmark(self) -> str:
+        return group_name(self.config, "benchmark")
+
+    @property
+    def dataset(self) -> str:
+        return group_name(self.config, "dataset") or group_name(self.config, "env")
+
+    @property
+    def model(self) -> str:
+        return group_name(self.config, "model")
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @cached_property
+    def metric(self) -> str:
+        return next(key for key in METRICS if key in self.history)
+
+    @property
+    def domain(self) -> str:
+        return DOMAINS[self.metric]
+
+    @cached_property
+    def setting(self) -> str:
+        """Everything but method and seed, as text that is equal when the settings are."""
+        rest = {k: v for k, v in self.config.items() if k not in NOT_IDENTITY | {"method", "seed"}}
+        return json.dumps([self.metric, rest], sort_keys=True, default=str)
+
+    @cached_property
+    def variant(self) -> str:
+        """The method with its hyperparameters, as text that is equal when they are."""
+        return json.dumps(self.config.get("method"), sort_keys=True, default=str)
+
+    @property
+    def x(self) -> str:
+        """The column for the horizontal axis."""
+        return next(key for key in ("epoch", "env_steps", "step") if key in self.history)
+
+    def final(self, metric: str | None = None) -> float:
+        values = self.history[metric or self.metric].dropna()
+        return float(values.iloc[-1]) if len(values) else float("nan")
+
+    def best(self, metric: str | None = None) -> float:
+        metric = metric or self.metric
+        values = self.history[metric]
+        return float(values.max() if METRICS.get(metric, ("", True))[1] else values.min())
+
+
+def group_name(config: dict[str, Any], group: str) -> str:
+    """The name of a config group, written `group: {name: x}` or `group: x`; empty if absent."""
+    value = config.get(group)
+    if isinstance(value, dict):
+        value = value.get("name")
+    return "" if value is None else str(value)
+
+
+def check(run: Run) -> Run:
+    """The run itself.
+
+    Raises:
+        BadRun: it lacks what every run of ours has, or its history is not one.
+    """
+    for key in ("method", "seed"):
+        if key not in run.config:
+            raise BadRun(f"foreign: its config has no `{key}`")
+    if not run.method:
+        raise BadRun("foreign: its config has no `method.name`")
+    try:
+        run.seed  # noqa: B018
+    except (TypeError, ValueError):
+        raise BadRun(f"corrupt: seed={run.config['seed']!r} is not an integer") from None
+    if "step" not in run.history:
+        raise BadRun("foreign: its metrics have no `step`")
+    if not run.history["step"].is_monotonic_increasing or not run.history["step"].is_unique:
+        raise BadRun("corrupt: `step` does not increase from row to row")
+    if not any(key in run.history for key in METRICS):
+        raise BadRun(f"foreign: its metrics have none of {', '.join(METRICS)}")
+    return run
+
+
+def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[Run], list[LeftOut]]:
+    """Drops unfinished runs, and of those that are the same run twice all but the most complete one."""
+    kept: dict[tuple[str, str, int], Run] = {}
+    left_out = []
+    for run in sorted(runs, key=lambda r: (not r.finished, -len(r.history), r.source)):
+        if not run.finished and not include_unfinished:
+            left_out.append(LeftOut(run.source, "unfinished (--include-unfinished takes it in)"))
+            continue
+        first = kept.setdefault((run.setting, run.variant, run.seed), run)
+        if first is not run:
+            left_out.append(LeftOut(run.source, f"duplicate: same config as {first.source}"))
+    return sorted(kept.values(), key=lambda r: r.source), left_out
+
+
+def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a nested config as (dotted name, value)."""
+    if isinstance(config, dict):
+        for key, value in config.items():
+            yield from flatten(value, f"{prefix}{key}.")
+    else:
+        yield prefix.rstrip("."), config
+
+
+def differences(configs: Iterable[Any]) -> list[str]:
+    """For each config what tells it from the others: `lr=0.1, width=8`; empty where it is the only one."""
+    flats = [dict(flatten(config)) for config in configs]
+    keys = dict.fromkeys(key for flat in flats for key in flat)
+    telling = [key for key in keys if len({str(flat.get(key)) for flat in flats}) > 1]
+    return [", ".join(f"{k.split('.')[-1]}={flat[k]}" for k in telling if k in flat) for flat in flats]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one variant of a method in one setting: they differ by seed."""
+
+    method: str
+    detail: str  # what tells this variant from others of the same method; empty when there is one
+    rank: int  # its number among them
+    runs: list[Run]
+
+    @property
+    def label(self) -> str:
+        return f"{self.method} ({self.detail})" if self.detail else self.method
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All runs that may be compared with each other."""
+
+    benchmark: str
+    dataset: str
+    model: str
+    detail: str  # what tells it from settings of the same three names
+    metric: str
+    groups: list[Group]
+
+    @property
+    def domain(self) -> str:
+        return DOMAINS[self.metric]
+
+    @property
+    def x(self) -> str:
+        return self.groups[0].runs[0].x
+
+    @property
+    def name(self) -> str:
+        names = [part for part in (self.benchmark, self.dataset, self.model) if part]
+        return "-".join(names) + (f" ({self.detail})" if self.detail else "")
+
+    def group(self, method: str) -> Group | None:
+        """The only variant of a method, else None: several have no single line to compare with."""
+        found = [group for group in self.groups if group.method == method]
+        return found[0] if len(found) == 1 else None
+
+
+def settings(runs: Iterable[Run]) -> list[Setting]:
+    """Groups runs by setting, then by method variant, in a stable order."""
+    by_setting: dict[str, list[Run]] = {}
+    for run in runs:
+        by_setting.setdefault(run.setting, []).append(run)
+    by_names: dict[tuple[str, str, str], list[list[Run]]] = {}
+    for members in by_setting.values():
+        first = members[0]
+        by_names.setdefault((first.benchmark, first.dataset, first.model), []).append(members)
+    out = []
+    for names, alike in sorted(by_names.items()):
+        alike.sort(key=lambda members: members[0].setting)
+        details = differences(json.loads(members[0].setting)[1] for members in alike)
+        for members, detail in zip(alike, details, strict=True):
+            out.append(Setting(*names, detail, members[0].metric, method_groups(members)))
+    return out
+
+
+def method_groups(runs: Iterable[Run]) -> list[Group]:
+    """The variants of each method among the runs of one setting."""
+    by_method: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        by_method.setdefault(run.method, {}).setdefault(run.variant, []).append(run)
+    out = []
+    for method, variants in sorted(by_method.items()):
+        details = differences(json.loads(variant) for variant in sorted(variants))
+        for rank, (variant, detail) in enumerate(zip(sorted(variants), details, strict=True)):
+            out.append(Group(method, detail, rank, sorted(variants[variant], key=lambda run: run.seed)))
+    return out

@@ -1,0 +1,105 @@
+"""The program, end to end, on folders of every kind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis import make_figures
+from tests.analysis.synthetic import write_run, write_sweep
+
+ROOT = Path(__file__).parents[2]
+BASE = "warm_start-digits-resnet_small"
+
+
+def test_draws_each_format_and_prints_what_it_found(tmp_path, capsys):
+    write_sweep(tmp_path / "runs")
+    assert make_figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "figures")]) == 0
+    out = capsys.readouterr().out
+    heads = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+    for suffix, head in heads.items():
+        file = tmp_path / "figures" / f"{BASE}.{suffix}"
+        assert file.read_bytes().startswith(head)
+        assert str(file) in out
+    # The generator ends fire at .870, .871, .872 and base at .800, .801, .802; t(2, .975) = 4.3027.
+    fire = next(line for line in out.splitlines() if line.startswith("FIRE"))
+    assert "0.8710 [0.8685, 0.8735]" in fire
+    assert "+0.0700 [0.0700, 0.0700] (n=3)" in fire
+
+
+@pytest.mark.parametrize("runs", ["absent", "empty"])
+def test_no_runs_is_one_line_and_an_error(tmp_path, capsys, runs):
+    (tmp_path / "empty").mkdir()
+    assert make_figures.main(["--runs", str(tmp_path / runs), "--out", str(tmp_path / "figures")]) != 0
+    captured = capsys.readouterr()
+    assert len((captured.out + captured.err).splitlines()) == 1
+    assert not (tmp_path / "figures").exists()
+
+
+def spoil(root: Path) -> dict[str, str]:
+    """Folders that must not be used, and a word of the reason for each."""
+    write_run(root, "fire", 10, done=False, name="unfinished")
+    write_run(root, "fire", 1, name="zz_again")
+    (root / "vision" / "empty").mkdir()
+    (root / "vision" / "foreign").mkdir()
+    (root / "vision" / "foreign" / "notes.txt").write_text("x")
+    half = write_run(root, "fire", 11, name="torn")
+    (half / "metrics.jsonl").write_text('{"step": 1, "test/accuracy": 0.5}\n{"step": 2, "te')
+    (write_run(root, "fire", 12, name="rowless") / "metrics.jsonl").write_text("")
+    (write_run(root, "fire", 13, name="configless") / "config.yaml").unlink()
+    (write_run(root, "fire", 14, name="yamlless") / "config.yaml").write_text("a: [")
+    (write_run(root, "fire", 15, name="methodless") / "config.yaml").write_text("seed: 1\n")
+    write_run(root, "fire", 16, name="unordered", rows_=[{"step": s, "test/accuracy": 0.5} for s in (2, 1)])
+    write_run(root, "fire", 17, name="other", rows_=[{"step": 1, "perplexity": 0.5}], metric="perplexity")
+    return {
+        "unfinished": "unfinished",
+        "zz_again": "duplicate",
+        "empty": "empty",
+        "foreign": "foreign",
+        "torn": "line 2",
+        "rowless": "empty",
+        "configless": "config.yaml",
+        "yamlless": "YAML",
+        "methodless": "foreign",
+        "unordered": "step",
+        "other": "foreign",
+    }
+
+
+def test_bad_folders_are_named_once_and_left_out(tmp_path, capsys):
+    runs, out = tmp_path / "runs", tmp_path / "figures"
+    write_sweep(runs)
+    make_figures.main(["--runs", str(runs), "--out", str(out)])
+    clean = capsys.readouterr().out
+    reasons = spoil(runs)
+    for attempt in ("parsed", "from the cache"):
+        assert make_figures.main(["--runs", str(runs), "--out", str(out)]) == 0, attempt
+        lines = capsys.readouterr().out.splitlines()
+        named = [line for line in lines if line.startswith("left out")]
+        assert len(named) == len(reasons)
+        for name, word in reasons.items():
+            (line,) = [line for line in named if Path(line.split(":")[0]).name == name]
+            assert word in line.split(":", 1)[1]
+        assert [line for line in lines if not line.startswith("left out")] == clean.splitlines()
+
+
+def test_unfinished_runs_are_taken_in_on_request(tmp_path, capsys):
+    folder = write_run(tmp_path, "fire", 0, done=False)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 100')  # a row that is being written
+    assert make_figures.main(["--runs", str(tmp_path), "--out", str(tmp_path / "f")]) != 0
+    assert (
+        make_figures.main(["--runs", str(tmp_path), "--out", str(tmp_path / "f"), "--include-unfinished"])
+        == 0
+    )
+    assert "0.8700" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", [["analysis/make_figures.py"], ["-m", "analysis.make_figures"]])
+def test_runs_as_a_script_and_as_a_module(how):
+    done = subprocess.run(
+        [sys.executable, *how, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--runs" in done.stdout
