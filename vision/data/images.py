@@ -1,0 +1,103 @@
+"""A data set as whole tensors: decoded once, kept in memory, on the device when it fits."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Training and test images as they are stored, and what normalises them.
+
+    Attributes:
+        train_images: uint8 (N, C, H, W).
+        train_labels: int64 (N,).
+        test_images: uint8 (M, C, H, W).
+        test_labels: int64 (M,).
+        num_classes: labels are in [0, num_classes).
+        mean: float32 (C, 1, 1), of the training images, in the units of the stored pixels.
+        std: float32 (C, 1, 1), likewise.
+        test_mean: what the test images are centred by; `mean` unless a preset says otherwise.
+        test_std: what the test images are divided by; `std` unless a preset says otherwise.
+    """
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    num_classes: int
+    mean: Tensor
+    std: Tensor
+    test_mean: Tensor
+    test_std: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        train: tuple[Tensor, Tensor],
+        test: tuple[Tensor, Tensor],
+        num_classes: int,
+        test_statistics: str = "train",
+    ) -> "ImageData":
+        """From images and labels of both splits.
+
+        Args:
+            train: uint8 images (N, C, H, W) and integer labels (N,).
+            test: the same for the test split.
+            num_classes: labels are in [0, num_classes).
+            test_statistics: `train`, or `test`: test images are normalised by their own mean and deviation.
+
+        Raises:
+            ValueError: if `test_statistics` is unknown.
+        """
+        if test_statistics not in ("train", "test"):
+            raise ValueError(f"test_statistics must be one of train, test, got {test_statistics!r}")
+        mean, std = channel_statistics(train[0])
+        test_mean, test_std = (mean, std) if test_statistics == "train" else channel_statistics(test[0])
+        return cls(
+            train[0], train[1].long(), test[0], test[1].long(), num_classes, mean, std, test_mean, test_std
+        )
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of an image."""
+        return self.train_images.shape[1]
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of an image in pixels."""
+        return self.train_images.shape[2]
+
+    def normalise_train(self, images: Tensor) -> Tensor:
+        """Stored training images (n, C, H, W) as float32, centred and scaled on the device where they are."""
+        return (images.float() - self.mean) / self.std
+
+    def normalise_test(self, images: Tensor) -> Tensor:
+        """Stored test images (n, C, H, W) as float32, centred and scaled on the device where they are."""
+        return (images.float() - self.test_mean) / self.test_std
+
+    def to(self, device: torch.device | str) -> "ImageData":
+        """The same data set on `device`."""
+        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
+
+def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of every channel over all pixels of all images.
+
+    Args:
+        images: uint8 (N, C, H, W).
+
+    Returns:
+        Two float32 tensors (C, 1, 1). A constant channel gets the deviation 1, so that it becomes 0.
+    """
+    counts = torch.stack(  # exact: a histogram of the 256 values for each channel
+        [torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])]
+    ).double()  # (C, 256)
+    values = torch.arange(256, dtype=torch.float64)
+    total = counts.sum(dim=1)
+    mean = counts @ values / total
+    variance = (counts * (values - mean[:, None]) ** 2).sum(dim=1) / total
+    std = torch.where(variance > 0, variance.sqrt(), 1.0)
+    return mean.float()[:, None, None], std.float()[:, None, None]

@@ -1,0 +1,123 @@
+"""Which samples a phase trains on and is tested on: pure functions of sizes, labels and a seed.
+
+They draw from a local generator of NumPy's legacy kind (MT19937), whose stream NumPy promises not to change,
+in the order of the reference code: training permutation, test permutation, class permutation.
+"""
+
+import numpy as np
+from numpy.random import RandomState
+
+Split = tuple[np.ndarray, np.ndarray]  # indices into the training set, indices into the test set
+
+ACCESS = ("full", "limited")
+
+
+def warm_start_phases(n_train: int, n_test: int, ratio: int, seed: int) -> list[Split]:
+    """Two phases: a random part of the training set, then all of it; both tested on the whole test set.
+
+    Args:
+        n_train: training samples.
+        n_test: test samples.
+        ratio: per cent of the training set in the first phase, which has n_train // (100 // ratio) samples.
+        seed: of the permutation.
+
+    Returns:
+        Train and test indices of the two phases.
+
+    Raises:
+        ValueError: if `ratio` is out of range or leaves the first phase without samples.
+    """
+    if not 1 <= ratio <= 100:
+        raise ValueError(f"ratio must be in [1, 100] per cent, got {ratio}")
+    first = n_train // (100 // ratio)
+    if first < 1:
+        raise ValueError(f"ratio={ratio} leaves no samples of {n_train} for the first phase")
+    order = RandomState(seed).permutation(n_train)
+    test = np.arange(n_test)
+    return [(order[:first], test), (order, test)]
+
+
+def sample_phases(n_train: int, n_test: int, chunks: int, seed: int, access: str = "full") -> list[Split]:
+    """The training set in equal chunks of a permutation; a remainder of n_train mod chunks is never used.
+
+    Args:
+        n_train: training samples.
+        n_test: test samples.
+        chunks: number of phases.
+        seed: of the permutations.
+        access: `full`: a phase has its chunk and all before it; `limited`: its chunk alone.
+
+    Returns:
+        Train and test indices of each phase; the test indices are the same permutation every time.
+
+    Raises:
+        ValueError: if `chunks` or `access` is out of range.
+    """
+    check_access(access)
+    if not 1 <= chunks <= n_train:
+        raise ValueError(f"chunks must be in [1, {n_train}], the number of samples, got {chunks}")
+    generator = RandomState(seed)
+    order, test = generator.permutation(n_train), generator.permutation(n_test)
+    size = n_train // chunks
+    return [(order[0 if access == "full" else i * size : (i + 1) * size], test) for i in range(chunks)]
+
+
+def class_phases(
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    chunks: int,
+    seed: int,
+    access: str = "full",
+    num_classes: int | None = None,
+) -> list[Split]:
+    """All samples of equal groups of permuted classes; tested on the same classes.
+
+    Args:
+        train_labels: integer labels (n_train,).
+        test_labels: integer labels (n_test,).
+        chunks: number of phases; each brings num_classes // chunks new classes, a remainder is never used.
+        seed: of the class order.
+        access: `full`: a phase has its classes and all before them; `limited`: its classes alone.
+        num_classes: labels are in [0, num_classes); None: one more than the largest training label.
+
+    Returns:
+        Train and test indices of each phase, ascending.
+
+    Raises:
+        ValueError: if `chunks` or `access` is out of range.
+    """
+    check_access(access)
+    if num_classes is None:
+        num_classes = int(train_labels.max()) + 1
+    if not 1 <= chunks <= num_classes:
+        raise ValueError(f"chunks must be in [1, {num_classes}], the number of classes, got {chunks}")
+    generator = RandomState(seed)
+    generator.permutation(len(train_labels))  # drawn before the classes in the reference code
+    generator.permutation(len(test_labels))
+    order = generator.permutation(num_classes)
+    size = num_classes // chunks
+    phases = []
+    for i in range(chunks):
+        classes = order[0 if access == "full" else i * size : (i + 1) * size]
+        phases.append(
+            tuple(np.flatnonzero(np.isin(labels, classes)) for labels in (train_labels, test_labels))
+        )
+    return phases
+
+
+def chunk_ids(phases: list[Split], n_train: int) -> np.ndarray:
+    """The first phase that contains each training sample.
+
+    Returns:
+        int64 (n_train,); -1 for samples that no phase contains.
+    """
+    ids = np.full(n_train, -1)
+    for i, (train, _) in reversed(list(enumerate(phases))):
+        ids[train] = i
+    return ids
+
+
+def check_access(access: str) -> None:
+    """Refuse an unknown kind of access."""
+    if access not in ACCESS:
+        raise ValueError(f"access must be one of {', '.join(ACCESS)}, got {access!r}")
