@@ -35,7 +35,7 @@ def rng_state() -> dict[str, Any]:
     kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
     state: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": (kind, keys.tolist(), int(position), int(has_gauss), float(cached)),  # type: ignore[union-attr]
+        "numpy": (kind, keys.tolist(), int(position), int(has_gauss), float(cached)),  # type: ignore[attr-defined]
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():

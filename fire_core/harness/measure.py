@@ -1,0 +1,68 @@
+"""What a boundary did to a network, and what it cost."""
+
+import time
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fire_core.layout import resolve
+from fire_core.methods import Net
+from fire_core.metrics import dfi, sfe
+
+
+@torch.no_grad()
+def total_dfi(net: Net) -> float:
+    """Deviation from isometry summed over all weight matrices, each divided by its FIRE scale first.
+
+    A matrix W counts ||W^T W / s^2 - I||_F^2 with s = sqrt(d_out/d_in) / (k_h k_w): 0 for what an exact projection leaves.
+    Counted over the layout `all` whatever the method touches, so that methods can be compared.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for module in net.modules.values():
+        for entry in resolve(module, "all"):
+            if entry.action == "project":
+                d_out, d_in = entry.shape
+                scale = (d_out / d_in) ** 0.5 / entry.positions
+                total += dfi(entry.view(entry.parameter.detach()) / scale).double().sum().cpu()
+    return total.item()
+
+
+@torch.no_grad()
+def total_sfe(net: Net, before: dict[str, dict[str, Tensor]]) -> float:
+    """Squared Frobenius error summed over the same matrices, against the weights `before` (state dicts by module)."""
+    total = torch.zeros((), dtype=torch.float64)
+    for name, module in net.modules.items():
+        for entry in resolve(module, "all"):
+            if entry.action == "project":
+                old = entry.view(before[name][entry.name])
+                total += sfe(entry.view(entry.parameter.detach()), old).double().sum().cpu()
+    return total.item()
+
+
+class Stopwatch:
+    """Seconds and, on a GPU, additional peak memory of a block of code.
+
+    Attributes:
+        seconds: wall-clock time, the device's work included.
+        peak_bytes: GPU memory beyond what was allocated before; 0 on a CPU, where torch does not tell.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device if device.type == "cuda" else None
+        self.seconds = 0.0
+        self.peak_bytes = 0
+
+    def __enter__(self) -> Self:
+        if self.cuda is not None:
+            torch.cuda.synchronize(self.cuda)
+            torch.cuda.reset_peak_memory_stats(self.cuda)
+            self._allocated = torch.cuda.memory_allocated(self.cuda)
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.cuda is not None:
+            torch.cuda.synchronize(self.cuda)
+            self.peak_bytes = torch.cuda.max_memory_allocated(self.cuda) - self._allocated
+        self.seconds = time.perf_counter() - self._start

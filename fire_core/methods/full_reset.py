@@ -1,0 +1,13 @@
+"""Start every phase from the initial weights: full plasticity, nothing kept but the data."""
+
+from fire_core.methods.protocol import Context, Method, Net
+
+
+class FullReset(Method):
+    """Weights and buffers (batch-norm statistics too) back to those at the start of the run."""
+
+    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
+        for name, module in net.modules.items():
+            module.load_state_dict(net.init[name])  # copies in place: ties and optimizer references stay
+        context.forget(net.parameters())
+        return {}

@@ -1,0 +1,95 @@
+"""What a method sees of a trainer, and when it is asked to act."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Net:
+    """The networks of a run.
+
+    Attributes:
+        modules: what is trained, by name (`{"model": ...}`; `{"actor": ..., "critic": ...}`).
+        init: for each module its `state_dict` (parameters and buffers) at the start of the run.
+        layout: which weights a projection touches, by name (see `fire_core.layout`).
+    """
+
+    modules: dict[str, nn.Module]
+    init: dict[str, dict[str, Tensor]]
+    layout: str = "all"
+
+    @classmethod
+    def of(cls, modules: dict[str, nn.Module], layout: str = "all") -> "Net":
+        """Networks as they are now, with copies of their weights as the initial ones."""
+        init = {
+            name: {key: value.detach().clone() for key, value in module.state_dict().items()}
+            for name, module in modules.items()
+        }
+        return cls(modules, init, layout)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Every parameter of every module, shared ones once."""
+        seen: set[nn.Parameter] = set()
+        for module in self.modules.values():
+            for parameter in module.parameters():
+                if parameter not in seen:
+                    seen.add(parameter)
+                    yield parameter
+
+
+@dataclass
+class Context:
+    """The moment at which a method acts.
+
+    Attributes:
+        phase: the phase about to begin (at a boundary) or running, from 0.
+        step: optimizer steps since the start of the run.
+        generator: CPU generator for the method's own draws, seeded by run, purpose and phase.
+        batches: the next phase's training batches `(inputs, targets)`, one pass.
+        loss: mean loss of the task for a batch.
+        forget: drops the optimizer's state of the given parameters.
+    """
+
+    phase: int
+    step: int
+    generator: torch.Generator
+    batches: Callable[[], Iterator[tuple[Tensor, Tensor]]] | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    forget: Callable[[Iterable[nn.Parameter]], None] = field(default=lambda parameters: None)
+
+
+class Method:
+    """Base class and the method `base`: every hook does nothing.
+
+    Attributes:
+        acts_within_phases: whether `penalty` or `after_step` does something; such a method may shape a first phase
+            in which it is active, which is then not shared with other methods.
+    """
+
+    acts_within_phases = False
+
+    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
+        """Act between two phases, in place.
+
+        Returns:
+            Numbers for the log, by name without prefix.
+        """
+        return {}
+
+    def penalty(self, net: Net) -> Tensor | None:
+        """A term to add to the loss of the current step."""
+        return None
+
+    def after_step(self, net: Net, context: Context) -> None:
+        """Act after an optimizer step, in place."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume needs: nested dicts and lists of tensors, numbers and strings."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""

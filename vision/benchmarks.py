@@ -1,0 +1,100 @@
+"""A benchmark turns a data set into a stream of phases (PAPER: figure 2, rows a to c)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fire_core.harness.errors import ConfigError
+from vision.data.splits import class_phases, sample_phases, warm_start_phases
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What is trained on and tested on, and for how long.
+
+    Attributes:
+        train: indices into the training set.
+        test: indices into the test set.
+        epochs: displayed epochs, each ended by an evaluation.
+        passes_per_epoch: passes over `train` that make one displayed epoch.
+    """
+
+    train: np.ndarray
+    test: np.ndarray
+    epochs: int
+    passes_per_epoch: int = 1
+
+    def steps_per_pass(self, batch_size: int) -> int:
+        """Optimizer steps of one pass; the last batch may be smaller."""
+        return -(-len(self.train) // batch_size)
+
+    def steps(self, batch_size: int) -> int:
+        """Optimizer steps of the whole phase."""
+        return self.epochs * self.passes_per_epoch * self.steps_per_pass(batch_size)
+
+
+class WarmStart:
+    """Phase 0 on a random `ratio` per cent of the data, phase 1 on all; both tested on the whole test set.
+
+    Phase 0 makes 100 // ratio as many passes, so that both phases take as many optimizer steps. Methods that act within
+    phases are off in phase 0 (as in the paper).
+
+    Args:
+        ratio: per cent of the training set in phase 0.
+    """
+
+    methods_from_phase = 1
+
+    def __init__(self, ratio: int = 10) -> None:
+        if not 1 <= ratio <= 100:
+            raise ConfigError(f"benchmark.ratio must be in [1, 100] per cent, got {ratio}")
+        self.ratio = ratio
+
+    def phases(self, train_labels: np.ndarray, test_labels: np.ndarray, epochs: int, seed: int) -> list[Phase]:
+        """Two phases."""
+        splits = warm_start_phases(len(train_labels), len(test_labels), self.ratio, seed)
+        passes = (100 // self.ratio, 1)
+        return [Phase(train, test, epochs, n) for (train, test), n in zip(splits, passes, strict=True)]
+
+
+class Continual:
+    """Phase i on the first (i+1)/chunks of a fixed permutation of the data; tested on the whole test set.
+
+    Args:
+        chunks: number of phases.
+    """
+
+    methods_from_phase = 0
+
+    def __init__(self, chunks: int = 10) -> None:
+        if chunks < 1:
+            raise ConfigError(f"benchmark.chunks must be >= 1, got {chunks}")
+        self.chunks = chunks
+
+    def phases(self, train_labels: np.ndarray, test_labels: np.ndarray, epochs: int, seed: int) -> list[Phase]:
+        """`chunks` phases of growing data."""
+        splits = sample_phases(len(train_labels), len(test_labels), self.chunks, seed)
+        return [Phase(train, test, epochs) for train, test in splits]
+
+
+class ClassIncremental:
+    """Phase i on all samples of the first (i+1)/chunks of the permuted classes; tested on the classes seen.
+
+    Args:
+        chunks: number of phases; at most the number of classes.
+    """
+
+    methods_from_phase = 0
+
+    def __init__(self, chunks: int = 20) -> None:
+        if chunks < 1:
+            raise ConfigError(f"benchmark.chunks must be >= 1, got {chunks}")
+        self.chunks = chunks
+
+    def phases(self, train_labels: np.ndarray, test_labels: np.ndarray, epochs: int, seed: int) -> list[Phase]:
+        """`chunks` phases of growing classes."""
+        classes = int(train_labels.max()) + 1
+        if self.chunks > classes:
+            raise ConfigError(f"benchmark.chunks={self.chunks} is more than the {classes} classes of the data set")
+        splits = class_phases(train_labels, test_labels, self.chunks, seed)
+        return [Phase(train, test, epochs) for train, test in splits]

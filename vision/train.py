@@ -1,0 +1,441 @@
+"""Continual vision (the paper's figure 2): `python -m vision.train method=base,fire -m`.
+
+A stream of phases; a method acts at each boundary between two, and may act within them. Read from `main` down.
+"""
+
+import functools
+import inspect
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+import torch.nn.functional as F
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from fire_core.harness import seeding
+from fire_core.harness.build import build
+from fire_core.harness.cli import run_program
+from fire_core.harness.config import Trunk, check_name, digest, identity, resolve_device
+from fire_core.harness.errors import ConfigError, TrainingError
+from fire_core.harness.first_phase import shared_first_phase
+from fire_core.harness.measure import Stopwatch, total_dfi, total_sfe
+from fire_core.harness.run import Run
+from fire_core.harness.signals import Preemption
+from fire_core.methods import Context, Method, Net
+from fire_core.optimizer import reset_optimizer_state
+from vision.benchmarks import Phase
+from vision.data import ImageData
+from vision.schedule import warmup
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class VisionConfig(Trunk):
+    """Options of `vision.train`; `conf/vision.yaml` fills them in."""
+
+    program: str = "vision"
+    method: Any = MISSING
+    dataset: Any = MISSING
+    model: Any = MISSING
+    benchmark: Any = MISSING
+    optimizer: Any = MISSING
+    epochs: int = MISSING  # displayed epochs of a phase
+    lr: float = 1e-3
+    batch_size: int = 256
+    eval_batch_size: int = 2048
+    grad_clip: float | None = 0.5
+    warmup: float = 0.1  # fraction of each phase
+    precision: str = "float32"  # float32, bfloat16 (autocast)
+
+
+ConfigStore.instance().store(name="vision_schema", node=VisionConfig)
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="vision")
+def main(config: DictConfig) -> None:
+    """Train one configuration, unless that is already done; go on where it was interrupted."""
+    task = Task.from_config(config)
+    whole = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(whole, dict)
+    options: dict[str, Any] = {str(key): value for key, value in whole.items()}
+    what = identity(options)
+    name = "-".join(check_name(option, str(options[option]["name"])) for option in ("benchmark", "dataset", "method"))
+    folder = Path(config.paths.runs) / "vision" / f"{name}-s{config.seed}-{digest(what)}"
+    yaml = OmegaConf.to_yaml(config, resolve=True)
+    every, keep = config.checkpoint.every_seconds, config.checkpoint.keep
+
+    tracker = build("tracker", config.tracker)
+    with Run(folder, what, yaml, tracker, every, keep) as run:
+        if (summary := run.done) is not None:
+            log.info("%s is done: test accuracy %.4f", folder, summary["test/accuracy"])
+            return
+        state = run.resume(task.device)
+        if state is not None:
+            log.info("%s goes on from step %d", folder, state["step"])
+        elif config.cache.enabled and len(task.phases) > 1 and not task.method_acts_in(0):
+            shape = {key: value for key, value in what.items() if key != "method"}
+            cache, label = Path(config.cache.dir), f"vision-{name.rsplit('-', 1)[0]}-s{config.seed}"
+            state, rows = shared_first_phase(
+                cache,
+                label,
+                shape,
+                yaml,
+                lambda e: train(task, e, e.resume(task.device), 1),
+                task.device,
+                every,
+            )
+            state["method"] = None
+            run.append_rows(rows)
+        run.finish(train(task, run, state=state))
+        log.info("%s: test accuracy %.4f", folder, (run.done or {})["test/accuracy"])
+
+
+@dataclass
+class Task:
+    """What is fixed before the first step: data on the device, phases, options. Everything else is a `Learner`."""
+
+    config: DictConfig
+    device: torch.device
+    data: ImageData
+    phases: list[Phase]
+    methods_from_phase: int  # the first phase within which methods act
+    method_acts_within: bool
+
+    @classmethod
+    def from_config(cls, config: DictConfig) -> "Task":
+        """Check the options and load the data; nothing is written.
+
+        Raises:
+            ConfigError: an option is out of its range, or the data are not there.
+        """
+        for option in ("epochs", "batch_size", "eval_batch_size"):
+            if config[option] < 1:
+                raise ConfigError(f"{option} must be at least 1, got {config[option]}")
+        if config.lr <= 0 or (config.grad_clip is not None and config.grad_clip <= 0):
+            raise ConfigError(f"lr and grad_clip must be positive, got {config.lr} and {config.grad_clip}")
+        if not 0 <= config.warmup <= 1:
+            raise ConfigError(f"warmup is a fraction of a phase in [0, 1], got {config.warmup}")
+        if config.precision not in ("float32", "bfloat16"):
+            raise ConfigError(f"precision={config.precision} is unknown; accepted: float32, bfloat16")
+        if config.on_nan not in ("stop", "skip"):
+            raise ConfigError(f"on_nan={config.on_nan} is unknown; accepted: stop, skip")
+        device = resolve_device(config.device)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        torch.use_deterministic_algorithms(
+            device.type == "cpu" if config.deterministic is None else config.deterministic
+        )
+        data = build("dataset", config.dataset)
+        benchmark = build("benchmark", config.benchmark)
+        phases = benchmark.phases(
+            data.train_labels.numpy(), data.test_labels.numpy(), epochs=config.epochs, seed=config.seed
+        )
+        method = build("method", config.method)
+        task = cls(config, device, data.to(device), phases, benchmark.methods_from_phase, method.acts_within_phases)
+        build_model(config, data)  # wrong options show before anything is written
+        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])
+        return task
+
+    def method_acts_in(self, phase: int) -> bool:
+        """Whether the method shapes what happens within `phase`."""
+        return self.method_acts_within and phase >= self.methods_from_phase
+
+    def autocast(self) -> torch.autocast:
+        """bfloat16 where it is asked for."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+
+
+@dataclass
+class Learner:
+    """All that changes while training, which is all that a checkpoint holds."""
+
+    net: Net
+    method: Method
+    phase: int = 0
+    phase_step: int = 0  # optimizer steps made in this phase
+    step: int = 0  # optimizer steps made in the run
+    seconds: float = 0.0  # of training, over all processes that worked on the run
+    optimizer: torch.optim.Optimizer | None = None
+    loss_sum: Tensor = field(init=False)  # of the samples since the last row, as the next two
+    correct: Tensor = field(init=False)
+    seen: int = field(init=False)
+    boundary: dict[str, float] = field(default_factory=dict)  # rides on the first row of the phase
+    row: dict[str, Any] = field(default_factory=dict)  # the last one logged
+
+    PLAIN = ("phase", "phase_step", "step", "seconds", "loss_sum", "correct", "seen", "boundary", "row")
+
+    @classmethod
+    def new(cls, task: "Task") -> "Learner":
+        """The network at its initial weights and the method, before the first step."""
+        seeding.seed_everything(seeding.derive(task.config.seed, "init"))
+        model = build_model(task.config, task.data).to(task.device)
+        net = Net.of({"model": model}, task.config.model.get("layout", "all"))
+        learner = cls(net, build("method", task.config.method))
+        learner.clear_sums()
+        return learner
+
+    def clear_sums(self) -> None:
+        """Start counting for the next row."""
+        device = next(self.model.parameters()).device
+        self.loss_sum, self.correct, self.seen = (
+            torch.zeros((), device=device),
+            torch.zeros((), device=device),
+            0,
+        )
+
+    @property
+    def model(self) -> nn.Module:
+        """The network."""
+        return self.net.modules["model"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """For `Run.checkpoint`."""
+        assert self.optimizer is not None
+        return {
+            "model": self.model.state_dict(),
+            "init": self.net.init["model"],
+            "method": self.method.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": seeding.rng_state(),
+            **{key: getattr(self, key) for key in self.PLAIN},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`'s state; the optimizer must be built."""
+        assert self.optimizer is not None
+        self.model.load_state_dict(state["model"])
+        self.net.init["model"] = state["init"]
+        if state["method"] is not None:  # None: from a first phase that another method's run may have trained
+            self.method.load_state_dict(state["method"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        seeding.set_rng_state(state["rng"])
+        for key in self.PLAIN:
+            setattr(self, key, state[key])
+
+
+def build_model(config: DictConfig, data: ImageData) -> nn.Module:
+    """The network of `model=`, for the data's classes and image shape."""
+    also = {"num_classes": data.num_classes, "in_channels": data.in_channels, "image_size": data.image_size}
+    accepted = inspect.signature(hydra.utils.get_object(config.model._target_)).parameters
+    options = {key: config.model[key] for key in config.model if key != "layout"}
+    model: nn.Module = build("model", options, **{key: also[key] for key in also if key in accepted})
+    return model
+
+
+def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
+    """Train from `state` (None: from the start) up to phase `stop` (None: to the end).
+
+    Returns:
+        The run's summary.
+    """
+    config = task.config
+    learner = Learner.new(task)
+    if state is not None:
+        learner.optimizer = build("optimizer", config.optimizer, params=learner.model.parameters())
+        learner.load_state_dict(state)
+    began = time.monotonic() - learner.seconds
+
+    with Preemption() as preemption, progress_bar(task, learner) as bar:
+        for index, phase in enumerate(task.phases[:stop]):
+            if index < learner.phase:
+                continue
+            if index > learner.phase or learner.optimizer is None:
+                begin_phase(task, learner, index)
+            acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
+            steps_per_epoch = phase.passes_per_epoch * phase.steps_per_pass(config.batch_size)
+            for images, labels in batches(task, index, start=learner.phase_step):
+                set_learning_rate(learner, warmup(learner.phase_step, steps, config.warmup))
+                train_step(task, learner, images, labels, acts)
+                learner.phase_step += 1
+                learner.step += 1
+                bar.update()
+
+                if learner.phase_step % steps_per_epoch == 0:
+                    learner.seconds = time.monotonic() - began
+                    learner.row = make_row(task, learner, phase, learner.phase_step // steps_per_epoch)
+                    run.log(learner.row)
+                    show(bar, learner.row)
+                ended = learner.phase_step == steps
+                if ended or run.checkpoint_due or preemption.received:
+                    learner.seconds = time.monotonic() - began
+                    check_finite(learner, learner.loss_sum)
+                    run.checkpoint(learner.step, learner.state_dict())
+                if preemption.received:
+                    log.warning("%s: stopped by %s at step %d", run.folder, preemption.received.name, learner.step)
+                    preemption.leave()
+    final = {key: learner.row[key] for key in ("train/loss", "train/accuracy", "test/accuracy")}
+    return {**final, "steps": learner.step, "seconds": learner.seconds}
+
+
+def begin_phase(task: Task, learner: Learner, index: int) -> None:
+    """Let the method act at the boundary before phase `index`, measure what it did, and start a new optimizer."""
+    config = task.config
+    seeding.seed_everything(seeding.derive(config.seed, "phase", index))
+    learner.phase, learner.phase_step = index, 0
+    if index > 0:
+        before = {
+            "dfi_before": total_dfi(learner.net),
+            "test_accuracy_before": evaluate(task, learner, index),
+        }
+        old = {key: value.clone() for key, value in learner.model.state_dict().items()}
+        context = make_context(task, learner)
+        with Stopwatch(task.device) as watch:
+            numbers = learner.method.at_boundary(learner.net, context)
+        after = {"dfi_after": total_dfi(learner.net), "test_accuracy_after": evaluate(task, learner, index)}
+        numbers |= before | after | {"sfe": total_sfe(learner.net, {"model": old})}
+        learner.boundary = {f"boundary/{key}": value for key, value in numbers.items()}
+        learner.boundary |= {"method/seconds": watch.seconds, "method/peak_bytes": watch.peak_bytes}
+    learner.optimizer = build("optimizer", config.optimizer, params=learner.model.parameters())
+    learner.clear_sums()
+
+
+def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, acts: bool) -> None:
+    """One optimizer step; `acts`: with the method's penalty and its hook after the step."""
+    config, optimizer = task.config, learner.optimizer
+    assert optimizer is not None
+    with task.autocast():
+        logits = learner.model(images)
+        loss = F.cross_entropy(logits, labels)
+    total = loss
+    if acts and (penalty := learner.method.penalty(learner.net)) is not None:
+        total = loss + penalty
+    if task.device.type == "cpu" or config.on_nan == "skip":  # on a GPU, looking at each loss would make it wait
+        if config.on_nan == "skip" and not torch.isfinite(total):
+            return
+        check_finite(learner, total)
+    optimizer.zero_grad(set_to_none=True)
+    total.backward()
+    if config.grad_clip is not None:
+        nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip)
+    optimizer.step()
+    if acts:
+        learner.method.after_step(learner.net, make_context(task, learner))
+    with torch.no_grad():
+        learner.loss_sum += loss.detach() * len(labels)
+        learner.correct += (logits.argmax(1) == labels).sum()
+        learner.seen += len(labels)
+
+
+def batches(task: Task, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """The phase's remaining batches from step `start` on: each pass is a permutation of its own seed."""
+    phase, size = task.phases[index], task.config.batch_size
+    per_pass = phase.steps_per_pass(size)
+    samples = torch.from_numpy(phase.train)
+    order = samples
+    for step in range(start, phase.steps(size)):
+        number, batch = divmod(step, per_pass)
+        if batch == 0 or step == start:
+            generator = seeding.generator(task.config.seed, "order", index, number)
+            order = samples[torch.randperm(len(samples), generator=generator)].to(task.device)
+        pick = order[batch * size : (batch + 1) * size]
+        yield task.data.normalise_train(task.data.train_images[pick]), task.data.train_labels[pick]
+
+
+def one_pass(task: Task, index: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of the phase's first pass, for methods that look at the data before it."""
+    return itertools.islice(batches(task, index), task.phases[index].steps_per_pass(task.config.batch_size))
+
+
+@torch.inference_mode()
+def evaluate(task: Task, learner: Learner, index: int) -> float:
+    """Accuracy on the phase's test set, in evaluation mode."""
+    learner.model.eval()
+    chosen = torch.from_numpy(task.phases[index].test).to(task.device)
+    correct = torch.zeros((), device=task.device)
+    for pick in chosen.split(task.config.eval_batch_size):
+        with task.autocast():
+            logits = learner.model(task.data.normalise_test(task.data.test_images[pick]))
+        correct += (logits.argmax(1) == task.data.test_labels[pick]).sum()
+    learner.model.train()
+    return correct.item() / len(chosen)
+
+
+def make_row(task: Task, learner: Learner, phase: Phase, epoch: int) -> dict[str, Any]:
+    """The row that ends displayed epoch `epoch` (from 1) of the phase."""
+    check_finite(learner, learner.loss_sum)
+    assert learner.optimizer is not None
+    row = {
+        "step": learner.step,
+        "phase": learner.phase,
+        "epoch": sum(p.epochs for p in task.phases[: learner.phase]) + epoch,
+        "train/loss": learner.loss_sum.item() / max(1, learner.seen),
+        "train/accuracy": learner.correct.item() / max(1, learner.seen),
+        "test/accuracy": evaluate(task, learner, learner.phase),
+        "lr": learner.optimizer.param_groups[0]["lr"],
+        "seconds": round(learner.seconds, 3),
+        **learner.boundary,
+    }
+    learner.clear_sums()
+    learner.boundary = {}
+    return row
+
+
+def make_context(task: Task, learner: Learner) -> Context:
+    """The moment, as a method sees it."""
+    return Context(
+        phase=learner.phase,
+        step=learner.step,
+        generator=seeding.generator(task.config.seed, "method", learner.phase, learner.phase_step),
+        batches=functools.partial(one_pass, task, learner.phase),
+        loss=lambda images, labels: F.cross_entropy(learner.model(images), labels),
+        forget=functools.partial(reset_optimizer_state, learner.optimizer),
+    )
+
+
+def set_learning_rate(learner: Learner, factor: float) -> None:
+    """Every group's own base rate times `factor`."""
+    assert learner.optimizer is not None
+    for group in learner.optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def check_finite(learner: Learner, value: Tensor) -> None:
+    """Stop before a checkpoint or a row is made of nonsense.
+
+    Raises:
+        TrainingError: `value` is NaN or infinite.
+    """
+    if not torch.isfinite(value):
+        raise TrainingError(
+            f"the loss is {value.item()} at step {learner.step}; the last checkpoint is from before. "
+            "Lower lr=, or skip such steps with on_nan=skip"
+        )
+
+
+def progress_bar(task: Task, learner: Learner) -> "tqdm[Any]":
+    """Steps of the whole run, with the time left; rare lines where the output is not a terminal."""
+    return tqdm(
+        total=sum(phase.steps(task.config.batch_size) for phase in task.phases),
+        initial=learner.step,
+        desc=f"{task.config.method.name} seed {task.config.seed}",
+        unit="step",
+        disable=not task.config.progress,
+        mininterval=0.3 if sys.stderr.isatty() else 15,
+        dynamic_ncols=True,
+    )
+
+
+def show(bar: "tqdm[Any]", row: dict[str, Any]) -> None:
+    """The newest row beside the bar."""
+    bar.set_postfix(
+        phase=row["phase"],
+        epoch=row["epoch"],
+        loss=f"{row['train/loss']:.3f}",
+        test=f"{row['test/accuracy']:.3f}",
+        refresh=False,
+    )
+
+
+if __name__ == "__main__":
+    run_program(main)
