@@ -1,8 +1,8 @@
 """Checkpoints that survive a kill at any moment.
 
 A checkpoint is one file, `step-<step>-<sha256>.pt`. It is written under a temporary name, flushed to the disk and
-renamed, so that a name of that form is always a whole file; the digest in the name tells when it no longer is. Files are
-read with `weights_only=True`: no code in a file is ever run.
+renamed, so that a name of that form is always a whole file; the digest in the name tells when it no longer is. Files
+are read with `weights_only=True`: no code in a file is ever run.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ from fire_core.metrics import dfi, sfe
 def total_dfi(net: Net) -> float:
     """Deviation from isometry summed over all weight matrices, each divided by its FIRE scale first.
 
-    A matrix W counts ||W^T W / s^2 - I||_F^2 with s = sqrt(d_out/d_in) / (k_h k_w): 0 for what an exact projection leaves.
+    A matrix W counts ||W^T W / s^2 - I||_F^2 with s = sqrt(d_out/d_in) / (k_h k_w): 0 after an exact projection.
     Counted over the layout `all` whatever the method touches, so that methods can be compared.
     """
     total = torch.zeros((), dtype=torch.float64)

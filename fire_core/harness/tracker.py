@@ -30,8 +30,8 @@ class Tracker:
 class Wandb(Tracker):
     """Weights & Biases, offline unless asked otherwise: no account, no prompt, no network.
 
-    wandb lives in a thread of its own behind a queue. If it cannot start, dies or hangs, a warning is given and training
-    goes on; nothing is lost, as the run folder holds everything.
+    wandb lives in a thread of its own behind a queue. If it cannot start, dies or hangs, a warning is given and
+    training goes on; nothing is lost, as the run folder holds everything.
 
     Args:
         mode: offline or online.

@@ -1,7 +1,7 @@
 """The methods, one file each, and the protocol that every trainer speaks with them.
 
-To add one: a class derived from `Method` in a file here (or anywhere importable), a yaml in `conf/method/` that names it
-in `_target_`, and a test.
+To add one: a class derived from `Method` in a file here (or anywhere importable), a yaml in `conf/method/` that names
+it in `_target_`, and a test.
 """
 
 from fire_core.methods.protocol import Context, Method, Net
