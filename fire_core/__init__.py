@@ -1,0 +1,18 @@
+"""FIRE and its rivals: restoring the plasticity of neural networks. Importing this needs torch alone."""
+
+from fire_core.metrics import dfi, sfe
+from fire_core.optimizer import reset_optimizer_state
+from fire_core.polar import newton_schulz, polar_factor
+from fire_core.reinit import fire_, shrink_and_perturb_
+from fire_core.report import Report
+
+__all__ = [
+    "Report",
+    "dfi",
+    "fire_",
+    "newton_schulz",
+    "polar_factor",
+    "reset_optimizer_state",
+    "sfe",
+    "shrink_and_perturb_",
+]
