@@ -26,13 +26,13 @@ from fire_core.harness import seeding
 from fire_core.harness.build import build
 from fire_core.harness.cli import run_program
 from fire_core.harness.config import Trunk, check_name, digest, identity, resolve_device
+from fire_core.harness.console import show_log
 from fire_core.harness.errors import ConfigError, TrainingError
 from fire_core.harness.first_phase import shared_first_phase
 from fire_core.harness.measure import Stopwatch, total_dfi, total_sfe
 from fire_core.harness.run import Run
 from fire_core.harness.signals import Preemption
 from fire_core.methods import Context, Method, Net
-from fire_core.optimizer import reset_optimizer_state
 from vision.benchmarks import Phase
 from vision.data import ImageData
 from vision.schedule import warmup
@@ -65,6 +65,7 @@ ConfigStore.instance().store(name="vision_schema", node=VisionConfig)
 @hydra.main(version_base="1.3", config_path="../conf", config_name="vision")
 def main(config: DictConfig) -> None:
     """Train one configuration, unless that is already done; go on where it was interrupted."""
+    show_log()
     task = Task.from_config(config)
     whole = OmegaConf.to_container(config, resolve=True)
     assert isinstance(whole, dict)
@@ -389,7 +390,7 @@ def make_context(task: Task, learner: Learner) -> Context:
         generator=seeding.generator(task.config.seed, "method", learner.phase, learner.phase_step),
         batches=functools.partial(one_pass, task, learner.phase),
         loss=lambda images, labels: F.cross_entropy(learner.model(images), labels),
-        forget=functools.partial(reset_optimizer_state, learner.optimizer),
+        optimizers=[] if learner.optimizer is None else [learner.optimizer],
     )
 
 

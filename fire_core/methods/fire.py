@@ -35,15 +35,15 @@ class Fire(Method):
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         for name, module in net.modules.items():
-            report = fire_(
+            fire_(
                 module,
                 solver=self.solver,
                 iterations=self.iterations,
                 norm_init=self.norm_init,
                 layout=self.layout or net.layout,
+                optimizer=context.optimizers,
                 init=net.init[name],
                 scale=self.scale,
                 blend=self.blend,
             )
-            context.forget(report.parameters)
         return {}

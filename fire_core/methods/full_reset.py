@@ -1,6 +1,7 @@
 """Start every phase from the initial weights: full plasticity, nothing kept but the data."""
 
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.optimizer import reset_optimizer_state
 
 
 class FullReset(Method):
@@ -9,5 +10,5 @@ class FullReset(Method):
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         for name, module in net.modules.items():
             module.load_state_dict(net.init[name])  # copies in place: ties and optimizer references stay
-        context.forget(net.parameters())
+        reset_optimizer_state(context.optimizers, net.parameters())
         return {}

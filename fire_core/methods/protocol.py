@@ -1,6 +1,6 @@
 """What a method sees of a trainer, and when it is asked to act."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ class Context:
         generator: CPU generator for the method's own draws, seeded by run, purpose and phase.
         batches: the next phase's training batches `(inputs, targets)`, one pass.
         loss: mean loss of the task for a batch.
-        forget: drops the optimizer's state of the given parameters.
+        optimizers: those of the phase that ends; a method lets them forget what it has made stale.
     """
 
     phase: int
@@ -59,7 +59,7 @@ class Context:
     generator: torch.Generator
     batches: Callable[[], Iterator[tuple[Tensor, Tensor]]] | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    forget: Callable[[Iterable[nn.Parameter]], None] = field(default=lambda parameters: None)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
 
 
 class Method:

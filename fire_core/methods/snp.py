@@ -1,6 +1,7 @@
 """Shrink & Perturb (Ash and Adams, "On Warm-Starting Neural Network Training", NeurIPS 2020)."""
 
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.optimizer import reset_optimizer_state
 from fire_core.reinit import shrink_and_perturb_
 
 
@@ -24,5 +25,5 @@ class ShrinkAndPerturb(Method):
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         for name, module in net.modules.items():
             shrink_and_perturb_(module, net.init[name], self.coef)
-        context.forget(net.parameters())
+        reset_optimizer_state(context.optimizers, net.parameters())
         return {}
