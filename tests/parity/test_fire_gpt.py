@@ -1,4 +1,4 @@
-"""FIRE and S&P on a GPT with a fused projection and a tied head, against the reference (golden README, fire_gpt.npz)."""
+"""FIRE and S&P on a GPT with fused projections and a tied head, against the reference (golden README, fire_gpt.npz)."""
 
 import pytest
 import torch
@@ -50,7 +50,8 @@ def test_singular_values_and_loss(iterations):
         torch.testing.assert_close(torch.linalg.svdvals(blocks), values, rtol=0, atol=1e-5)
         # The report's DfI is the one that these singular values imply, in units of the scale.
         rows = [row for name, row in report.items() if name.split("[")[0] == key]
-        expected = sum(((s / row.scale) ** 2 - 1).square().sum() for s, row in zip(values.view(len(rows), -1), rows))
+        pairs = zip(values.view(len(rows), -1), rows, strict=True)
+        expected = sum(((s / row.scale) ** 2 - 1).square().sum() for s, row in pairs)
         assert sum(row.dfi_after for row in rows) == pytest.approx(float(expected), abs=1e-4)
     tokens, targets = torch.from_numpy(DATA["idx"]), torch.from_numpy(DATA["targets"])
     with torch.no_grad():
