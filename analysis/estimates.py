@@ -67,9 +67,7 @@ def paired(ours: dict[int, float], theirs: dict[int, float], test: str = "t") ->
         theirs: seed -> number.
         test: "t" (paired t test) or "wilcoxon" (signed ranks; with n < 6 it cannot reach p < 0.05).
     """
-    seeds = [
-        s for s in sorted(ours.keys() & theirs.keys()) if np.isfinite(ours[s]) and np.isfinite(theirs[s])
-    ]
+    seeds = [s for s in sorted(ours.keys() & theirs.keys()) if np.isfinite(ours[s]) and np.isfinite(theirs[s])]
     if not seeds:
         return None
     d = np.array([ours[s] - theirs[s] for s in seeds])

@@ -13,8 +13,8 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis import plotting, style, tables
-from analysis.runs import METRICS, Setting, settings
-from analysis.sources import SourceError, load
+from analysis.runs import METRICS, Setting, SourceError, settings
+from analysis.sources import load
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -47,9 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     for setting in settings(runs):
         figure = plotting.setting_figure(setting, palette, args.band)
         paths = plotting.save(figure, args.out / slug(setting))
-        print(
-            f"\n{plotting.title(setting)}: final {METRICS[setting.metric][0].lower()}, mean [95 % interval]"
-        )
+        print(f"\n{plotting.title(setting)}: final {METRICS[setting.metric][0].lower()}, mean [95 % interval]")
         print(tables.as_text(tables.results(setting)))
         print("wrote " + " ".join(str(path) for path in paths))
     return 0

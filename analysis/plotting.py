@@ -91,9 +91,7 @@ def limits(axes: Axes, drawn: Sequence[tuple[Group, Curve]]) -> None:
     axes.set_xlim(0, x.max() or 1)
 
 
-def label_ends(
-    axes: Axes, drawn: Sequence[tuple[Group, Curve]], palette: style.Palette, n: bool = False
-) -> None:
+def label_ends(axes: Axes, drawn: Sequence[tuple[Group, Curve]], palette: style.Palette, n: bool = False) -> None:
     """Writes each method's name at the end of its line, pushed apart where lines end close together.
 
     Args:
@@ -165,11 +163,7 @@ def seeds_text(groups: Sequence[Group]) -> str:
 def caption(groups: Sequence[Group], band: str, more: str = "") -> str:
     """What the lines and bands are, and how many seeds."""
     many = max(len(group.runs) for group in groups) > 1
-    text = (
-        f"Mean over {seeds_text(groups)}; band: {style.BANDS[band]}."
-        if many
-        else f"{seeds_text(groups)}, no band."
-    )
+    text = f"Mean over {seeds_text(groups)}; band: {style.BANDS[band]}." if many else f"{seeds_text(groups)}, no band."
     return f"{text} {more}".strip()
 
 

@@ -32,6 +32,10 @@ class BadRun(ValueError):
     """Something that cannot be used as a run; the message says why, in a few words."""
 
 
+class SourceError(RuntimeError):
+    """A source as a whole cannot be read."""
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """A run that is not used, and the reason."""

@@ -63,6 +63,4 @@ def as_text(frame: pd.DataFrame) -> str:
         *([show(v) for v in row] for row in frame.itertuples(index=False)),
     ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    return "\n".join(
-        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)

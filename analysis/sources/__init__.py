@@ -1,6 +1,6 @@
 """Where runs come from. Each source yields a `Run`, or a `LeftOut` for what it could not use, one at a time.
 
-runs/...                 run folders (the default)
+runs                     a folder of run folders
 wandb-local:wandb        .wandb files on disk, synced or not
 wandb:entity/project     the wandb service
 """
@@ -8,12 +8,8 @@ wandb:entity/project     the wandb service
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from analysis.runs import LeftOut, Run, select
-from analysis.sources import folders
-
-
-class SourceError(RuntimeError):
-    """A source as a whole cannot be read."""
+from analysis.runs import LeftOut, Run, SourceError, select
+from analysis.sources import folders, wandb_local, wandb_service
 
 
 def read(source: str, cache: bool = True) -> Iterator[Run | LeftOut]:
@@ -22,10 +18,19 @@ def read(source: str, cache: bool = True) -> Iterator[Run | LeftOut]:
     Raises:
         SourceError: there is no such source.
     """
-    root = Path(source)
+    kind, _, rest = source.partition(":")
+    if kind == "wandb":
+        return wandb_service.read(rest, cache)
+    if kind == "wandb-local":
+        return wandb_local.read(existing(rest), cache)
+    return folders.read(existing(source), cache)
+
+
+def existing(name: str) -> Path:
+    root = Path(name)
     if not root.is_dir():
-        raise SourceError(f"no folder {source}; train something first, or name another with --runs")
-    return folders.read(root, cache=cache)
+        raise SourceError(f"no folder {name!r}; train something first, or name another with --runs")
+    return root
 
 
 def load(

@@ -123,7 +123,7 @@ def first_bad(lines: list[bytes]) -> int:
 
 def table(rows: list[dict[str, Any]]) -> tuple[list[str], np.ndarray]:
     """Rows as a float64 array (rows, columns), NaN where a row lacks a key; keys that hold text go."""
-    keys = dict.fromkeys(key for row in rows for key in row)
+    keys = sorted({key for row in rows for key in row})  # wandb gives them in any order
     columns = {}
     for key in keys:
         try:

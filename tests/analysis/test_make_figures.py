@@ -89,17 +89,12 @@ def test_unfinished_runs_are_taken_in_on_request(tmp_path, capsys):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 100')  # a row that is being written
     assert make_figures.main(["--runs", str(tmp_path), "--out", str(tmp_path / "f")]) != 0
-    assert (
-        make_figures.main(["--runs", str(tmp_path), "--out", str(tmp_path / "f"), "--include-unfinished"])
-        == 0
-    )
+    assert make_figures.main(["--runs", str(tmp_path), "--out", str(tmp_path / "f"), "--include-unfinished"]) == 0
     assert "0.8700" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", [["analysis/make_figures.py"], ["-m", "analysis.make_figures"]])
 def test_runs_as_a_script_and_as_a_module(how):
-    done = subprocess.run(
-        [sys.executable, *how, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, *how, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--runs" in done.stdout

@@ -1,0 +1,135 @@
+"""wandb runs on disk, synced or not: the `.wandb` file in `wandb/run-*` and `wandb/offline-run-*`.
+
+The file is a LevelDB log: after 7 bytes of header, blocks of 32 KiB that hold pieces of records, each with a checksum;
+a record is a `wandb_internal_pb2.Record`. What wandb wrote before it was killed can be read up to the torn piece.
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.runs import BadRun, LeftOut, Run, check
+from analysis.sources import cache as disk
+from analysis.sources.folders import table
+
+HEADER = b":W&B" + struct.pack("<HB", 0xBEE1, 0)
+BLOCK = 32768
+PIECE = struct.Struct("<IHB")  # checksum, length, type
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+def read(root: Path, cache: bool = True) -> Iterator[Run | LeftOut]:
+    """The wandb runs at any depth below `root`. A run that was resumed has many files, joined by its id."""
+    by_id: dict[str, list[Path]] = {}
+    for file in sorted(root.rglob("*.wandb")):
+        by_id.setdefault(file.stem.removeprefix("run-"), []).append(file)
+    for files in by_id.values():
+        try:
+            yield read_run(files, cache and root / disk.FOLDER)
+        except BadRun as reason:
+            yield LeftOut(str(files[0]), str(reason))
+        except OSError as error:
+            yield LeftOut(str(files[0]), f"unreadable: {error.strerror or error}")
+
+
+def read_run(files: list[Path], cache_folder: Path | bool = False) -> Run:
+    """One run from its files, oldest first.
+
+    Raises:
+        BadRun: the files hold no run of ours.
+    """
+    key = disk.key(files)
+    entry = disk.get(cache_folder, files[0], key) if cache_folder else None
+    if entry is None:
+        entry = parse(files)
+        if cache_folder:
+            disk.put(cache_folder, files[0], key, entry)
+    meta, columns, values = entry
+    history = pd.DataFrame(values, columns=columns, copy=False)
+    return check(Run(meta["name"], str(files[0]), meta["config"], history, meta["finished"], meta["environment"]))
+
+
+def parse(files: list[Path]) -> disk.Entry:
+    """The files of one run as (meta, column names, values)."""
+    from wandb.proto import wandb_internal_pb2  # here: importing wandb takes a second that run folders need not pay
+
+    config: dict[str, Any] = {}
+    rows: dict[float, dict[str, Any]] = {}
+    meta: dict[str, Any] = {"name": files[0].stem, "config": config, "environment": {}, "finished": False}
+    done = False
+    for file in files:
+        meta["finished"] = False  # only the last leg can have ended the run
+        for data in records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
+                meta["name"] = record.run.display_name or record.run.run_id
+                config |= items(record.run.config.update)
+            elif kind == "config":
+                config |= items(record.config.update)
+            elif kind == "history":
+                row = items(record.history.item)
+                row.setdefault("step", row.get("_step"))
+                rows[row["step"]] = row  # a resumed run logs again what came after its checkpoint
+            elif kind == "summary":
+                done |= any(key.startswith("final/") for key in items(record.summary.update))
+            elif kind == "environment":
+                meta["environment"] |= environment(record.environment)
+            elif kind == "exit":
+                meta["finished"] = done and record.exit.exit_code == 0
+    config.pop("_wandb", None)
+    if not rows:
+        raise BadRun("empty: no history in it")
+    columns, values = table([rows[step] for step in sorted(rows)])
+    return meta, columns, values
+
+
+def records(raw: bytes) -> Iterator[bytes]:
+    """The records of a `.wandb` file, up to its end or to where it was cut off.
+
+    Raises:
+        BadRun: it is not such a file, or a piece before the last is damaged.
+    """
+    if not raw:
+        raise BadRun("empty file")
+    if raw[:7] != HEADER:
+        raise BadRun("corrupt: not a .wandb file")
+    at, record = len(HEADER), b""
+    while at + PIECE.size <= len(raw):
+        if BLOCK - at % BLOCK < PIECE.size:  # too little left in the block for a piece: padding
+            at += BLOCK - at % BLOCK
+            continue
+        checksum, length, kind = PIECE.unpack_from(raw, at)
+        data = raw[at + PIECE.size : at + PIECE.size + length]
+        at += PIECE.size + length
+        if at > len(raw):
+            return
+        if zlib.crc32(data, zlib.crc32(bytes([kind]))) != checksum:
+            raise BadRun(f"corrupt: checksum wrong at byte {at - length}")
+        record = data if kind in (FULL, FIRST) else record + data
+        if kind in (FULL, LAST):
+            yield record
+
+
+def items(pairs: Any) -> dict[str, Any]:
+    """Protobuf key/value items as a dict; a nested key of several parts is joined by dots."""
+    return {pair.key or ".".join(pair.nested_key): json.loads(pair.value_json) for pair in pairs}
+
+
+def environment(record: Any) -> dict[str, Any]:
+    """What an environment record says of machine and code; wandb writes it in parts."""
+    known = {
+        "os": record.os,
+        "python": record.python,
+        "git_commit": record.git.commit,
+        "cpu": record.cpu.model if hasattr(record, "cpu") else "",
+        "cpu_count": record.cpu_count,
+        "gpu": record.gpu_type,
+    }
+    return {key: value for key, value in known.items() if value}

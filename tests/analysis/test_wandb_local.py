@@ -1,0 +1,87 @@
+"""Reading `.wandb` files that wandb itself wrote, offline."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.runs import LeftOut
+from analysis.sources import wandb_local
+from tests.analysis.synthetic import config, rows
+
+WRITE = """
+import json, os, sys
+os.environ["WANDB_SILENT"] = "true"
+import wandb
+settings = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True)
+for leg in json.load(sys.stdin):
+    run = wandb.init(mode="offline", project="p", id=leg["id"], name=leg["id"], dir=sys.argv[1], config=leg["config"],
+                     settings=settings)
+    for row in leg["rows"]:
+        run.log(row, step=row["step"])
+    if leg["done"]:
+        run.summary.update({"final/test/accuracy": 1.0})
+    run.finish()
+"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """Three runs: one whole and larger than a block, one in two legs, one interrupted."""
+    root = tmp_path_factory.mktemp("offline")
+    short = rows("base", 1, 5)
+    legs = [
+        {"id": "whole", "config": config("fire", 0), "rows": rows("fire", 0, 75), "done": True},
+        {"id": "resumed", "config": config("base", 1), "rows": short[:7], "done": False},
+        {"id": "resumed", "config": config("base", 1), "rows": short[5:], "done": True},
+        {"id": "stopped", "config": config("snp", 2), "rows": short[:3], "done": False},
+    ]
+    subprocess.run([sys.executable, "-c", WRITE, str(root)], input=json.dumps(legs), text=True, check=True)
+    return root
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_real_offline_runs_come_back_as_they_were_logged(written, cache):
+    for _ in range(2):  # with a cache, the second time reads it
+        found = {run.name: run for run in wandb_local.read(written, cache=cache)}
+        assert set(found) == {"whole", "resumed", "stopped"}
+        for name, method, seed, n in (("whole", "fire", 0, 75), ("resumed", "base", 1, 5)):
+            run, logged = found[name], rows(method, seed, n)
+            assert (run.method, run.seed, run.finished) == (method, seed, True)
+            assert run.config == config(method, seed)
+            for key in logged[0]:
+                assert run.history[key].tolist() == [row[key] for row in logged]
+        assert not found["stopped"].finished
+        assert found["whole"].environment["python"].startswith("CPython")
+
+
+def test_a_file_is_read_up_to_where_it_was_cut(written, tmp_path):
+    (source,) = written.rglob("run-whole.wandb")
+    raw = source.read_bytes()
+    assert len(raw) > 2 * wandb_local.BLOCK  # or records over block borders would not be covered
+    whole = list(wandb_local.records(raw))
+    cut = list(wandb_local.records(raw[: len(raw) // 2]))
+    assert 0 < len(cut) < len(whole)
+    assert cut == whole[: len(cut)]
+    (tmp_path / "run-whole.wandb").write_bytes(raw[: len(raw) // 2])
+    (run,) = wandb_local.read(tmp_path, cache=False)
+    assert not run.finished
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (lambda raw: b"", "empty"),
+        (lambda raw: b"x" + raw, "not a .wandb"),
+        (lambda raw: raw[:200] + bytes([raw[200] ^ 1]) + raw[201:], "checksum"),
+        (lambda raw: raw[:7], "no history"),
+    ],
+)
+def test_damaged_files_are_left_out_with_the_reason(written, tmp_path, damage, word):
+    (source,) = written.rglob("run-whole.wandb")
+    (tmp_path / "run-x.wandb").write_bytes(damage(source.read_bytes()))
+    (item,) = wandb_local.read(tmp_path, cache=False)
+    assert isinstance(item, LeftOut)
+    assert word in item.reason

@@ -1,0 +1,120 @@
+"""A server on loopback that answers what `wandb.Api` asks for when it lists runs and reads their history."""
+
+import json
+import re
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class StandIn(ThreadingHTTPServer):
+    """Serves the project entity/project.
+
+    Args:
+        runs: each {"name", "state", "config", "rows", "summary"}.
+        failures: how many requests for a list of runs get status 500 before one is answered.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, runs: list[dict[str, Any]], failures: int = 0) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.runs, self.failures = runs, failures
+        self.asked: Counter[str] = Counter()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> "StandIn":
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def answer(self, query: str, variables: dict[str, Any]) -> dict[str, Any] | None:
+        """The data for a query; None to fail."""
+        name = re.search(r"(?:query|mutation)\s+(\w+)", query)
+        kind = name.group(1) if name else "?"
+        self.asked[kind] += 1
+        project: dict[str, Any] = {"internalId": "1", "runCount": len(self.runs), "readOnly": True}
+        if kind == "Runs":
+            if self.failures:
+                self.failures -= 1
+                return None
+            if variables["project"] != "project":
+                return {"project": None}
+            start = int(variables.get("cursor") or 0)
+            stop = start + variables["perPage"]
+            edges = [{"node": node(run), "cursor": str(start + i + 1)} for i, run in enumerate(self.runs[start:stop])]
+            page = {"endCursor": str(stop), "hasNextPage": stop < len(self.runs)}
+            return {"project": project | {"runs": {"edges": edges, "pageInfo": page}}}
+        if "viewer" in query:
+            return {"viewer": {"id": "1", "username": "u", "entity": "entity", "flags": "{}", "teams": {"edges": []}}}
+        wanted = variables.get("run") or variables.get("name") or variables.get("runName")
+        run = next((run for run in self.runs if run["name"] == wanted), None)
+        if run is None:
+            print("?", query, variables)
+            return {}
+        out = node(run)
+        if "parquetHistory" in query:
+            out["parquetHistory"] = {"parquetUrls": [], "liveData": []}
+        if kind == "HistoryPage":
+            low, high = int(variables["minStep"]), int(variables["maxStep"])
+            out["history"] = [json.dumps(row) for row in run["rows"] if low <= row["_step"] < high]
+        return {"project": project | {"run": out}}
+
+
+def node(run: dict[str, Any]) -> dict[str, Any]:
+    """A run as GraphQL gives it."""
+    rows = run["rows"]
+    return {
+        "id": run["name"],
+        "projectId": "1",
+        "name": run["name"],
+        "displayName": run["name"],
+        "state": run["state"],
+        "config": json.dumps({key: {"value": value} for key, value in run["config"].items()}),
+        "summaryMetrics": json.dumps(run["summary"]),
+        "systemMetrics": "{}",
+        "historyLineCount": len(rows),
+        "historyKeys": {"lastStep": rows[-1]["_step"] if rows else -1},
+        "heartbeatAt": run.get("heartbeat", "2026-01-01T00:00:00Z"),
+        "createdAt": "2026-01-01T00:00:00Z",
+        "tags": [],
+        "user": {"name": "u", "username": "u"},
+        "readOnly": True,
+        "jobType": None,
+        "sweepName": None,
+        "group": None,
+    }
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: StandIn
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def reply(self, status: int, content: Any) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.reply(404, {})
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if not self.path.endswith("/graphql"):
+            self.reply(200, {})  # telemetry
+            return
+        request = json.loads(raw)
+        data = self.server.answer(request["query"], request.get("variables") or {})
+        self.reply(500 if data is None else 200, {"data": data} if data is not None else {"errors": []})
