@@ -1,6 +1,16 @@
 """Data sets: functions that a config names in `_target_` and that return an `ImageData`."""
 
-from vision.data.digits import digits
+from vision.data.cifar import load_cifar10, load_cifar100
+from vision.data.digits import load_digits
+from vision.data.folder import load_folder
 from vision.data.images import ImageData
+from vision.data.tiny_imagenet import load_tiny_imagenet
 
-__all__ = ["ImageData", "digits"]
+__all__ = [
+    "ImageData",
+    "load_cifar10",
+    "load_cifar100",
+    "load_digits",
+    "load_folder",
+    "load_tiny_imagenet",
+]

@@ -1,7 +1,7 @@
 """The 1,797 handwritten digits that come with scikit-learn: real images, no download."""
 
+import sklearn.datasets
 import torch
-from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from vision.data.corruption import noisy_labels, noisy_pixels
@@ -11,7 +11,7 @@ BRIGHTEST = 16  # pixels are whole numbers from 0 to 16
 SPLIT_SEED = 0  # the test set is the same for every run, whatever its seed
 
 
-def digits(
+def load_digits(
     test_fraction: float = 0.2, label_noise: float = 0.0, pixel_noise: float = 0.0, noise_seed: int = 0
 ) -> ImageData:
     """Digits of 8x8 pixels in ten classes (Alpaydin and Kaynak 1998; in scikit-learn), split stratified.
@@ -30,7 +30,7 @@ def digits(
     """
     if not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction must be in (0, 1), got {test_fraction}")
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
     train, test = train_test_split(
         range(len(labels)), test_size=test_fraction, stratify=labels, random_state=SPLIT_SEED
     )

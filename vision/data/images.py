@@ -55,9 +55,7 @@ class ImageData:
             raise ValueError(f"test_statistics must be one of train, test, got {test_statistics!r}")
         mean, std = channel_statistics(train[0])
         test_mean, test_std = (mean, std) if test_statistics == "train" else channel_statistics(test[0])
-        return cls(
-            train[0], train[1].long(), test[0], test[1].long(), num_classes, mean, std, test_mean, test_std
-        )
+        return cls(train[0], train[1].long(), test[0], test[1].long(), num_classes, mean, std, test_mean, test_std)
 
     @property
     def in_channels(self) -> int:

@@ -3,11 +3,10 @@
 `ViT` and `VGG16` also need to know `image_size`. The paper's three have a `backbone` and a `head`.
 """
 
-from vision.models.build import build_model
 from vision.models.by_name import timm_model, torchvision_model
 from vision.models.resnet18 import ResNet18
 from vision.models.small_resnet import SmallResNet
 from vision.models.vgg import VGG16
 from vision.models.vit import ViT
 
-__all__ = ["VGG16", "ResNet18", "SmallResNet", "ViT", "build_model", "timm_model", "torchvision_model"]
+__all__ = ["VGG16", "ResNet18", "SmallResNet", "ViT", "timm_model", "torchvision_model"]

@@ -71,9 +71,7 @@ def torchvision_model(
     return model
 
 
-def timm_model(
-    architecture: str, num_classes: int, in_channels: int = 3, image_size: int | None = None
-) -> nn.Module:
+def timm_model(architecture: str, num_classes: int, in_channels: int = 3, image_size: int | None = None) -> nn.Module:
     """A timm classifier, not pretrained; needs the optional package timm.
 
     Args:

@@ -38,9 +38,7 @@ class ResNet18(nn.Module):
         ValueError: if a size is not a whole number of at least one, or `variant` is unknown.
     """
 
-    def __init__(
-        self, num_classes: int, in_channels: int = 3, width: int = 64, variant: str = "plain"
-    ) -> None:
+    def __init__(self, num_classes: int, in_channels: int = 3, width: int = 64, variant: str = "plain") -> None:
         super().__init__()
         check_positive(num_classes=num_classes, in_channels=in_channels, width=width)
         check_choice("variant", variant, VARIANTS)

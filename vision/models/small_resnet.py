@@ -52,9 +52,7 @@ class SmallResNet(nn.Module):
         self, num_classes: int, in_channels: int = 1, width: int = 16, stages: int = 2, depth: int = 1
     ) -> None:
         super().__init__()
-        check_positive(
-            num_classes=num_classes, in_channels=in_channels, width=width, stages=stages, depth=depth
-        )
+        check_positive(num_classes=num_classes, in_channels=in_channels, width=width, stages=stages, depth=depth)
         layers = OrderedDict(stem=stem(in_channels, width), stage1=stage(width, width, depth, stride=1))
         for i in range(1, stages):
             layers[f"stage{i + 1}"] = stage(width * 2 ** (i - 1), width * 2**i, depth, stride=2)

@@ -1,0 +1,512 @@
+"""Data sets: small files in the true on-disk format of each, and damaged ones."""
+
+import copyreg
+import hashlib
+import http.server
+import io
+import pickle
+import tarfile
+import threading
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import datasets
+
+from fire_core.harness.errors import ConfigError
+from vision.data import load_cifar10, load_cifar100, load_digits, load_folder, load_tiny_imagenet
+from vision.data.corruption import noisy_labels, noisy_pixels
+from vision.data.files import fetch, md5_of, unpack
+from vision.data.images import ImageData, channel_statistics
+from vision.data.splits import class_phases, sample_phases, warm_start_phases
+
+
+def pixels(n: int, size: int, channels: int = 3, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (n, size, size, channels), dtype=np.uint8)
+
+
+def save_image(path: Path, image: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image.squeeze()).save(path)
+
+
+# ---- what all data sets share
+
+
+def test_statistics_are_those_of_the_pixels():
+    images = torch.from_numpy(pixels(5, 4)).permute(0, 3, 1, 2)
+    mean, std = channel_statistics(images)
+    reference = images.double()
+    torch.testing.assert_close(mean.flatten().double(), reference.mean((0, 2, 3)), rtol=1e-6, atol=0)
+    torch.testing.assert_close(std.flatten().double(), reference.std((0, 2, 3), correction=0), rtol=1e-6, atol=0)
+    assert channel_statistics(torch.full((2, 1, 2, 2), 7, dtype=torch.uint8))[1].item() == 1
+
+
+def test_normalised_images_have_mean_0_and_deviation_1_by_the_chosen_statistics():
+    train, test = (torch.from_numpy(pixels(6, 4, seed=s)).permute(0, 3, 1, 2) for s in (1, 2))
+    labels = torch.arange(6)
+    data = ImageData.of((train, labels), (test // 2, labels), 6)
+    for part, expected in ((data.normalise_train(train), (0, 1)), (data.normalise_test(train), (0, 1))):
+        assert (part.mean().item(), part.std(correction=0).item()) == pytest.approx(expected, abs=1e-5)
+    own = ImageData.of((train, labels), (test // 2, labels), 6, test_statistics="test")
+    assert own.normalise_test(test // 2).mean().item() == pytest.approx(0, abs=1e-5)
+    assert data.normalise_test(test // 2).mean().item() < -0.5
+    assert data.to("meta").train_images.device.type == "meta"
+    with pytest.raises(ValueError, match=r"^test_statistics must be one of train, test, got 'tset'$"):
+        ImageData.of((train, labels), (test, labels), 6, test_statistics="tset")
+
+
+def test_corruption_is_the_same_for_the_same_seed_and_as_large_as_asked():
+    labels = torch.arange(1000) % 7
+    noisy = noisy_labels(labels, 7, 0.3, seed=1)
+    assert int((noisy != labels).sum()) == 300
+    assert set(noisy.tolist()) == set(range(7))
+    assert torch.equal(noisy, noisy_labels(labels, 7, 0.3, seed=1))
+    assert not torch.equal(noisy, noisy_labels(labels, 7, 0.3, seed=2))
+    images = torch.full((50, 1, 8, 8), 8, dtype=torch.uint8)
+    blurred = noisy_pixels(images, 0.1, seed=1, maximum=16)
+    assert blurred.dtype == torch.uint8
+    assert blurred.float().std().item() == pytest.approx(1.6, rel=0.1)
+    assert torch.equal(blurred, noisy_pixels(images, 0.1, seed=1, maximum=16))
+    assert int(noisy_pixels(images, 5.0, seed=1, maximum=16).max()) == 16
+    for call in (lambda: noisy_labels(labels, 7, 1.5, 0), lambda: noisy_pixels(images, -1.0, 0)):
+        with pytest.raises(ValueError, match="noise must be"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: warm_start_phases(100, 10, 0, 0), r"^ratio must be in \[1, 100\] per cent, got 0$"),
+        (lambda: warm_start_phases(9, 10, 10, 0), r"^ratio=10 leaves no samples of 9"),
+        (lambda: sample_phases(5, 5, 6, 0), r"^chunks must be in \[1, 5\]"),
+        (lambda: sample_phases(5, 5, 5, 0, "half"), r"^access must be one of full, limited, got 'half'$"),
+        (lambda: class_phases(np.arange(4), np.arange(4), 5, 0), r"^chunks must be in \[1, 4\]"),
+    ],
+)
+def test_splits_refuse_what_cannot_be(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# ---- digits
+
+
+def test_digits_are_whole_and_split_stratified():
+    data = load_digits()
+    assert (data.in_channels, data.image_size, data.num_classes) == (1, 8, 10)
+    assert len(data.train_labels) + len(data.test_labels) == 1797
+    assert int(data.train_images.max()) == 16
+    shares = [torch.bincount(labels, minlength=10) / len(labels) for labels in (data.train_labels, data.test_labels)]
+    assert (shares[0] - shares[1]).abs().max() < 0.005
+    again = load_digits()
+    assert torch.equal(data.test_images, again.test_images)
+    with pytest.raises(ValueError, match=r"^test_fraction must be in \(0, 1\), got 1.5$"):
+        load_digits(test_fraction=1.5)
+
+
+def test_digits_noise_touches_the_training_split_alone():
+    clean, noisy = load_digits(), load_digits(label_noise=0.5, pixel_noise=0.2, noise_seed=3)
+    assert torch.equal(clean.test_images, noisy.test_images)
+    assert torch.equal(clean.test_labels, noisy.test_labels)
+    assert float((clean.train_labels != noisy.train_labels).float().mean()) == pytest.approx(0.5, abs=1e-3)
+    assert not torch.equal(clean.train_images, noisy.train_images)
+
+
+# ---- CIFAR: pickles as NumPy wrote them in 2009, MD5 of every file, a .tar.gz around
+
+
+def legacy_pickle(content: dict) -> bytes:
+    """A pickle in protocol 2 whose dtype has the flags of old NumPy versions (0 and 1 for False and True)."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, protocol=2)
+    flags = (np.dtype, ("u1", 0, 1), (3, "|", None, None, None, -1, -1, 0))
+    pickler.dispatch_table = {**copyreg.dispatch_table, type(np.dtype("u1")): lambda _: flags}
+    pickler.dump(content)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def cifar(tmp_path, monkeypatch):
+    """Both archives with few images under tmp_path, their checksums told to torchvision; returns the images."""
+    images = {}
+    for kind, key, names in (
+        (datasets.CIFAR10, "labels", ["data_batch_1", "data_batch_2", "test_batch"]),
+        (datasets.CIFAR100, "fine_labels", ["train", "test"]),
+    ):
+        files = {}
+        for i, name in enumerate(names):
+            image = pixels(4, 32, seed=i)
+            images[kind.base_folder, name] = image
+            rows = image.transpose(0, 3, 1, 2).reshape(4, -1)  # red plane, green plane, blue plane
+            files[name] = legacy_pickle({"data": rows, key: [i, 1, 2, 3], "coarse_labels": [0] * 4})
+        files[kind.meta["filename"]] = legacy_pickle({kind.meta["key"]: ["a", "b", "c", "d"]})
+        md5 = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
+        monkeypatch.setattr(kind, "train_list", [[name, md5[name]] for name in names[:-1]])
+        monkeypatch.setattr(kind, "test_list", [[names[-1], md5[names[-1]]]])
+        monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": md5[kind.meta["filename"]]})
+        with tarfile.open(tmp_path / kind.filename, "w:gz") as tar:
+            for name, content in files.items():
+                entry = tarfile.TarInfo(f"{kind.base_folder}/{name}")
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+        monkeypatch.setattr(kind, "tgz_md5", md5_of(tmp_path / kind.filename))
+    return images
+
+
+def test_cifar10_from_the_archive(cifar, tmp_path):
+    data = load_cifar10(str(tmp_path))
+    expected = np.concatenate([cifar["cifar-10-batches-py", f"data_batch_{i}"] for i in (1, 2)])
+    np.testing.assert_array_equal(data.train_images.permute(0, 2, 3, 1), expected)
+    assert data.train_labels.tolist() == [0, 1, 2, 3, 1, 1, 2, 3]
+    assert (data.num_classes, data.in_channels, data.image_size) == (10, 3, 32)
+    (tmp_path / "cifar-10-python.tar.gz").unlink()  # the unpacked folder is enough
+    assert torch.equal(load_cifar10(str(tmp_path)).test_images, data.test_images)
+
+
+def test_cifar100_with_its_own_test_statistics(cifar, tmp_path):
+    data = load_cifar100(str(tmp_path), test_statistics="test")
+    assert data.num_classes == 100
+    assert data.normalise_test(data.test_images).mean().abs().item() < 1e-5
+    assert not torch.equal(data.test_mean, data.mean)
+
+
+def test_damaged_cifar_files_are_named(cifar, tmp_path):
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"cifar-10-python.tar.gz is damaged or not the published file.*get it again"):
+        load_cifar10(str(tmp_path))
+    assert not (tmp_path / "cifar-10-batches-py").exists()
+    archive.write_bytes(whole)
+    load_cifar10(str(tmp_path))
+    batch = tmp_path / "cifar-10-batches-py" / "data_batch_2"
+    batch.write_bytes(batch.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"data_batch_2 is damaged: remove .*cifar-10-batches-py and put https://"):
+        load_cifar10(str(tmp_path))
+    batch.unlink()
+    with pytest.raises(ConfigError, match=r"data_batch_2 is missing"):
+        load_cifar10(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("load", "archive"),
+    [
+        (load_cifar10, "cifar-10-python.tar.gz"),
+        (load_cifar100, "cifar-100-python.tar.gz"),
+        (load_tiny_imagenet, "tiny-imagenet-200.zip"),
+    ],
+)
+def test_without_files_one_line_says_what_to_put_where(load, archive, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load(str(tmp_path / "data"))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"{archive} at {tmp_path}/data/{archive}" in message
+    assert "dataset.download=true" in message
+    assert not (tmp_path / "data").exists()
+
+
+# ---- Tiny-ImageNet
+
+
+def write_tiny_imagenet(folder: Path) -> None:
+    """Two classes with two training images each (one of them grey) and one validation image each."""
+    wnids = ["n02124075", "n01443537"]  # not sorted, as in the original
+    (folder / "val").mkdir(parents=True)
+    (folder / "wnids.txt").write_text("\n".join(wnids) + "\n")
+    annotations = ""
+    for c, wnid in enumerate(wnids):
+        boxes = ""
+        for i in range(2):
+            name = f"{wnid}_{i}.JPEG"
+            image = np.full((64, 64) if c + i == 0 else (64, 64, 3), 50 * c + 20 * i, dtype=np.uint8)
+            save_image(folder / "train" / wnid / "images" / name, image)
+            boxes += f"{name}\t0\t10\t63\t58\n"
+        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(boxes)
+        save_image(folder / "val" / "images" / f"val_{c}.JPEG", np.full((64, 64, 3), 200 + c, dtype=np.uint8))
+        annotations += f"val_{c}.JPEG\t{wnid}\t0\t32\t44\t62\n"
+    (folder / "val" / "val_annotations.txt").write_text(annotations)
+
+
+def zip_folder(folder: Path, archive: Path) -> str:
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(folder.rglob("*")):
+            file.write(path, path.relative_to(folder.parent))
+    return md5_of(archive)
+
+
+@pytest.fixture
+def tiny_zip(tmp_path):
+    """A root folder with tiny-imagenet-200.zip alone, and the zip's checksum."""
+    write_tiny_imagenet(tmp_path / "made" / "tiny-imagenet-200")
+    root = tmp_path / "data"
+    root.mkdir()
+    return root, zip_folder(tmp_path / "made" / "tiny-imagenet-200", root / "tiny-imagenet-200.zip")
+
+
+def test_tiny_imagenet_from_the_zip_has_the_right_labels(tiny_zip):
+    root, md5 = tiny_zip
+    data = load_tiny_imagenet(str(root), md5=md5)
+    assert data.train_images.shape == (4, 3, 64, 64)
+    assert data.train_labels.tolist() == [0, 0, 1, 1]  # sorted: n01443537 is class 0
+    assert data.train_images[:, 0, 5, 5].tolist() == pytest.approx([50, 70, 0, 20], abs=2)  # JPEG is lossy
+    assert dict(zip(data.test_labels.tolist(), data.test_images[:, 0, 5, 5].tolist(), strict=True)) == {1: 200, 0: 201}
+    assert sorted(p.name for p in root.iterdir() if p.suffix != ".lock") == [
+        "tiny-imagenet-200",
+        "tiny-imagenet-200.safetensors",
+        "tiny-imagenet-200.zip",
+    ]
+
+
+def test_the_cache_is_used_and_a_bad_or_stale_one_is_not(tiny_zip, monkeypatch):
+    root, md5 = tiny_zip
+    first = load_tiny_imagenet(str(root), md5=md5)
+    with monkeypatch.context() as patch:
+        patch.setattr("vision.data.tiny_imagenet.decode", None)  # would fail if it were called
+        assert torch.equal(load_tiny_imagenet(str(root), md5=md5).train_images, first.train_images)
+    cache = root / "tiny-imagenet-200.safetensors"
+    whole = cache.read_bytes()
+    cache.write_bytes(whole[: len(whole) // 2])
+    assert torch.equal(load_tiny_imagenet(str(root), md5=md5).train_images, first.train_images)
+    assert len(cache.read_bytes()) == len(whole)
+    image = root / "tiny-imagenet-200" / "train" / "n01443537" / "images" / "n01443537_0.JPEG"
+    save_image(image, np.full((64, 64, 3), 255, dtype=np.uint8))
+    assert load_tiny_imagenet(str(root), md5=md5).train_images[0].min() > 250
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(tiny_zip, monkeypatch, caplog):
+    root, md5 = tiny_zip
+
+    def full(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("vision.data.decode.save_file", full)
+    assert len(load_tiny_imagenet(str(root), md5=md5).train_images) == 4
+    assert "cannot cache the decoded images" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "val" / "val_annotations.txt").unlink(), r"val_annotations.txt is missing or empty: remove"),
+        (lambda f: (f / "wnids.txt").write_text(""), r"wnids.txt is missing or empty: remove"),
+        (lambda f: (f / "val" / "images" / "val_1.JPEG").unlink(), r"val_1.JPEG is missing: remove"),
+        (lambda f: next(f.glob("train/*/*_boxes.txt")).unlink(), r"_boxes.txt is missing or empty: remove"),
+        (
+            lambda f: (f / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn99999999\t0\t0\t1\t1\n"),
+            r"has the class 'n99999999', which wnids.txt lacks",
+        ),
+        (
+            lambda f: (f / "val" / "images" / "val_0.JPEG").write_bytes(b"\xff\xd8\xff no image"),
+            r"image .*val_0.JPEG cannot be read",
+        ),
+    ],
+)
+def test_incomplete_tiny_imagenet_is_refused(damage, message, tmp_path):
+    folder = tmp_path / "tiny-imagenet-200"
+    write_tiny_imagenet(folder)
+    damage(folder)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_tiny_imagenet(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_image_is_named(tmp_path):
+    folder = tmp_path / "tiny-imagenet-200"
+    write_tiny_imagenet(folder)
+    image = folder / "val" / "images" / "val_0.JPEG"
+    save_image(image, pixels(1, 64)[0])
+    image.write_bytes(image.read_bytes()[:-1000])
+    with pytest.raises(ConfigError, match=r"image .*val_0.JPEG cannot be read \(.*truncated"):
+        load_tiny_imagenet(str(tmp_path))
+
+
+def test_a_zip_with_the_wrong_checksum_is_not_opened(tiny_zip):
+    root, _ = tiny_zip
+    with pytest.raises(ConfigError, match=r"tiny-imagenet-200.zip is damaged or not the published file"):
+        load_tiny_imagenet(str(root))
+    assert not (root / "tiny-imagenet-200").exists()
+
+
+# ---- archives
+
+
+@pytest.mark.parametrize("name", ["../evil.txt", "top/../../evil.txt", "/tmp/evil.txt", "..\\evil.txt", "C:/evil.txt"])
+def test_zip_entries_that_point_outside_are_refused(name, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+        file.writestr("top/good.txt", "good")
+        file.writestr(name, "evil")
+    (tmp_path / "inner").mkdir()
+    with pytest.raises(ConfigError, match=r"is refused: its entry .* points outside"):
+        unpack(tmp_path / "a.zip", tmp_path / "inner" / "top")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.zip", "inner"]
+
+
+def test_zip_links_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+        link = zipfile.ZipInfo("top/link")
+        link.external_attr = 0o120777 << 16
+        file.writestr(link, "/etc")
+    with pytest.raises(ConfigError, match="is refused"):
+        unpack(tmp_path / "a.zip", tmp_path / "top")
+
+
+def test_tar_entries_that_point_outside_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        entry = tarfile.TarInfo("../evil.txt")
+        tar.addfile(entry)
+    with pytest.raises(ConfigError, match="is refused"):
+        unpack(tmp_path / "a.tar.gz", tmp_path / "top")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar.gz"]
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
+def test_damaged_archives_leave_nothing_behind(suffix, tmp_path):
+    archive = tmp_path / f"a{suffix}"
+    (tmp_path / "top").mkdir()
+    (tmp_path / "top" / "file").write_bytes(np.random.default_rng(0).bytes(20_000))
+    if suffix == ".zip":
+        zip_folder(tmp_path / "top", archive)
+    else:
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(tmp_path / "top", "top")
+    archive.write_bytes(archive.read_bytes()[:10_000])
+    (tmp_path / "new").mkdir()
+    with pytest.raises(ConfigError, match=f"a{suffix} is damaged"):
+        unpack(archive, tmp_path / "new" / "top")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_an_archive_of_something_else_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+        file.writestr("other/file.txt", "x")
+    with pytest.raises(ConfigError, match="does not hold the folder top"):
+        unpack(tmp_path / "a.zip", tmp_path / "top")
+
+
+# ---- downloads
+
+
+CONTENT = bytes(range(256)) * 40
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves CONTENT; /ranges honours Range requests, /whole does not, /breaks stops half way."""
+
+    def do_GET(self):
+        self.server.ranges.append(self.headers.get("Range"))
+        start = 0
+        if self.path == "/ranges" and (asked := self.headers.get("Range")):
+            start = int(asked.removeprefix("bytes=").rstrip("-"))
+        if self.path not in ("/ranges", "/whole", "/breaks"):
+            return self.send_error(404)
+        if start >= len(CONTENT):
+            return self.send_error(416)
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(CONTENT) - start))
+        self.end_headers()
+        self.wfile.write(CONTENT[start : len(CONTENT) // 2] if self.path == "/breaks" else CONTENT[start:])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.ranges = []
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("done", [0, 1000, len(CONTENT)])
+@pytest.mark.parametrize("page", ["/ranges", "/whole"])
+def test_a_download_goes_on_where_it_stopped(server, tmp_path, page, done):
+    path = tmp_path / "file"
+    if done:
+        (tmp_path / "file.part").write_bytes(CONTENT[:done])
+    fetch(server.url + page, path, MD5)
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [f"bytes={done}-" if done else None]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+def test_a_download_that_breaks_off_keeps_its_part(server, tmp_path):
+    with pytest.raises(ConfigError, match=r"broke off.*goes on where it stopped; or put the file at") as caught:
+        fetch(server.url + "/breaks", tmp_path / "file", MD5)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "file.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
+    fetch(server.url + "/ranges", tmp_path / "file", MD5)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_download_with_the_wrong_checksum_is_removed(server, tmp_path):
+    with pytest.raises(ConfigError, match="wrong checksum"):
+        fetch(server.url + "/whole", tmp_path / "file", "0" * 32)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_refuses_or_is_silent_or_absent(server, tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot download .*/nothing \(Not Found\); or put the file at"):
+        fetch(server.url + "/nothing", tmp_path / "file", MD5)
+    server.shutdown()  # it still listens, but nobody answers
+    with pytest.raises(ConfigError, match=r"cannot download .*timed out"):
+        fetch(server.url + "/whole", tmp_path / "file", MD5, timeout=0.2)
+    server.server_close()
+    with pytest.raises(ConfigError, match=r"cannot download .*refused"):
+        fetch(server.url + "/whole", tmp_path / "file", MD5)
+
+
+# ---- one's own images
+
+
+@pytest.fixture
+def own_images(tmp_path):
+    for split, number in (("train", 3), ("test", 1)):
+        for c, name in enumerate(("cat", "dog")):
+            for i in range(number):
+                save_image(tmp_path / split / name / f"{i}.png", np.full((20, 30, 3), 100 * c + i, dtype=np.uint8))
+    return tmp_path
+
+
+def test_folder(own_images):
+    data = load_folder(str(own_images), image_size=16)
+    assert data.train_images.shape == (6, 3, 16, 16)
+    assert data.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert data.train_images[:, 0, 0, 0].tolist() == [0, 1, 2, 100, 101, 102]
+    assert data.num_classes == 2
+    grey = load_folder(str(own_images), image_size=8, in_channels=1, cache=False)
+    assert grey.test_images.shape == (2, 1, 8, 8)
+    (own_images / "test").rename(own_images / "val")
+    assert torch.equal(load_folder(str(own_images), image_size=16).test_images, data.test_images)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "test").rename(f / "exam"), r"dataset=folder needs .*/test/<class>/<image>"),
+        (lambda f: [p.unlink() for p in f.glob("train/*/*.png")], r"train has no images: put them at"),
+        (lambda f: (f / "test" / "cow").mkdir(), r"cow has no counterpart in .*train"),
+        (lambda f: (f / "test" / "cat" / "0.png").write_bytes(b"PNG?"), r"image .*0.png cannot be read"),
+    ],
+)
+def test_folder_errors(own_images, damage, message):
+    damage(own_images)
+    with pytest.raises(ConfigError, match=message):
+        load_folder(str(own_images))
+
+
+def test_folder_arguments(own_images):
+    with pytest.raises(ValueError, match=r"^in_channels must be 1 or 3, got 2$"):
+        load_folder(str(own_images), in_channels=2)
+    with pytest.raises(ValueError, match=r"^image_size must be >= 1, got 0$"):
+        load_folder(str(own_images), image_size=0)

@@ -1,0 +1,61 @@
+"""CIFAR-10 and CIFAR-100 from torchvision's files, without augmentation."""
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchvision import datasets
+
+from fire_core.harness.errors import ConfigError
+from vision.data.files import md5_of, unpacked
+from vision.data.images import ImageData
+
+
+def load_cifar10(root: str = "data", download: bool = False, test_statistics: str = "train") -> ImageData:
+    """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images of 32x32 in 10 classes.
+
+    Args:
+        root: folder of `cifar-10-batches-py` or of the published archive.
+        download: whether to fetch the archive if neither is there.
+        test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
+
+    Returns:
+        uint8 images (N, 3, 32, 32).
+
+    Raises:
+        ConfigError: the files are not there, or are damaged.
+        ValueError: if `test_statistics` is unknown.
+    """
+    return _load(datasets.CIFAR10, "cifar10", 10, root, download, test_statistics)
+
+
+def load_cifar100(root: str = "data", download: bool = False, test_statistics: str = "train") -> ImageData:
+    """CIFAR-100 (Krizhevsky 2009): as CIFAR-10 with 100 classes, in `cifar-100-python`.
+
+    The authors' code has `test_statistics=test` here (and only here).
+    """
+    return _load(datasets.CIFAR100, "cifar100", 100, root, download, test_statistics)
+
+
+def _load(
+    kind: type[datasets.CIFAR10], name: str, classes: int, root: str, download: bool, test_statistics: str
+) -> ImageData:
+    base = Path(root)
+    folder = unpacked(base / kind.base_folder, base / kind.filename, kind.url, kind.tgz_md5, download, name)
+    files = [*kind.train_list, *kind.test_list, [kind.meta["filename"], kind.meta["md5"]]]
+    for file, md5 in files:
+        path = folder / file
+        if not path.is_file() or md5_of(path) != md5:
+            state = "is damaged" if path.exists() else "is missing"
+            raise ConfigError(f"{path} {state}: remove {folder} and put {kind.url} at {base / kind.filename}")
+    # torchvision reads pickles: here only ones whose checksums, just seen, are those of the published files.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy on the dtype that was pickled in 2009
+        train, test = (_tensors(kind(root, train=train)) for train in (True, False))
+    return ImageData.of(train, test, classes, test_statistics)
+
+
+def _tensors(dataset: datasets.CIFAR10) -> tuple[Tensor, Tensor]:
+    images = torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous()  # (N, 32, 32, 3) -> (N, 3, 32, 32)
+    return images, torch.tensor(dataset.targets)

@@ -1,0 +1,77 @@
+"""One's own images, in a folder for each class."""
+
+from pathlib import Path
+
+import torch
+from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+
+from fire_core.harness.errors import ConfigError
+from vision.data.decode import cached, decode, fingerprint
+from vision.data.images import ImageData
+from vision.models.checks import check_positive
+
+
+def load_folder(
+    root: str = "data/folder",
+    image_size: int = 32,
+    in_channels: int = 3,
+    test_statistics: str = "train",
+    cache: bool = True,
+) -> ImageData:
+    """Images in torchvision's ImageFolder layout: `train/<class>/*.png`, and the same under `test/` or `val/`.
+
+    Args:
+        root: folder that has `train` and `test` (or `val`).
+        image_size: height and width in pixels; other images are cut to their central square and resized.
+        in_channels: 3 for colour, 1 for grey.
+        test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
+        cache: whether to keep the decoded images in `root`, which saves the decoding at every start.
+
+    Returns:
+        uint8 images (N, in_channels, image_size, image_size).
+
+    Raises:
+        ConfigError: a folder or all its images are missing, or an image is damaged.
+        ValueError: if an argument is out of range.
+    """
+    check_positive(image_size=image_size)
+    if in_channels not in (1, 3):
+        raise ValueError(f"in_channels must be 1 or 3, got {in_channels}")
+    base = Path(root)
+    test_folder = base / ("val" if (base / "val").is_dir() and not (base / "test").is_dir() else "test")
+    for needed in (base / "train", test_folder):
+        if not needed.is_dir():
+            raise ConfigError(
+                f"dataset=folder needs {needed}/<class>/<image>.png (or .jpg, ...): set dataset.root= to a folder "
+                "with train/ and test/ (or val/)"
+            )
+    classes = sorted(entry.name for entry in (base / "train").iterdir() if entry.is_dir())
+    for entry in test_folder.iterdir():
+        if entry.is_dir() and entry.name not in classes:
+            raise ConfigError(f"{entry} has no counterpart in {base / 'train'}: test classes must be trained on")
+    train, test = (_samples(split, classes) for split in (base / "train", test_folder))
+
+    def make() -> dict[str, torch.Tensor]:
+        return {
+            "train_images": decode([file for file, _ in train], image_size, in_channels),
+            "test_images": decode([file for file, _ in test], image_size, in_channels),
+        }
+
+    if cache:
+        key = fingerprint([file for file, _ in train + test], image_size, in_channels)
+        images = cached(base / f"decoded-{image_size}x{in_channels}.safetensors", key, make)
+    else:
+        images = make()
+    labels = [torch.tensor([label for _, label in split]) for split in (train, test)]
+    return ImageData.of(
+        (images["train_images"], labels[0]), (images["test_images"], labels[1]), len(classes), test_statistics
+    )
+
+
+def _samples(split: Path, classes: list[str]) -> list[tuple[Path, int]]:
+    """Image files below a split's folder, sorted, with their class numbers."""
+    numbers = {name: i for i, name in enumerate(classes)}
+    samples = make_dataset(split, numbers, extensions=IMG_EXTENSIONS, allow_empty=True) if classes else []
+    if not samples:
+        raise ConfigError(f"{split} has no images: put them at {split}/<class>/<image>.png (or .jpg, ...)")
+    return [(Path(file), label) for file, label in samples]
