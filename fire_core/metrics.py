@@ -3,6 +3,8 @@
 Every function says which definition it follows. Matrices are (..., m, n); half precision is computed in float32.
 """
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -39,3 +41,176 @@ def sfe(A: Tensor, B: Tensor) -> Tensor:
         (...).
     """
     return (_working(A) - _working(B)).square().sum((-2, -1))
+
+
+# ------------------------------------------------------------------------------------------------------------- ranks
+
+
+def stable_rank(W: Tensor) -> Tensor:
+    """||W||_F^2 / ||W||_2^2 (Rudelson and Vershynin, J. ACM 2007): at most the rank, unmoved by tiny singular values.
+
+    Args:
+        W: (..., m, n).
+
+    Returns:
+        (...), between 1 and min(m, n); 0 for a zero matrix.
+    """
+    squares = torch.linalg.svdvals(_working(W)).square()
+    top = squares.amax(-1)
+    return torch.where(top > 0, squares.sum(-1) / torch.where(top > 0, top, 1), 0)
+
+
+def effective_rank(W: Tensor) -> Tensor:
+    """exp of the entropy of the singular values divided by their sum (Roy and Vetterli, EUSIPCO 2007).
+
+    Args:
+        W: (..., m, n).
+
+    Returns:
+        (...), between 1 and min(m, n); 0 for a zero matrix.
+    """
+    values = torch.linalg.svdvals(_working(W))
+    total = values.sum(-1, keepdim=True)
+    p = values / torch.where(total > 0, total, 1)
+    return torch.where(total[..., 0] > 0, torch.special.entr(p).sum(-1).exp(), 0)
+
+
+def srank(W: Tensor, delta: float = 0.01) -> Tensor:
+    """Fewest singular values that hold 1 - delta of their sum: the effective rank of Kumar et al. (ICLR 2021).
+
+    Args:
+        W: (..., m, n); Kumar et al. take the features of a batch, (samples, units).
+        delta: the share left out.
+
+    Returns:
+        (...) int64; 0 for a zero matrix.
+    """
+    values = torch.linalg.svdvals(_working(W))
+    total = values.sum(-1, keepdim=True)
+    short = values.cumsum(-1) < (1 - delta) * total  # the prefixes that do not hold enough yet
+    return torch.where(total[..., 0] > 0, short.sum(-1) + 1, 0)
+
+
+def feature_rank(features: Tensor, epsilon: float = 0.01) -> Tensor:
+    """Singular values of features / sqrt(samples) above epsilon (Lyle, Rowland and Dabney, ICLR 2022).
+
+    Args:
+        features: (..., samples, units) activations of one layer.
+        epsilon: threshold in units of the activations.
+
+    Returns:
+        (...) int64.
+    """
+    values: Tensor = torch.linalg.svdvals(_working(features) / features.shape[-2] ** 0.5)
+    return torch.sum(values > epsilon, -1)
+
+
+# ------------------------------------------------------------------------------------------------------- activations
+
+
+def dormant_scores(activations: Tensor) -> Tensor:
+    """ReDo's score of each unit: its mean |activation| divided by the layer's mean (Sokar et al., ICML 2023).
+
+    Args:
+        activations: (samples, ..., units), after the nonlinearity; a convolution's (N, C, H, W) has its channels moved
+            last, `x.movedim(1, -1)`.
+
+    Returns:
+        (units,), mean 1; 0 for every unit of a silent layer.
+    """
+    size = _working(activations).abs().flatten(0, -2).mean(0)
+    mean = size.mean()
+    return size / torch.where(mean > 0, mean, 1)
+
+
+def dormant_ratio(activations: Tensor | Iterable[Tensor] | Mapping[str, Tensor], threshold: float = 0.0) -> float:
+    """Share of the units whose score is at most the threshold, over all layers together (Sokar et al., ICML 2023).
+
+    Args:
+        activations: of one layer, or of several, each as in `dormant_scores`.
+        threshold: tau; 0 counts units that are silent on every sample, ReDo's figures use 0 to 0.1.
+
+    Returns:
+        Between 0 and 1.
+    """
+    layers = [activations] if isinstance(activations, Tensor) else activations
+    layers = list(layers.values()) if isinstance(layers, Mapping) else list(layers)
+    scores = torch.cat([dormant_scores(layer) for layer in layers])
+    return float((scores <= threshold).double().mean())
+
+
+def output_covariance_discrepancy(outputs: Tensor, reference: Tensor | None = None) -> Tensor:
+    """||C - C_ref||_F between the second moments C = Y^T Y / samples of two sets of outputs (theorem 1 of FIRE).
+
+    Between a layer's outputs before and after a change of its weight A to B it is at most
+    ||Sigma||_2 (||A||_2 + ||B||_2) ||A - B||_F, Sigma being the inputs' second moment: small SFE, small discrepancy.
+    Against the identity, for white inputs and a weight with d_out <= d_in, it is sqrt(DfI) itself.
+
+    Args:
+        outputs: (samples, units).
+        reference: (samples', units); None for the identity.
+
+    Returns:
+        A scalar tensor.
+    """
+    first = _second_moment(outputs)
+    second = torch.eye(len(first), dtype=first.dtype, device=first.device)
+    if reference is not None:
+        second = _second_moment(reference)
+    norm: Tensor = torch.linalg.matrix_norm(first - second)
+    return norm
+
+
+def _second_moment(outputs: Tensor) -> Tensor:
+    Y = _working(outputs)
+    return Y.mT @ Y / Y.shape[0]
+
+
+# --------------------------------------------------------------------------------------------------------- sharpness
+
+
+def hessian_spectral_norm(
+    loss: Callable[[], Tensor],
+    params: Sequence[Tensor],
+    iterations: int = 100,
+    tol: float = 1e-4,
+    generator: torch.Generator | None = None,
+) -> float:
+    """Largest |eigenvalue| of the Hessian of a loss, by power iteration on Hessian-vector products.
+
+    One product costs a backward pass through the gradient (Pearlmutter, Neural Computation 1994); the Hessian is never
+    formed. The loss must be deterministic: evaluation mode, a fixed batch.
+
+    Args:
+        loss: computes the scalar loss from the parameters as they are.
+        params: the parameters to differentiate by.
+        iterations: at most so many products.
+        tol: stop once the estimate moves by less than this, relatively.
+        generator: of the start vector, on the parameters' device; None for a fixed seed.
+
+    Returns:
+        ||H v|| at the last unit vector v: a lower bound that converges to ||H||_2.
+    """
+    params = [p for p in params if p.requires_grad]
+    generator = generator or torch.Generator(params[0].device).manual_seed(0)
+    with torch.enable_grad():
+        grads = torch.autograd.grad(loss(), params, create_graph=True, materialize_grads=True)
+    v = [torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) for p in params]
+    norm, last = _normalise_(v), 0.0
+    for _ in range(iterations):
+        if not any(g.requires_grad for g in grads):
+            return 0.0  # a loss that is linear in its parameters
+        Hv = torch.autograd.grad(grads, params, v, retain_graph=True, materialize_grads=True)
+        v = [h.detach().clone() for h in Hv]
+        norm = _normalise_(v)
+        if norm == 0 or abs(norm - last) <= tol * norm:
+            break
+        last = norm
+    return norm
+
+
+def _normalise_(vector: list[Tensor]) -> float:
+    norm = float(torch.stack([part.double().square().sum() for part in vector]).sum().sqrt())
+    for part in vector:
+        part.div_(norm or 1.0)
+    return norm

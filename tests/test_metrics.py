@@ -1,0 +1,191 @@
+"""Metrics against definitions in numpy and float64, and the directions of the paper's four theorems."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fire_core import fire_
+from fire_core import metrics as M
+
+
+def with_spectrum(values: list[float], m: int, n: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    U, _ = torch.linalg.qr(torch.randn(m, m, generator=generator, dtype=torch.float64))
+    V, _ = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))
+    k = len(values)
+    return U[:, :k] * torch.tensor(values, dtype=torch.float64) @ V[:, :k].mT
+
+
+SPECTRUM = [3.0, 2.0, 0.5, 0.1]
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (7, 4), (4, 7)])
+def test_dfi_and_ranks_follow_the_singular_values(shape):
+    W = with_spectrum(SPECTRUM, *shape)
+    s = np.array(SPECTRUM)
+    p = s / s.sum()
+    assert float(M.dfi(W)) == pytest.approx(((s**2 - 1) ** 2).sum())
+    assert float(M.stable_rank(W)) == pytest.approx((s**2).sum() / 9)
+    assert float(M.effective_rank(W)) == pytest.approx(math.exp(-(p * np.log(p)).sum()))
+    assert int(M.srank(W, delta=0.01)) == 4  # the first three hold 5.5 of 5.6, short of 99 %
+    assert int(M.srank(W, delta=0.02)) == 3
+
+
+def test_metrics_of_a_batch_are_those_of_its_matrices():
+    W = torch.randn(3, 2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for metric in (M.dfi, M.stable_rank, M.effective_rank, M.srank):
+        whole = metric(W)
+        assert whole.shape == (3, 2)
+        assert whole[2, 1] == pytest.approx(metric(W[2, 1]).item())
+
+
+def test_isometries_and_zero():
+    eye = torch.eye(5)[:, :3]
+    assert float(M.dfi(eye)) == 0
+    assert float(M.dfi(eye.mT)) == 0
+    assert float(M.stable_rank(eye)) == pytest.approx(3)
+    assert float(M.effective_rank(eye)) == pytest.approx(3)
+    zero = torch.zeros(5, 3)
+    assert [float(f(zero)) for f in (M.dfi, M.stable_rank, M.effective_rank, M.srank)] == [3, 0, 0, 0]
+
+
+def test_half_precision_is_computed_in_float32():
+    W = torch.randn(300, 200, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert M.dfi(W).dtype == torch.float32
+    torch.testing.assert_close(M.dfi(W).double(), M.dfi(W.double()), rtol=1e-5, atol=0)
+    torch.testing.assert_close(M.sfe(W, W * 0).double(), W.double().square().sum(), rtol=1e-5, atol=0)
+
+
+def test_dfi_is_differentiable():
+    W = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(M.dfi, W)
+
+
+def test_feature_rank_counts_directions_above_the_threshold():
+    features = with_spectrum([50.0, 5.0, 0.05], 100, 8)  # / sqrt(100): 5, 0.5, 0.005
+    assert int(M.feature_rank(features)) == 2
+    assert int(M.feature_rank(features, epsilon=0.001)) == 3
+
+
+def test_dormant_ratio_is_redos():
+    # |h| means 1, 0.5, 0.02, 0 -> scores by the mean 0.38: 2.63, 1.32, 0.0526, 0
+    layer = torch.tensor([[1.0, 0.5, 0.04, 0.0], [-1.0, 0.5, 0.0, 0.0]])
+    torch.testing.assert_close(M.dormant_scores(layer), torch.tensor([1, 0.5, 0.02, 0]) / 0.38)
+    assert M.dormant_ratio(layer) == 0.25
+    assert M.dormant_ratio(layer, 0.1) == 0.5
+    alive = torch.ones(2, 12)
+    assert M.dormant_ratio({"a": layer, "b": alive}, 0.1) == 2 / 16  # over all units, not the mean of two ratios
+    assert M.dormant_ratio([torch.zeros(3, 4)]) == 1
+    images = torch.rand(2, 3, 4, 4)
+    assert M.dormant_scores(images.movedim(1, -1)).shape == (3,)
+
+
+def quadratic(A: Tensor) -> tuple[Tensor, nn.Parameter]:
+    x = nn.Parameter(torch.ones(len(A), dtype=A.dtype))
+    return (lambda: 0.5 * x @ A @ x), x
+
+
+def test_hessian_norm_of_a_quadratic_is_its_largest_absolute_eigenvalue():
+    Q, _ = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+    loss, x = quadratic(Q @ torch.diag(torch.tensor([3.0, -7.0, 1.0, 0.5, 2.0, 0.0], dtype=torch.float64)) @ Q.mT)
+    assert M.hessian_spectral_norm(loss, [x], tol=1e-9) == pytest.approx(7, rel=1e-6)
+
+
+def test_hessian_norm_agrees_with_the_full_hessian():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randn(20, 2, dtype=torch.float64)
+    params = dict(model.named_parameters())
+    flat = torch.cat([p.detach().flatten() for p in params.values()])
+
+    def loss_of(vector: Tensor) -> Tensor:
+        parts = vector.split([p.numel() for p in params.values()])
+        state = {n: part.view_as(p) for (n, p), part in zip(params.items(), parts, strict=True)}
+        return F.mse_loss(torch.func.functional_call(model, state, x), y)
+
+    exact = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss_of, flat)).abs().max()
+    estimate = M.hessian_spectral_norm(lambda: F.mse_loss(model(x), y), list(params.values()), 500, tol=1e-9)
+    assert estimate == pytest.approx(float(exact), rel=1e-4)
+    assert all(p.grad is None for p in params.values())
+
+
+def test_hessian_norm_of_a_linear_loss_is_zero():
+    x = nn.Parameter(torch.ones(3))
+    assert M.hessian_spectral_norm(lambda: x.sum() * 2, [x]) == 0
+
+
+# ---------------------------------------------------------------------- the directions of FIRE's theorems
+
+
+def ill_conditioned(layers: int = 3, width: int = 24, top: float = 3.0, seed: int = 0) -> nn.Sequential:
+    """A ReLU network whose weights have geometric spectra, top to top / 300: what long training leaves behind."""
+    torch.manual_seed(seed)
+    modules: list[nn.Module] = []
+    for i in range(layers):
+        layer = nn.Linear(width, width, bias=False)
+        spectrum = [top * 300.0 ** (-k / (width - 1)) for k in range(width)]
+        with torch.no_grad():
+            layer.weight.copy_(with_spectrum(spectrum, width, width, seed + i))
+        modules += [layer, nn.ReLU()]
+    return nn.Sequential(*modules, nn.Linear(width, 3)).double()
+
+
+def hidden(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    out = []
+    for module in model[:-1]:
+        x = module(x)
+        out += [x.detach()] if isinstance(module, nn.ReLU) else []
+    return out
+
+
+INPUTS = torch.randn(200, 24, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+
+
+def test_theorem_1_output_covariance_follows_dfi_and_sfe():
+    W = with_spectrum([3.0, 1.0, 0.2], 3, 6)
+    Q, _ = torch.linalg.qr(torch.randn(500, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64))
+    white = Q * 500**0.5  # second moment exactly I
+    gap = M.output_covariance_discrepancy(white @ W.mT)
+    torch.testing.assert_close(gap, M.dfi(W).sqrt())
+    gaps = []
+    for step in (0.01, 0.1, 0.5):
+        moved = W + step * torch.randn(W.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        gaps.append(float(M.output_covariance_discrepancy(white @ W.mT, white @ moved.mT)))
+        norms = torch.linalg.matrix_norm(W, 2) + torch.linalg.matrix_norm(moved, 2)
+        assert gaps[-1] <= float(norms * M.sfe(W, moved).sqrt())
+    assert gaps == sorted(gaps)
+
+
+@pytest.mark.parametrize("seed", [0, 10, 20])
+def test_theorem_2_isometry_flattens_the_loss(seed):
+    y = torch.randint(3, (200,), generator=torch.Generator().manual_seed(4))
+    model = ill_conditioned(top=6.0, seed=seed)
+    loss = lambda: F.cross_entropy(model(INPUTS), y)  # noqa: E731
+    before = M.hessian_spectral_norm(loss, list(model.parameters()))
+    fire_(model, solver="exact")
+    assert M.hessian_spectral_norm(loss, list(model.parameters())) < before / 2
+
+
+def test_theorem_3_isometry_raises_feature_rank():
+    model = ill_conditioned()
+    before = hidden(model, INPUTS)[-1]
+    fire_(model, solver="exact")
+    after = hidden(model, INPUTS)[-1]
+    assert M.effective_rank(after) > 1.5 * M.effective_rank(before)
+    assert M.srank(after) > M.srank(before)
+
+
+def test_theorem_4_isometry_wakes_dormant_units():
+    model = ill_conditioned(layers=4)
+    with torch.no_grad():
+        for layer in model[:-1:2]:
+            layer.weight[:8] *= 1e-3  # a third of the rows shrink away
+    before = M.dormant_ratio(hidden(model, INPUTS), 0.1)
+    fire_(model, solver="exact")
+    after = M.dormant_ratio(hidden(model, INPUTS), 0.1)
+    assert before > 0.25
+    assert after < before / 2
