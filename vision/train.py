@@ -24,9 +24,8 @@ from tqdm import tqdm
 
 from fire_core.harness import seeding
 from fire_core.harness.build import build
-from fire_core.harness.cli import run_program
+from fire_core.harness.cli import Outcome, job, run_program
 from fire_core.harness.config import Trunk, check_name, digest, identity, resolve_device
-from fire_core.harness.console import show_log
 from fire_core.harness.errors import ConfigError, TrainingError
 from fire_core.harness.first_phase import shared_first_phase
 from fire_core.harness.measure import Stopwatch, total_dfi, total_sfe
@@ -65,13 +64,21 @@ ConfigStore.instance().store(name="vision_schema", node=VisionConfig)
 @hydra.main(version_base="1.3", config_path="../conf", config_name="vision")
 def main(config: DictConfig) -> None:
     """Train one configuration, unless that is already done; go on where it was interrupted."""
-    show_log()
+    with job(config) as outcome:
+        summary = run_one(config, outcome)
+        outcome.result = f"test accuracy {summary['test/accuracy']:.4f} in {summary['seconds']:.1f} s"
+
+
+def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
+    """Open the run's folder and take the run to its end; the summary, also of a run that was done before."""
     task = Task.from_config(config)
     whole = OmegaConf.to_container(config, resolve=True)
     assert isinstance(whole, dict)
     options: dict[str, Any] = {str(key): value for key, value in whole.items()}
     what = identity(options)
-    name = "-".join(check_name(option, str(options[option]["name"])) for option in ("benchmark", "dataset", "method"))
+    name = "-".join(
+        check_name(f"{option}.name", str(options[option]["name"])) for option in ("benchmark", "dataset", "method")
+    )
     folder = Path(config.paths.runs) / "vision" / f"{name}-s{config.seed}-{digest(what)}"
     yaml = OmegaConf.to_yaml(config, resolve=True)
     every, keep = config.checkpoint.every_seconds, config.checkpoint.keep
@@ -80,7 +87,8 @@ def main(config: DictConfig) -> None:
     with Run(folder, what, yaml, tracker, every, keep) as run:
         if (summary := run.done) is not None:
             log.info("%s is done: test accuracy %.4f", folder, summary["test/accuracy"])
-            return
+            outcome.state = "skipped"
+            return summary
         state = run.resume(task.device)
         if state is not None:
             log.info("%s goes on from step %d", folder, state["step"])
@@ -98,8 +106,11 @@ def main(config: DictConfig) -> None:
             )
             state["method"] = None
             run.append_rows(rows)
-        run.finish(train(task, run, state=state))
-        log.info("%s: test accuracy %.4f", folder, (run.done or {})["test/accuracy"])
+        summary = train(task, run, state)
+        run.finish(summary)
+        log.info("%s: test accuracy %.4f", folder, summary["test/accuracy"])
+        outcome.state = "done"
+        return summary
 
 
 @dataclass
@@ -123,8 +134,9 @@ class Task:
         for option in ("epochs", "batch_size", "eval_batch_size"):
             if config[option] < 1:
                 raise ConfigError(f"{option} must be at least 1, got {config[option]}")
-        if config.lr <= 0 or (config.grad_clip is not None and config.grad_clip <= 0):
-            raise ConfigError(f"lr and grad_clip must be positive, got {config.lr} and {config.grad_clip}")
+        for option in ("lr", "grad_clip"):
+            if config[option] is not None and not config[option] > 0:
+                raise ConfigError(f"{option} must be positive, got {config[option]}")
         if not 0 <= config.warmup <= 1:
             raise ConfigError(f"warmup is a fraction of a phase in [0, 1], got {config.warmup}")
         if config.precision not in ("float32", "bfloat16"):
@@ -292,7 +304,10 @@ def begin_phase(task: Task, learner: Learner, index: int) -> None:
         old = {key: value.clone() for key, value in learner.model.state_dict().items()}
         context = make_context(task, learner)
         with Stopwatch(task.device) as watch:
-            numbers = learner.method.at_boundary(learner.net, context)
+            try:
+                numbers = learner.method.at_boundary(learner.net, context)
+            except ValueError as error:
+                raise TrainingError(f"method={config.method.name} before phase {index}: {error}") from error
         after = {"dfi_after": total_dfi(learner.net), "test_accuracy_after": evaluate(task, learner, index)}
         numbers |= before | after | {"sfe": total_sfe(learner.net, {"model": old})}
         learner.boundary = {f"boundary/{key}": value for key, value in numbers.items()}
@@ -439,4 +454,4 @@ def show(bar: "tqdm[Any]", row: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, "vision")

@@ -1,5 +1,6 @@
 """Build what a configuration's group names in `_target_`."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,5 +33,5 @@ def build(option: str, node: Mapping[str, Any] | None, **also: Any) -> Any:
 def _say(option: str, node: Mapping[str, Any], cause: Exception) -> str:
     """`width must be >= 1` becomes `model.width must be >= 1` when `width` is one of the node's keys."""
     text = str(cause)
-    named = text.split(maxsplit=1)[0] in node if text else False
+    named = re.split(r"[\s=]", text, maxsplit=1)[0] in node
     return f"{option}.{text}" if named else f"{option}={node.get('name', '?')}: {text}"

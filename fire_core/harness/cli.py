@@ -1,55 +1,146 @@
-"""How a program starts: one clear line for what the user can mend, a traceback only when asked for."""
+"""How a program starts and ends: one clear line for what the user can mend, a traceback only when asked for.
 
+A program is `if __name__ == "__main__": run_program(main, "vision")` around a `@hydra.main` function, whose body is
+within `with job(config) as outcome`. `HYDRA_FULL_ERROR=1` in the environment brings tracebacks back.
+"""
+
+import contextlib
 import difflib
-import logging
+import json
 import os
 import re
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fire_core.harness.console import show_log
 from fire_core.harness.errors import ConfigError, TrainingError
 
 EXIT_CONFIG, EXIT_TRAINING = 2, 3
 USER_ERRORS = (ConfigError, TrainingError, HydraException, OmegaConfBaseException)
+CONF = Path(__file__).parents[2] / "conf"
+SWEEP_LOG = "FIRE_SWEEP_LOG"  # where the jobs of a sweep, in whatever process, tell how they ended
 
 
-def run_program(main: Callable[[], None]) -> None:
-    """Call a `@hydra.main` function; print errors of the user's making as one line and exit with their code.
+@dataclass
+class Outcome:
+    """How one job of a sweep ended: `state` is done, skipped (was done before), failed or stopped."""
 
-    `HYDRA_FULL_ERROR=1` in the environment shows the traceback.
-    """
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        main()
-        return
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
-    logging.getLogger("hydra.core.utils").addFilter(lambda record: "Error executing job" not in record.getMessage())
+    run: str
+    state: str = "failed"
+    result: str = ""
+
+
+@contextlib.contextmanager
+def job(config: DictConfig) -> Iterator[Outcome]:
+    """Around the body of a job: says what it tells of the user's errors on one line, and notes how it ended."""
+    show_log()
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    outcome = Outcome(" ".join(overrides) or "(no options)")
     try:
-        main()
+        yield outcome
+    except SystemExit:
+        outcome.state = "stopped"
+        raise
     except USER_ERRORS as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        raise SystemExit(EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG) from None
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+        outcome.result = one_line(error)
+        if not HydraConfig.initialized() or (HydraConfig.get().mode == RunMode.RUN and not _wants_traceback()):
+            _leave(error)
+        raise
+    except Exception as error:
+        outcome.result = f"{type(error).__name__}: {one_line(error)}"
+        raise
     finally:
-        del os.environ["HYDRA_FULL_ERROR"]
+        if path := os.environ.get(SWEEP_LOG):
+            with open(path, "a") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
 
 
-def one_line(error: BaseException) -> str:
-    """An error's message, and that of the error underneath when it says more, on one line with a near match."""
+def run_program(main: Callable[[], None], config_name: str) -> None:
+    """Call a `@hydra.main` function; after a sweep, show how each of its jobs ended."""
+    asked = _wants_traceback()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
+    os.environ["FIRE_TRACEBACK"] = "1" if asked else "0"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sweep.jsonl"
+        os.environ[SWEEP_LOG] = str(path)
+        try:
+            main()
+        except USER_ERRORS as error:
+            if asked:
+                raise
+            _show_sweep(path)
+            _leave(error, config_name)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise SystemExit(130) from None
+        else:
+            _show_sweep(path)
+        finally:
+            del os.environ[SWEEP_LOG]
+
+
+def _wants_traceback() -> bool:
+    return os.environ.get("FIRE_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR")) == "1"
+
+
+def _leave(error: BaseException, config_name: str | None = None) -> None:
+    print(f"error: {one_line(error, config_name)}", file=sys.stderr)
+    raise SystemExit(EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG) from None
+
+
+def _show_sweep(path: Path) -> None:
+    """A table of all jobs, if there were several."""
+    outcomes = [Outcome(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    if len(outcomes) > 1:
+        width = max(len(outcome.run) for outcome in outcomes)
+        for outcome in outcomes:
+            print(f"{outcome.run:<{width}}  {outcome.state:<8}  {outcome.result}", file=sys.stderr)
+
+
+def one_line(error: BaseException, config_name: str | None = None) -> str:
+    """An error's message, and that of the error underneath it, on one line, with the accepted names and a near one."""
     parts = [str(error)]
     if isinstance(error, HydraException) and error.__cause__ is not None:
         parts.append(str(error.__cause__))
-    text = " ".join(" ".join(parts).split())
-    text = re.sub(r"(full_key|object_type|reference_type)=[^ ]*", "", text)
-    text = re.sub(r"[Ss]et the environment variable HYDRA_FULL_ERROR=1.*", "", text).strip()
-    missing = re.search(r"Could not find '(?:.*/)?([^/']+)'.*Available options in '([^']+)': (.*)", text)
-    if missing:
-        name, group, options = missing[1], missing[2], missing[3].split()
-        near = difflib.get_close_matches(name, options, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        return f"{group}={name} is unknown{hint}; accepted: {', '.join(options)}"
-    return text
+    text = "\n".join(parts)
+    choice = re.search(
+        r"Could not find '(?:.*/)?([^/']+)'.*?Available options in '([^']+)':\n((?:\t[^\n]*\n?)+)", text, re.S
+    )
+    if choice:
+        return f"{choice[2]}={choice[1]} is unknown{_near(choice[1], choice[3].split())}"
+    key = re.search(r"Could not override '([^']+)'", text)
+    if key:
+        parent, _, name = key[1].rpartition(".")
+        return f"option {key[1]} is unknown{_near(name, _keys(parent, config_name))}"
+    merging = re.search(r"Error merging override (\S+)\n(.*)", text)
+    if merging:
+        return f"{merging[1]}: {merging[2]}"
+    return " ".join(re.sub(r"\b(full_key|object_type|reference_type)[:=] ?\S+", "", text).split())
+
+
+def _near(name: str, accepted: list[str]) -> str:
+    near = difflib.get_close_matches(name, accepted, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"{hint}; accepted: {', '.join(accepted)}" if accepted else hint
+
+
+def _keys(parent: str, config_name: str | None) -> list[str]:
+    """The keys of a node of the program's default configuration."""
+    if config_name is None:
+        return []
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose(config_name)
+    node = OmegaConf.select(config, parent) if parent else config
+    return [str(key) for key in node] if isinstance(node, DictConfig) else []

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 
+from fire_core.layout import PRESETS
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.reinit import fire_
+from fire_core.polar import NORM_INITS, SOLVERS
+from fire_core.reinit import SCALES, fire_
 
 
 class Fire(Method):
@@ -19,6 +21,9 @@ class Fire(Method):
         layout: which weights, see `fire_core.layout`; None: the network's own.
         scale: modular, orthogonal, match_init.
         blend: in [0, 1]; 1 projects all the way.
+
+    Raises:
+        ValueError: an unknown name, or no iteration.
     """
 
     def __init__(
@@ -30,6 +35,16 @@ class Fire(Method):
         scale: str = "modular",
         blend: float = 1.0,
     ) -> None:
+        for name, value, accepted in (
+            ("solver", solver, SOLVERS),
+            ("norm_init", norm_init, NORM_INITS),
+            ("scale", scale, SCALES),
+            ("layout", layout, (None, *PRESETS)),
+        ):
+            if not isinstance(value, Mapping) and value not in accepted:
+                raise ValueError(f"{name}={value} is unknown; accepted: {', '.join(map(str, accepted))}")
+        if iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {iterations}")
         self.solver, self.iterations, self.norm_init = solver, iterations, norm_init
         self.layout, self.scale, self.blend = layout, scale, blend
 
