@@ -51,7 +51,7 @@ def _load(
             raise ConfigError(f"{path} {state}: remove {folder} and put {kind.url} at {base / kind.filename}")
     # torchvision reads pickles: here only ones whose checksums, just seen, are those of the published files.
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy on the dtype that was pickled in 2009
+        warnings.simplefilter("ignore")  # some versions of NumPy do not like how dtypes were pickled in 2009
         train, test = (_tensors(kind(root, train=train)) for train in (True, False))
     return ImageData.of(train, test, classes, test_statistics)
 

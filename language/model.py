@@ -1,0 +1,200 @@
+"""GPT-2's architecture in nanoGPT's layout, with the options that continual pre-training is studied with."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ACTIVATIONS = ("gelu", "relu2", "swiglu")
+IGNORED = -1  # a target that does not count
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """max(x, 0)^2 (So et al., arXiv 2109.08668)."""
+    return F.relu(x).square()
+
+
+def swiglu_hidden(n_embd: int) -> int:
+    """8/3 of the width, rounded up to a multiple of 256: three matrices cost what two of 4 x the width do."""
+    return 256 * math.ceil(8 * n_embd / 3 / 256)
+
+
+class Attention(nn.Module):
+    """Causal self-attention, with fewer key and value heads if asked (Ainslie et al., arXiv 2305.13245).
+
+    `c_attn` is one matrix with the rows of the queries, then the keys, then the values.
+    """
+
+    def __init__(self, n_embd: int, n_head: int, n_kv_head: int, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.n_head, self.n_kv_head, self.head_dim = n_head, n_kv_head, n_embd // n_head
+        self.c_attn = nn.Linear(n_embd, (n_head + 2 * n_kv_head) * self.head_dim, bias=bias)
+        self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.c_attn(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)  # (B, heads, T, head_dim)
+        q, k, v = heads.split([self.n_head, self.n_kv_head, self.n_kv_head], dim=1)
+        mixed = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True,
+            enable_gqa=self.n_kv_head != self.n_head,
+        )
+        mixed = self.c_proj(mixed.transpose(1, 2).flatten(2))  # (B, T, n_embd)
+        return F.dropout(mixed, self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    """A perceptron of one hidden layer, or the gated SwiGLU (Shazeer, arXiv 2002.05202)."""
+
+    def __init__(self, n_embd: int, hidden: int, activation: str, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(n_embd, hidden, bias=bias)
+        self.c_gate = nn.Linear(n_embd, hidden, bias=bias) if activation == "swiglu" else None
+        self.c_proj = nn.Linear(hidden, n_embd, bias=bias)
+        self.activation: Callable[[Tensor], Tensor] = relu_squared if activation == "relu2" else F.gelu
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.c_fc(x)  # (B, T, hidden)
+        up = self.activation(up) if self.c_gate is None else F.silu(self.c_gate(x)) * up
+        return F.dropout(self.c_proj(up), self.dropout, self.training)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and perceptron, each with a residual connection."""
+
+    def __init__(self, n_embd: int, attention: Attention, mlp: MLP, bias: bool) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(n_embd, bias=bias)
+        self.attn = attention
+        self.ln_2 = nn.LayerNorm(n_embd, bias=bias)
+        self.mlp = mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer (GPT-2: Radford et al. 2019) whose head is tied to the token embedding.
+
+    The defaults are the paper's GPT-0.1B: 124,373,760 parameters, the tied matrix counted once.
+
+    Args:
+        vocab_size: number of tokens.
+        block_size: longest context in tokens.
+        n_layer: number of blocks.
+        n_head: query heads.
+        n_embd: width, a multiple of `n_head`.
+        n_kv_head: key and value heads, a divisor of `n_head`; None: as many.
+        bias: whether linear layers and layer norms have biases.
+        activation: of the perceptrons: `gelu` (exact), `relu2` or `swiglu`.
+        hidden: width of the perceptrons; None: 4 x n_embd, for swiglu 8/3 x n_embd rounded up to 256.
+        dropout: probability of dropping a unit, in [0, 1).
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 50_304,
+        block_size: int = 1024,
+        n_layer: int = 12,
+        n_head: int = 12,
+        n_embd: int = 768,
+        n_kv_head: int | None = None,
+        bias: bool = False,
+        activation: str = "gelu",
+        hidden: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        n_kv_head = n_head if n_kv_head is None else n_kv_head
+        sizes = {"vocab_size": vocab_size, "block_size": block_size, "n_layer": n_layer, "n_head": n_head}
+        sizes |= {"n_embd": n_embd, "n_kv_head": n_kv_head}
+        for name, value in sizes.items() if hidden is None else (sizes | {"hidden": hidden}).items():
+            if value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+        if n_embd % n_head:
+            raise ValueError(f"n_embd must be a multiple of n_head={n_head}, got {n_embd}")
+        if n_head % n_kv_head:
+            raise ValueError(f"n_kv_head must divide n_head={n_head}, got {n_kv_head}")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        if hidden is None:
+            hidden = swiglu_hidden(n_embd) if activation == "swiglu" else 4 * n_embd
+
+        self.block_size = block_size
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(vocab_size, n_embd),
+                "wpe": nn.Embedding(block_size, n_embd),
+                "drop": nn.Dropout(dropout),
+                "h": nn.ModuleList(
+                    Block(
+                        n_embd,
+                        Attention(n_embd, n_head, n_kv_head, bias, dropout),
+                        MLP(n_embd, hidden, activation, bias, dropout),
+                        bias,
+                    )
+                    for _ in range(n_layer)
+                ),
+                "ln_f": nn.LayerNorm(n_embd, bias=bias),
+            }
+        )
+        self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
+        self.lm_head.weight = self.transformer["wte"].weight
+        self._initialise(n_layer)
+
+    def _initialise(self, n_layer: int) -> None:
+        """N(0, 0.02), and less by sqrt(2 n_layer) for what is added to the residual stream, as in GPT-2."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("c_proj.weight"):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * n_layer))
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Logits, and the mean cross entropy if there are targets.
+
+        Args:
+            idx: int64 (B, T) tokens, T at most `block_size`.
+            targets: int64 (B, T) next tokens; -1 is not counted.
+
+        Returns:
+            With targets, logits (B, T, vocab_size) and the loss; without, logits of the last position
+            (B, 1, vocab_size) and None.
+
+        Raises:
+            ValueError: if the sequences are longer than `block_size`.
+        """
+        if idx.shape[1] > self.block_size:
+            raise ValueError(f"{idx.shape[1]} tokens do not fit into block_size={self.block_size}")
+        positions = torch.arange(idx.shape[1], device=idx.device)
+        x = self.transformer["drop"](self.transformer["wte"](idx) + self.transformer["wpe"](positions))
+        for block in self.transformer["h"]:
+            x = block(x)
+        x = self.transformer["ln_f"](x)  # (B, T, n_embd)
+        if targets is None:
+            return self.lm_head(x[:, -1:]), None
+        logits = self.lm_head(x)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+    def optimizer_groups(self, weight_decay: float) -> list[dict[str, object]]:
+        """Parameter groups: weight decay for matrices, the embeddings among them; none for biases and norms."""
+        parameters = list(self.parameters())  # the tied matrix comes once
+        return [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
