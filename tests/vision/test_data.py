@@ -3,6 +3,7 @@
 import copyreg
 import hashlib
 import http.server
+import inspect
 import io
 import pickle
 import tarfile
@@ -10,12 +11,15 @@ import threading
 import zipfile
 from pathlib import Path
 
+import hydra
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from PIL import Image
 from torchvision import datasets
 
+import conf
 from fire_core.harness.errors import ConfigError
 from vision.data import load_cifar10, load_cifar100, load_digits, load_folder, load_tiny_imagenet
 from vision.data.corruption import noisy_labels, noisy_pixels
@@ -73,7 +77,7 @@ def test_corruption_is_the_same_for_the_same_seed_and_as_large_as_asked():
     assert torch.equal(blurred, noisy_pixels(images, 0.1, seed=1, maximum=16))
     assert int(noisy_pixels(images, 5.0, seed=1, maximum=16).max()) == 16
     for call in (lambda: noisy_labels(labels, 7, 1.5, 0), lambda: noisy_pixels(images, -1.0, 0)):
-        with pytest.raises(ValueError, match="noise must be"):
+        with pytest.raises(ValueError, match="_noise must be"):
             call()
 
 
@@ -90,6 +94,15 @@ def test_corruption_is_the_same_for_the_same_seed_and_as_large_as_asked():
 def test_splits_refuse_what_cannot_be(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("config", sorted(Path(conf.__file__).parent.glob("dataset/*.yaml")), ids=lambda c: c.stem)
+def test_every_config_names_the_options_of_its_loader(config):
+    options = dict(OmegaConf.load(config))
+    assert options.pop("name") == config.stem
+    signature = inspect.signature(hydra.utils.get_object(options.pop("_target_")))
+    defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
+    assert options == {name: defaults[name] for name in options}
 
 
 # ---- digits

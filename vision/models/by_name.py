@@ -2,6 +2,7 @@
 
 from difflib import get_close_matches
 
+import torch
 import torchvision
 from torch import nn
 
@@ -36,6 +37,21 @@ def change_first_convolution(model: nn.Module, in_channels: int) -> None:
             return
 
 
+@torch.no_grad()
+def check_fits(model: nn.Module, architecture: str, in_channels: int, image_size: int | None) -> None:
+    """Refuse images that a model cannot take, by a look at a black one in evaluation mode."""
+    if image_size is None:
+        return
+    device = next(model.parameters()).device
+    try:
+        model.eval()(torch.zeros(1, in_channels, image_size, image_size, device=device))
+    except Exception as error:
+        raise ConfigError(
+            f"model.name={architecture} cannot take images of {image_size}x{image_size}: {_one_line(error)}"
+        ) from error
+    model.train()
+
+
 def torchvision_model(
     architecture: str, num_classes: int, in_channels: int = 3, image_size: int | None = None
 ) -> nn.Module:
@@ -68,6 +84,7 @@ def torchvision_model(
     except Exception as error:
         raise ConfigError(f"model.name={architecture} cannot be built: {_one_line(error)}") from error
     change_first_convolution(model, in_channels)
+    check_fits(model, architecture, in_channels, image_size)
     return model
 
 
@@ -97,8 +114,10 @@ def timm_model(architecture: str, num_classes: int, in_channels: int = 3, image_
     options = {"pretrained": False, "num_classes": num_classes, "in_chans": in_channels}
     try:
         try:
-            return timm.create_model(architecture, img_size=image_size, **options)
+            model = timm.create_model(architecture, img_size=image_size, **options)
         except TypeError:  # a model for images of any size
-            return timm.create_model(architecture, **options)
+            model = timm.create_model(architecture, **options)
     except Exception as error:
         raise ConfigError(f"model.name={architecture} cannot be built: {_one_line(error)}") from error
+    check_fits(model, architecture, in_channels, image_size)
+    return model
