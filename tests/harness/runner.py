@@ -1,0 +1,91 @@
+"""Runs of the real trainer in processes that can be killed.
+
+A forked child has everything imported already, so that a kill costs a second and not ten.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+
+from fire_core.harness.cli import CONF, Outcome
+from vision.train import run_one
+
+TINY = ("scale=smoke", "tracker=none", "progress=false", "threads=1", "model.width=4", "batch_size=128")
+CLOCKS = ("seconds", "method/seconds")  # differ from run to run
+
+
+def compose(*overrides: str) -> Any:
+    """The resolved vision config for these overrides."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("vision", [*TINY, *overrides])
+
+
+def run(*overrides: str) -> dict[str, Any]:
+    """Train in this process; the summary."""
+    return run_one(compose(*overrides), Outcome(""))
+
+
+def in_child(work: Callable[[], object], kill_after: float | None = None) -> int | None:
+    """Do `work` in a forked child and kill it (SIGKILL) after some seconds.
+
+    Returns:
+        The exit code, or None if it was killed.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        except BaseException as error:
+            print(f"child: {type(error).__name__}: {error}")
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + (600 if kill_after is None else kill_after)
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return None if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run, without the clocks."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in CLOCKS} for line in lines]
+
+
+def final_state(folder: Path) -> dict[str, Any]:
+    """The trainer's state in the newest checkpoint."""
+    newest = sorted((folder / "checkpoints").glob("step-*.pt"))[-1]
+    return torch.load(newest, weights_only=True)["state"]["trainer"]
+
+
+def only_run(runs: Path) -> Path:
+    """The one run folder below `runs`."""
+    (folder,) = (runs / "vision").iterdir()
+    return folder
+
+
+def same(one: Any, other: Any) -> bool:
+    """Bitwise equality of nested states, clocks apart."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, dict):
+        keys = one.keys() - set(CLOCKS)
+        return keys == other.keys() - set(CLOCKS) and all(same(one[key], other[key]) for key in keys)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
