@@ -1,97 +1,85 @@
 """Polar factors of batches of matrices: the projection at the heart of FIRE.
 
-The nearest isometry to W = U S V^T, in the Frobenius norm, is its polar factor U V^T. FIRE (Han et al.,
-ICLR 2026, arXiv 2602.08040) approximates it by a fixed number of cubic Newton-Schulz steps; `exact` computes it.
-This module knows tensors (..., m, n), no nn.Module, and never scales its result.
+The nearest isometry to W = U S V^T in the Frobenius norm is its polar factor U V^T (for m < n: nearest co-isometry).
+FIRE (Han et al., ICLR 2026, arXiv 2602.08040) approximates it by a fixed number of cubic Newton-Schulz steps, which
+leave small singular values below 1; the solver `exact` computes it. The two are different methods: neither ever
+stands in for the other. Nothing here knows an nn.Module or scales its result.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fire_core import _exact
+from fire_core._steps import PAPER, fro, gram, iterate, prepare, upper_bound
+
 NORM_INITS = ("frobenius", "spectral", "power", "schatten4")
 SOLVERS = ("newton_schulz", "exact", "muon")
+MUON = (3.4445, -4.7750, 2.0315)
+CHUNK = 2**21  # entries of a CPU batch in flight: three float32 buffers of 8 MB
 
 
 class NonFiniteError(ValueError):
-    """NaN or Inf in the input. `indices` are the flat positions of the bad matrices in the batch."""
+    """NaN or Inf in the input.
 
-    def __init__(self, indices: list[int]) -> None:
+    Attributes:
+        group: position of the batch in the list given to `polar_many` (0 for `polar`).
+        indices: flat positions of the bad matrices within that batch.
+    """
+
+    def __init__(self, group: int, indices: list[int]) -> None:
         super().__init__(f"NaN or Inf in matrices {indices} of the batch")
+        self.group = group
         self.indices = indices
 
 
 @dataclass(frozen=True)
 class PolarReport:
-    """What `polar` did. `rank` and `completed` have the batch shape of the input; None where not computed.
+    """What `polar` did to a batch.
 
-    `iterations` counts Newton-Schulz or Muon steps (0 for a direct solve).
+    Attributes:
+        solver: as asked for.
+        iterations: Newton-Schulz or Muon steps taken; 0 for `exact`.
+        rank: (...,) int64, the singular values above 2.4e-7 of the largest (float64 input: m eps); None unless `exact`.
+        completed: (...,) bool, True where the null space was filled from `init` or a Gaussian; None unless `exact`.
     """
 
     solver: str
     iterations: int
-    rank: Tensor | None = None  # (...,) int64: singular values above the tolerance of `exact`
-    completed: Tensor | None = None  # (...,) bool: the null space was filled from init or a seeded Gaussian
-
-
-def _working_dtype(W: Tensor) -> torch.dtype:
-    return W.dtype if W.dtype == torch.float64 else torch.float32
-
-
-def _fro(X: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.matrix_norm(X, keepdim=True)
-    return norm
-
-
-def _start_norm(X: Tensor, norm_init: str) -> Tensor:
-    """An upper bound on the largest singular value of X (B, m, n), m >= n, as (B, 1, 1)."""
-    if norm_init == "frobenius":
-        return _fro(X)
-    G = X.mT @ X
-    if norm_init == "schatten4":
-        return _fro(G).sqrt()
-    if norm_init == "spectral":
-        X64 = X.double()
-        top: Tensor = torch.linalg.eigvalsh(X64.mT @ X64)[:, -1]
-        return top.clamp_min(0).sqrt().to(X.dtype)[:, None, None]
-    # Squaring the Gram matrix j times gives the Schatten norm of order 2^(j+2): an upper bound on the largest
-    # singular value whatever the matrix, at most n^(1/16) above it for j = 2.
-    size = _fro(G)
-    bound = size.sqrt()
-    for j in range(2):
-        G = G / torch.where(size > 0, size, 1)
-        G = G @ G
-        size = _fro(G)
-        bound = bound * size ** (0.5 ** (j + 2))
-    return bound
+    rank: Tensor | None = None
+    completed: Tensor | None = None
 
 
 @torch.no_grad()
-def newton_schulz(
-    W: Tensor, iterations: int = 10, norm_init: str = "frobenius", tol: float | None = None
-) -> Tensor:
-    """Cubic Newton-Schulz steps X <- 1.5 X - 0.5 X X^T X from X0 = W / norm, as the paper lists them."""
-    if norm_init not in NORM_INITS:
-        raise ValueError(f"norm_init={norm_init!r}: expected one of {NORM_INITS}")
-    X = W.to(_working_dtype(W))
-    if W.numel() == 0 or iterations < 0:
-        return W.clone()
-    X = X.reshape(-1, *W.shape[-2:])
-    wide = W.shape[-1] > W.shape[-2]
-    if wide:
-        X = X.mT
-    peak = X.abs().amax(dim=(-2, -1), keepdim=True)
-    X = X / torch.where(peak > 0, peak, 1)  # squares of entries below 1e-19 underflow in float32
-    norm = _start_norm(X, norm_init)
-    X = X / torch.where(norm > 0, norm, 1)
-    eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
-    for _ in range(iterations):
-        G = X.mT @ X
-        if tol is not None and bool(((G - eye).square().sum((-2, -1)) <= tol).all()):
-            break
-        X = torch.baddbmm(X, X, G, beta=1.5, alpha=-0.5)
-    return (X.mT if wide else X).reshape(W.shape).to(W.dtype)
+def newton_schulz(W: Tensor, iterations: int = 10, norm_init: str = "frobenius", tol: float | None = None) -> Tensor:
+    """Cubic Newton-Schulz steps X <- 1.5 X - 0.5 X X^T X from X = W / norm, the projection as the paper lists it.
+
+    Every singular value s follows s <- 1.5 s - 0.5 s^3; singular vectors stay. All choices of `norm_init` start in
+    (0, 1], so no matrix diverges; a singular value that starts at s needs about log(1 / s) / log(1.5) steps.
+    Half precisions are computed in float32. Zero matrices stay zero (the reference code gives NaN); NaN and Inf
+    spread within their own matrix. With `tol=None` it compiles with `fullgraph=True`; compiled code keeps the
+    matmul precision that the user set, otherwise float32 products are full float32 whatever was set.
+
+    Args:
+        W: (..., m, n).
+        iterations: steps, at least 0.
+        norm_init: what W is divided by. `frobenius`: ||W||_F, as in the paper; up to log_1.5(sqrt(n)) steps late.
+            `spectral`: the largest singular value, by eigenvalues of the Gram matrix in float64. `schatten4`:
+            ||W^T W||_F^(1/2), at most n^(1/4) above it. `power`: the Schatten norm of order 16, by squaring
+            the Gram matrix twice: at most n^(1/16) above it, an upper bound for every matrix (a power iteration
+            on a vector would bound it from below).
+        tol: stop as soon as every matrix handled together has ||X^T X - I||_F^2 <= tol; None takes all steps.
+
+    Returns:
+        (..., m, n) in W's dtype.
+
+    Raises:
+        ValueError: unknown `norm_init`, or `iterations` < 0.
+    """
+    return _newton_schulz(W, iterations, norm_init, tol)[0]
 
 
 def polar_factor(
@@ -108,7 +96,6 @@ def polar_factor(
     return polar(W, solver, iterations=iterations, norm_init=norm_init, tol=tol, init=init, seed=seed)[0]
 
 
-@torch.no_grad()
 def polar(
     W: Tensor,
     solver: str = "exact",
@@ -119,67 +106,206 @@ def polar(
     init: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[Tensor, PolarReport]:
-    """Polar factors of a batch (..., m, n), same shape and dtype, and what was done."""
+    """Polar factors of a batch of matrices, and what was done.
+
+    `exact` promises for a full-rank float32 matrix of condition number up to 1e6: singular values within 2e-6 of 1,
+    DfI / n <= 1e-11, and ||X - U V^T||_F / sqrt(n) <= 1e-5 against a float64 SVD, with n the smaller side. A
+    rank-deficient matrix has no unique nearest isometry: its null space is filled with the nearest
+    isometry to `init` there, else to a Gaussian drawn from `seed`, and the report says so. The result is the same for
+    the same input, device and number of threads.
+
+    Args:
+        W: (..., m, n), float16, bfloat16, float32 or float64; any batch shape, empty ones included.
+        solver: `exact`; `newton_schulz` (the paper's); `muon` (the quintic of Jordan et al., 2024, whose singular
+            values keep wandering in about 0.7 to 1.2: for comparison tables only).
+        iterations: steps of `newton_schulz` and `muon`.
+        norm_init: see `newton_schulz`, which alone uses it.
+        tol: see `newton_schulz`, which alone uses it.
+        init: (..., m, n), the initial weights, to fill null spaces in `exact`.
+        seed: of the Gaussian that fills what `init` does not.
+
+    Returns:
+        (..., m, n) in W's dtype and device, never aliasing W; and the report.
+
+    Raises:
+        NonFiniteError: a ValueError that says which matrices hold NaN or Inf.
+        ValueError: an unknown name, or `iterations` < 0.
+    """
+    return polar_many(
+        [W],
+        solver,
+        iterations=iterations,
+        norm_init=norm_init,
+        tol=tol,
+        inits=[init],
+        seed=seed,
+    )[0]
+
+
+@torch.no_grad()
+def polar_many(
+    batches: Sequence[Tensor],
+    solver: str = "exact",
+    *,
+    iterations: int = 10,
+    norm_init: str = "frobenius",
+    tol: float | None = None,
+    inits: Sequence[Tensor | None] | None = None,
+    seed: int = 0,
+) -> list[tuple[Tensor, PolarReport]]:
+    """`polar` of several batches, of different shapes, with one wait for the GPU in all.
+
+    Args:
+        batches: each (..., m, n), all on one device.
+        solver: see `polar`.
+        iterations: see `polar`.
+        norm_init: see `polar`.
+        tol: see `polar`; a value makes every step wait for the GPU.
+        inits: the `init` of each batch.
+        seed: see `polar`.
+
+    Returns:
+        The result and report of each batch.
+
+    Raises:
+        NonFiniteError: see `polar`; nothing is returned then.
+        ValueError: see `polar`.
+    """
     if solver not in SOLVERS:
-        raise ValueError(f"solver={solver!r}: expected one of {SOLVERS}")
-    bad = (~torch.isfinite(W)).flatten(-2).any(-1).flatten()
-    if bad.any():
-        raise NonFiniteError(bad.nonzero().flatten().tolist())
-    if solver == "newton_schulz":
-        return newton_schulz(W, iterations, norm_init, tol), PolarReport(solver, iterations)
-    if solver == "muon":
-        return _muon(W, iterations), PolarReport(solver, iterations)
-    batch = W.shape[:-2]
-    rank = torch.zeros(batch.numel(), dtype=torch.int64, device=W.device)
-    if W.numel() == 0:
-        return W.clone(), PolarReport(solver, 0, rank.reshape(batch), rank.reshape(batch).bool())
-    wide = W.shape[-1] > W.shape[-2]
+        raise ValueError(f"solver={solver!r}: expected one of {', '.join(SOLVERS)}")
+    _check(iterations, norm_init)
+    flags = [torch.isfinite(W).all(-1).all(-1).flatten() for W in batches]
+    on_cpu = all(W.device.type == "cpu" for W in batches)
+    if on_cpu:  # LAPACK does not take NaN, and looking costs no wait
+        _raise_if_bad([flag.tolist() for flag in flags])
+    results: list[tuple[Tensor, int]] = []
+    arrived: list[Tensor] = []
+    with _full_precision():
+        for W in batches:
+            if solver == "exact":
+                X = torch.empty(W.shape, dtype=W.dtype, device=W.device)
+                arrived.append(_launch(W, X))
+                results.append((X, 0))
+            elif solver == "newton_schulz":
+                results.append(_newton_schulz(W, iterations, norm_init, tol))
+            else:
+                results.append((_muon(W, iterations), iterations))
+        if not on_cpu:
+            everything = torch.cat(flags + arrived).tolist()  # the one wait
+            sizes = [len(flag) for flag in flags]
+            _raise_if_bad(_split(everything, sizes))
+            fine = _split(everything[sum(sizes) :], sizes)
+        else:
+            fine = [flag.tolist() for flag in arrived]
+        if solver != "exact":
+            return [(X, PolarReport(solver, steps)) for X, steps in results]
+        starts = inits if inits is not None else [None] * len(batches)
+        return [
+            (X, _repair(W, X, f, init, seed)) for W, (X, _), f, init in zip(batches, results, fine, starts, strict=True)
+        ]
+
+
+def _split(values: list[bool], sizes: list[int]) -> list[list[bool]]:
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    return [values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _raise_if_bad(finite: list[list[bool]]) -> None:
+    for group, flags in enumerate(finite):
+        if not all(flags):
+            raise NonFiniteError(group, [i for i, ok in enumerate(flags) if not ok])
+
+
+def _check(iterations: int, norm_init: str) -> None:
+    if norm_init not in NORM_INITS:
+        raise ValueError(f"norm_init={norm_init!r}: expected one of {', '.join(NORM_INITS)}")
+    if iterations < 0:
+        raise ValueError(f"iterations={iterations}: expected 0 or more")
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """No TF32 or bfloat16 inside matmuls, whatever the caller set; no autocast."""
+    before = torch.get_float32_matmul_precision()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        if before != "highest":
+            torch.set_float32_matmul_precision("highest")
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)
+
+
+def _tall(W: Tensor) -> Tensor:
+    """W (..., m, n) as a view (B, larger, smaller)."""
     flat = W.reshape(-1, *W.shape[-2:])
-    flat = flat.mT if wide else flat
-    starts = None if init is None else init.reshape(-1, *W.shape[-2:])
-    starts = starts.mT if starts is not None and wide else starts
-    out = torch.empty_like(flat)
-    for b, M in enumerate(flat):
-        X, r = _svd_polar(M.double(), None if starts is None else starts[b].double(), seed)
-        out[b] = X.to(W.dtype)
-        rank[b] = r
-    out = out.mT if wide else out
-    completed = rank < min(W.shape[-2:])
-    return out.reshape(W.shape), PolarReport(solver, 0, rank.reshape(batch), completed.reshape(batch))
+    return flat.mT if W.shape[-1] > W.shape[-2] else flat
 
 
-def _svd_polar(W: Tensor, init: Tensor | None, seed: int) -> tuple[Tensor, int]:
-    """Polar factor of one W (m, n), m >= n, in float64, its null space filled; and the rank."""
-    U, S, Vh = torch.linalg.svd(W, full_matrices=False)
-    floor = 2 * torch.finfo(torch.float32).eps * S[0]
-    rank = int((S > floor).sum())
-    X = U[:, :rank] @ Vh[:rank]
-    sources = [] if init is None else [init]
-    generator = torch.Generator().manual_seed(seed)
-    sources.append(torch.randn(W.shape, generator=generator, dtype=torch.float64).to(W.device))
-    left, null = U[:, :rank], Vh[rank:].mT  # (m, r), (n, n - r)
-    for source in sources:
-        if null.shape[1] == 0:
-            break
-        Z = source @ null  # (m, k): what the source does to the directions that W lost ...
-        for _ in range(2):
-            Z = Z - left @ (left.mT @ Z)  # ... outside what W reaches (twice: once leaves rounding)
-        u, s, vh = torch.linalg.svd(Z, full_matrices=False)
-        k = int((s > 1e-6 * torch.linalg.matrix_norm(source)).sum())
-        X = X + u[:, :k] @ (vh[:k] @ null.mT)
-        left = torch.cat([left, u[:, :k]], dim=1)
-        null = null @ vh[k:].mT
-    return X, rank
+def _start(X: Tensor, norm_init: str) -> Tensor:
+    """An upper bound (B, 1, 1) on the singular values of X (B, m, n); of `spectral` up to rounding."""
+    if norm_init == "frobenius":
+        return fro(X)
+    if norm_init == "spectral":
+        top: Tensor = torch.linalg.eigvalsh(gram(X.double()))[:, -1]
+        return top.clamp_min(0).sqrt().to(X.dtype)[:, None, None]
+    return upper_bound(X, 0 if norm_init == "schatten4" else 2)
+
+
+def _newton_schulz(W: Tensor, iterations: int, norm_init: str, tol: float | None) -> tuple[Tensor, int]:
+    _check(iterations, norm_init)
+    out = torch.empty(W.shape, dtype=W.dtype, device=W.device)
+    if W.numel() == 0:
+        return out, 0
+    if torch.compiler.is_compiling():
+        X, taken = _steps_from(_tall(W), iterations, norm_init, tol)
+        return (X.mT if W.shape[-1] > W.shape[-2] else X).to(W.dtype).reshape(W.shape), taken
+    source, target = _tall(W), _tall(out)
+    size = max(1, CHUNK // (W.shape[-1] * W.shape[-2])) if W.device.type == "cpu" else len(source)
+    taken = 0
+    with _full_precision():
+        for i in range(0, len(source), size):
+            X, k = _steps_from(source[i : i + size], iterations, norm_init, tol)
+            target[i : i + size] = X
+            taken = max(taken, k)
+    return out, taken
+
+
+def _steps_from(W: Tensor, iterations: int, norm_init: str, tol: float | None) -> tuple[Tensor, int]:
+    X = prepare(W)
+    norm = _start(X, norm_init)
+    return iterate(X.div_(torch.where(norm > 0, norm, 1)), [PAPER] * iterations, tol)
 
 
 def _muon(W: Tensor, iterations: int) -> Tensor:
-    """The quintic of Muon (Jordan et al., 2024) from W / ||W||_F: fast near 0, but it never settles at 1."""
-    wide = W.shape[-1] > W.shape[-2]
-    X = W.to(_working_dtype(W))
-    X = X.mT if wide else X
-    norm = _fro(X)
+    """The quintic X <- a X + b X A + c X A^2, A = X^T X, of Muon from W / ||W||_F."""
+    if W.numel() == 0:
+        return W.clone()
+    a, b, c = MUON
+    X = prepare(_tall(W))
+    norm = fro(X)
     X = X / torch.where(norm > 0, norm, 1)
     for _ in range(iterations):
-        G = X.mT @ X
-        X = 3.4445 * X + X @ (-4.7750 * G + 2.0315 * G @ G)
-    return (X.mT if wide else X).to(W.dtype).reshape(W.shape)
+        A = gram(X)
+        X = a * X + X @ (b * A + c * A @ A)
+    return (X.mT if W.shape[-1] > W.shape[-2] else X).to(W.dtype).reshape(W.shape)
+
+
+def _launch(W: Tensor, out: Tensor) -> Tensor:
+    if W.numel() == 0:
+        return torch.ones(W.shape[:-2].numel(), dtype=torch.bool, device=W.device)
+    return _exact.launch(_tall(W), _tall(out))
+
+
+def _repair(W: Tensor, X: Tensor, fine: list[bool], init: Tensor | None, seed: int) -> PolarReport:
+    """Redo the matrices that did not arrive, in place in X; the report of `exact`."""
+    full = min(W.shape[-2:])
+    ranks = [full] * len(fine)
+    source, target = _tall(W), _tall(X)
+    start = None if init is None else _tall(init)
+    for b in (b for b, ok in enumerate(fine) if not ok):
+        target[b], ranks[b] = _exact.repair(source[b], None if start is None else start[b], seed)
+    rank = torch.tensor(ranks, dtype=torch.int64).reshape(W.shape[:-2])
+    return PolarReport("exact", 0, rank, rank < full)

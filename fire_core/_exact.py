@@ -1,0 +1,166 @@
+"""The exact polar factor of a batch, to working precision, by the cheapest route that keeps the guarantee.
+
+Every route ends in singular values within 2e-6 of 1 in float32 (rounding level in float64), for condition numbers up
+to 1e6. Directions along small singular values are the hard part: a float32 product disturbs the polar factor by
+about 6e-8 times the condition number, so the condition number is brought down in float64 first.
+
+- square, CPU: Newton's iteration X <- (g X + X^-T / g) / 2 in float64 takes condition number k to sqrt(k) / 2; one or
+  two of these, then matmul-only cubic steps in the working precision, which are cheap.
+- tall, CPU: W (W^T W)^(-1/2) by an eigendecomposition of the small Gram matrix in float64.
+- GPU: cubic steps alone, in float64 (which data-centre GPUs multiply as fast as float32).
+- whatever does not arrive, and everything rank-deficient: QR and SVD in float64, one matrix at a time.
+"""
+
+import torch
+from torch import Tensor
+
+from fire_core._steps import (
+    PAPER,
+    fro,
+    gram,
+    gram_dfi,
+    iterate,
+    minimax_steps,
+    prepare,
+    upper_bound,
+    working_dtype,
+)
+
+CPU_CHUNK, GPU_CHUNK = 2**20, 2**26  # entries handled at once: bounds the memory beyond input and output
+SETTLED = 2e-6  # a DfI below this before the last cubic step is below 1e-11 after it (the step squares it)
+SQUARE_COND = 2e6  # beyond: the singular value decomposition decides the rank
+TALL_COND = 1e5  # beyond: the Gram matrix has lost the small singular values, even in float64
+GPU_LOW = 1e-4  # relative singular value that the first pass on a GPU settles; smaller ones take a second
+
+
+def launch(W: Tensor, out: Tensor) -> Tensor:
+    """Write the polar factors of W (B, m, n), m >= n, into `out`; on a GPU without waiting for the device.
+
+    On a CPU, W must be finite.
+
+    Returns:
+        Which of them arrived, (B,) bool; the others go to `repair`.
+    """
+    B, m, n = W.shape
+    fine = torch.ones(B, dtype=torch.bool, device=W.device)
+    cpu = W.device.type == "cpu"
+    size = max(1, (CPU_CHUNK if cpu else GPU_CHUNK) // (m * n))
+    solve = matmul_only if not cpu else _square if m == n else _tall
+    for i in range(0, B, size):
+        X, fine[i : i + size] = solve(prepare(W[i : i + size]))
+        out[i : i + size] = X
+    return fine
+
+
+def repair(W: Tensor, init: Tensor | None, seed: int) -> tuple[Tensor, int]:
+    """One polar factor (m, n), m >= n, by SVD in float64, its null space filled from `init`; and the rank.
+
+    With U_r, V_r the singular vectors of the rank r that W has, the result is U_r V_r^T + polar(Z), where
+    Z = (I - U_r U_r^T) init (I - V_r V_r^T). That does not depend on which basis of the null space LAPACK returns.
+    Where Z is rank-deficient too (no init, or the same dead rows), a seeded Gaussian takes its place.
+    """
+    # A product of float32 factors leaves 3e-8 to 1e-7 of the norm in its null space; condition 1e6 is full rank.
+    relative = W.shape[0] * 2.3e-16 if W.dtype == torch.float64 else 2.4e-7
+    if W.device.type != "cpu":
+        X, fine = matmul_only(prepare(W[None]), low=1e-5)
+        if bool(fine):
+            return X[0].to(W.dtype), W.shape[1]
+    W64 = prepare(W[None])[0].double()
+    Q, R = torch.linalg.qr(W64) if W.shape[0] > W.shape[1] else (None, W64)
+    U, S, Vh = torch.linalg.svd(R, full_matrices=False)
+    U = U if Q is None else Q @ U
+    floor = relative * S[0]
+    rank = int((floor < S).sum())
+    X = U[:, :rank] @ Vh[:rank]
+    left, null = U[:, :rank], Vh[rank:].mT  # (m, r), (n, n - r)
+    generator = torch.Generator().manual_seed(seed)
+    sources = [] if init is None else [init]
+    sources.append(torch.randn(W.shape, generator=generator, dtype=torch.float64))
+    for source in sources:
+        if null.shape[1] == 0:
+            break
+        Z = source.to(W64) @ null  # (m, k): what the source does to the directions that W lost ...
+        for _ in range(2):
+            Z = Z - left @ (left.mT @ Z)  # ... outside what W reaches (once leaves rounding, twice does not)
+        u, s, vh = torch.linalg.svd(Z, full_matrices=False)
+        k = int((s > 1e-6 * fro(source.to(W64)).squeeze()).sum())
+        X = X + u[:, :k] @ (vh[:k] @ null.mT)
+        left = torch.cat([left, u[:, :k]], dim=1)
+        null = null @ vh[k:].mT
+    return X.to(W.dtype), rank
+
+
+def _settle(X: Tensor, low: float) -> tuple[Tensor, Tensor]:
+    """Cubic steps from singular values in [low, 1] to 1; and whether each matrix arrived."""
+    X, _ = iterate(X, minimax_steps(low))
+    G = gram(X)
+    fine = gram_dfi(G) <= SETTLED  # false for NaN
+    X = torch.baddbmm(X, X, G, beta=PAPER[0], alpha=PAPER[1])
+    if X.dtype == torch.float64:
+        X, _ = iterate(X, [PAPER] * 2)  # errors 1e-3, 1e-6, 1e-12, rounding
+    return X, fine
+
+
+def _size(X: Tensor, rounds: int) -> Tensor:
+    """The largest singular values (B, 1, 1) by power iteration, from below."""
+    n = X.shape[-1]
+    v = torch.cos(torch.arange(n, dtype=X.dtype, device=X.device).square_() + 1)[:, None].expand(len(X), n, 1)
+    for _ in range(rounds):
+        v = X.mT @ (X @ v)
+        v = v / fro(v)
+    return fro(X @ v)
+
+
+def _newton(X: Tensor, inverse: Tensor, gamma: Tensor) -> Tensor:
+    return X.mul(0.5 * gamma).add_(inverse.mT / (2 * gamma))
+
+
+def _square(W: Tensor) -> tuple[Tensor, Tensor]:
+    X = W.double()
+    inverse, info = torch.linalg.inv_ex(X)
+    top, bottom = _size(X, 2), _size(inverse, 2)
+    fine = (info == 0) & (top * bottom < SQUARE_COND).flatten()  # false for NaN
+    if not fine.all():
+        eye = torch.eye(X.shape[-1], dtype=X.dtype)
+        X[~fine], inverse[~fine], top[~fine], bottom[~fine] = eye, eye, 1.0, 1.0
+    # All singular values of a Newton iterate are >= 1, so its largest one bounds the condition number.
+    X = _newton(X, inverse, (bottom / top).sqrt())
+    del inverse
+    high = 1.25 * _size(X.float(), 6).double()  # the estimate is up to 11 % low on dense spectra
+    hard = high.flatten() > 40
+    if hard.any():  # about sqrt(condition) / 2: once more takes 500 to 11
+        gamma = high[hard].rsqrt()
+        Y = X[hard]
+        X[hard] = _newton(Y, torch.linalg.inv_ex(Y)[0], gamma)
+        high[hard] = 0.5 * (1 / gamma + gamma)
+    X, settled = _settle((X / high).to(working_dtype(W)), 1 / float(high.max()))
+    return X, fine & settled
+
+
+def _tall(W: Tensor) -> tuple[Tensor, Tensor]:
+    B, m, n = W.shape
+    work = working_dtype(W)
+    rows = max(n, CPU_CHUNK // (B * n))
+    G = W.new_zeros(B, n, n, dtype=torch.float64)
+    for i in range(0, m, rows):
+        G += gram(W[:, i : i + rows].double())
+    L, V = torch.linalg.eigh(G)
+    cond2 = L[:, -1] / L[:, 0]
+    fine = (cond2 > 0) & (cond2 < TALL_COND**2)
+    L = torch.where(fine[:, None], L, 1.0)
+    P = (V * L.rsqrt()[:, None, :]) @ V.mT
+    X = torch.empty(B, m, n, dtype=work)
+    for i in range(0, m, rows):
+        X[:, i : i + rows] = W[:, i : i + rows].double() @ P
+    rough = fine & (cond2 > 1e6)  # the Gram matrix squares rounding to 1e-16 * cond2: one cubic step more
+    if work == torch.float64 or rough.any():
+        X, settled = _settle(X, 1.0)
+        fine &= settled
+    return X, fine
+
+
+def matmul_only(W: Tensor, low: float = GPU_LOW) -> tuple[Tensor, Tensor]:
+    X = W.double()
+    bound = upper_bound(X, 2)
+    X, fine = _settle(X / torch.where(bound > 0, bound, 1), low)
+    return X.to(working_dtype(W)), fine
