@@ -19,7 +19,7 @@ class Curve:
     n: np.ndarray  # seeds that reach this point
 
 
-def curve(group: Group, metric: str, kind: str = "sem", max_points: int = 1000) -> Curve:
+def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False, max_points: int = 1000) -> Curve:
     """The mean of a metric over the seeds of a group, against its horizontal axis.
 
     Seeds logged at the same points are averaged as they are; others are interpolated, but never beyond their
@@ -29,9 +29,12 @@ def curve(group: Group, metric: str, kind: str = "sem", max_points: int = 1000) 
         group: the runs.
         metric: the history key.
         kind: the band, see `estimates.band`.
+        last_phase: the last phase alone, counted from its start.
         max_points: points drawn at most.
     """
     points = [phase_points(run, metric, group.runs[0].x) for run in group.runs]
+    if last_phase:
+        points = [since_boundary(p) for p in points]
     first = points[0]
     if all(len(p) == len(first) and np.array_equal(p[:, :2], first[:, :2]) for p in points):
         grid, values = first[:, :2], np.stack([p[:, 2] for p in points])
@@ -63,6 +66,12 @@ def phase_points(run: Run, metric: str, x: str) -> np.ndarray:
         extra = np.column_stack([phase[first], out[first - 1, 1], history[after].to_numpy()[first]])
         out = np.insert(out, first, extra, axis=0)
     return out[np.isfinite(out).all(1)]
+
+
+def since_boundary(points: np.ndarray) -> np.ndarray:
+    """The rows of the last phase, with x counted from the end of the phase before."""
+    before, here = points[points[:, 0] < points[-1, 0]], points[points[:, 0] == points[-1, 0]]
+    return here - [0.0, before[-1, 1] if len(before) else 0.0, 0.0]
 
 
 def interpolate(grid: np.ndarray, points: np.ndarray) -> np.ndarray:

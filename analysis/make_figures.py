@@ -1,37 +1,64 @@
 """Draws figures and prints tables from whatever runs there are.
 
-python analysis/make_figures.py
-python analysis/make_figures.py --runs runs/vision --out figures --band bootstrap
+    python analysis/make_figures.py
+    python analysis/make_figures.py --runs runs/vision --out figures --band bootstrap
+    python analysis/make_figures.py source=wandb:entity/project paper_reference=true
+
+Options may be written --name value or name=value.
 """
 
 import argparse
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from analysis import plotting, style, tables
+from analysis import figures, formats, plotting, rl, style, tables
 from analysis.runs import METRICS, Setting, SourceError, settings
 from analysis.sources import load
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
+def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="make_figures.py", description="Draws figures and prints tables from whatever runs there are."
+        prog="make_figures.py",
+        description="Draws figures and prints tables from whatever runs there are.",
+        epilog="Options may be written --name value or name=value.",
     )
     add = parser.add_argument
-    add("--runs", "--source", nargs="+", default=["runs"], metavar="PATH", help="run folders to read (runs)")
+    sources = "folders of runs, wandb-local:FOLDER or wandb:ENTITY/PROJECT (runs)"
+    add("--runs", "--source", nargs="+", default=["runs"], metavar="SOURCE", help=sources)
     add("--out", type=Path, default=Path("figures"), help="folder to write to (%(default)s)")
     add("--band", choices=sorted(style.BANDS), default="sem", help="band about the mean (%(default)s)")
-    add("--include-unfinished", action="store_true", help="take in runs without a DONE marker")
-    add("--no-cache", action="store_true", help="parse every run again")
-    return parser.parse_args(argv)
+    add("--interval", choices=("t", "bootstrap"), default="t", help="of means in tables (%(default)s)")
+    add("--test", choices=("t", "wilcoxon"), default="t", help="paired test, Holm-corrected (%(default)s)")
+    add("--width", choices=("column", "page"), help="of a two-column paper (grids: page, others: column)")
+    flag = {"type": boolean, "nargs": "?", "const": True, "default": False, "metavar": "true|false"}
+    add("--paper-reference", **flag, help="mark the values read off the paper's figures")
+    add("--include-unfinished", **flag, help="take in runs that did not end as they should")
+    add("--no-cache", **flag, help="read every run anew")
+    return parser.parse_args([part for arg in argv for part in option(arg)])
+
+
+def option(arg: str) -> Iterator[str]:
+    """`name=value` as `--name value`."""
+    if found := re.fullmatch(r"([a-z_]+)=(.*)", arg):
+        yield "--" + found[1].replace("_", "-")
+        yield from found[2].split(",")
+    else:
+        yield arg
+
+
+def boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+    args = parse(sys.argv[1:] if argv is None else argv)
     try:
         runs, left_out = load(args.runs, not args.no_cache, args.include_unfinished)
     except SourceError as error:
@@ -44,13 +71,50 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     style.use()
     palette = style.Palette(run.method for run in runs)
-    for setting in settings(runs):
-        figure = plotting.setting_figure(setting, palette, args.band)
+    found = settings(runs)
+    for setting in found:
+        figure = plotting.setting_figure(setting, palette, args.band, args.width or "column")
         paths = plotting.save(figure, args.out / slug(setting))
-        print(f"\n{plotting.title(setting)}: final {METRICS[setting.metric][0].lower()}, mean [95 % interval]")
-        print(tables.as_text(tables.results(setting)))
-        print("wrote " + " ".join(str(path) for path in paths))
+        paths += print_tables(setting, args)
+        report(paths)
+    for grid in figures.GRIDS:
+        if figures.has_data(grid, found):
+            width = args.width or "page"
+            figure = figures.grid_figure(grid, found, palette, args.band, width, args.paper_reference)
+            report(plotting.save(figure, args.out / grid.name))
+    report(overall_tables(found, args.out / "tables"))
     return 0
+
+
+def print_tables(setting: Setting, args: argparse.Namespace) -> list[Path]:
+    """Prints the short form of a setting's table and writes the long one and the overheads."""
+    frame = tables.results(setting, args.test, args.interval)
+    print(f"\n{plotting.title(setting, 999)}: {METRICS[setting.metric][0].lower()}, mean [95 % interval]")
+    print(formats.as_text(frame.drop(columns=[c for c in ("best", "vs FIRE") if c in frame])))
+    folder = args.out / "tables"
+    paths = formats.write(frame, folder / slug(setting))
+    return paths + formats.write(tables.overhead(setting), folder / f"{slug(setting)}-overhead")
+
+
+def overall_tables(found: list[Setting], folder: Path) -> list[Path]:
+    """Writes the tables that span settings: ranks a domain, convergence, and RL aggregates."""
+    frames = {"convergence": tables.convergence(found)}
+    for domain in sorted({setting.domain for setting in found}):
+        alike = [setting for setting in found if setting.domain == domain]
+        if len(alike) > 1:
+            frames[f"ranks-{domain}"] = tables.ranks(alike)
+        if domain == "rl":
+            frames["rl"] = rl.table(alike)
+    return [path for name, frame in frames.items() if len(frame) for path in formats.write(frame, folder / name)]
+
+
+def report(paths: list[Path]) -> None:
+    """Prints what was written, as `figures/name.{png,pdf,svg}`."""
+    suffixes: dict[Path, list[str]] = {}
+    for path in paths:
+        suffixes.setdefault(path.with_name(path.name[: -len(path.suffix)]), []).append(path.suffix[1:])
+    for stem, kinds in suffixes.items():
+        print(f"wrote {stem}.{{{','.join(kinds)}}}")
 
 
 def slug(setting: Setting) -> str:

@@ -24,6 +24,7 @@ def draw(
     palette: style.Palette,
     band: str = "sem",
     words: tuple[str, str] | None = None,
+    last_phase: bool = False,
 ) -> list[tuple[Group, Curve]]:
     """Draws every method of a setting: mean line, band over seeds, phase boundaries.
 
@@ -33,13 +34,14 @@ def draw(
         palette: colours.
         band: see `estimates.band`.
         words: written left and right of the boundary, if there is just one.
+        last_phase: draw the last phase alone, from 0.
 
     Returns:
         The groups with their curves, for labels and legends.
     """
     drawn = []
     for group in setting.groups:
-        c = curve(group, setting.metric, band)
+        c = curve(group, setting.metric, band, last_phase)
         if not len(c.x):
             continue
         look = palette.line(group.method, group.rank)
@@ -47,7 +49,8 @@ def draw(
         if c.n.max() > 1:
             axes.fill_between(c.x, c.low, c.high, color=look["color"], alpha=0.16, linewidth=0, zorder=1.5)
         drawn.append((group, c))
-    mark_boundaries(axes, boundaries([run for group in setting.groups for run in group.runs]), words)
+    if not last_phase:
+        mark_boundaries(axes, boundaries([run for group in setting.groups for run in group.runs]), words)
     limits(axes, drawn)
     axes.set_xlabel(style.AXES[setting.x])
     axes.set_ylabel(METRICS[setting.metric][0])
@@ -178,25 +181,20 @@ def save(figure: Figure, path: Path) -> list[Path]:
     return paths
 
 
-def setting_figure(setting: Setting, palette: style.Palette, band: str = "sem") -> Figure:
+def setting_figure(setting: Setting, palette: style.Palette, band: str = "sem", width: str = "column") -> Figure:
     """One setting on its own: a panel with its lines labelled at their ends."""
-    figure, axes = plt.subplots(figsize=(style.COLUMN * 1.25, 2.5))
+    size, right, chars = ((style.COLUMN, 2.35), 0.74, 66) if width == "column" else ((style.PAGE, 3.1), 0.84, 140)
+    figure, axes = plt.subplots(figsize=size)
+    figure.subplots_adjust(left=0.13, right=right, top=0.86, bottom=0.22)
     drawn = draw(axes, setting, palette, band, words=("phase 0", "phase 1"))
     uneven = len({len(group.runs) for group in setting.groups}) > 1
-    figure.canvas.draw()
     label_ends(axes, drawn, palette, n=uneven)
-    axes.set_title(title(setting), pad=14 if has_boundary(setting) else 6)
+    axes.set_title(title(setting, chars - 16), pad=14 if has_boundary(setting) else 6)
     below = caption(setting.groups, band, "Vertical line: phase boundary." if has_boundary(setting) else "")
     axes.annotate(
-        textwrap.fill(below, 80),
-        (0, 0),
-        (0, -28),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        va="top",
-        fontsize=6.2,
-        color=GREY,
-    )
+        textwrap.fill(below, chars), (0, 0), (-18, -28), xycoords="axes fraction", textcoords="offset points",
+        va="top", fontsize=6.2, color=GREY,
+    )  # fmt: skip
     return figure
 
 
@@ -204,7 +202,7 @@ def has_boundary(setting: Setting) -> bool:
     return bool(boundaries([run for group in setting.groups for run in group.runs]))
 
 
-def title(setting: Setting) -> str:
+def title(setting: Setting, width: int = 60) -> str:
     head = ", ".join(style.name(part) for part in (setting.benchmark, setting.dataset) if part)
     extra = " · ".join(part for part in (style.name(setting.model), setting.detail) if part)
-    return textwrap.fill(f"{head} · {extra}" if extra else head, 62)
+    return textwrap.fill(f"{head} · {extra}" if extra else head, width)

@@ -25,7 +25,10 @@ NOT_IDENTITY = {
     "cache", "checkpoint", "deterministic", "device", "hydra", "on_nan", "paths", "progress", "scale",
     "threads", "tracker",
 }  # fmt: skip
-GROUPS = ("benchmark", "dataset", "env", "model")
+# The order of methods in tables and legends; others come after these, by name.
+ORDER = (
+    "base", "full_reset", "snp", "dash", "parseval", "l2init", "cbp", "redo", "snr", "muon", "pi", "fire", "fire_exact",
+)  # fmt: skip
 
 
 class BadRun(ValueError):
@@ -252,7 +255,8 @@ def method_groups(runs: Iterable[Run]) -> list[Group]:
     for run in runs:
         by_method.setdefault(run.method, {}).setdefault(run.variant, []).append(run)
     out = []
-    for method, variants in sorted(by_method.items()):
+    for method in sorted(by_method, key=lambda m: (ORDER.index(m) if m in ORDER else len(ORDER), m)):
+        variants = by_method[method]
         details = differences(json.loads(variant) for variant in sorted(variants))
         for rank, (variant, detail) in enumerate(zip(sorted(variants), details, strict=True)):
             out.append(Group(method, detail, rank, sorted(variants[variant], key=lambda run: run.seed)))

@@ -44,7 +44,7 @@ NAMES = {
     "class_incremental": "Class-incremental",
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
-    "tiny_imagenet": "Tiny-ImageNet",
+    "tinyimagenet": "Tiny-ImageNet",
     "digits": "digits",
 }
 AXES = {"epoch": "Epoch", "step": "Step", "env_steps": "Environment steps"}

@@ -1,29 +1,48 @@
-"""Tables of results as data frames; `analysis.formats` writes them down."""
+"""Tables of results as data frames whose cells are numbers, `Estimate` or `Paired`; `formats` writes them down."""
+
+import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from analysis import style
-from analysis.estimates import Estimate, Paired, paired
+from analysis.estimates import Estimate, Paired, holm, paired
 from analysis.estimates import mean as estimate
-from analysis.runs import Group, Setting
+from analysis.runs import METRICS, Group, Run, Setting
+
+REFERENCES = ("base", "fire")  # what each method is compared with
 
 
-def results(setting: Setting) -> pd.DataFrame:
-    """One row a method: final value and paired difference to base, as `Estimate` and `Paired`."""
-    base = setting.group("base")
-    rows = []
-    for group in setting.groups:
-        other = base if base is not None and group is not base else None
-        rows.append(
-            {
-                "method": label(group),
-                "n": len(group.runs),
-                "final": estimate(list(finals(group).values())),
-                "difference to base": paired(finals(group), finals(other)) if other else None,
-            }
-        )
-    return pd.DataFrame(rows)
+def results(setting: Setting, test: str = "t", interval: str = "t") -> pd.DataFrame:
+    """One row a method: final and best value, and the paired differences of the final one to base and to FIRE.
+
+    Args:
+        setting: what was run.
+        test: see `estimates.paired`.
+        interval: see `estimates.mean`.
+    """
+    columns: dict[str, list[object]] = {
+        "method": [label(group) for group in setting.groups],
+        "n": [len(group.runs) for group in setting.groups],
+        "final": [estimate([run.final() for run in group.runs], interval) for group in setting.groups],
+        "best": [estimate([run.best() for run in group.runs], interval) for group in setting.groups],
+    }
+    for method in REFERENCES:
+        if (reference := setting.group(method)) is not None:
+            columns[f"vs {style.name(method)}"] = comparisons(setting.groups, reference, test)
+    return pd.DataFrame(columns)
+
+
+def comparisons(groups: Sequence[Group], reference: Group, test: str = "t") -> list[Paired | None]:
+    """Each group against a reference, p values corrected for their number by Holm's method."""
+    theirs = finals(reference)
+    found = [None if group is reference else paired(finals(group), theirs, test) for group in groups]
+    corrected = holm([np.nan if pair is None else pair.p for pair in found])
+    return [
+        None if pair is None else dataclasses.replace(pair, p_holm=float(p))
+        for pair, p in zip(found, corrected, strict=True)
+    ]
 
 
 def finals(group: Group) -> dict[int, float]:
@@ -34,33 +53,79 @@ def label(group: Group) -> str:
     return style.name(group.method) + (f" ({group.detail})" if group.detail else "")
 
 
-def number(value: float) -> str:
-    """Digits that suit the size: accuracies .8234, losses 3.021, returns 712."""
-    if not np.isfinite(value):
-        return "–"
-    return f"{value:.4f}" if abs(value) < 2 else f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
+def overhead(setting: Setting) -> pd.DataFrame:
+    """What each method costs: at the boundaries, as it was timed there, and over the whole run against base.
+
+    Only the first says much when runs shared a machine with others.
+    """
+    base = setting.group("base")
+    rows = []
+    for group in setting.groups:
+        at_boundaries = [total(run, "method/seconds") for run in group.runs]
+        whole = [run.final("seconds") if "seconds" in run.history else np.nan for run in group.runs]
+        rows.append(
+            {
+                "method": label(group),
+                "n": len(group.runs),
+                "at boundaries (s)": estimate(at_boundaries),
+                "of the run (%)": estimate(100 * np.divide(at_boundaries, whole)),
+                "run (s)": estimate(whole),
+                "run vs base (%)": slowdown(group, base) if base else None,
+            }
+        )
+    return pd.DataFrame(rows)
 
 
-def show(value: object) -> str:
-    """An entry of a table as text."""
-    if isinstance(value, Estimate):
-        text = number(value.mean)
-        return f"{text} [{number(value.low)}, {number(value.high)}]" if np.isfinite(value.low) else text
-    if isinstance(value, Paired):
-        d = value.difference
-        sign = "+" if d.mean >= 0 else ""
-        interval = f" [{number(d.low)}, {number(d.high)}]" if np.isfinite(d.low) else ""
-        return f"{sign}{number(d.mean)}{interval} (n={d.n})"
-    if value is None or (isinstance(value, float) and np.isnan(value)):
-        return "–"
-    return number(value) if isinstance(value, float) else str(value)
+def total(run: Run, key: str) -> float:
+    """Sum of a column; 0 if the run logged none."""
+    return float(run.history[key].sum()) if key in run.history else 0.0
 
 
-def as_text(frame: pd.DataFrame) -> str:
-    """Aligned columns for a terminal."""
-    cells = [
-        [str(c) for c in frame.columns],
-        *([show(v) for v in row] for row in frame.itertuples(index=False)),
+def slowdown(group: Group, base: Group) -> Estimate | None:
+    """How much longer the runs took than base's of the same seeds, in per cent."""
+    theirs = {run.seed: run.final("seconds") for run in base.runs if "seconds" in run.history}
+    ratios = [
+        100 * (run.final("seconds") / theirs[run.seed] - 1)
+        for run in group.runs
+        if group is not base and "seconds" in run.history and theirs.get(run.seed)
     ]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
+    return estimate(ratios) if ratios else None
+
+
+def ranks(settings: Sequence[Setting]) -> pd.DataFrame:
+    """Mean rank of each method's mean final value over settings; 1 is best, ties share.
+
+    A setting ranks the methods that were run in it, so methods are comparable where they were run in the same settings.
+    """
+    places: dict[str, list[float]] = {}
+    for setting in settings:
+        means = [estimate(list(finals(group).values())).mean for group in setting.groups]
+        order = pd.Series(means).rank(ascending=not METRICS[setting.metric][1], method="average")
+        for group, place in zip(setting.groups, order, strict=True):
+            places.setdefault(label(group), []).append(float(place))
+    rows = [{"method": m, "settings": len(p), "mean rank": float(np.nanmean(p))} for m, p in places.items()]
+    return pd.DataFrame(rows).sort_values("mean rank", kind="stable", ignore_index=True)
+
+
+def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
+    """The paper's table 10, from runs: iterations and norm_init -> DfI and SFE at boundaries, and the final value."""
+    rows = []
+    for setting in settings:
+        for group in setting.groups:
+            method = group.runs[0].config["method"]
+            if (
+                not isinstance(method, dict)
+                or "iterations" not in method
+                or "boundary/dfi_after" not in group.runs[0].history
+            ):
+                continue
+            row: dict[str, object] = {"setting": setting.name, "method": style.name(group.method)}
+            row |= {key: method.get(key) for key in ("solver", "iterations", "norm_init")}
+            row["n"] = len(group.runs)
+            for text, key in (("DfI before", "dfi_before"), ("DfI after", "dfi_after"), ("SFE", "sfe")):
+                column = f"boundary/{key}"
+                values = [run.history[column].mean() for run in group.runs if column in run.history]
+                row[text] = estimate(values)
+            row["final"] = estimate(list(finals(group).values()))
+            rows.append(row)
+    return pd.DataFrame(rows).dropna(axis="columns", how="all") if rows else pd.DataFrame()

@@ -13,7 +13,7 @@ ENDS = {"base": 0.80, "full_reset": 0.86, "snp": 0.84, "fire": 0.87}
 def config(method: str = "base", seed: int = 0, **over: Any) -> dict[str, Any]:
     """A resolved config; `over` replaces top-level keys, e.g. `benchmark={"name": "continual"}`."""
     out: dict[str, Any] = {
-        "method": {"name": method, "_target_": f"fire_core.methods.{method}"},
+        "method": {"name": method} | ({"iterations": 10} if method == "fire" else {}),
         "benchmark": {"name": "warm_start", "phases": 2},
         "dataset": {"name": "digits"},
         "model": {"name": "resnet_small", "width": 16},
@@ -78,10 +78,12 @@ def write_run(
     done: bool = True,
     name: str | None = None,
     rows_: list[dict[str, Any]] | None = None,
+    hyper: dict[str, Any] | None = None,
     **over: Any,
 ) -> Path:
     """Writes one run folder below `root` and returns it."""
     cfg = config(method, seed, **over)
+    cfg["method"] |= hyper or {}
     parts = [cfg[g]["name"] for g in ("benchmark", "dataset") if g in cfg]
     folder = root / "vision" / (name or f"{'-'.join(parts)}-{method}-s{seed}-{abs(hash(str(cfg))):016x}"[:60])
     folder.mkdir(parents=True)

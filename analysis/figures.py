@@ -1,0 +1,240 @@
+"""The paper's figures 2, 3, 4a and 4b: grids of panels, each filled with what was run, or saying that nothing was."""
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis import paper, plotting, style
+from analysis.curves import Curve
+from analysis.runs import Group, Setting
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One place in a grid.
+
+    Args:
+        title: above it.
+        benchmark: the benchmark's name, or "language" or "rl".
+        what: the data set, starting checkpoint or environment; punctuation and case do not count.
+        model: preferred where several settings fit.
+        in_paper: whether the paper has this panel.
+    """
+
+    title: str
+    benchmark: str
+    what: str
+    model: str = ""
+    in_paper: bool = True
+
+    def fits(self, setting: Setting) -> bool:
+        if setting.domain == "vision":
+            return (setting.benchmark, plain(setting.dataset)) == (self.benchmark, plain(self.what))
+        if setting.domain == "language":
+            return self.benchmark == "language" and plain(starting_checkpoint(setting)) == plain(self.what)
+        return self.benchmark == "rl" and plain(self.what) in plain(setting.dataset)
+
+    def choose(self, settings: Sequence[Setting]) -> Setting | None:
+        """The setting to show: the paper's model first, then what has most runs."""
+        fitting = [setting for setting in settings if self.fits(setting)]
+        runs = [sum(len(group.runs) for group in setting.groups) for setting in fitting]
+        order = sorted(zip(fitting, runs, strict=True), key=lambda p: (p[0].model != self.model, -p[1]))
+        return order[0][0] if order else None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A figure of the paper."""
+
+    name: str
+    title: str
+    rows: tuple[tuple[Panel, ...], ...]
+    last_phase: bool = False  # draw the last phase alone, from 0
+
+
+DATA = (
+    ("CIFAR-10, ResNet-18", "cifar10", "resnet18"),
+    ("CIFAR-100, ViT-Tiny", "cifar100", "vit_tiny"),
+    ("Tiny-ImageNet, VGG-16", "tinyimagenet", "vgg16"),
+)
+BENCHMARKS = ("warm_start", "continual", "class_incremental")
+GAMES = ("Asterix", "BeamRider", "DemonAttack")
+TASKS = ("h1-walk-v0", "h1-balance_simple-v0", "h1-run-v0")
+GRIDS = (
+    Grid(
+        "figure2",
+        "Continual vision",
+        tuple(
+            tuple(Panel(t, b, d, m, (b, d) != ("class_incremental", "cifar10")) for t, d, m in DATA) for b in BENCHMARKS
+        ),
+    ),
+    Grid(
+        "figure3",
+        "Continual pre-training",
+        (tuple(Panel(f"From {s}", "language", s.split()[0]) for s in ("best checkpoint", "30k", "60k")),),
+        last_phase=True,
+    ),
+    Grid("figure4a", "DQN on Atari", (tuple(Panel(game, "rl", game) for game in GAMES),)),
+    Grid("figure4b", "SAC on HumanoidBench", (tuple(Panel(task, "rl", task) for task in TASKS),)),
+)
+
+
+def key_of(panel: Panel) -> tuple[str, str]:
+    return panel.benchmark, panel.what
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def starting_checkpoint(setting: Setting) -> str:
+    """From which checkpoint of its first phase a language run goes on: `benchmark.start`."""
+    benchmark = setting.groups[0].runs[0].config.get("benchmark")
+    return str(benchmark.get("start", "")) if isinstance(benchmark, dict) else ""
+
+
+def has_data(grid: Grid, settings: Sequence[Setting]) -> bool:
+    return any(panel.choose(settings) for row in grid.rows for panel in row)
+
+
+def grid_figure(
+    grid: Grid,
+    settings: Sequence[Setting],
+    palette: style.Palette,
+    band: str = "sem",
+    width: str = "page",
+    reference: bool = False,
+) -> Figure:
+    """A figure of the paper, with the same methods and colours in each panel.
+
+    Args:
+        grid: which one.
+        settings: what was run.
+        palette: colours.
+        band: see `estimates.band`.
+        width: "page" or "column"; in a column the panels of a single row stand one below the other.
+        reference: whether to mark the values of `paper.FINAL`.
+    """
+    panels = np.array([list(row) for row in grid.rows], dtype=object)
+    if width == "column" and len(panels) == 1:
+        panels = panels.T
+    rows, columns = panels.shape
+    size = (style.PAGE if columns > 1 else style.COLUMN, 1.75 * rows + 0.55)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    shown: list[tuple[Group, Curve]] = []
+    reference = reference and any(key_of(panel) in paper.FINAL for row in grid.rows for panel in row)
+    chosen = {at: panel.choose(settings) for at, panel in np.ndenumerate(panels)}
+    for (row, column), setting in chosen.items():
+        ax, panel = axes[row, column], panels[row, column]
+        shown += fill(ax, panel, setting, palette, band, grid.last_phase, reference)
+        if any(chosen[row, c] for c in range(column)):
+            ax.set_ylabel("")
+        if any(chosen[r, column] for r in range(row + 1, rows)):
+            ax.set_xlabel("")
+        if column == 0 and len(grid.rows) > 1:
+            letter = f"({'abc'[row]}) {style.name(panel.benchmark)}"
+            ax.annotate(
+                letter, (0, 1), (-30, 17), xycoords="axes fraction", textcoords="offset points", fontsize=8.5,
+                fontweight="bold",
+            )  # fmt: skip
+    legend(figure, axes, panels, shown, palette, settings, reference)
+    below = textwrap.fill(footer(grid, shown, band, reference), 140 if columns > 1 else 66)
+    figure.supxlabel(below, fontsize=6.2, color=plotting.GREY, x=0.01, ha="left")
+    return figure
+
+
+def fill(
+    axes: Axes,
+    panel: Panel,
+    setting: Setting | None,
+    palette: style.Palette,
+    band: str,
+    last_phase: bool,
+    reference: bool,
+) -> list[tuple[Group, Curve]]:
+    """Draws one panel, or says that there is no data."""
+    if setting is None:
+        axes.set_axis_off()
+        if panel.in_paper:
+            axes.set_axis_on()
+            axes.set(xticks=[], yticks=[])
+            axes.set_title(panel.title, color=plotting.GREY, fontsize=7.5)
+            axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color="#999999")
+        return []
+    drawn = plotting.draw(axes, setting, palette, band, last_phase=last_phase)
+    named = panel.title if panel.model in ("", setting.model) else f"{panel.title.split(',')[0]}, {setting.model}"
+    counts = plotting.seeds_text(setting.groups)
+    axes.set_title(f"{named} ({counts.removesuffix(' seeds').removesuffix(' seed')})", fontsize=7.5)
+    axes.tick_params(labelsize=6.5)
+    if panel.benchmark == "warm_start":
+        reference_lines(axes, drawn, palette)
+    if reference:
+        mark_paper(axes, paper.FINAL.get(key_of(panel), {}), palette)
+    return drawn
+
+
+def reference_lines(axes: Axes, drawn: Sequence[tuple[Group, Curve]], palette: style.Palette) -> None:
+    """Horizontal lines at where full reset and base end."""
+    for group, c in drawn:
+        if group.method in ("full_reset", "base"):
+            axes.axhline(plotting.end_of(c), color=palette.colours[group.method], linewidth=0.6, alpha=0.7, zorder=1)
+
+
+def mark_paper(axes: Axes, values: dict[str, float], palette: style.Palette) -> None:
+    """Open diamonds on the right edge at the paper's final values; the limits make room for them."""
+    low, high = axes.get_ylim()
+    for method, value in values.items():
+        axes.plot(
+            axes.get_xlim()[1], value, marker="D", markersize=3.6, markerfacecolor="white", markeredgewidth=0.9,
+            markeredgecolor=palette.colours[method], clip_on=False, zorder=5, linestyle="none",
+        )  # fmt: skip
+    if values:
+        room = 0.03 * (high - low)
+        axes.set_ylim(min(low, min(values.values()) - room), max(high, max(values.values()) + room))
+
+
+def legend(
+    figure: Figure,
+    axes: np.ndarray,
+    panels: np.ndarray,
+    shown: Sequence[tuple[Group, Curve]],
+    palette: style.Palette,
+    settings: Sequence[Setting],
+    reference: bool,
+) -> None:
+    """One legend for all panels: in a place that the paper leaves free, else below."""
+    lines = {}
+    for group, _ in shown:
+        text = style.name(group.method) + plotting.detail(group)
+        lines.setdefault(text, Line2D([], [], **palette.line(group.method, group.rank)))
+    if reference:
+        lines["paper, read off its figure"] = Line2D(
+            [], [], marker="D", markersize=3.6, color="k", markerfacecolor="white", linestyle="none"
+        )
+    free = [at for at, panel in np.ndenumerate(panels) if not panel.in_paper and panel.choose(settings) is None]
+    if free and lines:
+        axes[free[0]].legend(lines.values(), lines.keys(), loc="center", ncols=1 if len(lines) < 8 else 2)
+    elif lines:
+        columns = min(len(lines), 6 if panels.shape[1] > 1 else 3)
+        figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=columns)
+
+
+def footer(grid: Grid, shown: Sequence[tuple[Group, Curve]], band: str, reference: bool) -> str:
+    if not shown:
+        return f"{grid.title}: no data."
+    event = "when the method acted" if grid.name.startswith("figure4") else "phase boundaries"
+    text = plotting.caption([group for group, _ in shown], band)
+    if not grid.last_phase:
+        text += f" Vertical lines: {event}."
+    if grid.name == "figure2":
+        text += " Horizontal lines in (a): final value of full reset and base."
+    if reference:
+        text += " Diamonds: read off the paper's figure, not measured here."
+    return text

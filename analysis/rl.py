@@ -1,0 +1,87 @@
+"""Aggregates over environments for reinforcement learning, after Agarwal et al. (2021), arXiv 2108.13264.
+
+A score is one number a seed and environment; evaluation episodes are averaged before, as they are not independent runs.
+rliable itself does not install beside today's numpy, and the two formulae are short.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from analysis import style
+from analysis.estimates import Estimate
+from analysis.runs import Group, Setting
+
+NORMALISED = "eval/normalized_return"  # human-normalised; raw returns of several environments have no common scale
+RESAMPLES = 2000
+Scores = Sequence[np.ndarray]  # one array of seeds an environment; their numbers may differ
+
+
+def iqm(scores: Scores) -> float:
+    """Mean of the middle half of all scores, seeds and environments together."""
+    return float(stats.trim_mean(np.concatenate(list(scores)), 0.25))
+
+
+def probability_of_improvement(ours: Scores, theirs: Scores) -> float:
+    """Chance that a run of ours beats one of theirs, mean over environments; ties count half."""
+    wins = []
+    for x, y in zip(ours, theirs, strict=True):
+        difference = x[:, None] - y[None, :]
+        wins.append(((difference > 0) + 0.5 * (difference == 0)).mean())
+    return float(np.mean(wins))
+
+
+def stratified(statistic: Callable[..., float], *samples: Scores) -> Estimate:
+    """A statistic with its 95 % percentile interval; seeds are resampled within each environment.
+
+    Args:
+        statistic: takes as many `Scores` as follow.
+        samples: scores of one or several methods.
+    """
+    rng = np.random.default_rng(0)
+
+    def resampled(scores: Scores) -> Scores:
+        return [x[rng.integers(0, len(x), len(x))] for x in scores]
+
+    draws = [statistic(*map(resampled, samples)) for _ in range(RESAMPLES)]
+    low, high = np.quantile(draws, [0.025, 0.975])
+    n = min(len(x) for scores in samples for x in scores)
+    if n < 2:  # resampling one seed always gives that seed: no interval, rather than one of width zero
+        low = high = np.nan
+    return Estimate(statistic(*samples), float(low), float(high), n)
+
+
+def table(settings: Sequence[Setting]) -> pd.DataFrame:
+    """One row a method over the environments that all methods share: IQM, and probability of improvement over base."""
+    by_method: dict[str, dict[str, Group]] = {}
+    for setting in settings:
+        for group in setting.groups:
+            by_method.setdefault(group.label, {})[setting.name] = group
+    common = [s.name for s in settings if all(s.name in groups for groups in by_method.values())]
+    if not common:
+        return pd.DataFrame()
+    every = [run for groups in by_method.values() for name in common for run in groups[name].runs]
+    key = NORMALISED if all(NORMALISED in run.history for run in every) else None
+    base = by_method.get("base")
+    rows = []
+    for groups in by_method.values():
+        group = groups[common[0]]
+        row: dict[str, object] = {
+            "method": style.name(group.method) + (f" ({group.detail})" if group.detail else ""),
+            "environments": len(common),
+            "n": min(len(groups[name].runs) for name in common),
+        }
+        if key or len(common) == 1:
+            row["IQM"] = stratified(iqm, scores(groups, common, key))
+        if base and groups is not base:
+            row["P(better than base)"] = stratified(
+                probability_of_improvement, scores(groups, common, key), scores(base, common, key)
+            )
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def scores(groups: dict[str, Group], names: Sequence[str], key: str | None) -> Scores:
+    return [np.array([run.final(key) for run in groups[name].runs]) for name in names]

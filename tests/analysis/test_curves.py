@@ -1,0 +1,105 @@
+"""Curves from runs: means, bands, phases, thinning, and the figures made of them."""
+
+import numpy as np
+import pytest
+
+from analysis import curves, figures, plotting, style
+from analysis.runs import settings
+from analysis.sources import load
+from tests.analysis.synthetic import rows, write_run, write_sweep
+
+
+def groups(root):
+    (setting,) = settings(load([str(root)], cache=False)[0])
+    return setting.groups
+
+
+def plain_rows(values, phase=0):
+    pairs = enumerate(values, 1)
+    return [{"step": i, "phase": phase, "epoch": float(i), "test/accuracy": v} for i, v in pairs]
+
+
+def test_mean_and_standard_error_over_seeds(tmp_path):
+    for seed, values in enumerate(([0.1, 0.2], [0.3, 0.4], [0.5, 0.9])):
+        write_run(tmp_path, "fire", seed, rows_=plain_rows(values))
+    c = curves.curve(groups(tmp_path)[0], "test/accuracy")
+    assert c.mean == pytest.approx([0.3, 0.5])
+    assert c.high - c.mean == pytest.approx([np.std([0.1, 0.3, 0.5], ddof=1) / np.sqrt(3), 0.36055513 / np.sqrt(3)])
+
+
+def test_seeds_logged_elsewhere_are_interpolated_within_their_range(tmp_path):
+    write_run(tmp_path, "fire", 0, rows_=plain_rows([0.0, 0.1, 0.2, 0.3]))
+    other = [row for row in plain_rows([0.0, 0.1, 0.2, 0.3]) if row["step"] in (1, 3)]
+    write_run(tmp_path, "fire", 1, rows_=other)
+    c = curves.curve(groups(tmp_path)[0], "test/accuracy")
+    assert c.mean == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert c.n.tolist() == [2, 2, 2, 1]  # nothing is made up beyond a run's end
+
+
+def test_the_point_right_after_the_method_acted_stands_on_the_boundary(tmp_path):
+    write_run(tmp_path, "fire", 0, n=4)
+    c = curves.curve(groups(tmp_path)[0], "test/accuracy")
+    logged = [row["test/accuracy"] for row in rows("fire", 0, 4)]
+    assert c.x.tolist() == [25, 50, 75, 100, 100, 125, 150, 175, 200]
+    assert c.mean == pytest.approx([*logged[:4], 0.45, *logged[4:]])
+    assert curves.boundaries(groups(tmp_path)[0].runs) == [100]
+    last = curves.curve(groups(tmp_path)[0], "test/accuracy", last_phase=True)
+    assert last.x.tolist() == [0, 25, 50, 75, 100]
+
+
+def test_thinning_keeps_ends_and_boundaries(tmp_path):
+    write_run(tmp_path, "fire", 0, n=500)
+    (group,) = groups(tmp_path)
+    whole, thin = (curves.curve(group, "test/accuracy", max_points=n) for n in (10_000, 50))
+    assert len(thin.x) < 60
+    assert {thin.x[0], thin.x[-1]} == {whole.x[0], whole.x[-1]}
+    assert (thin.x == 100).sum() == 2
+
+
+def test_labels_are_spread_without_overlap_or_reordering():
+    at = plotting.spread([0.0, 1.0, 2.0, 50.0], gap=10, height=100)
+    assert np.all(np.diff(at) >= 10 - 1e-9)
+    assert at[3] == 50
+    assert np.mean(at[:3]) == pytest.approx(1.0)
+    assert max(plotting.spread([95.0, 96.0, 97.0], gap=10, height=100)) <= 100
+
+
+def test_a_method_has_one_colour_whatever_else_is_shown():
+    one, other = style.Palette(["fire", "new", "base"]), style.Palette(["new", "fire"])
+    assert one.colours["fire"] == other.colours["fire"]
+    shared = [c for m, c in one.colours.items() if m not in ("dash", "pi", "new")]
+    assert len(set(shared)) == len(shared)
+
+
+def test_figure_2_shows_what_was_run_and_says_what_was_not(tmp_path):
+    style.use()
+    write_sweep(tmp_path, ("base", "full_reset", "fire"), range(2), dataset={"name": "cifar10"},
+                model={"name": "resnet18"})  # fmt: skip
+    found = settings(load([str(tmp_path)], cache=False)[0])
+    grid = figures.GRIDS[0]
+    assert figures.has_data(grid, found)
+    assert not any(figures.has_data(other, found) for other in figures.GRIDS[1:])
+    figure = figures.grid_figure(grid, found, style.Palette(["fire"]), reference=True)
+    texts = [[text.get_text() for text in ax.texts] for ax in figure.axes]
+    assert sum("no data" in words for words in texts) == 7  # 9 less the one with data and the one the paper has not
+    first = figure.axes[0]
+    assert "n = 2" in first.get_title(loc="left")
+    heights = {line.get_ydata()[0] for line in first.lines if len(set(line.get_ydata())) == 1}
+    assert {0.8005, 0.8605} <= {round(float(h), 4) for h in heights}  # base and full reset, drawn across
+    marks = [float(np.ravel(line.get_ydata())[0]) for line in first.lines if line.get_marker() == "D"]
+    assert sorted(marks) == [0.778, 0.803, 0.825, 0.826, 0.829, 0.847]
+    plotting.plt.close(figure)
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_figure_3_draws_the_second_phase_from_each_checkpoint(tmp_path, width):
+    style.use()
+    for start in ("best", "60k"):
+        lines = [row | {"val/loss": 3.0} for row in rows("fire", 0, 3, "val/loss")]
+        write_run(tmp_path / start, "fire", metric="val/loss", rows_=lines, benchmark={"name": "x", "start": start})
+    found = settings(load([str(tmp_path)], cache=False)[0])
+    figure = figures.grid_figure(figures.GRIDS[1], found, style.Palette(["fire"]), width=width)
+    shown = [ax for ax in figure.axes if ax.lines]
+    assert [ax.get_title(loc="left") for ax in shown] == ["From best checkpoint (n = 1)", "From 60k (n = 1)"]
+    assert max(shown[0].lines[0].get_xdata()) == 100
+    plotting.plt.close(figure)

@@ -1,0 +1,120 @@
+"""Tables from runs whose numbers are known."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from analysis import formats, rl, tables
+from analysis.estimates import Estimate, holm, paired
+from analysis.runs import settings
+from analysis.sources import load
+from tests.analysis.synthetic import rows, write_run
+
+FINAL = {"base": [0.70, 0.72, 0.69], "snp": [0.75, 0.74, 0.78], "fire": [0.80, 0.79, 0.83]}
+
+
+def ending(method: str, seed: int, value: float, metric: str = "test/accuracy") -> list[dict]:
+    out = rows(method, seed, 3, metric)
+    out[-1][metric] = value
+    return out
+
+
+def only_setting(root):
+    (setting,) = settings(load([str(root)], cache=False)[0])
+    return setting
+
+
+@pytest.fixture
+def setting(tmp_path):
+    for method, values in FINAL.items():
+        for seed, value in enumerate(values):
+            write_run(tmp_path, method, seed, rows_=ending(method, seed, value))
+    write_run(tmp_path, "fire", 7, rows_=ending("fire", 7, 0.1))  # base has no such seed
+    return only_setting(tmp_path)
+
+
+def test_differences_are_paired_and_holm_corrected(setting):
+    frame = tables.results(setting).set_index("method")
+    assert list(frame.index) == ["Base", "S&P", "FIRE"]
+    assert frame.loc["FIRE", "final"].n == 4
+    pairs = [paired(dict(enumerate(FINAL[m])), dict(enumerate(FINAL["base"]))) for m in ("snp", "fire")]
+    corrected = holm([pair.p for pair in pairs])
+    for name, pair, p in zip(("S&P", "FIRE"), pairs, corrected, strict=True):
+        got = frame.loc[name, "vs Base"]
+        assert got.difference == pair.difference
+        assert got.difference.n == 3
+        assert got.p_holm == pytest.approx(p)
+    assert frame.loc["Base", "vs Base"] is None
+    assert frame.loc["Base", "vs FIRE"].difference.mean == pytest.approx(-frame.loc["FIRE", "vs Base"].difference.mean)
+
+
+def test_best_is_the_lowest_loss(tmp_path):
+    write_run(tmp_path, metric="val/loss", rows_=[{"step": i, "val/loss": v} for i, v in enumerate((3.0, 2.0, 2.5))])
+    frame = tables.results(only_setting(tmp_path))
+    assert (frame["final"][0].mean, frame["best"][0].mean) == (2.5, 2.0)
+
+
+def test_overhead_counts_boundaries_and_whole_runs(setting):
+    frame = tables.overhead(setting).set_index("method")
+    # The generator: 0.2 s at the one boundary; 6 rows of 0.5 s, and fire ends 0.2 s later.
+    assert frame.loc["FIRE", "at boundaries (s)"].mean == pytest.approx(0.2)
+    assert frame.loc["FIRE", "run vs base (%)"].mean == pytest.approx(100 * 0.2 / 3)
+    assert frame.loc["FIRE", "of the run (%)"].mean == pytest.approx(100 * 0.2 / 3.2)
+
+
+def test_ranks_share_ties_and_follow_the_direction_of_the_metric(tmp_path):
+    def ranked(name, metric, values):
+        for method, value in values.items():
+            write_run(tmp_path / name, method, metric=metric, rows_=ending(method, 0, value, metric))
+        return dict(tables.ranks([only_setting(tmp_path / name)])[["method", "mean rank"]].to_numpy().tolist())
+
+    assert ranked("a", "test/accuracy", {"base": 1, "snp": 2, "fire": 2}) == {"Base": 3, "S&P": 1.5, "FIRE": 1.5}
+    assert ranked("b", "val/loss", {"base": 1, "snp": 2, "fire": 3}) == {"Base": 1, "S&P": 2, "FIRE": 3}
+
+
+def test_hyperparameters_swept_make_rows_of_their_own(tmp_path):
+    for iterations in (5, 10):
+        for seed in (0, 1):
+            write_run(tmp_path, "fire", seed, hyper={"iterations": iterations})
+    setting = only_setting(tmp_path)
+    assert list(tables.results(setting)["method"]) == ["FIRE (iterations=10)", "FIRE (iterations=5)"]
+    frame = tables.convergence([setting])
+    assert sorted(frame["iterations"]) == [5, 10]
+    assert [cell.mean for cell in frame["DfI after"]] == [0.5, 0.5]
+
+
+def test_rl_table_takes_normalised_scores_and_the_environments_all_share(tmp_path):
+    for env, scale in (("A", 1), ("B", 10)):
+        for method, value in (("base", 1.0), ("fire", 2.0)):
+            for seed in range(2):
+                row = {"step": 1, "eval/return": scale * value, rl.NORMALISED: value}
+                write_run(tmp_path / env, method, seed, metric="eval/return", rows_=[row], dataset={"name": env})
+    write_run(tmp_path / "C", "fire", metric="eval/return", rows_=[row], dataset={"name": "C"})
+    frame = rl.table(settings(load([str(tmp_path)], cache=False)[0])).set_index("method")
+    assert frame.loc["FIRE", "environments"] == 2
+    assert frame.loc["FIRE", "IQM"].mean == 2
+    assert frame.loc["FIRE", "P(better than base)"].mean == 1
+
+
+def test_formats_hold_the_same_numbers(setting):
+    frame = tables.results(setting)
+    read = list(csv.DictReader(io.StringIO(formats.as_csv(frame))))
+    for row, (_, expected) in zip(read, frame.iterrows(), strict=True):
+        assert row["method"] == expected["method"]
+        assert float(row["final low"]) == pytest.approx(expected["final"].low)
+    assert list(read[0])[:5] == ["method", "n", "final", "final low", "final high"]
+    assert float(read[2]["vs Base p holm"]) == pytest.approx(frame["vs Base"][2].p_holm)
+    markdown = formats.as_markdown(frame).splitlines()
+    assert len({line.count("|") for line in markdown}) == 1
+    assert len(markdown) == 2 + len(frame)
+    latex = formats.as_latex(frame)
+    assert r"S\&P" in latex
+    assert all(line.count(" & ") == len(frame.columns) - 1 for line in latex.splitlines() if line.endswith(r"\\"))
+
+
+def test_text_does_not_invent_an_interval():
+    assert formats.show(Estimate(0.5, np.nan, np.nan, 1)) == "0.5000"
+    assert formats.show(None) == formats.show(float("nan")) == "–"
+    assert formats.show(Estimate(0.01234, 0.0111, 0.0139, 3), short=True) == "0.0123 [0.0111, 0.0139]"
