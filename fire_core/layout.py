@@ -77,6 +77,8 @@ _HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "heads", "nhe
 _KV_HEADS = ("num_kv_heads", "n_kv_head", "n_kv_heads", "num_key_value_heads", "num_query_groups", "n_query_groups")
 _HEAD_DIM = ("head_dim", "dim_head", "d_head")
 
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
 Selector = str | type[nn.Module] | nn.Module | Tensor
 Layout = str | Mapping[str, str] | Sequence["Entry"]
 
@@ -200,20 +202,20 @@ def resolve(
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel and `torch.compile`."""
+    """The module inside DistributedDataParallel, `torch.compile`, activation checkpointing and FSDP wrappers."""
     while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
+        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
+        for attribute in _WRAPPERS:
+            inner = model._modules.get(attribute, inner)
+        if inner is None:
             return model
         model = inner
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name without what `torch.compile`, checkpointing and DDP put in front of it."""
-    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
-        name = name.replace(wrapper, "")
+    """A parameter's name without what such wrappers put into it."""
+    for attribute in _WRAPPERS:
+        name = name.replace(f"{attribute}.", "")
     return name.removeprefix("module.")
 
 
@@ -298,7 +300,7 @@ def _describe(model: nn.Module, blocks: dict[str, Sequence[int]], transposed: tu
             if isinstance(parameter, UninitializedParameter):
                 raise ValueError(f"{name}.{attribute} has no shape yet: run the lazy model once first")
             parameters[id(parameter)] = parameter
-            full = clean_name(f"{name}.{attribute}" if name else attribute)
+            full = f"{name}.{attribute}" if name else attribute
             uses.setdefault(id(parameter), []).append(_Use(full, path, attribute))
     _check_patterns((*blocks, *transposed), [use for places in uses.values() for use in places])
     entries: list[Entry] = []
@@ -313,9 +315,8 @@ def _walk(model: nn.Module) -> Iterable[tuple[str, tuple[nn.Module, ...]]]:
     while stack:
         name, path = stack.pop()
         yield name, path
-        children = [
-            (f"{name}.{key}" if name else key, (*path, child)) for key, child in path[-1]._modules.items() if child
-        ]
+        named = [(key, unwrap(child)) for key, child in path[-1]._modules.items() if child is not None]
+        children = [(f"{name}.{key}" if name else key, (*path, child)) for key, child in named]
         stack.extend(reversed(children))
 
 
@@ -339,13 +340,7 @@ def _entries(
         return [replace(entry, groups=use.owner.groups)]
     if _is_transposed_linear(use.owner) or any(fnmatchcase(u.name, p) for u in uses for p in transposed):
         entry = replace(entry, transposed=parameter.ndim > 1)
-    d_out = (
-        parameter.shape[-1]
-        if entry.transposed
-        else parameter.shape[-2 if parameter.ndim > 1 else 0]
-        if parameter.ndim
-        else 0
-    )
+    d_out = parameter.shape[-1 if entry.transposed or parameter.ndim == 1 else -2] if parameter.ndim else 1
     declared = next(
         (sizes for pattern, sizes in blocks.items() if any(fnmatchcase(u.name, pattern) for u in uses)), None
     )
