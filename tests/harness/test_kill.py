@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from fire_core.harness import checkpoint
@@ -68,7 +69,7 @@ def main(folder: Path) -> None:
         assert in_child(die_while_writing(rough, name, dice.randint(1, 12))) is None, "the child was to die"
         writing += 1
     while kills + writing < KILLS:
-        code = in_child(lambda: run(*OPTIONS, f"paths.runs={rough}"), kill_after=dice.uniform(0.02, 0.6))
+        code = in_child(partial(run, *OPTIONS, f"paths.runs={rough}"), kill_after=dice.uniform(0.02, 0.6))
         assert code in (None, 0)
         if code == 0:  # it got through before the kill: begin again, the rest of the kills hit a new run
             compare(only_run(calm), only_run(rough))

@@ -1,0 +1,57 @@
+"""Wrong input: one line that names the option and what is accepted, a code, and nothing written."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.zygote import Zygote
+
+CASES = {
+    ("method=fier",): "error: method=fier is unknown (did you mean fire?); accepted: base,",
+    ("lr=abc",): "error: lr=abc: Value 'abc' of type 'str' could not be converted to Float",
+    ("model.width=-1",): "error: model.width must be >= 1, got -1",
+    ("lerning_rate=1",): "error: option lerning_rate is unknown; accepted: ",
+    ("model.widht=8",): "error: option model.widht is unknown (did you mean width?); accepted: ",
+    ("dataset=cifar10", "dataset.root=nowhere"): "error: dataset=cifar10 is not there: put ",
+    ("method=fire", "method.solver=exat"): "error: method.solver=exat is unknown; accepted: newton_schulz, exact",
+    ("benchmark.ratio=500",): "error: benchmark.ratio must be in [1, 100]",
+    ("device=cuda:77",): "error: device=cuda:77: torch sees",
+    ("method.name=../x",): "error: method.name='../x' goes into a path",
+}
+
+
+@pytest.mark.parametrize("arguments", CASES, ids=" ".join)
+def test_wrong_input(arguments: tuple[str, ...], tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "vision.train", "tracker=none", *arguments)
+    assert answer.code == 2
+    assert answer.err.startswith(CASES[arguments]), answer.err
+    assert answer.err.count("\n") == 1
+    assert not list(tmp_path.iterdir()), "nothing half-written"
+
+
+def test_a_traceback_when_asked_for(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "vision.train", "model.width=-1", HYDRA_FULL_ERROR="1")
+    assert answer.code != 0
+    assert "Traceback" in answer.err
+
+
+def test_a_sweep_goes_on_past_a_failed_job_and_tells_of_all(tmp_path: Path, zygote: Zygote) -> None:
+    options = ("scale=smoke", "tracker=none", "progress=false", "model.width=4")
+    first = zygote.run(tmp_path, "vision.train", *options, "method=snp", "method.coef=7,0.5", "-m")
+    table = [line for line in first.err.splitlines() if line.startswith("scale=smoke")]
+    assert first.code == 2
+    assert "failed    method.coef must be in [0, 1], got 7" in table[0]
+    assert "done      test accuracy" in table[1]
+    again = zygote.run(tmp_path, "vision.train", *options, "method=snp", "method.coef=0.5,0.6", "-m")
+    table = [line for line in again.err.splitlines() if line.startswith("scale=smoke")]
+    assert again.code == 0
+    assert "skipped   test accuracy" in table[0]
+    assert "done      test accuracy" in table[1]
+    assert again.err.count("first phase taken from") == 1
+
+
+def test_help_names_the_groups(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "vision.train", "--help")
+    assert answer.code == 0
+    for word in ("method", "full_reset", "snp", "fire_exact", "scale", "smoke", "tracker", "dataset"):
+        assert word in answer.out

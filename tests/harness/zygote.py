@@ -1,0 +1,125 @@
+"""Starts programs as a user would, without paying the seconds of `import torch` each time.
+
+`Zygote` is a process that has imported everything once. For each request it forks a child that runs
+`python -m <module>` with its own folder, arguments, environment and output.
+"""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Answer:
+    """How a program ended; `code` is negative if a signal ended it."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Zygote:
+    """A process that forks ready-made children.
+
+    Args:
+        imports: modules to import once.
+    """
+
+    def __init__(self, *imports: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.harness.zygote", *imports],
+            cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def start(self, folder: Path, module: str, *arguments: str, **environment: str) -> int:
+        """Start `python -m module arguments` in `folder`; the process id."""
+        return int(
+            self._ask(do="start", folder=str(folder), module=module, arguments=arguments, environment=environment)
+        )
+
+    def wait(self, child: int) -> int:
+        """The exit code of a started program."""
+        return int(self._ask(do="wait", child=child))
+
+    def run(self, folder: Path, module: str, *arguments: str, **environment: str) -> Answer:
+        """Start a program and wait for it."""
+        child = self.start(folder, module, *arguments, **environment)
+        code = self.wait(child)
+        return Answer(code, self.output(folder, child, "out"), self.output(folder, child, "err"))
+
+    @staticmethod
+    def output(folder: Path, child: int, stream: str) -> str:
+        """What a program has written so far; the file is removed."""
+        file = folder / f".{child}.{stream}"
+        text = file.read_text()
+        file.unlink()
+        return text
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def _ask(self, **request: Any) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+
+def serve() -> None:
+    """Answer requests until the input ends."""
+    for module in sys.argv[1:]:
+        __import__(module)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "start":
+            answer = os.fork()
+            if answer == 0:
+                be_program(request)
+        else:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["child"], 0)[1])
+        print(answer, flush=True)
+
+
+def be_program(request: dict[str, Any]) -> None:
+    """In the child: what `python -m module arguments` does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(request["folder"])
+    os.environ.update(request["environment"])
+    for number, name in ((1, "out"), (2, "err")):
+        descriptor = os.open(f".{os.getpid()}.{name}", os.O_WRONLY | os.O_CREAT)
+        os.dup2(descriptor, number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv = [request["module"], *request["arguments"]]
+    code = 0
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as leave:
+        code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()
