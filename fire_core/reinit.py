@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core import sharing
-from fire_core.layout import Entry, Layout, Selector, clean_name, resolve, unwrap
+from fire_core.layout import Entry, Layout, Selector, resolve
 from fire_core.metrics import dfi, sfe
 from fire_core.optimizer import reset_optimizer_state
 from fire_core.polar import NORM_INITS, SOLVERS, PolarReport, polar
 from fire_core.report import Report, Row
+from fire_core.topology import clean_name, unwrap
 
 SCALES = ("modular", "orthogonal", "match_init", "variance_factor")
 # Elements that one batch holds at most, unless a single parameter has more: bounds the memory beyond the weights.
@@ -48,8 +49,8 @@ def fire_(
     min_norm: float = 0.0,
     blend: float = 1.0,
     *,
-    include: Iterable[Selector] = (),
-    exclude: Iterable[Selector] = (),
+    include: Selector | Iterable[Selector] = (),
+    exclude: Selector | Iterable[Selector] = (),
     variance_factor: float = 1.0,
     tol: float | None = None,
     seed: int = 0,
@@ -98,8 +99,8 @@ def fire_(
     """
     start = time.perf_counter()
     _check_options(solver, norm_init, scale, min_norm, blend)
-    entries = resolve(model, layout, include, exclude) if isinstance(layout, (str, Mapping)) else list(layout)
-    initial = {clean_name(name): tensor for name, tensor in (init or {}).items()}
+    entries = resolve(model, layout, include, exclude)
+    initial = _by_name(init or {})
     projected = [entry for entry in entries if entry.action == "project"]
     reset = [entry for entry in entries if entry.action == "reinit"]
     for entry in reset + (projected if scale == "match_init" else []):
@@ -138,7 +139,7 @@ def shrink_and_perturb_(model: nn.Module, init: Mapping[str, Tensor], coef: floa
     """
     if not 0 <= coef <= 1:
         raise ValueError(f"coef={coef}: must lie between 0 and 1")
-    initial = {clean_name(name): tensor for name, tensor in init.items()}
+    initial = _by_name(init)
     entries = [Entry(clean_name(name), parameter, "other") for name, parameter in unwrap(model).named_parameters()]
     starts = [_initial(entry, initial) for entry in entries]
     for entry, start in zip(entries, starts, strict=True):
@@ -291,6 +292,12 @@ def _scale(entry: Entry, scale: str, variance_factor: float, initial: Mapping[st
     if size == 0:
         raise ValueError(f'{entry.name} is zero in init, so scale="match_init" would erase it: exclude it')
     return size
+
+
+def _by_name(init: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Initial weights by the names of the bare model, whatever wrapper the state_dict was taken from."""
+    names = {clean_name(name): tensor for name, tensor in init.items()}
+    return {**{name.removeprefix("module."): tensor for name, tensor in names.items()}, **names}
 
 
 def _initial(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:

@@ -280,7 +280,7 @@ def test_attention_is_found_by_topology_not_by_the_name_attn():
     assert chosen(model, {"ssm": "project"}) == {"h.1.attn.in_proj.weight", "h.1.attn.out_proj.weight"}
 
 
-# ------------------------------------------------------------------------------------------------- selectors and actions
+# ---------------------------------------------------------------------------------- selectors and actions
 
 
 def test_embeddings_and_heads_by_choice():

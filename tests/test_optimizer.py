@@ -185,6 +185,16 @@ def make_adam(params: list[nn.Parameter]) -> Adam:
     return Adam(params, lr=2e-3)
 
 
+@pytest.fixture
+def one_thread():
+    """Many small steps: threads only get in each other's way, and numbers depend on how many there are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_no_loss_spike_after_fire_and_reset():
     """A deep network trained until its gradients are tiny, projected, and trained on.
 
