@@ -17,6 +17,7 @@ class Curve:
     low: np.ndarray
     high: np.ndarray
     n: np.ndarray  # seeds that reach this point
+    phase: np.ndarray
 
 
 def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False, max_points: int = 1000) -> Curve:
@@ -49,7 +50,7 @@ def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False
     n = np.isfinite(values).sum(0)
     mean = np.divide(np.nansum(values, 0), n, out=np.full(len(n), np.nan), where=n > 0)
     low, high = band(values, kind)
-    return Curve(grid[:, 1], mean, low, high, n)
+    return Curve(grid[:, 1], mean, low, high, n, grid[:, 0])
 
 
 def phase_points(run: Run, metric: str, x: str) -> np.ndarray:

@@ -10,15 +10,14 @@ Options may be written --name value or name=value.
 import argparse
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis import figures, formats, plotting, rl, style, tables
-from analysis.runs import METRICS, Setting, SourceError, settings
-from analysis.sources import load
+from analysis.options import FLAG, add_sources, load_or_explain, split
+from analysis.runs import METRICS, Setting, settings
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -28,47 +27,22 @@ def parse(argv: list[str]) -> argparse.Namespace:
         epilog="Options may be written --name value or name=value.",
     )
     add = parser.add_argument
-    sources = "folders of runs, wandb-local:FOLDER or wandb:ENTITY/PROJECT (runs)"
-    add("--runs", "--source", nargs="+", default=["runs"], metavar="SOURCE", help=sources)
+    add_sources(parser)
     add("--out", type=Path, default=Path("figures"), help="folder to write to (%(default)s)")
     add("--band", choices=sorted(style.BANDS), default="sem", help="band about the mean (%(default)s)")
     add("--interval", choices=("t", "bootstrap"), default="t", help="of means in tables (%(default)s)")
     add("--test", choices=("t", "wilcoxon"), default="t", help="paired test, Holm-corrected (%(default)s)")
     add("--width", choices=("column", "page"), help="of a two-column paper (grids: page, others: column)")
-    flag = {"type": boolean, "nargs": "?", "const": True, "default": False, "metavar": "true|false"}
-    add("--paper-reference", **flag, help="mark the values read off the paper's figures")
-    add("--include-unfinished", **flag, help="take in runs that did not end as they should")
-    add("--no-cache", **flag, help="read every run anew")
-    return parser.parse_args([part for arg in argv for part in option(arg)])
-
-
-def option(arg: str) -> Iterator[str]:
-    """`name=value` as `--name value`."""
-    if found := re.fullmatch(r"([a-z_]+)=(.*)", arg):
-        yield "--" + found[1].replace("_", "-")
-        yield from found[2].split(",")
-    else:
-        yield arg
-
-
-def boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text.lower() == "true"
+    add("--paper-reference", **FLAG, help="mark the values read off the paper's figures")
+    return parser.parse_args(split(argv))
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
-    try:
-        runs, left_out = load(args.runs, not args.no_cache, args.include_unfinished)
-    except SourceError as error:
-        print(f"make_figures: {error}", file=sys.stderr)
+    loaded = load_or_explain("make_figures", args)
+    if loaded is None:
         return 1
-    for item in left_out:
-        print(item)
-    if not runs:
-        print(f"make_figures: no usable runs in {', '.join(args.runs)}", file=sys.stderr)
-        return 1
+    runs, _ = loaded
     style.use()
     palette = style.Palette(run.method for run in runs)
     found = settings(runs)

@@ -1,0 +1,186 @@
+"""Makes one self-contained HTML page of all runs: curves, tables, configurations, spectra.
+
+    python analysis/make_report.py
+    python analysis/make_report.py runs=runs/vision out=report.html
+
+The page needs no network and no other file. Options may be written --name value or name=value.
+"""
+
+import argparse
+import json
+import string
+import sys
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from analysis import formats, plotting, style, tables
+from analysis.curves import boundaries, curve
+from analysis.estimates import Estimate, Paired
+from analysis.options import add_sources, load_or_explain, split
+from analysis.runs import METRICS, Group, LeftOut, Run, Setting, settings
+
+PAGE = Path(__file__).parent / "page"
+POINTS = 400  # of a curve: more than a screen can tell apart make a heavy page
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make_report.py",
+        description="Makes one self-contained HTML page of all runs.",
+        epilog="Options may be written --name value or name=value.",
+    )
+    add_sources(parser)
+    parser.add_argument("--out", type=Path, default=Path("figures/report.html"), help="file to write (%(default)s)")
+    parser.add_argument("--title", default="FIRE: results", help="heading (%(default)s)")
+    parser.add_argument("--band", choices=sorted(style.BANDS), default="sem", help="band about the mean (%(default)s)")
+    return parser.parse_args(split(argv))
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if argv is None else argv)
+    found = load_or_explain("make_report", args)
+    if found is None:
+        return 1
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(page(*found, args.title, args.band), encoding="utf-8")
+    print(f"wrote {args.out}")
+    return 0
+
+
+def page(runs: list[Run], left_out: list[LeftOut], title: str, band: str = "sem") -> str:
+    """The whole page as text."""
+    palette = style.Palette(run.method for run in runs)
+    found = settings(runs)
+    content = {
+        "summary": f"{len(runs)} runs, {len(found)} setting{'s' * (len(found) != 1)}; {len(left_out)} left out.",
+        "settings": [setting_data(setting, palette, band) for setting in found],
+        "runs": runs_table(runs),
+        "details": [details(run) for run in runs],
+        "left_out": [f"{item.name}: {item.reason}" for item in left_out],
+    }
+    # "<" is escaped so that no text of a run can end the script element.
+    data = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    parts = {name: (PAGE / file).read_text() for name, file in (("css", "page.css"), ("script", "page.js"))}
+    safe = title.replace("&", "&amp;").replace("<", "&lt;")
+    return string.Template((PAGE / "page.html").read_text()).substitute(parts, title=safe, data=data)
+
+
+def setting_data(setting: Setting, palette: style.Palette, band: str) -> dict[str, Any]:
+    """What a section of the page shows."""
+    runs = [run for group in setting.groups for run in group.runs]
+    shown = {"Results": tables.results(setting), "Cost": tables.overhead(setting), "Boundaries": at_boundaries(setting)}
+    return {
+        "title": plotting.title(setting, 999),
+        "xlabel": style.AXES[setting.x],
+        "ylabel": METRICS[setting.metric][0],
+        "boundaries": boundaries(runs),
+        "caption": plotting.caption(setting.groups, band),
+        "groups": [group_data(group, setting.metric, palette, band) for group in setting.groups],
+        "tables": {name: table_data(frame) for name, frame in shown.items() if len(frame)},
+        "spectra": spectra(runs),
+    }
+
+
+def group_data(group: Group, metric: str, palette: style.Palette, band: str) -> dict[str, Any]:
+    """One curve."""
+    c = curve(group, metric, band, max_points=POINTS)
+    look = palette.line(group.method, group.rank)
+    dash = look["linestyle"]
+    return {
+        "label": tables.label(group),
+        "n": len(group.runs),
+        "colour": look["color"],
+        "dash": "" if isinstance(dash, str) else " ".join(str(3 * part) for part in dash[1]),
+        "phase": c.phase.astype(int).tolist(),
+        **{name: plain(getattr(c, name)) for name in ("x", "mean", "low", "high")},
+    }
+
+
+def plain(values: np.ndarray) -> list[float | None]:
+    """Six digits, and null for what JSON has no number for."""
+    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values]
+
+
+def table_data(frame: pd.DataFrame) -> dict[str, Any]:
+    """A table as text with the numbers to sort by."""
+    names, *texts = formats.cells(frame)
+    rows = zip(texts, frame.itertuples(index=False), strict=True)
+    cells = [[{"text": t, "value": sort_value(v)} for t, v in zip(text, row, strict=True)] for text, row in rows]
+    return {"columns": names, "rows": cells}
+
+
+def sort_value(value: object) -> float | None:
+    if isinstance(value, Paired):
+        value = value.difference
+    if isinstance(value, Estimate):
+        value = value.mean
+    return float(value) if isinstance(value, int | float) and np.isfinite(value) else None
+
+
+def at_boundaries(setting: Setting) -> pd.DataFrame:
+    """What each method did at each boundary, mean over seeds."""
+    rows = []
+    for group in setting.groups:
+        every = pd.concat([run.history for run in group.runs], ignore_index=True)
+        columns = [name for name in every if name.startswith("boundary/")]
+        if not columns or "phase" not in every:
+            continue
+        for phase, part in every.dropna(subset=columns, how="all").groupby("phase"):
+            means = {readable(name): float(part[name].mean()) for name in columns}
+            rows.append({"method": tables.label(group), "phase": int(phase), **means})
+    return pd.DataFrame(rows)
+
+
+def readable(key: str) -> str:
+    return key.removeprefix("boundary/").replace("_", " ").replace("dfi", "DfI").replace("sfe", "SFE")
+
+
+def spectra(runs: list[Run]) -> list[dict[str, Any]]:
+    """Singular values at each boundary of the first seed of each method, from `spectra.json` in the run's folder.
+
+    The file maps phase -> matrix name -> {"before": [...], "after": [...]}, largest first.
+    """
+    out, seen = [], set()
+    for run in runs:
+        file = Path(run.source) / "spectra.json"
+        if (run.method, run.variant) in seen or not file.is_file():
+            continue
+        seen.add((run.method, run.variant))
+        for phase, matrices in json.loads(file.read_text()).items():
+            title = f"the start of phase {phase}, {style.name(run.method)}, seed {run.seed}"
+            out.append({"title": title, "matrices": [{"name": name, **both} for name, both in matrices.items()]})
+    return out
+
+
+def runs_table(runs: list[Run]) -> dict[str, Any]:
+    """Every run in one line."""
+    rows = [
+        {
+            "": number,
+            "run": run.name,
+            "method": style.name(run.method),
+            "setting": "-".join(part for part in (run.benchmark, run.dataset, run.model) if part),
+            "seed": run.seed,
+            "final": run.final(),
+            "rows": len(run.history),
+        }
+        for number, run in enumerate(runs)
+    ]
+    return table_data(pd.DataFrame(rows, dtype=object))
+
+
+def details(run: Run) -> str:
+    """A run's configuration and environment, as YAML."""
+    content = {"source": run.source, "config": run.config, "environment": run.environment}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Options that both programs share."""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+
+from analysis.runs import LeftOut, Run, SourceError
+from analysis.sources import load
+
+
+def add_sources(parser: argparse.ArgumentParser) -> None:
+    """Where runs come from, and which."""
+    add = parser.add_argument
+    sources = "folders of runs, wandb-local:FOLDER or wandb:ENTITY/PROJECT (runs)"
+    add("--runs", "--source", nargs="+", default=["runs"], metavar="SOURCE", help=sources)
+    add("--include-unfinished", **FLAG, help="take in runs that did not end as they should")
+    add("--no-cache", **FLAG, help="read every run anew")
+
+
+def split(argv: list[str]) -> list[str]:
+    """`name=value` as `--name value`, as the other programs of the project write options."""
+    return [part for arg in argv for part in option(arg)]
+
+
+def option(arg: str) -> Iterator[str]:
+    if found := re.fullmatch(r"([a-z_]+)=(.*)", arg):
+        yield "--" + found[1].replace("_", "-")
+        yield from found[2].split(",") if found[1] in ("runs", "source") else [found[2]]
+    else:
+        yield arg
+
+
+def boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+FLAG = {"type": boolean, "nargs": "?", "const": True, "default": False, "metavar": "true|false"}
+
+
+def load_or_explain(program: str, args: argparse.Namespace) -> tuple[list[Run], list[LeftOut]] | None:
+    """The runs and what was left out, which is printed; None, after one line that says why, if there is nothing."""
+    try:
+        runs, left_out = load(args.runs, not args.no_cache, args.include_unfinished)
+    except SourceError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return None
+    for item in left_out:
+        print(item)
+    if not runs:
+        print(f"{program}: no usable runs in {', '.join(args.runs)}", file=sys.stderr)
+        return None
+    return runs, left_out
