@@ -115,11 +115,24 @@ def _newton(X: Tensor, inverse: Tensor, gamma: Tensor) -> Tensor:
     return X.mul(0.5 * gamma).add_(inverse.mT / (2 * gamma))
 
 
+def _inverse(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Inverses of X (B, n, n), and whether LU met no zero pivot, (B,).
+
+    One matrix at a time: with two threads or more, torch 2.15 (MKL) mixes up the pivots of a batch of n >= 160
+    and returns wrong inverses without a word.
+    """
+    inverse, fine = torch.empty_like(X), torch.empty(len(X), dtype=torch.bool)
+    for b, matrix in enumerate(X):
+        inverse[b], info = torch.linalg.inv_ex(matrix)
+        fine[b] = info == 0
+    return inverse, fine
+
+
 def _square(W: Tensor) -> tuple[Tensor, Tensor]:
     X = W.double()
-    inverse, info = torch.linalg.inv_ex(X)
+    inverse, fine = _inverse(X)
     top, bottom = _size(X, 2), _size(inverse, 2)
-    fine = (info == 0) & (top * bottom < SQUARE_COND).flatten()  # false for NaN
+    fine &= (top * bottom < SQUARE_COND).flatten()  # false for NaN
     if not fine.all():
         eye = torch.eye(X.shape[-1], dtype=X.dtype)
         X[~fine], inverse[~fine], top[~fine], bottom[~fine] = eye, eye, 1.0, 1.0
@@ -131,7 +144,7 @@ def _square(W: Tensor) -> tuple[Tensor, Tensor]:
     if hard.any():  # about sqrt(condition) / 2: once more takes 500 to 11
         gamma = high[hard].rsqrt()
         Y = X[hard]
-        X[hard] = _newton(Y, torch.linalg.inv_ex(Y)[0], gamma)
+        X[hard] = _newton(Y, _inverse(Y)[0], gamma)
         high[hard] = 0.5 * (1 / gamma + gamma)
     X, settled = _settle((X / high).to(working_dtype(W)), 1 / float(high.max()))
     return X, fine & settled
