@@ -3,37 +3,20 @@
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core import sharing
+from fire_core._project import Solve, initial_of, make_waves, not_finite, project, stack, working_dtype
 from fire_core.layout import Entry, Layout, Selector, resolve
-from fire_core.metrics import dfi, sfe
 from fire_core.optimizer import reset_optimizer_state
-from fire_core.polar import NORM_INITS, SOLVERS, PolarReport, polar
+from fire_core.polar import NORM_INITS, SOLVERS
 from fire_core.report import Report, Row
 from fire_core.topology import clean_name, unwrap
 
 SCALES = ("modular", "orthogonal", "match_init", "variance_factor")
-# Elements that one batch holds at most, unless a single parameter has more: bounds the memory beyond the weights.
-BATCH_ELEMENTS = {"cpu": 2**21, "cuda": 2**24}
-
-
-@dataclass(frozen=True)
-class _Solve:
-    """How to turn a batch of weights into a batch of new weights."""
-
-    solver: str
-    iterations: int
-    norm_init: str
-    tol: float | None
-    seed: int
-    min_norm: float
-    blend: float
-    measure: bool
 
 
 @torch.no_grad()
@@ -104,14 +87,15 @@ def fire_(
     projected = [entry for entry in entries if entry.action == "project"]
     reset = [entry for entry in entries if entry.action == "reinit"]
     for entry in reset + (projected if scale == "match_init" else []):
-        _initial(entry, initial)
-    check_finite([(entry.name, entry.parameter) for entry in projected])
-    how = _Solve(solver, iterations, norm_init, tol, seed, min_norm, blend, measure)
+        initial_of(entry, initial)
+    scales = {entry.label: _scale(entry, scale, variance_factor, initial) for entry in projected}
+    how = Solve(solver, iterations, norm_init, tol, seed, min_norm, blend, measure)
+    waves = make_waves(projected, sharing.ddp_group(model))
+    if len(waves) > 1 or blend < 1 or any(batch.team.group is not None for wave in waves for batch in wave):
+        check_finite([(entry.name, entry.parameter) for entry in projected])
     rows: dict[str, Row] = {}
-    for batch in _batches(projected, sharing.ddp_group(model)):
-        rows |= _project(
-            batch, how, {e.label: _scale(e, scale, variance_factor, initial) for e in batch.entries}, initial
-        )
+    for wave in waves:
+        rows |= project(wave, how, scales, initial)
     for entry in reset:
         rows[entry.label] = _reinitialise(entry, initial)
     if optimizer is not None:
@@ -141,10 +125,10 @@ def shrink_and_perturb_(model: nn.Module, init: Mapping[str, Tensor], coef: floa
         raise ValueError(f"coef={coef}: must lie between 0 and 1")
     initial = _by_name(init)
     entries = [Entry(clean_name(name), parameter, "other") for name, parameter in unwrap(model).named_parameters()]
-    starts = [_initial(entry, initial) for entry in entries]
+    starts = [initial_of(entry, initial) for entry in entries]
     for entry, start in zip(entries, starts, strict=True):
         weight = sharing.full(entry.parameter)
-        dtype = _compute_dtype(weight)
+        dtype = working_dtype(weight)
         mixed = (1 - coef) * weight.to(dtype) + coef * start.to(weight.device, dtype)
         sharing.write_(entry.parameter, mixed)
 
@@ -166,113 +150,7 @@ def check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
         if not ok
     ]
     if bad:
-        raise ValueError(f"NaN or Inf in {', '.join(dict.fromkeys(bad))}: the model is unchanged")
-
-
-# ---------------------------------------------------------------------------------------------------------- projection
-
-
-@dataclass(frozen=True)
-class _Batch:
-    entries: list[Entry]  # all with matrices of one shape
-    team: sharing.Team
-
-
-def _batches(entries: list[Entry], group: object) -> list[_Batch]:
-    """Entries whose matrices have one shape, dtype and device together, cut where a batch would grow too large."""
-    alike: dict[tuple[object, ...], list[_Batch]] = {}
-    room: dict[tuple[object, ...], int] = {}
-    for entry in entries:
-        p, team = entry.parameter, sharing.team(entry.parameter, group)
-        key = (entry.shape, _compute_dtype(p), p.device, id(team.group))
-        size = entry.count * math.prod(entry.shape)
-        if size > room.get(key, -1):
-            alike.setdefault(key, []).append(_Batch([], team))
-            room[key] = BATCH_ELEMENTS.get(p.device.type, BATCH_ELEMENTS["cpu"])
-        alike[key][-1].entries.append(entry)
-        room[key] -= size
-    return [batch for batches in alike.values() for batch in batches]
-
-
-def _project(batch: _Batch, how: _Solve, scales: Mapping[str, float], initial: Mapping[str, Tensor]) -> dict[str, Row]:
-    """Project one batch and write it; a row for each entry."""
-    begin = time.perf_counter()
-    entries = batch.entries
-    W = _stack([(entry, sharing.full(entry.parameter)) for entry in entries])  # (b, d_out, d_in)
-    s = torch.cat([W.new_full((entry.count, 1, 1), scales[entry.label]) for entry in entries])
-    starts = [(entry, initial[entry.name]) for entry in entries if entry.name in initial]
-    init = _stack(starts, W) if len(starts) == len(entries) and how.solver == "exact" else None
-    mine = batch.team.mine(len(W), W.device)
-    if batch.team.group is not None:
-        W, s, init = W[mine], s[mine], None if init is None else init[mine]
-    new, did = _solve(W, s, init, how)
-    skip = torch.linalg.matrix_norm(W) < how.min_norm
-    if how.min_norm > 0:
-        new = torch.where(skip[:, None, None], W, new)
-    stats = _measure(W, new, s, skip, did, how.measure)  # (b, 6)
-    count = sum(entry.count for entry in entries)
-    new, stats = batch.team.gather(new, mine, count), batch.team.gather(stats, mine, count)
-    _write(entries, new)
-    values, seconds = stats.cpu(), time.perf_counter() - begin
-    rows, at = {}, 0
-    for entry in entries:
-        part, at = values[at : at + entry.count], at + entry.count
-        rows[entry.label] = _row(entry, part, scales[entry.label], did, seconds * entry.count / count)
-    return rows
-
-
-def _stack(pairs: list[tuple[Entry, Tensor]], like: Tensor | None = None) -> Tensor:
-    """The matrices of all entries in working precision: (b, d_out, d_in), always a copy."""
-    device, dtype = (like.device, like.dtype) if like is not None else (pairs[0][1].device, _compute_dtype(pairs[0][1]))
-    views = [entry.view(sharing.full(weight)).to(device, dtype) for entry, weight in pairs]
-    flat = [view.reshape(-1, *view.shape[-2:]) for view in views]
-    return torch.cat(flat)
-
-
-def _solve(W: Tensor, s: Tensor, init: Tensor | None, how: _Solve) -> tuple[Tensor, PolarReport]:
-    if how.blend == 0:
-        return W, PolarReport("none", 0)
-    if how.blend < 1:
-        U, S, Vh = torch.linalg.svd(W.double(), full_matrices=False)
-        S = S ** (1 - how.blend) * s.double()[:, 0] ** how.blend
-        return ((U * S[:, None, :]) @ Vh).to(W.dtype), PolarReport("svd", 0)
-    Q, did = polar(
-        W, how.solver, iterations=how.iterations, norm_init=how.norm_init, tol=how.tol, init=init, seed=how.seed
-    )
-    return Q.mul_(s), did
-
-
-def _measure(W: Tensor, new: Tensor, s: Tensor, skip: Tensor, did: PolarReport, measure: bool) -> Tensor:
-    """(b, 6) in float64: DfI before and after in units of the scale, SFE, rank, completed, skipped."""
-    unknown = torch.full((len(W),), math.nan, device=W.device)
-    columns = [dfi(W / s), dfi(new / s), sfe(new, W)] if measure else [unknown] * 3
-    none = torch.zeros(len(W), device=W.device)
-    columns += [none if did.rank is None else did.rank, none if did.completed is None else did.completed, skip]
-    return torch.stack([column.double() for column in columns], dim=1)
-
-
-def _write(entries: list[Entry], new: Tensor) -> None:
-    at = 0
-    for entry in entries:
-        part, at = new[at : at + entry.count], at + entry.count
-        if not sharing.is_sharded(entry.parameter):
-            view = entry.view(entry.parameter)
-            view.copy_(part.reshape(view.shape))
-            continue
-        weight = sharing.full(entry.parameter).clone()
-        view = entry.view(weight)
-        view.copy_(part.reshape(view.shape))
-        sharing.write_(entry.parameter, weight)
-
-
-def _row(entry: Entry, part: Tensor, scale: float, did: PolarReport, seconds: float) -> Row:
-    before, after, moved, _, completed, skipped = part.sum(0).tolist()
-    rank = int(part[:, 3].min()) if did.rank is not None and len(part) else None
-    action = "skip" if len(part) and skipped == len(part) else "project"
-    return Row(
-        entry.label, entry.shape, entry.count, action, before, after, moved, scale, did.solver, did.iterations,
-        rank, int(completed), int(skipped), seconds,
-    )  # fmt: skip
+        raise ValueError(not_finite(bad))
 
 
 # ------------------------------------------------------------------------------------------------------ scale and reset
@@ -287,7 +165,7 @@ def _scale(entry: Entry, scale: str, variance_factor: float, initial: Mapping[st
     if scale == "variance_factor":
         return math.sqrt(variance_factor * max(d_out, d_in) / (d_in * entry.positions))
     # An isometry has squared norm min(d_out, d_in); all matrices of one weight share one scale.
-    start = _stack([(entry, _initial(entry, initial))])
+    start = stack([(entry, initial_of(entry, initial))])
     size = math.sqrt(float(start.double().square().sum()) / entry.count / min(d_out, d_in))
     if size == 0:
         raise ValueError(f'{entry.name} is zero in init, so scale="match_init" would erase it: exclude it')
@@ -300,22 +178,11 @@ def _by_name(init: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**{name.removeprefix("module."): tensor for name, tensor in names.items()}, **names}
 
 
-def _initial(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
-    for name in (entry.name, *entry.aliases):
-        if name in initial:
-            if initial[name].shape != entry.parameter.shape:
-                raise ValueError(
-                    f"init[{name!r}] has shape {tuple(initial[name].shape)}, the model {tuple(entry.parameter.shape)}"
-                )
-            return sharing.full(initial[name])
-    raise ValueError(f"init has no {entry.name!r}: give the model's initial state_dict() as init")
-
-
 def _reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
     """Write the initial value of an entry's rows."""
     begin = time.perf_counter()
-    start, weight = _initial(entry, initial), sharing.full(entry.parameter)
-    changed = weight.to(_compute_dtype(weight), copy=True)
+    start, weight = initial_of(entry, initial), sharing.full(entry.parameter)
+    changed = weight.to(working_dtype(weight), copy=True)
     target, source = (changed, start) if entry.kind == "vector" else (entry.view(changed), entry.view(start))
     if entry.kind == "vector" and entry.rows is not None:
         target, source = changed[slice(*entry.rows)], start[slice(*entry.rows)]
@@ -340,10 +207,6 @@ def _forget(optimizer: Optimizer | Iterable[Optimizer], entries: list[Entry], ro
         for entry in changed:
             assert entry.rows is not None
             reset_optimizer_state(optimizers, [entry.parameter], slice(*entry.rows), dim=int(entry.transposed))
-
-
-def _compute_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _check_options(solver: str, norm_init: str, scale: str, min_norm: float, blend: float) -> None:
