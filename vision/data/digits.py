@@ -12,33 +12,33 @@ SPLIT_SEED = 0  # the test set is the same for every run, whatever its seed
 
 
 def load_digits(
-    test_fraction: float = 0.2, label_noise: float = 0.0, pixel_noise: float = 0.0, noise_seed: int = 0
+    train_size: int = 1280, label_noise: float = 0.0, pixel_noise: float = 0.0, noise_seed: int = 0
 ) -> ImageData:
     """Digits of 8x8 pixels in ten classes (Alpaydin and Kaynak 1998; in scikit-learn), split stratified.
 
     Args:
-        test_fraction: part of every class that is kept for testing, in (0, 1).
+        train_size: training images; the rest of the 1,797 test. The split is the same for every seed.
         label_noise: part of the training labels that are replaced by wrong ones.
-        pixel_noise: deviation of Gaussian noise on the training images, as a fraction of the brightest pixel.
-        noise_seed: of both kinds of noise.
+        pixel_noise: deviation of Gaussian noise on all images, as a fraction of the brightest pixel.
+        noise_seed: of both kinds of noise; drawn once, so that every run sees the same data.
 
     Returns:
-        uint8 images (N, 1, 8, 8) with values from 0 to 16; the test split is always clean.
+        uint8 images (N, 1, 8, 8) with values from 0 to 16.
 
     Raises:
         ValueError: if an argument is out of range.
     """
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction must be in (0, 1), got {test_fraction}")
     pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
+    if not 10 <= train_size <= len(labels) - 10:
+        raise ValueError(f"train_size must be in [10, {len(labels) - 10}], got {train_size}")
     train, test = train_test_split(
-        range(len(labels)), test_size=test_fraction, stratify=labels, random_state=SPLIT_SEED
+        range(len(labels)), train_size=train_size, stratify=labels, random_state=SPLIT_SEED
     )
     images = torch.from_numpy(pixels).to(torch.uint8).reshape(-1, 1, 8, 8)
     targets = torch.from_numpy(labels)
-    train_images, train_labels = images[train], targets[train]
+    if pixel_noise:
+        images = noisy_pixels(images, pixel_noise, noise_seed, BRIGHTEST)
+    train_labels = targets[train]
     if label_noise:
         train_labels = noisy_labels(train_labels, 10, label_noise, noise_seed)
-    if pixel_noise:
-        train_images = noisy_pixels(train_images, pixel_noise, noise_seed, BRIGHTEST)
-    return ImageData.of((train_images, train_labels), (images[test], targets[test]), num_classes=10)
+    return ImageData.of((images[train], train_labels), (images[test], targets[test]), num_classes=10)
