@@ -8,6 +8,7 @@ Options may be written --name value or name=value.
 """
 
 import argparse
+import hashlib
 import re
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 from analysis import figures, formats, plotting, rl, style, tables
 from analysis.options import FLAG, add_sources, load_or_explain, split
 from analysis.runs import METRICS, Setting, settings
+from analysis.sources import small
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -34,6 +36,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--test", choices=("t", "wilcoxon"), default="t", help="paired test, Holm-corrected (%(default)s)")
     add("--width", choices=("column", "page"), help="of a two-column paper (grids: page, others: column)")
     add("--paper-reference", **FLAG, help="mark the values read off the paper's figures")
+    add("--export", type=Path, metavar="NAME.csv", help="also keep the runs as small results, to remake all this from")
     return parser.parse_args(split(argv))
 
 
@@ -43,6 +46,11 @@ def main(argv: list[str] | None = None) -> int:
     if loaded is None:
         return 1
     runs, _ = loaded
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"make_figures: cannot write to --out {args.out}: {error.strerror}", file=sys.stderr)
+        return 1
     style.use()
     palette = style.Palette(run.method for run in runs)
     found = settings(runs)
@@ -57,6 +65,8 @@ def main(argv: list[str] | None = None) -> int:
             figure = figures.grid_figure(grid, found, palette, args.band, width, args.paper_reference)
             report(plotting.save(figure, args.out / grid.name))
     report(overall_tables(found, args.out / "tables"))
+    if args.export:
+        report(small.write(runs, args.export))
     return 0
 
 
@@ -93,7 +103,10 @@ def report(paths: list[Path]) -> None:
 
 def slug(setting: Setting) -> str:
     """A file name for a setting."""
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", setting.name).strip("-")[:120]
+    text = re.sub(r"[^A-Za-z0-9_.=-]+", "-", setting.name).strip("-")
+    if len(text) > 100:  # cut, it might be another setting's name too
+        text = f"{text[:90]}-{hashlib.sha256(setting.name.encode()).hexdigest()[:8]}"
+    return text
 
 
 if __name__ == "__main__":

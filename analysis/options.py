@@ -12,7 +12,7 @@ from analysis.sources import load
 def add_sources(parser: argparse.ArgumentParser) -> None:
     """Where runs come from, and which."""
     add = parser.add_argument
-    sources = "folders of runs, wandb-local:FOLDER or wandb:ENTITY/PROJECT (runs)"
+    sources = "folders of runs, small results (.csv), wandb-local:FOLDER or wandb:ENTITY/PROJECT (runs)"
     add("--runs", "--source", nargs="+", default=["runs"], metavar="SOURCE", help=sources)
     add("--include-unfinished", **FLAG, help="take in runs that did not end as they should")
     add("--no-cache", **FLAG, help="read every run anew")

@@ -45,7 +45,7 @@ def draw(
         if not len(c.x):
             continue
         look = palette.line(group.method, group.rank)
-        axes.plot(c.x, c.mean, **look)
+        axes.plot(c.x, c.mean, **look, **({"marker": "o", "markersize": 3} if len(c.x) == 1 else {}))
         if c.n.max() > 1:
             axes.fill_between(c.x, c.low, c.high, color=look["color"], alpha=0.16, linewidth=0, zorder=1.5)
         drawn.append((group, c))
@@ -173,7 +173,7 @@ def caption(groups: Sequence[Group], band: str, more: str = "") -> str:
 def save(figure: Figure, path: Path) -> list[Path]:
     """Writes a figure as PNG, PDF and SVG without a date in it, and closes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    dateless = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    dateless: dict[str, dict[str, None]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
     paths = [path.with_name(f"{path.name}.{suffix}") for suffix in FORMATS]
     for target, suffix in zip(paths, FORMATS, strict=True):
         figure.savefig(target, metadata=dateless[suffix])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 # What a run is judged by: history key -> (axis label, is more better). The first one present decides.
@@ -115,12 +116,13 @@ class Run:
         return next(key for key in ("epoch", "env_steps", "step") if key in self.history)
 
     def final(self, metric: str | None = None) -> float:
+        """The last value logged; inf if the run diverged."""
         values = self.history[metric or self.metric].dropna()
         return float(values.iloc[-1]) if len(values) else float("nan")
 
     def best(self, metric: str | None = None) -> float:
         metric = metric or self.metric
-        values = self.history[metric]
+        values = self.history[metric].where(np.isfinite)
         return float(values.max() if METRICS.get(metric, ("", True))[1] else values.min())
 
 

@@ -24,7 +24,7 @@ def results(setting: Setting, test: str = "t", interval: str = "t") -> pd.DataFr
     """
     columns: dict[str, list[object]] = {
         "method": [label(group) for group in setting.groups],
-        "n": [len(group.runs) for group in setting.groups],
+        "n": [seeds(group) for group in setting.groups],
         "final": [estimate([run.final() for run in group.runs], interval) for group in setting.groups],
         "best": [estimate([run.best() for run in group.runs], interval) for group in setting.groups],
     }
@@ -47,6 +47,12 @@ def comparisons(groups: Sequence[Group], reference: Group, test: str = "t") -> l
 
 def finals(group: Group) -> dict[int, float]:
     return {run.seed: run.final() for run in group.runs}
+
+
+def seeds(group: Group) -> int | str:
+    """The number of seeds, and how many of them ended in NaN and so are in no mean."""
+    diverged = sum(not np.isfinite(value) for value in finals(group).values())
+    return f"{len(group.runs)} ({diverged} diverged)" if diverged else len(group.runs)
 
 
 def label(group: Group) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from analysis.runs import LeftOut, Run, SourceError, select
-from analysis.sources import folders, wandb_local, wandb_service
+from analysis.sources import folders, small, wandb_local, wandb_service
 
 
 def read(source: str, cache: bool = True) -> Iterator[Run | LeftOut]:
@@ -23,6 +23,8 @@ def read(source: str, cache: bool = True) -> Iterator[Run | LeftOut]:
         return wandb_service.read(rest, cache)
     if kind == "wandb-local":
         return wandb_local.read(existing(rest), cache)
+    if source.endswith(".csv"):
+        return small.read(Path(source))
     return folders.read(existing(source), cache)
 
 

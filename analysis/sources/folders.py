@@ -122,12 +122,19 @@ def first_bad(lines: list[bytes]) -> int:
 
 
 def table(rows: list[dict[str, Any]]) -> tuple[list[str], np.ndarray]:
-    """Rows as a float64 array (rows, columns), NaN where a row lacks a key; keys that hold text go."""
+    """Rows as a float64 array (rows, columns); keys that hold text go.
+
+    NaN says that a row lacks the key. A NaN that was logged, of a run that diverged, becomes inf to tell it apart.
+    """
     keys = sorted({key for row in rows for key in row})  # wandb gives them in any order
     columns = {}
     for key in keys:
         try:
-            columns[key] = np.array([row.get(key) for row in rows], dtype=np.float64)  # None becomes NaN
+            column = np.array([row.get(key) for row in rows], dtype=np.float64)  # None becomes NaN
         except (TypeError, ValueError):
             continue
+        for i in np.flatnonzero(np.isnan(column)):
+            if rows[i].get(key) is not None:
+                column[i] = np.inf
+        columns[key] = column
     return list(columns), np.column_stack(list(columns.values())) if columns else np.empty((len(rows), 0))

@@ -91,10 +91,9 @@ class Browser:
 
     def place(self, selector: str) -> tuple[float, float]:
         """The middle of an element, scrolled into view."""
-        script = (
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
-            " e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
+        element = f"const e = document.querySelector({json.dumps(selector)});"
+        middle = "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2];"
+        script = f"(() => {{ {element} e.scrollIntoView({{block: 'center'}}); {middle} }})()"
         x, y = self.ask(script)
         return x, y
 

@@ -92,6 +92,31 @@ def test_unfinished_runs_are_taken_in_on_request(tmp_path, capsys):
     assert "0.8700" in capsys.readouterr().out
 
 
+def test_settings_are_never_mixed_nor_written_over_each_other(tmp_path, capsys):
+    for lr in (0.1, 0.2):
+        write_run(tmp_path / "runs", "fire", 0, lr=lr, device="cuda", name=f"a{lr}")
+        write_run(tmp_path / "runs", "fire", 1, lr=lr, device="cpu", name=f"b{lr}")  # same setting
+    write_run(tmp_path / "runs", "fire", 0, lr=0.1, **{f"long_option_{i}": i for i in range(20)}, name="c")
+    write_run(tmp_path / "runs", "fire", 0, lr=0.2, **{f"long_option_{i}": i for i in range(20)}, name="d")
+    assert make_figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "f")]) == 0
+    assert len(list((tmp_path / "f").glob("*.png"))) == 4
+    assert sorted(line.split()[1] for line in capsys.readouterr().out.splitlines() if line[:4] == "FIRE") == list(
+        "1122"
+    )
+
+
+def test_wrong_options_name_what_is_accepted(tmp_path, capsys):
+    write_run(tmp_path)
+    for wrong, word in (("band=x", "minmax"), ("paper_reference=maybe", "true"), ("colour=red", "--colour")):
+        with pytest.raises(SystemExit) as stop:
+            make_figures.main([f"runs={tmp_path}", wrong])
+        assert stop.value.code != 0
+        assert word in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert make_figures.main([f"runs={tmp_path}", f"out={tmp_path / 'file'}"]) != 0
+    assert "--out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("how", [["analysis/make_figures.py"], ["-m", "analysis.make_figures"]])
 def test_runs_as_a_script_and_as_a_module(how):
     done = subprocess.run([sys.executable, *how, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -56,6 +56,16 @@ def test_best_is_the_lowest_loss(tmp_path):
     assert (frame["final"][0].mean, frame["best"][0].mean) == (2.5, 2.0)
 
 
+def test_a_run_that_diverged_is_counted_and_in_no_mean(tmp_path):
+    for seed, end in enumerate((2.0, float("nan"))):
+        lines = [{"step": i, "val/loss": v} for i, v in enumerate((3.0, 1.5, end))]
+        write_run(tmp_path, seed=seed, metric="val/loss", rows_=lines)
+    frame = tables.results(only_setting(tmp_path))
+    assert frame["n"][0] == "2 (1 diverged)"
+    assert (frame["final"][0].mean, frame["final"][0].n) == (2.0, 1)
+    assert (frame["best"][0].mean, frame["best"][0].n) == (1.5, 2)
+
+
 def test_overhead_counts_boundaries_and_whole_runs(setting):
     frame = tables.overhead(setting).set_index("method")
     # The generator: 0.2 s at the one boundary; 6 rows of 0.5 s, and fire ends 0.2 s later.

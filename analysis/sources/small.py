@@ -1,0 +1,103 @@
+"""Small results kept in the repository: `name.csv` with the rows of many runs, `name.runs.json` with their configs.
+
+They hold what figures and tables need, so that both can be remade where the runs themselves are not.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.runs import METRICS, BadRun, LeftOut, Run, check
+
+COLUMNS = ("step", "phase", "epoch", "env_steps", "seconds", *METRICS)
+PREFIXES = ("boundary/", "method/", "eval/")
+POINTS = 200  # rows kept of a run
+
+
+def read(file: Path) -> Iterator[Run | LeftOut]:
+    """The runs in `name.csv`."""
+    try:
+        about = json.loads(file.with_suffix(".runs.json").read_text(encoding="utf-8"))
+        rows = pd.read_csv(file, index_col="run", dtype={"run": str})
+    except (OSError, ValueError) as error:
+        yield LeftOut(str(file), f"corrupt: {str(error).splitlines()[0]}")
+        return
+    for name, part in rows.groupby(level=0, sort=False):
+        source = f"{file}:{name}"
+        try:
+            if name not in about["runs"]:
+                raise BadRun(f"foreign: not in {file.stem}.runs.json")
+            own = about["runs"][name]
+            history = part.reset_index(drop=True).dropna(axis="columns", how="all").astype(float)
+            yield check(Run(str(name), source, merge(about["common"], own), history, True, about["environment"]))
+        except BadRun as reason:
+            yield LeftOut(source, str(reason))
+
+
+def write(runs: Sequence[Run], file: Path) -> list[Path]:
+    """Writes runs to `name.csv` and `name.runs.json`; what all configs share is written once."""
+    parts = []
+    for run in runs:
+        keep = [c for c in run.history if c in COLUMNS or c.startswith(PREFIXES)]
+        history = run.history.iloc[kept_rows(run)][keep]
+        parts.append(history.assign(run=run.name))
+    table = pd.concat(parts, ignore_index=True)
+    table = table[["run", *(c for c in table if c != "run")]]
+    common = shared([run.config for run in runs])
+    about = {
+        "common": common,
+        "environment": shared([run.environment for run in runs]),
+        "runs": {run.name: without(run.config, common) for run in runs},
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    table.to_csv(file, index=False, float_format="%.6g", lineterminator="\n")
+    other = file.with_suffix(".runs.json")
+    other.write_text(json.dumps(about, indent=1, default=str) + "\n", encoding="utf-8")
+    return [file, other]
+
+
+def kept_rows(run: Run) -> np.ndarray:
+    """Some rows, evenly, and the best, the last and those about each boundary, so that tables do not change."""
+    history, last = run.history, len(run.history) - 1
+    keep = {0, last, *np.linspace(0, last, min(POINTS, last + 1)).astype(int)}
+    values = history[run.metric]
+    keep |= {int(values.argmax()), int(values.argmin()), int(np.flatnonzero(values.notna())[-1])}
+    if "phase" in history:
+        first = np.flatnonzero(np.diff(history["phase"])) + 1
+        keep |= {*first.tolist(), *(first - 1).tolist()}
+    for column in history:
+        if str(column).startswith(("boundary/", "method/")):
+            keep |= set(np.flatnonzero(history[column].notna()).tolist())
+    return np.array(sorted(keep))
+
+
+def shared(dicts: Sequence[dict]) -> dict:
+    """What nested dicts have in common."""
+    first, rest = dicts[0], dicts[1:]
+    out = {}
+    for key, value in first.items():
+        if all(key in other and other[key] == value for other in rest):
+            out[key] = value
+        elif isinstance(value, dict) and all(isinstance(other.get(key), dict) for other in rest):
+            out[key] = shared([value, *(other[key] for other in rest)])
+    return out
+
+
+def without(config: dict, common: dict) -> dict:
+    """A nested dict less what is in `common`."""
+    out = {}
+    for key, value in config.items():
+        if key not in common:
+            out[key] = value
+        elif value != common[key]:
+            out[key] = without(value, common[key])
+    return out
+
+
+def merge(common: dict, own: dict) -> dict:
+    """Undoes `without`."""
+    both = {k: merge(common[k], v) if isinstance(v, dict) and k in common else v for k, v in own.items()}
+    return common | both

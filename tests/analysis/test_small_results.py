@@ -1,0 +1,56 @@
+"""Small results give the same tables as the runs they were taken from; those in docs/ give what is printed there."""
+
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from PIL import Image
+
+from analysis import make_figures
+from analysis.runs import LeftOut
+from analysis.sources import load, small
+from tests.analysis.synthetic import write_run, write_sweep
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+KEPT = sorted(RESULTS.glob("*.csv"))
+
+
+def test_tables_are_the_same_as_from_the_runs(tmp_path):
+    write_sweep(tmp_path / "runs", seeds=range(2), n=400)
+    write_run(tmp_path / "runs", "fire", 5, n=400, hyper={"iterations": 3})
+    first = [f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'a'}", f"export={tmp_path / 'small.csv'}"]
+    assert make_figures.main(first) == 0
+    assert make_figures.main([f"runs={tmp_path / 'small.csv'}", f"out={tmp_path / 'b'}"]) == 0
+    names = [sorted(file.name for file in (tmp_path / side / "tables").iterdir()) for side in "ab"]
+    assert names[0] == names[1] != []
+    for name in names[0]:
+        if name.endswith(".md"):
+            assert (tmp_path / "a/tables" / name).read_text() == (tmp_path / "b/tables" / name).read_text()
+    kept, _ = load([str(tmp_path / "small.csv")])
+    assert {run.name: run.config for run in kept} == {run.name: run.config for run in load([str(tmp_path / "runs")])[0]}
+    assert all(len(run.history) < 250 for run in kept)
+
+
+def test_what_is_not_small_results_is_left_out(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    (item,) = small.read(tmp_path / "x.csv")
+    assert isinstance(item, LeftOut)
+
+
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.stem)
+def test_what_docs_show_is_remade_from_small_results(file, tmp_path):
+    if not file.with_suffix(".runs.json").exists():
+        pytest.skip("a table of its own, not the rows of runs")
+    assert make_figures.main([f"runs={file}", f"out={tmp_path}"]) == 0
+    shown = file.with_suffix("")
+    assert shown.is_dir(), f"python analysis/make_figures.py runs={file} out={shown}"
+    for old in sorted(shown.rglob("*.md")):
+        assert old.read_text() == (tmp_path / old.relative_to(shown)).read_text(), f"{old} is not what {file} gives"
+    for old in sorted(shown.rglob("*.png")):
+        new = tmp_path / old.relative_to(shown)
+        versions = [Image.open(image).info.get("Software") for image in (old, new)]
+        if versions[0] == versions[1]:  # another matplotlib places text a little differently
+            one, other = matplotlib.image.imread(old), matplotlib.image.imread(new)
+            assert one.shape == other.shape
+            assert np.abs(one - other).mean() < 0.005, f"{old} is not what {file} gives"
