@@ -3,13 +3,14 @@
 A stream of phases; a method acts at each boundary between two, and may act within them. Read from `main` down.
 """
 
+import contextlib
 import functools
 import inspect
 import itertools
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from fire_core.harness.cli import Outcome, job, run_program
 from fire_core.harness.config import Trunk, check_name, digest, identity, resolve_device
 from fire_core.harness.errors import ConfigError, TrainingError
 from fire_core.harness.first_phase import shared_first_phase
-from fire_core.harness.measure import Stopwatch, total_dfi, total_sfe
+from fire_core.harness.measure import Meter, Stopwatch, total_dfi, total_sfe
 from fire_core.harness.run import Run
 from fire_core.harness.signals import Preemption
 from fire_core.methods import Context, Method, Net
@@ -180,6 +181,7 @@ class Learner:
     step: int = 0  # optimizer steps made in the run
     seconds: float = 0.0  # of training, over all processes that worked on the run
     optimizer: torch.optim.Optimizer | None = None
+    method_meter: Meter = field(init=False)  # of the method's work within phases, since the last row
     loss_sum: Tensor = field(init=False)  # of the samples since the last row, as the next two
     correct: Tensor = field(init=False)
     seen: int = field(init=False)
@@ -195,6 +197,7 @@ class Learner:
         model = build_model(task.config, task.data).to(task.device)
         net = Net.of({"model": model}, task.config.model.get("layout", "all"))
         learner = cls(net, build("method", task.config.method))
+        learner.method_meter = Meter(task.device)
         learner.clear_sums()
         return learner
 
@@ -255,7 +258,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     config = task.config
     learner = Learner.new(task)
     if state is not None:
-        learner.optimizer = build("optimizer", config.optimizer, params=learner.model.parameters())
+        learner.optimizer = new_optimizer(task, learner, state["phase"])
         learner.load_state_dict(state)
     began = time.monotonic() - learner.seconds
 
@@ -267,26 +270,29 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 begin_phase(task, learner, index)
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
             steps_per_epoch = phase.passes_per_epoch * phase.steps_per_pass(config.batch_size)
-            for images, labels in batches(task, index, start=learner.phase_step):
-                set_learning_rate(learner, warmup(learner.phase_step, steps, config.warmup))
-                train_step(task, learner, images, labels, acts)
-                learner.phase_step += 1
-                learner.step += 1
-                bar.update()
+            with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
+                for images, labels in batches(task, index, start=learner.phase_step):
+                    set_learning_rate(learner, warmup(learner.phase_step, steps, config.warmup))
+                    train_step(task, learner, images, labels, acts)
+                    learner.phase_step += 1
+                    learner.step += 1
+                    bar.update()
 
-                if learner.phase_step % steps_per_epoch == 0:
-                    learner.seconds = time.monotonic() - began
-                    learner.row = make_row(task, learner, phase, learner.phase_step // steps_per_epoch)
-                    run.log(learner.row)
-                    show(bar, learner.row)
-                ended = learner.phase_step == steps
-                if ended or run.checkpoint_due or preemption.received:
-                    learner.seconds = time.monotonic() - began
-                    check_finite(learner, learner.loss_sum)
-                    run.checkpoint(learner.step, learner.state_dict())
-                if preemption.received:
-                    log.warning("%s: stopped by %s at step %d", run.folder, preemption.received.name, learner.step)
-                    preemption.leave()
+                    if learner.phase_step % steps_per_epoch == 0:
+                        learner.seconds = time.monotonic() - began
+                        learner.row = make_row(task, learner, phase, learner.phase_step // steps_per_epoch)
+                        if acts:
+                            learner.row |= method_after_epoch(task, learner)
+                        run.log(learner.row)
+                        show(bar, learner.row)
+                    ended = learner.phase_step == steps
+                    if ended or run.checkpoint_due or preemption.received:
+                        learner.seconds = time.monotonic() - began
+                        check_finite(learner, learner.loss_sum)
+                        run.checkpoint(learner.step, learner.state_dict())
+                    if preemption.received:
+                        log.warning("%s: stopped by %s at step %d", run.folder, preemption.received.name, learner.step)
+                        preemption.leave()
     final = {key: learner.row[key] for key in ("train/loss", "train/accuracy", "test/accuracy")}
     return {**final, "steps": learner.step, "seconds": learner.seconds}
 
@@ -312,8 +318,20 @@ def begin_phase(task: Task, learner: Learner, index: int) -> None:
         numbers |= before | after | {"sfe": total_sfe(learner.net, {"model": old})}
         learner.boundary = {f"boundary/{key}": value for key, value in numbers.items()}
         learner.boundary |= {"method/seconds": watch.seconds, "method/peak_bytes": watch.peak_bytes}
-    learner.optimizer = build("optimizer", config.optimizer, params=learner.model.parameters())
+    learner.optimizer = new_optimizer(task, learner, index)
     learner.clear_sums()
+
+
+def new_optimizer(task: Task, learner: Learner, index: int) -> torch.optim.Optimizer:
+    """The optimizer of phase `index`; the method may choose it in phases in which it acts."""
+
+    def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=list(parameters))
+        return optimizer
+
+    if task.method_acts_in(index):
+        return learner.method.optimizer(learner.net, default)
+    return default(learner.model.parameters())
 
 
 def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, acts: bool) -> None:
@@ -323,20 +341,26 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
     with task.autocast():
         logits = learner.model(images)
         loss = F.cross_entropy(logits, labels)
-    total = loss
-    if acts and (penalty := learner.method.penalty(learner.net)) is not None:
-        total = loss + penalty
+    total, penalty = loss.detach(), None
+    if acts:
+        with learner.method_meter:
+            penalty = learner.method.penalty(learner.net)
+        total = total if penalty is None else total + penalty.detach()
     if task.device.type == "cpu" or config.on_nan == "skip":  # on a GPU, looking at each loss would make it wait
         if config.on_nan == "skip" and not torch.isfinite(total):
             return
         check_finite(learner, total)
     optimizer.zero_grad(set_to_none=True)
-    total.backward()
+    loss.backward()
+    if penalty is not None:  # on its own, so that its time is the method's
+        with learner.method_meter:
+            penalty.backward()
     if config.grad_clip is not None:
         nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip)
     optimizer.step()
     if acts:
-        learner.method.after_step(learner.net, make_context(task, learner))
+        with learner.method_meter:
+            learner.method.after_step(learner.net, make_context(task, learner))
     with torch.no_grad():
         learner.loss_sum += loss.detach() * len(labels)
         learner.correct += (logits.argmax(1) == labels).sum()
@@ -397,6 +421,17 @@ def make_row(task: Task, learner: Learner, phase: Phase, epoch: int) -> dict[str
     return row
 
 
+def method_after_epoch(task: Task, learner: Learner) -> dict[str, float]:
+    """Let the method act at the end of an epoch; its numbers, and its seconds within the epoch, for the row.
+
+    The seconds are those of its hooks in this file. What it does within the network's own passes is not in them.
+    """
+    with learner.method_meter:
+        numbers = learner.method.after_epoch(learner.net, make_context(task, learner))
+    seconds = learner.method_meter.take() + learner.row.get("method/seconds", 0.0)
+    return {f"method/{key}": value for key, value in numbers.items()} | {"method/seconds": seconds}
+
+
 def make_context(task: Task, learner: Learner) -> Context:
     """The moment, as a method sees it."""
     return Context(
@@ -405,7 +440,7 @@ def make_context(task: Task, learner: Learner) -> Context:
         generator=seeding.generator(task.config.seed, "method", learner.phase, learner.phase_step),
         batches=functools.partial(one_pass, task, learner.phase),
         loss=lambda images, labels: F.cross_entropy(learner.model(images), labels),
-        optimizers=[] if learner.optimizer is None else [learner.optimizer],
+        optimizers=[] if learner.optimizer is None else list(getattr(learner.optimizer, "parts", [learner.optimizer])),
     )
 
 

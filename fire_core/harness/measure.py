@@ -66,3 +66,42 @@ class Stopwatch:
             torch.cuda.synchronize(self.cuda)
             self.peak_bytes = torch.cuda.max_memory_allocated(self.cuda) - self._allocated
         self.seconds = time.perf_counter() - self._start
+
+
+class Meter:
+    """Adds up the time of many short blocks without making a GPU wait for any of them.
+
+    On a GPU a block's time is that between two events in its stream, which are read together in `take`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self._seconds = 0.0
+        self._events: list[torch.cuda.Event] = []
+
+    def __enter__(self) -> Self:
+        if self.cuda:
+            self._mark()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.cuda:
+            self._mark()
+        else:
+            self._seconds += time.perf_counter() - self._start
+
+    def _mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def take(self) -> float:
+        """The seconds since the last call; on a GPU it waits for the last block."""
+        if self._events:
+            self._events[-1].synchronize()
+            pairs = zip(self._events[::2], self._events[1::2], strict=True)
+            self._seconds += sum(start.elapsed_time(end) for start, end in pairs) / 1000
+            self._events = []
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds

@@ -1,6 +1,7 @@
 """What a method sees of a trainer, and when it is asked to act."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +67,9 @@ class Method:
     """Base class and the method `base`: every hook does nothing.
 
     Attributes:
-        acts_within_phases: whether `penalty` or `after_step` does something; such a method may shape a first phase
-            in which it is active, which is then not shared with other methods.
+        acts_within_phases: whether any hook but `at_boundary` does something; such a method may shape a first phase
+            in which it is active, which is then not shared with other methods. Those hooks are called in phases in
+            which the benchmark lets methods act.
     """
 
     acts_within_phases = False
@@ -80,12 +82,30 @@ class Method:
         """
         return {}
 
+    def optimizer(
+        self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    ) -> torch.optim.Optimizer:
+        """The optimizer of the phase that begins; `default` makes the trainer's own for given parameters."""
+        return default(net.parameters())
+
+    def watch(self, net: Net) -> AbstractContextManager[None]:
+        """Around the training steps of a phase: hooks that a method puts on the networks go when it ends."""
+        return nullcontext()
+
     def penalty(self, net: Net) -> Tensor | None:
         """A term to add to the loss of the current step."""
         return None
 
     def after_step(self, net: Net, context: Context) -> None:
-        """Act after an optimizer step, in place."""
+        """Act after an optimizer step, in place; gradients are still those of the step."""
+
+    def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
+        """Act after a displayed epoch and its evaluation, in place.
+
+        Returns:
+            Numbers for the epoch's row, by name without prefix.
+        """
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs: nested dicts and lists of tensors, numbers and strings."""
