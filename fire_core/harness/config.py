@@ -11,6 +11,7 @@ from fire_core.harness.errors import ConfigError
 
 # What says where, on what schedule or for whom a run is recorded, not what it computes.
 NOT_IDENTITY = ("paths", "tracker", "cache", "checkpoint", "progress", "scale")
+PLACES = ("root", "download", "cache")  # of a data set: where its files are; one's own folder is named by `path`
 
 
 @dataclass
@@ -69,6 +70,8 @@ def resolve_device(name: str) -> torch.device:
 def identity(config: dict[str, Any], *also_without: str) -> dict[str, Any]:
     """The part of a resolved configuration that shapes a run's numbers."""
     part = {key: value for key, value in config.items() if key not in (*NOT_IDENTITY, *also_without)}
+    if isinstance(part.get("dataset"), dict):
+        part["dataset"] = {key: value for key, value in part["dataset"].items() if key not in PLACES}
     part["device"] = resolve_device(str(config["device"])).type
     return part
 

@@ -31,9 +31,7 @@ def load_digits(
     pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
     if not 10 <= train_size <= len(labels) - 10:
         raise ValueError(f"train_size must be in [10, {len(labels) - 10}], got {train_size}")
-    train, test = train_test_split(
-        range(len(labels)), train_size=train_size, stratify=labels, random_state=SPLIT_SEED
-    )
+    train, test = train_test_split(range(len(labels)), train_size=train_size, stratify=labels, random_state=SPLIT_SEED)
     images = torch.from_numpy(pixels).to(torch.uint8).reshape(-1, 1, 8, 8)
     targets = torch.from_numpy(labels)
     if pixel_noise:

@@ -12,7 +12,7 @@ from vision.models.checks import check_positive
 
 
 def load_folder(
-    root: str = "data/folder",
+    path: str = "data/folder",
     image_size: int = 32,
     in_channels: int = 3,
     test_statistics: str = "train",
@@ -21,11 +21,11 @@ def load_folder(
     """Images in torchvision's ImageFolder layout: `train/<class>/*.png`, and the same under `test/` or `val/`.
 
     Args:
-        root: folder that has `train` and `test` (or `val`).
+        path: folder that has `train` and `test` (or `val`).
         image_size: height and width in pixels; other images are cut to their central square and resized.
         in_channels: 3 for colour, 1 for grey.
         test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
-        cache: whether to keep the decoded images in `root`, which saves the decoding at every start.
+        cache: whether to keep the decoded images in `path`, which saves the decoding at every start.
 
     Returns:
         uint8 images (N, in_channels, image_size, image_size).
@@ -37,12 +37,12 @@ def load_folder(
     check_positive(image_size=image_size)
     if in_channels not in (1, 3):
         raise ValueError(f"in_channels must be 1 or 3, got {in_channels}")
-    base = Path(root)
+    base = Path(path)
     test_folder = base / ("val" if (base / "val").is_dir() and not (base / "test").is_dir() else "test")
     for needed in (base / "train", test_folder):
         if not needed.is_dir():
             raise ConfigError(
-                f"dataset=folder needs {needed}/<class>/<image>.png (or .jpg, ...): set dataset.root= to a folder "
+                f"dataset=folder needs {needed}/<class>/<image>.png (or .jpg, ...): set dataset.path= to a folder "
                 "with train/ and test/ (or val/)"
             )
     classes = sorted(entry.name for entry in (base / "train").iterdir() if entry.is_dir())
