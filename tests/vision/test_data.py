@@ -98,7 +98,7 @@ def test_splits_refuse_what_cannot_be(call, message):
 
 @pytest.mark.parametrize("config", sorted(Path(conf.__file__).parent.glob("dataset/*.yaml")), ids=lambda c: c.stem)
 def test_every_config_names_the_options_of_its_loader(config):
-    options = dict(OmegaConf.load(config))
+    options = OmegaConf.to_container(OmegaConf.load(config), resolve=False)
     assert options.pop("name") == config.stem
     signature = inspect.signature(hydra.utils.get_object(options.pop("_target_")))
     assert options.keys() <= signature.parameters.keys()
