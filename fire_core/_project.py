@@ -34,8 +34,11 @@ class Solve:
 
 @dataclass(frozen=True)
 class Batch:
-    entries: list[Entry]  # all with matrices of one shape, dtype and device
+    """Entries whose matrices have one shape, dtype and device."""
+
+    entries: list[Entry]
     team: sharing.Team
+    first: int = 0  # how many matrices the batches before hold: leftovers of the sharing go round
 
     @property
     def count(self) -> int:
@@ -57,15 +60,17 @@ def make_waves(entries: list[Entry], group: object) -> list[list[Batch]]:
     then waits for the host once."""
     alike: dict[tuple[object, ...], list[Batch]] = {}
     room: dict[tuple[object, ...], int] = {}
+    dealt = 0
     for entry in entries:
         p, team = entry.parameter, sharing.team(entry.parameter, group)
         key = (entry.shape, p.dtype, p.device, id(team.group))
         size = entry.count * math.prod(entry.shape)
         if size > room.get(key, -1):
-            alike.setdefault(key, []).append(Batch([], team))
+            alike.setdefault(key, []).append(Batch([], team, dealt))
             room[key] = BATCH_ELEMENTS
         alike[key][-1].entries.append(entry)
         room[key] -= size
+        dealt += entry.count
     waves: dict[object, list[Batch]] = {}
     for number, batch in enumerate(batch for batches in alike.values() for batch in batches):
         device = batch.entries[0].parameter.device
@@ -96,7 +101,7 @@ def project(
 def _work(batch: Batch, scales: Mapping[str, float]) -> Work:
     W = stack([(entry, entry.parameter) for entry in batch.entries])
     s = torch.cat([W.new_full((entry.count, 1, 1), scales[entry.label]) for entry in batch.entries])
-    mine = batch.team.mine(len(W), W.device)
+    mine = batch.team.mine(len(W), batch.first, W.device)
     return Work(batch, mine, W, s) if batch.team.group is None else Work(batch, mine, W[mine], s[mine])
 
 
@@ -104,7 +109,7 @@ def stack(pairs: list[tuple[Entry, Tensor]]) -> Tensor:
     """The matrices of all entries in working precision, (b, d_out, d_in); may be a view of a single weight."""
     device, dtype = pairs[0][0].parameter.device, working_dtype(pairs[0][0].parameter)
     views = [entry.view(sharing.full(weight)).to(device, dtype) for entry, weight in pairs]
-    flat = [view.reshape(-1, *view.shape[-2:]) for view in views]
+    flat = [view.reshape(entry.count, *entry.shape) for view, (entry, _) in zip(views, pairs, strict=True)]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
@@ -153,7 +158,7 @@ def _finish(
         _complete(work, Q, did.completed, how, initial)
     W, s, p = work.W, work.s, work.batch.entries[0].parameter
     # Half precision: what is measured is what will be stored.
-    new = W if how.blend == 0 else Q.mul_(s).to(p.dtype).to(W.dtype)
+    new = W.clone() if how.blend == 0 else Q.mul_(s).to(p.dtype).to(W.dtype)
     skip = torch.zeros(len(W), dtype=torch.bool)
     if how.min_norm > 0:
         skip = torch.linalg.matrix_norm(W) < how.min_norm

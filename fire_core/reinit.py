@@ -84,7 +84,7 @@ def fire_(
     _check_options(solver, norm_init, scale, min_norm, blend)
     entries = resolve(model, layout, include, exclude)
     initial = _by_name(init or {})
-    projected = [entry for entry in entries if entry.action == "project"]
+    projected = [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
     reset = [entry for entry in entries if entry.action == "reinit"]
     for entry in reset + (projected if scale == "match_init" else []):
         initial_of(entry, initial)

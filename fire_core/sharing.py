@@ -22,9 +22,9 @@ class Team:
     rank: int = 0
     size: int = 1
 
-    def mine(self, count: int, device: torch.device) -> Tensor:
-        """Which of `count` matrices this process projects."""
-        return torch.arange(self.rank, count, self.size, device=device)
+    def mine(self, count: int, first: int, device: torch.device) -> Tensor:
+        """Which of `count` matrices this process projects, when ranks were dealt `first` matrices before these."""
+        return torch.arange((self.rank - first) % self.size, count, self.size, device=device)
 
     def gather(self, part: Tensor, mine: Tensor, count: int) -> Tensor:
         """All processes' parts put together: (len(mine), ...) -> (count, ...), the same on every rank."""
