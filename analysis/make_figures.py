@@ -34,7 +34,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--band", choices=sorted(style.BANDS), default="sem", help="band about the mean (%(default)s)")
     add("--interval", choices=("t", "bootstrap"), default="t", help="of means in tables (%(default)s)")
     add("--test", choices=("t", "wilcoxon"), default="t", help="paired test, Holm-corrected (%(default)s)")
-    add("--width", choices=("column", "page"), help="of a two-column paper (grids: page, others: column)")
+    add("--width", choices=("column", "page"), help="of a two-column paper (default: what suits)")
     add("--paper-reference", **FLAG, help="mark the values read off the paper's figures")
     add("--export", type=Path, metavar="NAME.csv", help="also keep the runs as small results, to remake all this from")
     return parser.parse_args(split(argv))
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     palette = style.Palette(run.method for run in runs)
     found = settings(runs)
     for setting in found:
-        figure = plotting.setting_figure(setting, palette, args.band, args.width or "column")
+        figure = plotting.setting_figure(setting, palette, args.band, args.width)
         paths = plotting.save(figure, args.out / slug(setting))
         paths += print_tables(setting, args)
         report(paths)

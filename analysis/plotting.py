@@ -181,21 +181,65 @@ def save(figure: Figure, path: Path) -> list[Path]:
     return paths
 
 
-def setting_figure(setting: Setting, palette: style.Palette, band: str = "sem", width: str = "column") -> Figure:
-    """One setting on its own: a panel with its lines labelled at their ends."""
-    size, right, chars = ((style.COLUMN, 2.35), 0.74, 66) if width == "column" else ((style.PAGE, 3.1), 0.84, 140)
-    figure, axes = plt.subplots(figsize=size)
-    figure.subplots_adjust(left=0.13, right=right, top=0.86, bottom=0.22)
+def setting_figure(setting: Setting, palette: style.Palette, band: str = "sem", width: str | None = None) -> Figure:
+    """One setting on its own, lines labelled at their ends; with a second panel where ends are too close to tell.
+
+    Args:
+        setting: what to draw.
+        palette: colours.
+        band: see `estimates.band`.
+        width: "column" or "page"; None takes a page if a second panel is needed. A column has one panel.
+    """
+    figure, axes = plt.subplots()
     drawn = draw(axes, setting, palette, band, words=("phase 0", "phase 1"))
-    uneven = len({len(group.runs) for group in setting.groups}) > 1
-    label_ends(axes, drawn, palette, n=uneven)
+    close_up = width != "column" and has_boundary(setting) and ends_are_close(axes, drawn)
+    page = width == "page" or close_up
+    chars = 140 if page else 66
+    figure.set_size_inches(*((style.PAGE, 2.6) if page else (style.COLUMN, 2.35)))
+    figure.subplots_adjust(left=0.065 if page else 0.13, right=0.86 if page else 0.74, top=0.85, bottom=0.22)
+    labelled = axes
+    if close_up:
+        axes.set_position((0.065, 0.22, 0.36, 0.63))
+        labelled = figure.add_axes((0.50, 0.22, 0.36, 0.63))
+        draw(labelled, setting, palette, band)
+        enlarge(axes, labelled, drawn, boundaries([run for group in setting.groups for run in group.runs])[-1])
+    label_ends(labelled, drawn, palette, n=len({len(group.runs) for group in setting.groups}) > 1)
     axes.set_title(title(setting, chars - 16), pad=14 if has_boundary(setting) else 6)
     below = caption(setting.groups, band, "Vertical line: phase boundary." if has_boundary(setting) else "")
+    if close_up:
+        below += " Right: the frame on the left, enlarged."
     axes.annotate(
-        textwrap.fill(below, chars), (0, 0), (-18, -28), xycoords="axes fraction", textcoords="offset points",
-        va="top", fontsize=6.2, color=GREY,
-    )  # fmt: skip
+        textwrap.fill(below, chars),
+        (0, 0),
+        (-18, -28),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        va="top",
+        fontsize=6.2,
+        color=GREY,
+    )
     return figure
+
+
+def ends_are_close(axes: Axes, drawn: Sequence[tuple[Group, Curve]]) -> bool:
+    """Whether the lines end within a quarter of the height."""
+    ends = [end_of(c) for _, c in drawn]
+    low, high = axes.get_ylim()
+    return len(ends) > 1 and max(ends) - min(ends) < 0.25 * (high - low)
+
+
+def enlarge(whole: Axes, part: Axes, drawn: Sequence[tuple[Group, Curve]], boundary: float) -> None:
+    """Limits `part` to the last phase without its first fifth of heights, and frames that in `whole`."""
+    end = whole.get_xlim()[1]
+    late = [c.x > boundary + 0.2 * (end - boundary) for _, c in drawn]
+    edges = [edge[at] for (_, c), at in zip(drawn, late, strict=True) for edge in (c.low, c.high, c.mean)]
+    values = np.concatenate([edge[np.isfinite(edge)] for edge in edges])
+    room = 0.05 * np.ptp(values) or 0.01
+    part.set_xlim(boundary, end)
+    part.set_ylim(values.min() - room, values.max() + room)
+    part.set_ylabel("")
+    frame = (boundary, values.min() - room, end - boundary, np.ptp(values) + 2 * room)
+    whole.indicate_inset(frame, edgecolor=GREY, alpha=0.8, linewidth=0.7)
 
 
 def has_boundary(setting: Setting) -> bool:

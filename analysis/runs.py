@@ -182,11 +182,22 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(configs: Iterable[Any]) -> list[str]:
-    """For each config what tells it from the others: `lr=0.1, width=8`; empty where it is the only one."""
+    """For each config what tells it from the others: `lr=0.1, width=8`; empty where it is the only one.
+
+    Takes as few keys as will do, earlier ones first; a final `...` says that others differ too.
+    """
     flats = [dict(flatten(config)) for config in configs]
     keys = dict.fromkeys(key for flat in flats for key in flat)
     telling = [key for key in keys if len({str(flat.get(key)) for flat in flats}) > 1]
-    return [", ".join(f"{k.split('.')[-1]}={flat[k]}" for k in telling if k in flat) for flat in flats]
+    kept: list[str] = []
+    parts = 1
+    for key in telling:
+        finer = len({tuple(str(flat.get(k)) for k in [*kept, key]) for flat in flats})
+        if finer > parts:
+            kept, parts = [*kept, key], finer
+    named = [[f"{k.split('.')[-1]}={flat[k]}" for k in kept if k in flat] for flat in flats]
+    more = ["..."] if len(telling) > len(kept) and kept != ["scale"] else []
+    return [", ".join(names + more) for names in named]
 
 
 @dataclass(frozen=True)
@@ -245,7 +256,10 @@ def settings(runs: Iterable[Run]) -> list[Setting]:
     out = []
     for names, alike in sorted(by_names.items()):
         alike.sort(key=lambda members: members[0].setting)
-        details = differences(json.loads(members[0].setting)[1] for members in alike)
+        # The scale is what most often differs, and then it says all.
+        scales = [{"scale": members[0].config.get("scale")} for members in alike]
+        rests = [json.loads(members[0].setting)[1] for members in alike]
+        details = differences(scale | rest for scale, rest in zip(scales, rests, strict=True))
         for members, detail in zip(alike, details, strict=True):
             out.append(Setting(*names, detail, members[0].metric, method_groups(members)))
     return out

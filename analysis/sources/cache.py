@@ -35,7 +35,7 @@ def slot(folder: Path, what: Path | str) -> Path:
 def get(folder: Path, what: Path | str, key: str) -> Entry | None:
     """What was stored for `what` under the same key; None when there is nothing usable."""
     try:
-        with np.load(slot(folder, what), allow_pickle=False) as stored:
+        with slot(folder, what).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             head = json.loads(stored["head"].item())
             return (head["meta"], head["columns"], stored["values"]) if head["key"] == key else None
     except (

@@ -71,6 +71,25 @@ def test_a_method_has_one_colour_whatever_else_is_shown():
     assert len(set(shared)) == len(shared)
 
 
+@pytest.mark.parametrize(("apart", "panels"), [(0.01, 2), (0.6, 1)])
+def test_lines_that_end_close_together_get_an_enlarged_panel(tmp_path, apart, panels):
+    style.use()
+    for method, end in (("base", 0.9 - apart), ("fire", 0.9)):
+        lines = plain_rows(np.linspace(0.1, 0.7, 20))
+        lines += [row | {"step": row["step"] + 20, "epoch": row["epoch"] + 20} for row in plain_rows([end] * 20, 1)]
+        write_run(tmp_path, method, rows_=lines)
+    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    figure = plotting.setting_figure(setting, style.Palette(["fire"]))
+    assert len(figure.axes) == panels
+    labelled = figure.axes[-1]
+    assert {"Base", "FIRE"} <= {text.get_text() for text in labelled.texts}
+    assert labelled.get_ylim()[0] < 0.9 - apart < 0.9 < labelled.get_ylim()[1]
+    if panels == 2:
+        assert labelled.get_xlim() == (20, 40)
+        assert np.ptp(labelled.get_ylim()) < 0.05
+    plotting.plt.close(figure)
+
+
 def test_figure_2_shows_what_was_run_and_says_what_was_not(tmp_path):
     style.use()
     write_sweep(tmp_path, ("base", "full_reset", "fire"), range(2), dataset={"name": "cifar10"},

@@ -13,7 +13,7 @@ from tests.analysis.synthetic import config, rows
 
 WRITE = """
 import json, os, sys
-os.environ["WANDB_SILENT"] = "true"
+os.environ.update(WANDB_SILENT="true", WANDB_ERROR_REPORTING="false")
 import wandb
 settings = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True)
 for leg in json.load(sys.stdin):

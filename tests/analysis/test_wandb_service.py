@@ -24,6 +24,7 @@ def service():
         patch.setenv("WANDB_BASE_URL", server.url)
         patch.setenv("WANDB_API_KEY", "x" * 40)
         patch.setenv("WANDB_SILENT", "true")
+        patch.setenv("WANDB_ERROR_REPORTING", "false")
         yield server
 
 

@@ -1,0 +1,70 @@
+"""Which runs belong together, and what they are called."""
+
+import pytest
+
+from analysis.runs import differences, settings
+from analysis.sources import cache, load
+from tests.analysis.synthetic import write_run
+
+
+@pytest.mark.parametrize(
+    ("configs", "expected"),
+    [
+        ([{"a": 1}], [""]),
+        ([{"a": 1, "b": {"c": 1}}, {"a": 1, "b": {"c": 2}}], ["c=1", "c=2"]),
+        ([{"a": 1, "b": 1}, {"a": 2, "b": 2}], ["a=1, ...", "a=2, ..."]),
+        ([{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 1}], ["a=1, b=1", "a=1, b=2", "a=2, b=1"]),
+        ([{"a": 1}, {}], ["a=1", ""]),
+    ],
+)
+def test_names_tell_configs_apart_with_few_keys(configs, expected):
+    assert differences(configs) == expected
+
+
+def test_settings_of_two_scales_are_named_by_them(tmp_path):
+    for scale, epochs in (("smoke", 2), ("small", 60)):
+        for method in ("base", "fire"):
+            write_run(tmp_path, method, scale=scale, epochs=epochs, lr=1 / epochs)
+    found = settings(load([str(tmp_path)], cache=False)[0])
+    assert sorted(setting.detail for setting in found) == ["scale=small", "scale=smoke"]
+    assert all(len(setting.groups) == 2 for setting in found)
+
+
+def test_device_and_tracker_do_not_part_runs(tmp_path):
+    write_run(tmp_path, "fire", 0, device="cpu", tracker=None)
+    write_run(tmp_path, "fire", 1, device="cuda", tracker={"name": "wandb"}, paths={"runs": "/elsewhere"})
+    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    assert len(setting.groups[0].runs) == 2
+
+
+def test_of_two_copies_the_finished_one_is_used(tmp_path):
+    write_run(tmp_path, "fire", 0, name="a-longer", n=30, done=False)
+    finished = write_run(tmp_path, "fire", 0, name="b-finished", n=20)
+    runs, left_out = load([str(tmp_path)], cache=False, include_unfinished=True)
+    assert [run.source for run in runs] == [str(finished)]
+    assert "duplicate" in left_out[0].reason
+
+
+def test_the_cache_is_used_until_a_file_changes(tmp_path, monkeypatch):
+    folder = write_run(tmp_path, "fire", 0, n=3)
+    assert load([str(tmp_path)])[0][0].final() == 0.87
+    from analysis.sources import folders
+
+    monkeypatch.setattr(folders, "parse", lambda *_: pytest.fail("parsed again"))
+    assert load([str(tmp_path)])[0][0].final() == 0.87
+    monkeypatch.undo()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1000, "phase": 1, "epoch": 201, "test/accuracy": 0.5}\n')
+    assert load([str(tmp_path)])[0][0].final() == 0.5
+
+
+def test_a_damaged_or_read_only_cache_costs_nothing_but_time(tmp_path, monkeypatch):
+    write_run(tmp_path, "fire", 0, n=3)
+    load([str(tmp_path)])
+    (stored,) = (tmp_path / cache.FOLDER).iterdir()
+    stored.write_bytes(stored.read_bytes()[:100])
+    assert load([str(tmp_path)])[0][0].final() == 0.87
+    monkeypatch.setattr(cache.np, "savez", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
+    stored.unlink()
+    assert load([str(tmp_path)])[0][0].final() == 0.87
+    assert list((tmp_path / cache.FOLDER).iterdir()) == []
