@@ -11,24 +11,28 @@ about 6e-8 times the condition number, so the condition number is brought down i
 - whatever does not arrive, and everything rank-deficient: QR and SVD in float64, one matrix at a time.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from fire_core._steps import (
     PAPER,
+    Step,
     fro,
     gram,
     gram_dfi,
     iterate,
     minimax_steps,
     prepare,
+    take,
     upper_bound,
     working_dtype,
 )
 
-CPU_CHUNK, GPU_CHUNK = 2**20, 2**26  # entries handled at once: bounds the memory beyond input and output
-SETTLED = 2e-6  # a DfI below this before the last cubic step is below 1e-11 after it (the step squares it)
-SQUARE_COND = 2e6  # beyond: the singular value decomposition decides the rank
+CPU_CHUNK, GPU_CHUNK = 2**18, 2**26  # entries handled at once: bounds the memory beyond input and output
+SETTLED_DFI = 2e-6  # a DfI below this before the last cubic step is below 1e-11 after it (the step squares it)
+SQUARE_COND = 4e6  # of ||X||_F ||X^-1||_F, beyond which the singular value decomposition decides the rank
 TALL_COND = 1e5  # beyond: the Gram matrix has lost the small singular values, even in float64
 GPU_LOW = 1e-4  # relative singular value that the first pass on a GPU settles; smaller ones take a second
 
@@ -90,25 +94,29 @@ def repair(W: Tensor, init: Tensor | None, seed: int) -> tuple[Tensor, int]:
     return X.to(W.dtype), rank
 
 
-def _settle(X: Tensor, low: float) -> tuple[Tensor, Tensor]:
-    """Cubic steps from singular values in [low, 1] to 1; and whether each matrix arrived."""
-    X, _ = iterate(X, minimax_steps(low))
+def _settle(X: Tensor, steps: list[Step]) -> tuple[Tensor, Tensor]:
+    """The cubic `steps` and a last one of the paper's; and whether each matrix arrived, (B,)."""
+    X, _ = iterate(X, steps)
     G = gram(X)
-    fine = gram_dfi(G) <= SETTLED  # false for NaN
-    X = torch.baddbmm(X, X, G, beta=PAPER[0], alpha=PAPER[1])
+    fine = gram_dfi(G) <= SETTLED_DFI  # false for NaN
+    X = take(X, G, PAPER, out=torch.empty_like(X))
     if X.dtype == torch.float64:
         X, _ = iterate(X, [PAPER] * 2)  # errors 1e-3, 1e-6, 1e-12, rounding
     return X, fine
 
 
-def _size(X: Tensor, rounds: int) -> Tensor:
-    """The largest singular values (B, 1, 1) by power iteration, from below."""
-    n = X.shape[-1]
-    v = torch.cos(torch.arange(n, dtype=X.dtype, device=X.device).square_() + 1)[:, None].expand(len(X), n, 1)
+def _top(G: Tensor, rounds: int) -> Tensor:
+    """The largest eigenvalues of Gram matrices, (B, n, n) -> (B,), by power iteration, from below.
+
+    Rows, not columns: torch multiplies a batch by column vectors ten times more slowly.
+    """
+    n = G.shape[-1]
+    v = torch.cos(torch.arange(n, dtype=G.dtype, device=G.device).square_() + 1).expand(len(G), 1, n)
     for _ in range(rounds):
-        v = X.mT @ (X @ v)
-        v = v / fro(v)
-    return fro(X @ v)
+        v = v @ G
+        size = fro(v)
+        v = v / size
+    return size.flatten()
 
 
 def _newton(X: Tensor, inverse: Tensor, gamma: Tensor) -> Tensor:
@@ -131,23 +139,40 @@ def _inverse(X: Tensor) -> tuple[Tensor, Tensor]:
 def _square(W: Tensor) -> tuple[Tensor, Tensor]:
     X = W.double()
     inverse, fine = _inverse(X)
-    top, bottom = _size(X, 2), _size(inverse, 2)
-    fine &= (top * bottom < SQUARE_COND).flatten()  # false for NaN
+    fine &= (fro(X) * fro(inverse) < SQUARE_COND).flatten()  # false for NaN
+    v = W[:, :1]
+    for _ in range(2):  # sigma_max, roughly: a bad guess costs steps, not accuracy
+        v = (v / fro(v)) @ W.mT @ W
+    top, bottom = fro(v).sqrt().double(), fro(inverse)  # ||X^-1||_F is near 1 / sigma_min
     if not fine.all():
         eye = torch.eye(X.shape[-1], dtype=X.dtype)
         X[~fine], inverse[~fine], top[~fine], bottom[~fine] = eye, eye, 1.0, 1.0
-    # All singular values of a Newton iterate are >= 1, so its largest one bounds the condition number.
     X = _newton(X, inverse, (bottom / top).sqrt())
     del inverse
-    high = 1.25 * _size(X.float(), 6).double()  # the estimate is up to 11 % low on dense spectra
-    hard = high.flatten() > 40
-    if hard.any():  # about sqrt(condition) / 2: once more takes 500 to 11
-        gamma = high[hard].rsqrt()
-        Y = X[hard]
-        X[hard] = _newton(Y, _inverse(Y)[0], gamma)
-        high[hard] = 0.5 * (1 / gamma + gamma)
-    X, settled = _settle((X / high).to(working_dtype(W)), 1 / float(high.max()))
+    Y, high, G = _condition(X, working_dtype(W))
+    hard = high > 80
+    if hard.any():  # a second Newton iteration takes condition 500 to 11
+        Z = X[hard]
+        Z = _newton(Z, _inverse(Z)[0], high[hard].rsqrt()[:, None, None])
+        Y[hard], high[hard], G[hard] = _condition(Z, working_dtype(W))
+    del X
+    # Rounded up to quarters of a power of two, so that few schedules are ever computed.
+    u = 2 ** (math.ceil(4 * math.log2(float(high.max()))) / 4)
+    (a, b, c), *steps = minimax_steps(1 / u) or [PAPER]
+    Y = take(Y, G, (a / u, b / u**3, c / u**5), out=torch.empty_like(Y))
+    X, settled = _settle(Y, steps)
     return X, fine & settled
+
+
+def _condition(X: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """A Newton iterate in `dtype`, a bound on its condition number, and its Gram matrix.
+
+    All its singular values are >= 1, so the largest is the condition number. Power iteration is up to 11 % low on
+    dense spectra.
+    """
+    X = X.to(dtype)
+    G = gram(X)
+    return X, 1.25 * _top(G, 8).sqrt(), G
 
 
 def _tall(W: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,7 +192,7 @@ def _tall(W: Tensor) -> tuple[Tensor, Tensor]:
         X[:, i : i + rows] = W[:, i : i + rows].double() @ P
     rough = fine & (cond2 > 1e6)  # the Gram matrix squares rounding to 1e-16 * cond2: one cubic step more
     if work == torch.float64 or rough.any():
-        X, settled = _settle(X, 1.0)
+        X, settled = _settle(X, [])
         fine &= settled
     return X, fine
 
@@ -175,5 +200,5 @@ def _tall(W: Tensor) -> tuple[Tensor, Tensor]:
 def matmul_only(W: Tensor, low: float = GPU_LOW) -> tuple[Tensor, Tensor]:
     X = W.double()
     bound = upper_bound(X, 2)
-    X, fine = _settle(X / torch.where(bound > 0, bound, 1), low)
+    X, fine = _settle(X / torch.where(bound > 0, bound, 1), minimax_steps(low))
     return X.to(working_dtype(W)), fine

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from fire_core import _exact
-from fire_core._steps import PAPER, fro, gram, iterate, prepare, upper_bound
+from fire_core._steps import MUON, PAPER, Step, fro, gram, iterate, prepare, upper_bound
 
 NORM_INITS = ("frobenius", "spectral", "power", "schatten4")
 SOLVERS = ("newton_schulz", "exact", "muon")
-MUON = (3.4445, -4.7750, 2.0315)
 CHUNK = 2**21  # entries of a CPU batch in flight: three float32 buffers of 8 MB
 
 
@@ -79,7 +78,8 @@ def newton_schulz(W: Tensor, iterations: int = 10, norm_init: str = "frobenius",
     Raises:
         ValueError: unknown `norm_init`, or `iterations` < 0.
     """
-    return _newton_schulz(W, iterations, norm_init, tol)[0]
+    _check(iterations, norm_init)
+    return _iterated(W, [PAPER] * iterations, norm_init, tol)[0]
 
 
 def polar_factor(
@@ -187,9 +187,9 @@ def polar_many(
                 arrived.append(_launch(W, X))
                 results.append((X, 0))
             elif solver == "newton_schulz":
-                results.append(_newton_schulz(W, iterations, norm_init, tol))
+                results.append(_iterated(W, [PAPER] * iterations, norm_init, tol))
             else:
-                results.append((_muon(W, iterations), iterations))
+                results.append(_iterated(W, [MUON] * iterations, "frobenius", None))
         if not on_cpu:
             everything = torch.cat(flags + arrived).tolist()  # the one wait
             sizes = [len(flag) for flag in flags]
@@ -254,43 +254,28 @@ def _start(X: Tensor, norm_init: str) -> Tensor:
     return upper_bound(X, 0 if norm_init == "schatten4" else 2)
 
 
-def _newton_schulz(W: Tensor, iterations: int, norm_init: str, tol: float | None) -> tuple[Tensor, int]:
-    _check(iterations, norm_init)
+def _iterated(W: Tensor, steps: list[Step], norm_init: str, tol: float | None) -> tuple[Tensor, int]:
     out = torch.empty(W.shape, dtype=W.dtype, device=W.device)
     if W.numel() == 0:
         return out, 0
     if torch.compiler.is_compiling():
-        X, taken = _steps_from(_tall(W), iterations, norm_init, tol)
+        X, taken = _from_start(_tall(W), steps, norm_init, tol)
         return (X.mT if W.shape[-1] > W.shape[-2] else X).to(W.dtype).reshape(W.shape), taken
     source, target = _tall(W), _tall(out)
     size = max(1, CHUNK // (W.shape[-1] * W.shape[-2])) if W.device.type == "cpu" else len(source)
     taken = 0
     with _full_precision():
         for i in range(0, len(source), size):
-            X, k = _steps_from(source[i : i + size], iterations, norm_init, tol)
+            X, k = _from_start(source[i : i + size], steps, norm_init, tol)
             target[i : i + size] = X
             taken = max(taken, k)
     return out, taken
 
 
-def _steps_from(W: Tensor, iterations: int, norm_init: str, tol: float | None) -> tuple[Tensor, int]:
+def _from_start(W: Tensor, steps: list[Step], norm_init: str, tol: float | None) -> tuple[Tensor, int]:
     X = prepare(W)
     norm = _start(X, norm_init)
-    return iterate(X.div_(torch.where(norm > 0, norm, 1)), [PAPER] * iterations, tol)
-
-
-def _muon(W: Tensor, iterations: int) -> Tensor:
-    """The quintic X <- a X + b X A + c X A^2, A = X^T X, of Muon from W / ||W||_F."""
-    if W.numel() == 0:
-        return W.clone()
-    a, b, c = MUON
-    X = prepare(_tall(W))
-    norm = fro(X)
-    X = X / torch.where(norm > 0, norm, 1)
-    for _ in range(iterations):
-        A = gram(X)
-        X = a * X + X @ (b * A + c * A @ A)
-    return (X.mT if W.shape[-1] > W.shape[-2] else X).to(W.dtype).reshape(W.shape)
+    return iterate(X.div_(torch.where(norm > 0, norm, 1)), steps, tol)
 
 
 def _launch(W: Tensor, out: Tensor) -> Tensor:
