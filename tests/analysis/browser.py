@@ -84,7 +84,7 @@ class Browser:
 
     def ask(self, script: str) -> Any:
         """The value of a JavaScript expression in the page."""
-        got = self.send("Runtime.evaluate", expression=script, returnByValue=True)
+        got = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in got:
             raise RuntimeError(json.dumps(got["exceptionDetails"]))
         return got["result"].get("value")

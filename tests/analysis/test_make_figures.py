@@ -107,7 +107,11 @@ def test_settings_are_never_mixed_nor_written_over_each_other(tmp_path, capsys):
 
 def test_wrong_options_name_what_is_accepted(tmp_path, capsys):
     write_run(tmp_path)
-    for wrong, word in (("band=x", "minmax"), ("paper_reference=maybe", "true"), ("colour=red", "--colour")):
+    for wrong, word in (
+        ("band=x", "minmax"),
+        ("paper_reference=maybe", "neither true nor false"),
+        ("colour=red", "--colour"),
+    ):
         with pytest.raises(SystemExit) as stop:
             make_figures.main([f"runs={tmp_path}", wrong])
         assert stop.value.code != 0

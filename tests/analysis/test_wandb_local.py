@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,12 @@ def written(tmp_path_factory) -> Path:
     """Three runs: one whole and larger than a block, one in two legs, one interrupted."""
     root = tmp_path_factory.mktemp("offline")
     short = rows("base", 1, 5)
+    lost = [
+        row | {"test/accuracy": 0.0} for row in short[5:7]
+    ]  # after the last checkpoint: made again by the second leg
     legs = [
         {"id": "whole", "config": config("fire", 0), "rows": rows("fire", 0, 75), "done": True},
-        {"id": "resumed", "config": config("base", 1), "rows": short[:7], "done": False},
+        {"id": "resumed", "config": config("base", 1), "rows": short[:5] + lost, "done": False},
         {"id": "resumed", "config": config("base", 1), "rows": short[5:], "done": True},
         {"id": "stopped", "config": config("snp", 2), "rows": short[:3], "done": False},
     ]
@@ -68,6 +72,24 @@ def test_a_file_is_read_up_to_where_it_was_cut(written, tmp_path):
     (tmp_path / "run-whole.wandb").write_bytes(raw[: len(raw) // 2])
     (run,) = wandb_local.read(tmp_path, cache=False)
     assert not run.finished
+
+
+@pytest.mark.parametrize("left", range(1, 9))
+def test_a_block_that_ends_too_early_for_a_piece_is_padded(left):
+    """LevelDB's rule: with under 7 bytes left, zeros follow; with 7 or more, a piece begins there."""
+
+    def piece(kind: int, data: bytes) -> bytes:
+        return wandb_local.PIECE.pack(zlib.crc32(bytes([kind]) + data), len(data), kind) + data
+
+    room = wandb_local.BLOCK - len(wandb_local.HEADER)
+    one = b"a" * (room - wandb_local.PIECE.size - left)
+    raw = wandb_local.HEADER + piece(wandb_local.FULL, one)
+    if left < wandb_local.PIECE.size:
+        raw += bytes(left) + piece(wandb_local.FULL, b"second")
+    else:
+        cut = left - wandb_local.PIECE.size
+        raw += piece(wandb_local.FIRST, b"second"[:cut]) + piece(wandb_local.LAST, b"second"[cut:])
+    assert list(wandb_local.records(raw)) == [one, b"second"]
 
 
 @pytest.mark.parametrize(
