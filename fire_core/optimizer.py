@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fire_core import sharing
+
 Rows = Tensor | slice | Sequence[int]
 
 
@@ -71,4 +73,9 @@ def _forget_rows(state: dict[str, object], p: Tensor, rows: Rows, dim: int) -> N
     where = (slice(None),) * dim + (index,)
     for value in state.values():
         if isinstance(value, Tensor) and value.shape == p.shape:
-            value[where] = 0
+            if not sharing.is_sharded(value):
+                value[where] = 0
+                continue
+            whole = sharing.full(value).clone()  # writing to rows of a DTensor would write to a copy
+            whole[where] = 0
+            sharing.write_(value, whole)

@@ -24,7 +24,7 @@ class Team:
 
     def mine(self, count: int, first: int, device: torch.device) -> Tensor:
         """Which of `count` matrices this process projects, when ranks were dealt `first` matrices before these."""
-        return torch.arange((self.rank - first) % self.size, count, self.size, device=device)
+        return torch.arange(min((self.rank - first) % self.size, count), count, self.size, device=device)
 
     def gather(self, part: Tensor, mine: Tensor, count: int) -> Tensor:
         """All processes' parts put together: (len(mine), ...) -> (count, ...), the same on every rank."""
