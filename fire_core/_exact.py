@@ -5,9 +5,9 @@ to 1e6. Directions along small singular values are the hard part: a float32 prod
 about 6e-8 times the condition number, so the condition number is brought down in float64 first.
 
 - square, CPU: Newton's iteration X <- (g X + X^-T / g) / 2 in float64 takes condition number k to sqrt(k) / 2; one or
-  two of these, then matmul-only cubic steps in the working precision, which are cheap.
+  two of these, then matmul-only minimax steps in the working precision, which are cheap.
 - tall, CPU: W (W^T W)^(-1/2) by an eigendecomposition of the small Gram matrix in float64.
-- GPU: cubic steps alone, in float64 (which data-centre GPUs multiply as fast as float32).
+- GPU: minimax steps alone, in float64 (which data-centre GPUs multiply as fast as float32).
 - whatever does not arrive, and everything rank-deficient: QR and SVD in float64, one matrix at a time.
 """
 
@@ -31,8 +31,8 @@ from fire_core._steps import (
 )
 
 CPU_CHUNK, GPU_CHUNK = 2**18, 2**26  # entries handled at once: bounds the memory beyond input and output
-SETTLED_DFI = 2e-6  # a DfI below this before the last cubic step is below 1e-11 after it (the step squares it)
-SQUARE_COND = 4e6  # of ||X||_F ||X^-1||_F, beyond which the singular value decomposition decides the rank
+SETTLED_DFI = 2e-6  # a DfI below this before the last step is below 1e-11 after it (the step squares it)
+SQUARE_COND = 4e6  # beyond: the singular value decomposition decides the rank
 TALL_COND = 1e5  # beyond: the Gram matrix has lost the small singular values, even in float64
 GPU_LOW = 1e-4  # relative singular value that the first pass on a GPU settles; smaller ones take a second
 
@@ -78,24 +78,25 @@ def repair(W: Tensor, init: Tensor | None, seed: int) -> tuple[Tensor, int]:
     X = U[:, :rank] @ Vh[:rank]
     left, null = U[:, :rank], Vh[rank:].mT  # (m, r), (n, n - r)
     generator = torch.Generator().manual_seed(seed)
-    sources = [] if init is None else [init]
-    sources.append(torch.randn(W.shape, generator=generator, dtype=torch.float64))
-    for source in sources:
-        if null.shape[1] == 0:
-            break
-        Z = source.to(W64) @ null  # (m, k): what the source does to the directions that W lost ...
+    source = init
+    while null.shape[1] > 0:
+        if source is None:
+            source = torch.randn(W.shape, generator=generator, dtype=torch.float64)
+        start = source.to(W64)
+        Z = start @ null  # (m, k): what the source does to the directions that W lost ...
         for _ in range(2):
             Z = Z - left @ (left.mT @ Z)  # ... outside what W reaches (once leaves rounding, twice does not)
         u, s, vh = torch.linalg.svd(Z, full_matrices=False)
-        k = int((s > 1e-6 * fro(source.to(W64)).squeeze()).sum())
+        k = int((s > 1e-7 * fro(start).squeeze()).sum())
         X = X + u[:, :k] @ (vh[:k] @ null.mT)
         left = torch.cat([left, u[:, :k]], dim=1)
         null = null @ vh[k:].mT
+        source = None  # what is still missing comes from a Gaussian
     return X.to(W.dtype), rank
 
 
 def _settle(X: Tensor, steps: list[Step]) -> tuple[Tensor, Tensor]:
-    """The cubic `steps` and a last one of the paper's; and whether each matrix arrived, (B,)."""
+    """The `steps` and a last one of the paper's; and whether each matrix arrived, (B,)."""
     X, _ = iterate(X, steps)
     G = gram(X)
     fine = gram_dfi(G) <= SETTLED_DFI  # false for NaN
@@ -139,18 +140,18 @@ def _inverse(X: Tensor) -> tuple[Tensor, Tensor]:
 def _square(W: Tensor) -> tuple[Tensor, Tensor]:
     X = W.double()
     inverse, fine = _inverse(X)
-    fine &= (fro(X) * fro(inverse) < SQUARE_COND).flatten()  # false for NaN
     v = W[:, :1]
     for _ in range(2):  # sigma_max, roughly: a bad guess costs steps, not accuracy
         v = (v / fro(v)) @ W.mT @ W
-    top, bottom = fro(v).sqrt().double(), fro(inverse)  # ||X^-1||_F is near 1 / sigma_min
+    top, bottom = fro(v).sqrt().double(), fro(inverse)  # ||X^-1||_F is 1 / sigma_min or a little more
+    fine &= (1.25 * top * bottom < SQUARE_COND).flatten()  # false for NaN
     if not fine.all():
         eye = torch.eye(X.shape[-1], dtype=X.dtype)
         X[~fine], inverse[~fine], top[~fine], bottom[~fine] = eye, eye, 1.0, 1.0
     X = _newton(X, inverse, (bottom / top).sqrt())
     del inverse
     Y, high, G = _condition(X, working_dtype(W))
-    hard = high > 80
+    hard = high > 200
     if hard.any():  # a second Newton iteration takes condition 500 to 11
         Z = X[hard]
         Z = _newton(Z, _inverse(Z)[0], high[hard].rsqrt()[:, None, None])

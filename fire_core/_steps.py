@@ -13,6 +13,7 @@ Step = tuple[float, float, float]
 
 PAPER: Step = (1.5, -0.5, 0.0)  # cubic Newton-Schulz: sends 1 to 1 with slope 0, all of (0, sqrt 3) towards 1
 MUON: Step = (3.4445, -4.7750, 2.0315)  # Jordan et al., 2024: slope 3.4 at 0, and no fixed point at 1
+RESTART = 5  # steps on the Gram matrix alone; its rounding errors grow 2.25-fold in each of the paper's
 SETTLED = 1 - 2e-5  # from here one step of the paper reaches rounding in float32
 
 
@@ -120,10 +121,14 @@ def iterate(X: Tensor, steps: Sequence[Step], tol: float | None = None) -> tuple
     Returns:
         The result and the number of steps taken.
     """
-    # For tall X every iterate is X P, P a polynomial of A = X^T X: only n x n matrices need to move. A cubic step is
-    # then 3 products of n x n, against 2 of m x n.
     if X.shape[-2] >= 2 * X.shape[-1] and len(steps) > 2:
-        return _iterate_gram(X, steps, tol)
+        taken = 0
+        for i in range(0, len(steps), RESTART):
+            X, k = _iterate_gram(X, steps[i : i + RESTART], tol)
+            taken += k
+            if k < len(steps[i : i + RESTART]):
+                break
+        return X, taken
     Y = torch.empty_like(X)
     for k, step in enumerate(steps):
         G = gram(X)
@@ -150,6 +155,10 @@ def _polynomial(G: Tensor, step: Step) -> Tensor:
 
 
 def _iterate_gram(X: Tensor, steps: Sequence[Step], tol: float | None) -> tuple[Tensor, int]:
+    """The same for tall X: every iterate is X P, P a polynomial of A = X^T X, so that only n x n matrices move.
+
+    A cubic step is then 3 products of n x n, against 2 of m x n.
+    """
     A = gram(X)
     P = None
     for k, step in enumerate(steps):

@@ -288,9 +288,12 @@ def _repair(W: Tensor, X: Tensor, fine: list[bool], init: Tensor | None, seed: i
     """Redo the matrices that did not arrive, in place in X; the report of `exact`."""
     full = min(W.shape[-2:])
     ranks = [full] * len(fine)
+    if all(fine):
+        rank = torch.full(W.shape[:-2], full, dtype=torch.int64, device=W.device)
+        return PolarReport("exact", 0, rank, rank < full)
     source, target = _tall(W), _tall(X)
     start = None if init is None else _tall(init)
     for b in (b for b, ok in enumerate(fine) if not ok):
         target[b], ranks[b] = _exact.repair(source[b], None if start is None else start[b], seed)
-    rank = torch.tensor(ranks, dtype=torch.int64).reshape(W.shape[:-2])
+    rank = torch.tensor(ranks, dtype=torch.int64, device=W.device).reshape(W.shape[:-2])
     return PolarReport("exact", 0, rank, rank < full)

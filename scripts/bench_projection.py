@@ -1,0 +1,273 @@
+"""How fast is the projection? Ratios to the plain loop of the paper's listing, measured in one interleaved run.
+
+    python scripts/bench_projection.py                                  # every model of the paper, initial weights
+    python scripts/bench_projection.py --weights hardened --models vgg16 gpt
+    python scripts/bench_projection.py --weights trained --models resnet18 vgg16 vit --train-steps 150
+    python scripts/bench_projection.py --models resnet18 --checkpoint runs/.../model.pt
+
+The plain loop goes over layers and kernel positions in Python: cubic, Frobenius, 10 iterations. `fire_` projects
+the same modules, batched. Ratios are medians over rounds of (method / loop), both timed in the same round, so that
+other load on the machine hits both. Memory is the peak beyond the weights, of a fresh process.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fire_core import dfi, fire_
+
+FACTS = Path(__file__).parents[1] / "tests" / "golden"
+MODELS = {  # name: (file, key, part of the parameter names that the paper projects)
+    "resnet18": ("models_facts.json", "resnet18_cifar10", ""),
+    "vgg16": ("models_facts.json", "vgg16_tinyimagenet", ""),
+    "vit": ("models_facts.json", "tinyvit_cifar100", "to_[qk]"),
+    "vit-all": ("models_facts.json", "tinyvit_cifar100", ""),
+    "gpt": ("models_facts.json", "gpt_0.1b_bias_false", ""),
+    "dqn": ("dqn_facts.json", "qnetwork", "conv"),
+    "dqn-all": ("dqn_facts.json", "qnetwork", ""),
+}
+METHODS: dict[str, Callable[[nn.Module], object]] = {
+    "fire_ (paper)": lambda net: fire_(net, "newton_schulz", 10, measure=False),
+    "fire_ (paper, measured)": lambda net: fire_(net, "newton_schulz", 10),
+    "fire_ (exact)": lambda net: fire_(net, "exact", measure=False),
+    "fire_ (exact, measured)": lambda net: fire_(net, "exact"),
+}
+
+
+def shapes(model: str) -> dict[str, list[int]]:
+    """Names and shapes of the weights that the paper projects; fused qkv as its three blocks."""
+    file, key, part = MODELS[model]
+    found: dict[str, list[int]] = {}
+    for name, shape in json.loads((FACTS / file).read_text())[key]["params"]:
+        if len(shape) not in (2, 4) or name.endswith("wpe.weight") or not name.endswith("weight"):
+            continue
+        if part == "to_[qk]" and not name.endswith(("to_q.weight", "to_k.weight")):
+            continue
+        if part == "conv" and not name.startswith("conv"):
+            continue
+        if "c_attn" in name:
+            d = shape[1]
+            found |= {f"{name}.{block}": [shape[0] // 3, d] for block in "qkv"}
+        else:
+            found[name] = shape
+    return found
+
+
+def build(model: str, weights: str, state: dict[str, Tensor] | None, device: str) -> nn.Module:
+    """A bag of Linear and Conv2d layers with the model's weights."""
+    torch.manual_seed(0)
+    layers = []
+    for name, shape in shapes(model).items():
+        with torch.device(device):
+            layer = (
+                nn.Linear(shape[1], shape[0], bias=False)
+                if len(shape) == 2
+                else nn.Conv2d(shape[1], shape[0], (shape[2], shape[3]), bias=False)
+            )
+        with torch.no_grad():
+            if state is not None:
+                layer.weight.copy_(weight_of(state, name).to(device))
+            elif weights == "hardened":  # input directions fade over two decades, as after long training
+                fade = torch.logspace(0, -2, shape[1], device=device)
+                layer.weight.mul_(fade.view(1, -1, *[1] * (len(shape) - 2)))
+        layers.append(layer)
+    return nn.Sequential(*layers)
+
+
+def weight_of(state: dict[str, Tensor], name: str) -> Tensor:
+    if name in state:
+        return state[name]
+    fused, _, block = name.rpartition(".")
+    if fused in state:
+        return state[fused].chunk(3)["qkv".index(block)]
+    raise SystemExit(f"the checkpoint has no {name!r}")
+
+
+def trained(model: str, steps: int) -> dict[str, Tensor]:
+    """The paper's network after a short training on sklearn's digits at 32 x 32, its names."""
+    from sklearn.datasets import load_digits
+
+    import vision.models as zoo
+
+    images, labels = load_digits(return_X_y=True)
+    x = torch.nn.functional.interpolate(torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16 - 0.5, size=32)
+    x, y = x.expand(-1, 3, -1, -1), torch.tensor(labels)
+    torch.manual_seed(0)
+    net: nn.Module = {
+        "resnet18": lambda: zoo.ResNet18(num_classes=10),
+        "vgg16": lambda: zoo.VGG16(num_classes=200, image_size=64),
+        "vit": lambda: zoo.ViT(num_classes=100, image_size=32),
+    }[model.removesuffix("-all")]()
+    if model == "vgg16":
+        x = torch.nn.functional.interpolate(x, size=64)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for step in range(steps):
+        batch = torch.randint(len(x), (32,))
+        loss = nn.functional.cross_entropy(net(x[batch]), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 50 == 49:
+            print(f"  {model} step {step + 1} loss {loss.item():.3f}", file=sys.stderr)
+    return {name: value.detach() for name, value in net.state_dict().items()}
+
+
+@torch.no_grad()
+def plain_loop(net: nn.Module, iterations: int = 10) -> None:
+    """The projection as one would first write it: layer by layer, kernel position by kernel position."""
+    for layer in net:
+        W = layer.weight
+        d_out, d_in = W.shape[:2]
+        new = torch.zeros_like(W)
+        positions = [(i, j) for i in range(W.shape[2]) for j in range(W.shape[3])] if W.ndim == 4 else [()]
+        for at in positions:
+            X = W[(slice(None), slice(None), *at)].clone()
+            X = X.T if d_in > d_out else X
+            X = X / X.norm()
+            for _ in range(iterations):
+                A = X.T @ X
+                X = 1.5 * X - 0.5 * X @ A
+            new[(slice(None), slice(None), *at)] = X.T if d_in > d_out else X
+        new *= (d_out / d_in) ** 0.5 / len(positions)
+        W.copy_(new)
+
+
+def loop_flops(model: str, iterations: int = 10) -> float:
+    total = 0.0
+    for shape in shapes(model).values():
+        m, n = max(shape[:2]), min(shape[:2])
+        total += 4.0 * m * n * n * iterations * (shape[2] * shape[3] if len(shape) == 4 else 1)
+    return total
+
+
+def total_dfi(net: nn.Module) -> float:
+    """DfI of the unscaled matrices, summed over the model."""
+    total = 0.0
+    for layer in net:
+        W = layer.weight.detach()
+        W = W.flatten(2).permute(2, 0, 1) if W.ndim == 4 else W[None]
+        W = W / ((W.shape[1] / W.shape[2]) ** 0.5 / len(W))
+        total += float(dfi(W).sum())
+    return total
+
+
+def matmul_peak(device: str) -> float:
+    """GFLOP/s of this machine's float32 matmul, the best of ten."""
+    n = 2048 if device == "cpu" else 8192
+    a = torch.randn(n, n, device=device)
+    best = min(clock(lambda: a @ a, device) for _ in range(10))
+    return 2 * n**3 / best / 1e9
+
+
+def clock(run: Callable[[], object], device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def bench(model: str, net: nn.Module, device: str, repeats: int, methods: list[str]) -> list[dict[str, float | str]]:
+    runs = {"plain loop": plain_loop} | {name: METHODS[name] for name in methods}
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    reached: dict[str, float] = {}
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            net.load_state_dict(before)
+            taken = clock(lambda run=run: run(net), device)
+            if turn == 0:  # warm-up, and a look at the result
+                reached[name] = total_dfi(net)
+            else:
+                seconds[name].append(taken)
+    net.load_state_dict(before)
+    loop = seconds["plain loop"]
+    return [
+        {
+            "method": name,
+            "seconds": statistics.median(taken),
+            "ratio": statistics.median(t / b for t, b in zip(taken, loop, strict=True)),
+            "dfi": reached[name],
+            "gflops": loop_flops(model) / statistics.median(taken) / 1e9,
+        }
+        for name, taken in seconds.items()
+    ]
+
+
+def high_water() -> tuple[int, int]:
+    """Resident memory of this process, now and at its highest, in bytes."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
+
+
+def peak_memory(model: str, method: str, weights: str) -> None:
+    """In a process of its own: print the peak in MB beyond the weights."""
+    net = build(model, weights, None, "cpu")
+    run = plain_loop if method == "plain loop" else METHODS[method]
+    run(nn.Sequential(nn.Linear(512, 512, bias=False)))  # what LAPACK and BLAS set up once is not the method's
+    Path("/proc/self/clear_refs").write_text("5")
+    before, _ = high_water()
+    run(net)
+    print((high_water()[1] - before) / 1e6)
+
+
+def memory_of(model: str, method: str, weights: str) -> str:
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        return "?"
+    command = [sys.executable, __file__, "--measure-memory", model, method, "--weights", weights]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return f"{float(done.stdout):.0f}" if done.returncode == 0 else "?"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--weights", default="init", choices=["init", "hardened", "trained"])
+    parser.add_argument(
+        "--checkpoint", type=Path, help="state dict (.pt, read with weights_only) of the one model named"
+    )
+    parser.add_argument("--methods", nargs="+", default=["fire_ (paper)", "fire_ (exact)"], choices=list(METHODS))
+    parser.add_argument("--train-steps", type=int, default=150)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--measure-memory", nargs=2, metavar=("MODEL", "METHOD"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.measure_memory:
+        return peak_memory(*args.measure_memory, weights="init" if args.weights == "trained" else args.weights)
+    peak = matmul_peak(args.device)
+    print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, float32 matmul peak {peak:.0f} GFLOP/s")
+    print(f"weights: {args.checkpoint or args.weights}; {args.repeats} interleaved rounds, medians\n")
+    print("| model | method | seconds | / loop | DfI reached | loop's GFLOP / s | of peak | MB beyond weights |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    for model in args.models:
+        state = None
+        if args.checkpoint:
+            state = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+        elif args.weights == "trained":
+            state = trained(model, args.train_steps)
+        net = build(model, args.weights, state, args.device)
+        for row in bench(model, net, args.device, args.repeats, args.methods):
+            memory = "" if args.no_memory else memory_of(model, str(row["method"]), args.weights)
+            print(
+                f"| {model} | {row['method']} | {row['seconds']:.3f} | {row['ratio']:.2f} | {row['dfi']:.2g} "
+                f"| {row['gflops']:.0f} | {row['gflops'] / peak:.0%} | {memory} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
