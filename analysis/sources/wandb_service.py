@@ -34,8 +34,7 @@ def read(path: str, cache: bool = True, page: int = 50) -> Iterator[Run | LeftOu
     except ValueError as error:
         raise SourceError(f"wandb:{path}: {error}") from None
     except wandb.errors.Error as error:
-        hint = " (wandb login, or WANDB_API_KEY)" if "key" in str(error).lower() else ""
-        raise SourceError(f"wandb:{path}: {str(error).splitlines()[0]}{hint}") from None
+        raise SourceError(f"wandb:{path}: {str(error).splitlines()[0]}") from None
     for remote in found:
         source = f"wandb:{path}/{remote.id}"
         try:
