@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fire_core.units import Consumer, Producer, Units
+
 ACTIVATIONS = ("gelu", "relu2", "swiglu")
 IGNORED = -1  # a target that does not count
 
@@ -190,6 +192,22 @@ class GPT(nn.Module):
             return self.lm_head(x[:, -1:]), None
         logits = self.lm_head(x)
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+    def unit_graph(self) -> list[Units]:
+        """The hidden units, see `fire_core.units`: of each block the values and the perceptron's hidden layer."""
+        graph = []
+        for i, block in enumerate(self.transformer["h"]):
+            attention, mlp = block.attn, block.mlp
+            kv, width, repeats = attention.n_kv_head, attention.head_dim, attention.n_head // attention.n_kv_head
+            # The heads of a query group, one after the other in c_proj's input, read the same values.
+            columns = (
+                torch.arange(attention.n_head * width).view(kv, repeats, width).transpose(1, 2).reshape(-1, repeats)
+            )
+            values = Producer(attention.c_attn, start=(attention.n_head + kv) * width)
+            graph.append(Units(f"h{i}.values", kv * width, (values,), (Consumer(attention.c_proj, columns),)))
+            hidden = [Producer(layer) for layer in (mlp.c_gate, mlp.c_fc) if layer is not None]
+            graph.append(Units(f"h{i}.hidden", len(mlp.c_fc.weight), tuple(hidden), (Consumer(mlp.c_proj),)))
+        return graph
 
     def optimizer_groups(self, weight_decay: float) -> list[dict[str, object]]:
         """Parameter groups: weight decay for matrices, the embeddings among them; none for biases and norms."""

@@ -157,7 +157,13 @@ class Task:
         )
         method = build("method", config.method)
         task = cls(config, device, data.to(device), phases, benchmark.methods_from_phase, method.acts_within_phases)
-        build_model(config, data)  # wrong options show before anything is written
+        model = build_model(config, data)  # wrong options show before anything is written
+        try:
+            method.check(Net({"model": model}, {}))
+        except ValueError as error:
+            raise ConfigError(
+                f"method={config.method.name} cannot work with model={config.model.name}: {error}"
+            ) from error
         build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])
         return task
 

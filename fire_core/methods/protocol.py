@@ -1,7 +1,7 @@
 """What a method sees of a trainer, and when it is asked to act."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,18 @@ class Net:
                     seen.add(parameter)
                     yield parameter
 
+    @contextmanager
+    def mode(self, training: bool) -> Iterator[None]:
+        """All modules in training or evaluation mode within this block, and as they were after it."""
+        before = {module: module.training for root in self.modules.values() for module in root.modules()}
+        for root in self.modules.values():
+            root.train(training)
+        try:
+            yield
+        finally:
+            for module, was in before.items():
+                module.training = was
+
 
 @dataclass
 class Context:
@@ -73,6 +85,13 @@ class Method:
     """
 
     acts_within_phases = False
+
+    def check(self, net: Net) -> None:
+        """Look at the networks before a run begins.
+
+        Raises:
+            ValueError: the method cannot work on them.
+        """
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         """Act between two phases, in place.

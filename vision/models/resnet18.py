@@ -5,8 +5,9 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
+from fire_core.units import Units, between
 from vision.models.checks import check_choice, check_positive
-from vision.models.small_resnet import stage, stem
+from vision.models.small_resnet import residual_units, stage, stem
 
 VARIANTS = ("plain", "reference")
 
@@ -61,3 +62,9 @@ class ResNet18(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features = self.backbone(images)  # (N, 8 * width, H / 8, W / 8)
         return self.head(features.mean(dim=(2, 3)))  # (N, num_classes)
+
+    def unit_graph(self) -> list[Units]:
+        """The hidden units, see `fire_core.units`."""
+        first, *stages = self.backbone
+        hidden, _, last = self.head
+        return [*residual_units(first, stages, hidden), between("head", hidden, last)]

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, conv1x1
 
+from fire_core.units import Consumer, Producer, Units, between
 from vision.models.checks import check_positive
 
 
@@ -32,6 +33,39 @@ def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.S
         shortcut = nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))
     first = BasicBlock(in_channels, out_channels, stride, shortcut)
     return nn.Sequential(first, *(BasicBlock(out_channels, out_channels) for _ in range(blocks - 1)))
+
+
+def residual_units(first: nn.Sequential, stages: list[nn.Sequential], reader: nn.Module) -> list[Units]:
+    """The hidden units of a residual network: those inside each block, and the channels of each residual stream.
+
+    A stream lives from one shortcut convolution to the next. All blocks in it write to the same channels, so a channel
+    is one unit of many producers and readers.
+
+    Args:
+        first: the stem.
+        stages: sequences of basic blocks.
+        reader: the linear layer that reads the last stream's pooled channels.
+    """
+    graph: list[Units] = []
+    producers, norms, consumers = [Producer(first[0])], [first[1]], []
+
+    def close_stream() -> None:
+        width = len(producers[0].layer.weight)
+        graph.append(Units(f"stream{width}", width, tuple(producers), tuple(consumers), tuple(norms)))
+
+    for s, blocks in enumerate(stages):
+        for b, block in enumerate(blocks):
+            graph.append(between(f"stage{s + 1}.{b}.conv1", block.conv1, block.conv2, block.bn1))
+            consumers.append(Consumer(block.conv1))
+            if block.downsample is not None:
+                consumers.append(Consumer(block.downsample[0], probed=False))  # reads what conv1 reads
+                close_stream()
+                producers, norms, consumers = [Producer(block.downsample[0])], [block.downsample[1]], []
+            producers.append(Producer(block.conv2))
+            norms.append(block.bn2)
+    consumers.append(Consumer(reader))
+    close_stream()
+    return graph
 
 
 class SmallResNet(nn.Module):
@@ -62,3 +96,8 @@ class SmallResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features = self.backbone(images)  # (N, width * 2**(stages - 1), h, w)
         return self.head(features.mean(dim=(2, 3)))  # (N, num_classes)
+
+    def unit_graph(self) -> list[Units]:
+        """The hidden units, see `fire_core.units`."""
+        first, *stages = self.backbone
+        return residual_units(first, stages, self.head)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fire_core.units import Units, between
 from vision.models.checks import check_positive
 
 
@@ -156,3 +157,14 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.backbone(images))  # (N, num_classes)
+
+    def unit_graph(self) -> list[Units]:
+        """The hidden units, see `fire_core.units`: of each block the values and the perceptron's hidden layer.
+
+        Queries and keys have no reader but each other; the residual stream is normalised across its channels.
+        """
+        graph = []
+        for i, (attention, perceptron) in enumerate(self.backbone.transformer.layers):
+            graph.append(between(f"block{i}.values", attention.to_v, attention.to_out[0]))
+            graph.append(between(f"block{i}.hidden", perceptron.net[1], perceptron.net[4]))
+        return graph

@@ -1,0 +1,137 @@
+"""CBP, continual backpropagation (Dohare, Hernandez-Garcia, Lan, Rahman, Mahmood and Sutton, "Loss of plasticity in
+deep continual learning", Nature 632, 2024)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fire_core.methods import _reference
+from fire_core.methods.protocol import Context, Method, Net
+from fire_core.units import Consumer, Units, Watch, he_normal, mean_magnitude, recycle_, unit_graph, weight
+
+VARIANTS = ("plain", "reference")
+
+
+class ContinualBackprop(Method):
+    """After each step, replace a small part of the mature units, those of least use.
+
+    For every layer of units, with age a, running magnitude m and a debt d of replacements:
+        a <- a + 1;  m <- decay m + (1 - decay) mean|h|;  d <- d + rate * (units with a > maturity)
+    and while d >= 1 the mature unit of least utility m / (1 - decay^a) * mean|outgoing weight| is replaced: new
+    incoming weights, outgoing weights of zero, no history in the optimizer, a = m = 0, d <- d - 1.
+    h is what the unit's readers see, through the units that the model declares (`fire_core.units`).
+
+    No step waits for a GPU: which units are replaced is decided there, and how many are mature is counted here.
+
+    `variant=reference` does what the authors' code does, see `_reference.ReferenceCBP`.
+
+    Args:
+        rate: part of the mature units that is replaced in a step.
+        maturity: steps for which a new unit is safe.
+        decay: of the running magnitude.
+        variant: plain or reference.
+
+    Raises:
+        ValueError: an option is out of its range, or the network does not declare its units.
+    """
+
+    acts_within_phases = True
+
+    def __init__(self, rate: float = 1e-4, maturity: int = 1000, decay: float = 0.99, variant: str = "plain") -> None:
+        for name, value in (("rate", rate), ("decay", decay)):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {value}")
+        if maturity < 0:
+            raise ValueError(f"maturity must be at least 0, got {maturity}")
+        if variant not in VARIANTS:
+            raise ValueError(f"variant={variant} is unknown; accepted: {', '.join(VARIANTS)}")
+        self.rate, self.maturity, self.decay, self.variant = rate, maturity, decay, variant
+        self.state: dict[str, Any] = {}
+        self.reference: _reference.ReferenceCBP | None = None
+
+    def check(self, net: Net) -> None:
+        if self.variant != "reference":
+            unit_graph(net.modules)
+
+    @contextmanager
+    def watch(self, net: Net) -> Iterator[None]:
+        if self.variant == "reference":
+            chain = _reference.chain(net.modules)
+            self.reference = _reference.ReferenceCBP(chain, self.rate, self.maturity, self.decay, self.state)
+            with self.reference.watch.on():
+                yield
+            return
+        self.graph = unit_graph(net.modules)
+        self.seen = Watch(self.graph, mean_magnitude)
+        if not self.state:
+            device = weight(self.graph[0].producers[0].layer).device
+            units = sum(group.count for group in self.graph)
+            self.state = {
+                "steps": 0,
+                "age": torch.zeros(units, device=device),
+                "magnitude": torch.zeros(units, device=device),
+                "debt": [0.0 for _ in self.graph],
+                "mature": [0 for _ in self.graph],
+                "young": [[(0, group.count)] for group in self.graph],  # (step of birth, how many), oldest first
+            }
+        with self.seen.on():
+            yield
+
+    @torch.no_grad()
+    def after_step(self, net: Net, context: Context) -> None:
+        if self.reference is not None:
+            self.reference.step(context)
+            return
+        state = self.state
+        state["steps"] += 1
+        state["age"] += 1
+        state["magnitude"].mul_(self.decay).add_(torch.cat(self.seen.read()), alpha=1 - self.decay)
+        counts = [units.count for units in self.graph]
+        ages, magnitudes = state["age"].split(counts), state["magnitude"].split(counts)  # views
+        chosen = []
+        for i, units in enumerate(self.graph):
+            number = self._due(i)
+            if number:
+                utility = magnitudes[i] / (1 - self.decay ** ages[i]) * outgoing(units)
+                utility[ages[i] <= self.maturity] = torch.inf
+                index = utility.topk(number, largest=False).indices
+                ages[i][index] = 0
+                magnitudes[i][index] = 0
+                chosen.append((units, index))
+        if chosen:
+            recycle_(chosen, he_normal, context.generator, context.optimizers)
+
+    def _due(self, i: int) -> int:
+        """How many units of group i are to be replaced now."""
+        young, debt, mature = self.state["young"][i], self.state["debt"], self.state["mature"]
+        while young and self.state["steps"] - young[0][0] > self.maturity:
+            mature[i] += young.pop(0)[1]
+        debt[i] += self.rate * mature[i]
+        number: int = min(int(debt[i]), mature[i])
+        if number:
+            debt[i] -= number
+            mature[i] -= number
+            young.append((self.state["steps"], number))
+        return number
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def outgoing(units: Units) -> Tensor:
+    """Mean absolute outgoing weight of each unit, (units,)."""
+    return torch.cat([_columns(consumer) for consumer in units.consumers]).mean(0)
+
+
+def _columns(consumer: Consumer) -> Tensor:
+    """Mean absolute outgoing weights to each reader, (readers, units)."""
+    size = weight(consumer.layer).abs()
+    if size.ndim > 2:
+        size = size.flatten(2).mean(2)  # over the kernel
+    return size if consumer.columns is None else size[:, consumer.columns.to(size.device)].mean(2)

@@ -1,0 +1,119 @@
+"""DASH, direction-aware shrinking (Shin, Oh, Cho and Yun, "DASH: Warm-Starting Neural Network Training in Stationary
+Settings without Loss of Plasticity", NeurIPS 2024, arXiv 2410.23364)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
+
+from fire_core.methods.protocol import Context, Method, Net
+from fire_core.optimizer import reset_optimizer_state
+
+VARIANTS = ("boundary", "step")
+MODES = ("eval", "train")
+
+
+class Dash(Method):
+    """Shrink what does not point where the loss wants to go.
+
+    `variant=boundary`, the paper's. Over one pass of the next phase's batches, without a step:
+        G <- (1 - alpha) G - alpha g          g: gradient of a batch, G from 0
+    then every filter w (the slice of one output and one input channel), every row of a linear layer and every bias
+    vector of the two becomes w * clip(cos(w, G_w), minimum, 1). Norms, embeddings and buffers stay.
+
+    `variant=step`: after every `every` optimizer steps each neuron's row w (a filter with all its input channels)
+    becomes w * clip(1 - rate * max(cos(w, g_w) - alpha, 0), 0.5, 1), g the gradient of that step. Biases stay.
+
+    Args:
+        alpha: weight of the newest gradient (boundary); cosine from which on a row is shrunk (step).
+        minimum: the paper's lambda, the strongest shrinking.
+        mode: of the network while the gradients are taken: eval or train. In train mode a convolution's bias in front
+            of a batch norm has no gradient but rounding noise, and its factor is arbitrary; the reference code is in
+            train mode in `warm_start` and in eval mode elsewhere.
+        variant: boundary or step.
+        every: optimizer steps between two shrinkings (step).
+        rate: strength (step).
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.3,
+        minimum: float = 0.05,
+        mode: str = "eval",
+        variant: str = "boundary",
+        every: int = 2000,
+        rate: float = 0.005,
+    ) -> None:
+        for name, value in (("alpha", alpha), ("minimum", minimum), ("rate", rate)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {value}")
+        for name, choice, accepted in (("mode", mode, MODES), ("variant", variant, VARIANTS)):
+            if choice not in accepted:
+                raise ValueError(f"{name}={choice} is unknown; accepted: {', '.join(accepted)}")
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self.alpha, self.minimum, self.mode, self.variant = alpha, minimum, mode, variant
+        self.every, self.rate = every, rate
+        self.acts_within_phases = variant == "step"
+
+    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
+        if self.variant == "boundary":
+            buffers = {b: b.clone() for module in net.modules.values() for b in module.buffers()}
+            with net.mode(training=self.mode == "train"):
+                descent = smoothed_descent(net, context, self.alpha)
+            with torch.no_grad():
+                for buffer, value in buffers.items():  # running statistics moved in train mode
+                    buffer.copy_(value)
+            shrink_(descent, self.minimum)
+            reset_optimizer_state(context.optimizers, descent)
+        return {}
+
+    @torch.no_grad()
+    def after_step(self, net: Net, context: Context) -> None:
+        if self.variant != "step" or context.step % self.every:
+            return
+        for parameter in shrinkable(net):
+            if parameter.grad is not None and parameter.ndim > 1:
+                cosine = F.cosine_similarity(parameter.flatten(1), parameter.grad.flatten(1), dim=1)  # (d_out,)
+                factor = (1 - self.rate * (cosine - self.alpha).clamp(min=0)).clamp(0.5, 1)
+                parameter.mul_(factor.view(-1, *[1] * (parameter.ndim - 1)))
+
+
+def shrinkable(net: Net) -> list[Tensor]:
+    """Weights and biases of linear layers and convolutions, shared ones once."""
+    found: dict[Tensor, None] = {}
+    for root in net.modules.values():
+        for module in root.modules():
+            if isinstance(module, (nn.Linear, _ConvNd)):
+                found |= dict.fromkeys(p for p in (module.weight, module.bias) if p is not None and p.requires_grad)
+    return list(found)
+
+
+def smoothed_descent(net: Net, context: Context, alpha: float) -> dict[Tensor, Tensor]:
+    """The negative gradient over one pass of batches, exponentially smoothed, by parameter.
+
+    Raises:
+        ValueError: the trainer gives no batches.
+    """
+    if context.batches is None or context.loss is None:
+        raise ValueError("DASH needs batches of the next phase, which this trainer does not give")
+    parameters = shrinkable(net)
+    descent = [torch.zeros_like(p) for p in parameters]
+    for inputs, targets in context.batches():
+        gradients = torch.autograd.grad(context.loss(inputs, targets), parameters, materialize_grads=True)
+        torch._foreach_mul_(descent, 1 - alpha)
+        torch._foreach_add_(descent, gradients, alpha=-alpha)
+    return dict(zip(parameters, descent, strict=True))
+
+
+@torch.no_grad()
+def shrink_(descent: dict[Tensor, Tensor], minimum: float) -> None:
+    """Multiply each filter, row and bias by its clipped cosine with the direction of descent."""
+    for parameter, direction in descent.items():
+        first = {1: 0, 2: 1}.get(parameter.ndim, 2)  # bias: one vector; linear: d_out rows; filters: (c_out, c_in)
+        shape = parameter.shape[:first]
+        cosine = F.cosine_similarity(parameter.reshape(*shape, -1), direction.reshape(*shape, -1), dim=-1)
+        parameter.mul_(cosine.clamp(minimum, 1).view(*shape, *[1] * (parameter.ndim - first)))

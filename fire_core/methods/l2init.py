@@ -1,0 +1,34 @@
+"""L2 Init, regenerative regularisation (Kumar, Marklund and Van Roy, arXiv 2308.11958)."""
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.methods.protocol import Method, Net
+
+
+class L2Init(Method):
+    """Loss + coef / 2 * sum ||theta - theta_0||^2 over every parameter, theta_0 being the run's initial weights.
+
+    The gradient is coef * (theta - theta_0), clipped together with that of the task.
+
+    Args:
+        coef: at least 0.
+
+    Raises:
+        ValueError: `coef` is negative.
+    """
+
+    acts_within_phases = True
+
+    def __init__(self, coef: float = 1e-3) -> None:
+        if coef < 0:
+            raise ValueError(f"coef must be at least 0, got {coef}")
+        self.coef = coef
+
+    def penalty(self, net: Net) -> Tensor:
+        start: dict[nn.Parameter, Tensor] = {}
+        for key, module in net.modules.items():
+            for name, parameter in module.named_parameters():  # shared ones once
+                start.setdefault(parameter, net.init[key][name])
+        apart = torch._foreach_sub(tuple(start), tuple(start.values()))  # one kernel for many weights
+        return self.coef / 2 * torch.stack(torch._foreach_norm(apart)).square().sum()

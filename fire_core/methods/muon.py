@@ -1,0 +1,178 @@
+"""Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024) instead of the trainer's
+optimizer."""
+
+import math
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from fire_core.layout import resolve
+from fire_core.methods.protocol import Method, Net
+
+VARIANTS = ("plain", "reference")
+
+
+class MuonOptimizer(Method):
+    """Orthogonalised momentum for hidden weights, Adam for the rest (head, biases, norms, embeddings).
+
+    Hidden weights are the linear layers and convolutions outside the head; a convolution is the matrix
+    (c_out, c_in k_h k_w). A direction of m x n is multiplied by sqrt(max(1, m/n)).
+
+    `variant=reference` does what the authors' code does: the class token and the position embedding of a vision
+    transformer are trained by Muon too, and a convolution's factor is sqrt(max(1, k_h/k_w)), 1 for square kernels.
+
+    Args:
+        lr: of the hidden weights.
+        adam_lr: of the rest; None: the trainer's `lr`.
+        momentum: of Muon, Nesterov's.
+        betas: of Adam.
+        eps: of Adam.
+        variant: plain or reference.
+
+    Raises:
+        ValueError: `variant` is unknown or `lr` is not positive.
+    """
+
+    acts_within_phases = True
+
+    def __init__(
+        self,
+        lr: float = 1e-2,
+        adam_lr: float | None = 1e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-10,
+        variant: str = "plain",
+    ) -> None:
+        if variant not in VARIANTS:
+            raise ValueError(f"variant={variant} is unknown; accepted: {', '.join(VARIANTS)}")
+        if not lr > 0:
+            raise ValueError(f"lr must be positive, got {lr}")
+        self.lr, self.adam_lr, self.momentum, self.betas, self.eps = lr, adam_lr, momentum, (betas[0], betas[1]), eps
+        self.variant = variant
+
+    def optimizer(
+        self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    ) -> torch.optim.Optimizer:
+        hidden = hidden_weights(net, tokens=self.variant == "reference")
+        rest = [p for p in net.parameters() if p not in hidden]
+        base = default(rest).param_groups[0]["lr"] if self.adam_lr is None else self.adam_lr
+        groups: dict[float, list[nn.Parameter]] = {}
+        for parameter in hidden:
+            groups.setdefault(self._factor(parameter), []).append(parameter)
+        muon = FilterMuon(
+            [{"params": params, "lr": self.lr * factor} for factor, params in groups.items()],
+            weight_decay=0.0,
+            momentum=self.momentum,
+        )
+        adam = torch.optim.AdamW(rest, lr=base, betas=self.betas, eps=self.eps, weight_decay=0.0)
+        return Together(muon, adam)
+
+    def _factor(self, parameter: nn.Parameter) -> float:
+        """The reference's factor over torch's: it reads a convolution's off the kernel's sides."""
+        if self.variant == "plain" or parameter.ndim < 3:
+            return 1.0
+        rows, columns = as_matrix(parameter).shape
+        return math.sqrt(max(1, parameter.shape[-2] / parameter.shape[-1]) / max(1, rows / columns))
+
+
+def hidden_weights(net: Net, tokens: bool = False) -> dict[nn.Parameter, None]:
+    """Weights of linear layers and convolutions outside the head; `tokens`: free parameters of 2-D and more too."""
+    found: dict[nn.Parameter, None] = {}
+    for module in net.modules.values():
+        layers = {m.weight for m in module.modules() if isinstance(m, (nn.Linear, _ConvNd))}
+        for entry in resolve(module, "all"):
+            free = tokens and entry.role == "other" and entry.parameter.ndim > 1
+            if free or (entry.parameter in layers and entry.role != "head"):
+                assert isinstance(entry.parameter, nn.Parameter)
+                found[entry.parameter] = None
+    return found
+
+
+def as_matrix(tensor: Tensor) -> Tensor:
+    """A view of a weight as a matrix: filters as rows, (1, T, d) tokens as T rows.
+
+    The columns of a filter come in the order of memory, so that channels-last weights need no copy; Muon's direction
+    does not depend on the columns' order.
+    """
+    if tensor.ndim == 3 and len(tensor) == 1:
+        return tensor[0]
+    if tensor.ndim == 4 and not tensor.is_contiguous():
+        tensor = tensor.permute(0, 2, 3, 1)
+    return tensor.view(len(tensor), -1)
+
+
+def laid_out_as(parameter: Tensor, tensor: Tensor | float) -> Tensor:
+    """`tensor` with the parameter's order in memory, so that views of both as matrices have the same columns."""
+    if isinstance(tensor, Tensor) and tensor.stride() == parameter.stride():
+        return tensor
+    return torch.empty_like(parameter).copy_(torch.as_tensor(tensor))
+
+
+class FilterMuon(torch.optim.Muon):
+    """`torch.optim.Muon` for weights of any shape, which it sees as matrices.
+
+    Args:
+        params: groups of parameters.
+        **options: of `torch.optim.Muon`.
+    """
+
+    def __init__(self, params: Iterable[dict[str, Any]], **options: Any) -> None:
+        super().__init__([torch.zeros(1, 1)], **options)  # it refuses others than matrices, but only here
+        self.param_groups.clear()
+        for group in params:
+            self.add_param_group(group)
+
+    def _init_group(
+        self,
+        group: MutableMapping[str, Any],
+        params_with_grad: list[Tensor],
+        grads: list[Tensor],
+        muon_momentum_bufs: list[Tensor],
+    ) -> bool:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                state["momentum_buffer"] = laid_out_as(parameter, state.get("momentum_buffer", 0))
+                params_with_grad.append(as_matrix(parameter))
+                grads.append(as_matrix(laid_out_as(parameter, parameter.grad)))
+                muon_momentum_bufs.append(as_matrix(state["momentum_buffer"]))
+        return False  # no complex numbers
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimizers as one; each keeps its own parameters.
+
+    Args:
+        *parts: the optimizers.
+    """
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = parts
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of all parts."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As every optimizer's."""
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of each part."""
+        for part in self.parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Those of the parts."""
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
