@@ -1,5 +1,6 @@
 """FIRE and its rivals: restoring the plasticity of neural networks. Importing this needs torch alone."""
 
+from fire_core.layout import resolve
 from fire_core.metrics import dfi, sfe
 from fire_core.optimizer import reset_optimizer_state
 from fire_core.polar import newton_schulz, polar_factor
@@ -13,6 +14,7 @@ __all__ = [
     "newton_schulz",
     "polar_factor",
     "reset_optimizer_state",
+    "resolve",
     "sfe",
     "shrink_and_perturb_",
 ]

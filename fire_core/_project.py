@@ -190,7 +190,9 @@ def _write(entries: list[Entry], new: Tensor) -> None:
     for entry, part in zip(entries, torch.split(new, [entry.count for entry in entries]), strict=True):
         target = entry.parameter
         if sharing.is_sharded(target):
-            target = sharing.full(entry.parameter).clone()
+            whole = entry.rows is None  # else the other rows have to be fetched
+            target = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+            target = target if whole else sharing.full(entry.parameter).clone()
         view = entry.view(target)
         view.copy_(part.reshape(view.shape))
         if target is not entry.parameter:

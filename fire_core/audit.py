@@ -228,7 +228,7 @@ def plot(findings: list[Finding], path: str | Path) -> None:
         axes.plot(x.tolist(), values.tolist(), color=colours(i / max(1, len(findings) - 1)), lw=1, label=label)
     axes.axhline(1, color="black", lw=0.8, ls="--")
     axes.set(yscale="log", xlabel="index / smaller side", ylabel="singular value / largest")
-    axes.set_title("Isometry is the dashed line")
+    axes.set_title("Dashed: isometry. Dark: first weight of the file, light: last", fontsize=9)
     if len(findings) <= 12:
         axes.legend(fontsize=6, frameon=False)
     figure.savefig(path, dpi=150)

@@ -47,7 +47,8 @@ def fire_(
     models go on working. Half precision is computed in float32 and rounded once. Nothing is random.
 
     DistributedDataParallel, and sharded weights (FSDP2, DTensor): call it on every rank. The matrices are shared out,
-    each rank projects its share, and all end with the same numbers.
+    each rank projects its share, and all end with the same numbers. Given the bare module inside DDP, every rank
+    does all the work itself.
 
     Args:
         model: any module.
