@@ -239,6 +239,7 @@ def main() -> None:
     )
     parser.add_argument("--methods", nargs="+", default=["fire_ (paper)", "fire_ (exact)"], choices=list(METHODS))
     parser.add_argument("--train-steps", type=int, default=150)
+    parser.add_argument("--save", type=Path, help="folder for the trained weights, MODEL-trained.pt")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
@@ -259,6 +260,9 @@ def main() -> None:
             state = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
         elif args.weights == "trained":
             state = trained(model, args.train_steps)
+            if args.save:
+                args.save.mkdir(parents=True, exist_ok=True)
+                torch.save(state, args.save / f"{model}-trained.pt")
         net = build(model, args.weights, state, args.device)
         for row in bench(model, net, args.device, args.repeats, args.methods):
             memory = "" if args.no_memory else memory_of(model, str(row["method"]), args.weights)
