@@ -26,7 +26,7 @@ class MuonOptimizer(Method):
 
     Args:
         lr: of the hidden weights.
-        adam_lr: of the rest; None: the trainer's `lr`.
+        adam_lr: of the rest.
         momentum: of Muon, Nesterov's.
         betas: of Adam.
         eps: of Adam.
@@ -41,7 +41,7 @@ class MuonOptimizer(Method):
     def __init__(
         self,
         lr: float = 1e-2,
-        adam_lr: float | None = 1e-3,
+        adam_lr: float = 1e-3,
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-10,
@@ -59,17 +59,16 @@ class MuonOptimizer(Method):
     ) -> torch.optim.Optimizer:
         hidden = hidden_weights(net, tokens=self.variant == "reference")
         rest = [p for p in net.parameters() if p not in hidden]
-        base = default(rest).param_groups[0]["lr"] if self.adam_lr is None else self.adam_lr
         groups: dict[float, list[nn.Parameter]] = {}
         for parameter in hidden:
             groups.setdefault(self._factor(parameter), []).append(parameter)
-        muon = FilterMuon(
-            [{"params": params, "lr": self.lr * factor} for factor, params in groups.items()],
-            weight_decay=0.0,
-            momentum=self.momentum,
-        )
-        adam = torch.optim.AdamW(rest, lr=base, betas=self.betas, eps=self.eps, weight_decay=0.0)
-        return Together(muon, adam)
+        parts: list[torch.optim.Optimizer] = []
+        if groups:
+            rates = [{"params": params, "lr": self.lr * factor} for factor, params in groups.items()]
+            parts.append(FilterMuon(rates, weight_decay=0.0, momentum=self.momentum))
+        if rest:
+            parts.append(torch.optim.AdamW(rest, lr=self.adam_lr, betas=self.betas, eps=self.eps, weight_decay=0.0))
+        return Together(*parts)
 
     def _factor(self, parameter: nn.Parameter) -> float:
         """The reference's factor over torch's: it reads a convolution's off the kernel's sides."""

@@ -65,9 +65,7 @@ def test_initial_distribution(name):
     """The same uniform bounds and deviations as the reference's fresh networks, up to sampling noise."""
     facts = golden.facts("models_facts")[name]
     torch.manual_seed(0)
-    ours = dict(
-        zip([n for n, _ in facts["params"]], (p.detach() for p in build(name).parameters()), strict=True)
-    )
+    ours = dict(zip([n for n, _ in facts["params"]], (p.detach() for p in build(name).parameters()), strict=True))
     for spec in facts["init"]:
         tensor = ours[spec["name"]]
         noise = 4 / tensor.numel() ** 0.5  # four deviations of a sample deviation, relative
@@ -83,9 +81,7 @@ def test_reference_variant_starts_with_moved_statistics(name):
     state = build(name, variant="reference").state_dict()
     least = [float(v.min()) for k, v in state.items() if k.endswith("running_var")]
     assert [min(least), max(least)] == pytest.approx(facts["running_var_min"], abs=2e-3)
-    assert {int(v) for k, v in state.items() if k.endswith("num_batches_tracked")} == set(
-        facts["num_batches_tracked"]
-    )
+    assert {int(v) for k, v in state.items() if k.endswith("num_batches_tracked")} == set(facts["num_batches_tracked"])
     means = [float(v.abs().max()) for k, v in state.items() if k.endswith("running_mean")]
     assert (max(means) > 0.05) == (max(facts["running_mean_absmax"]) > 0.05)
     plain = build(name).state_dict()
@@ -95,9 +91,7 @@ def test_reference_variant_starts_with_moved_statistics(name):
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_forward_and_backward(name):
     spec = golden.facts("models_fill")[name]
-    expected = {
-        key.removeprefix(f"{name}."): v for key, v in golden.load("models").items() if key.startswith(name)
-    }
+    expected = {key.removeprefix(f"{name}."): v for key, v in golden.load("models").items() if key.startswith(name)}
     model = filled(name)
     images, labels = fill.values(spec["input"]), fill.integers(spec["labels"])
     np.testing.assert_array_equal(labels.numpy(), expected["labels"])

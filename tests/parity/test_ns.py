@@ -41,9 +41,7 @@ def test_singular_values_match_the_reference(key):
         pytest.skip("no singular values stored for this case")
     name, steps = parse(key)
     X = polar_factor(golden.tensors("ns", "in.")[name], "newton_schulz", iterations=steps)
-    torch.testing.assert_close(
-        torch.linalg.svdvals(X.double()), stored, rtol=0, atol=20 * tolerance(name, steps)
-    )
+    torch.testing.assert_close(torch.linalg.svdvals(X.double()), stored, rtol=0, atol=20 * tolerance(name, steps))
 
 
 def test_zero_matrix_stays_zero_where_the_reference_gives_nan():

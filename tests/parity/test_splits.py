@@ -60,9 +60,7 @@ def test_real_sizes(case):
     np.testing.assert_array_equal(phases[0][1][:32], DATA[f"{case}.test_first32"])
 
     labels = np.arange(n_train) % len(classes), np.arange(n_test) % len(classes)
-    order = [
-        np.unique(labels[0][train]) for train, _ in class_phases(*labels, len(classes), int(seed), "limited")
-    ]
+    order = [np.unique(labels[0][train]) for train, _ in class_phases(*labels, len(classes), int(seed), "limited")]
     np.testing.assert_array_equal(np.concatenate(order), classes)
 
 

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 def module_from(arrays: dict[str, Tensor]) -> nn.Module:
     """Nested modules whose `state_dict` is `arrays`; kernel sizes and widths are whatever the shapes say.
 
-    A group with a 4-D weight is a convolution, 2-D a linear layer (an embedding where the name begins with `emb` or is
-    `tied`), 1-D a batch norm if it has running statistics and else a layer norm. Anything else is a free parameter.
+    A group with a 4-D weight is a convolution, 2-D a linear layer (an embedding where it has no bias and its name
+    begins with `emb`, or is `tied`), 1-D a batch norm if it has running statistics and else a layer norm. Anything
+    else is a free parameter.
     """
     root = nn.Module()
     groups: dict[str, dict[str, Tensor]] = {}
@@ -38,6 +39,6 @@ def _layer(name: str, group: dict[str, Tensor]) -> nn.Module:
     if len(shape) == 4:
         return nn.Conv2d(shape[1], shape[0], tuple(shape[2:]), bias=bias)
     if len(shape) == 2:
-        embedding = name.startswith("emb") or name == "tied"
+        embedding = (name.startswith("emb") and not bias) or name == "tied"
         return nn.Embedding(*shape) if embedding else nn.Linear(shape[1], shape[0], bias=bias)
     return nn.BatchNorm1d(shape[0]) if "running_mean" in group else nn.LayerNorm(shape[0])

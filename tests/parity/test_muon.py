@@ -1,0 +1,165 @@
+"""Muon with its auxiliary Adam against the reference (golden README, muon.npz and muon_groups.json)."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fire_core.methods import Net
+from fire_core.methods.muon import MuonOptimizer, Together, as_matrix, hidden_weights
+from tests.parity import golden
+from vision.models import VGG16, ResNet18, ViT
+
+META = golden.meta("muon")
+CASES = sorted({key.split(".")[1] for key in golden.load("muon") if key.startswith("grad.")})
+GROUPS = golden.facts("muon_groups")["models"]
+MODELS = {"RESNET18": ResNet18, "TinyViT": ViT, "VGG16": VGG16}
+CLASSES = {"RESNET18": 10, "TinyViT": 100, "VGG16": 200}
+
+
+def close_direction(actual: Tensor, expected: Tensor) -> None:
+    """The README's criterion: bfloat16 inside."""
+    actual, expected = actual.flatten().double(), expected.flatten().double()
+    assert (actual - expected).norm() <= 0.1 * expected.norm()
+    assert torch.dot(actual, expected) >= 0.995 * actual.norm() * expected.norm()
+
+
+class Wrapped(nn.Module):
+    """One parameter as a hidden weight: a linear layer, a convolution, or free tokens."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        if value.ndim == 4:
+            self.layer = nn.Conv2d(value.shape[1], value.shape[0], value.shape[2:], bias=False)
+            self.layer.weight = nn.Parameter(value)
+        elif value.ndim == 2:
+            self.layer = nn.Linear(value.shape[1], value.shape[0], bias=False)
+            self.layer.weight = nn.Parameter(value)
+        else:
+            self.tokens = nn.Parameter(value)
+
+
+def optimizer_for(model: nn.Module, variant: str = "reference", lr: float = META["opt_lr_muon"]) -> Together:
+    method = MuonOptimizer(
+        lr=lr, adam_lr=META["opt_lr_adam"], momentum=META["opt_momentum"], betas=META["adam_betas"],
+        eps=META["adam_eps"], variant=variant,
+    )  # fmt: skip
+    return method.optimizer(Net({"model": model}, {}), torch.optim.Adam)
+
+
+FILTERS = [case for case in CASES if golden.load("muon")[f"grad.{case}.t0"].ndim == 4]
+
+
+@pytest.mark.parametrize(
+    ("case", "channels_last"), [(case, False) for case in CASES] + [(case, True) for case in FILTERS]
+)
+def test_direction_and_momentum(case: str, channels_last: bool) -> None:
+    gradients = golden.tensors("muon", f"grad.{case}.t")
+    start = torch.zeros_like(gradients["0"])
+    if channels_last:
+        start = start.to(memory_format=torch.channels_last)
+    model = Wrapped(start)
+    (parameter,) = model.parameters()
+    optimizer = optimizer_for(model, lr=1.0)
+    assert parameter in hidden_weights(Net({"model": model}, {}), tokens=True)
+    for t in range(len(gradients)):
+        with torch.no_grad():
+            parameter.zero_()
+        parameter.grad = gradients[str(t)].clone()
+        optimizer.step()
+        update = golden.tensors("muon", f"update.{case}.t")[str(t)]
+        close_direction(-parameter.detach().contiguous(), update)
+        momentum = optimizer.parts[0].state[parameter]["momentum_buffer"]
+        torch.testing.assert_close(momentum, golden.tensors("muon", f"momentum.{case}.t")[str(t)], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", FILTERS)
+def test_the_plain_factor_is_that_of_the_filters_as_rows(case: str) -> None:
+    """sqrt(max(1, c_out / (c_in k_h k_w))), as `torch.optim.Muon` has it for a matrix of the same numbers."""
+    gradient = golden.tensors("muon", f"grad.{case}.t")["0"]
+    model = Wrapped(torch.zeros_like(gradient))
+    model.layer.weight.grad = gradient.clone()
+    optimizer_for(model, "plain").step()
+    flat = nn.Parameter(torch.zeros_like(as_matrix(gradient)))
+    flat.grad = as_matrix(gradient.clone())
+    torch.optim.Muon([flat], lr=META["opt_lr_muon"], weight_decay=0, momentum=META["opt_momentum"]).step()
+    assert torch.equal(as_matrix(model.layer.weight), flat)
+
+
+class Parts(nn.Module):
+    """The golden optimizer's parameters where the rule by module finds them."""
+
+    def __init__(self, start: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.backbone = nn.ModuleDict()
+        self.head = nn.ModuleDict()
+        for name, value in start.items():
+            kind, leaf = name.split(".")
+            if kind == "muon":
+                self.backbone[leaf] = Wrapped(value)
+            elif value.ndim == 2:
+                self.head[leaf] = Wrapped(value)
+            else:
+                self.backbone.register_parameter(leaf, nn.Parameter(value))
+
+    def parameter(self, name: str) -> nn.Parameter:
+        kind, leaf = name.split(".")
+        if kind == "muon":
+            return self.backbone[leaf].layer.weight
+        return self.head[leaf].layer.weight if leaf in self.head else getattr(self.backbone, leaf)
+
+
+def test_whole_optimizer() -> None:
+    start = golden.tensors("muon", "opt.param_t-1.")
+    model = Parts({name: value.clone() for name, value in start.items()})
+    optimizer = optimizer_for(model)
+    steps = len({key for key in golden.load("muon") if key.startswith("opt.param_t")}) // len(start) - 1
+    previous = start
+    for t in range(steps):
+        for name, gradient in golden.tensors("muon", f"opt.grad_t{t}.").items():
+            model.parameter(name).grad = gradient
+        optimizer.step()
+        expected = golden.tensors("muon", f"opt.param_t{t}.")
+        for name, value in expected.items():
+            actual = model.parameter(name).detach()
+            if name.startswith("muon."):
+                lr = META["opt_lr_muon"]
+                close_direction((actual - previous[name]) / lr, (value - previous[name]) / lr)
+                with torch.no_grad():
+                    model.parameter(name).copy_(value)  # each step's own direction, from the same weights
+            else:
+                torch.testing.assert_close(actual, value, rtol=0, atol=1e-6)
+        previous = expected
+    for key, value in golden.tensors("muon", "opt.state.").items():
+        kind, name = key.split(".", 1)
+        state = optimizer.parts[0 if name.startswith("muon.") else 1].state[model.parameter(name)]
+        if kind in state:  # the reference keeps a state for a parameter without gradient too
+            torch.testing.assert_close(state[kind].double(), value.double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_groups(model: str) -> None:
+    muon, adam = GROUPS[model]
+    with torch.device("meta"):
+        network = MODELS[model](num_classes=CLASSES[model])
+    counts = {}
+    for variant in ("reference", "plain"):
+        optimizer = optimizer_for(network, variant)
+        first, second = optimizer.parts
+        counts[variant] = sum(p.numel() for group in first.param_groups for p in group["params"])
+        assert counts[variant] + sum(p.numel() for p in second.param_groups[0]["params"]) == sum(
+            p.numel() for p in network.parameters()
+        )
+    assert counts["reference"] == muon["n_scalars"]
+    assert second.param_groups[0]["betas"] == tuple(adam["betas"])
+    assert second.param_groups[0]["eps"] == adam["eps"]
+    free = sum(p.numel() for name, p in network.named_parameters() if name.endswith(("pos_embedding", "cls_token")))
+    assert counts["plain"] == counts["reference"] - free
+    for group in first.param_groups:
+        rates = {muon["lr"]} if variant == "plain" else {muon["lr"] / math.sqrt(max(1, r)) for r in ratios(group)}
+        assert {group["lr"]} == rates
+
+
+def ratios(group: dict[str, list[Tensor]]) -> set[float]:
+    return {as_matrix(p).shape[0] / as_matrix(p).shape[1] for p in group["params"]}

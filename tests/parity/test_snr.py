@@ -1,0 +1,65 @@
+"""Self-normalised resets against the reference (golden README, snr.npz): masks, ages, thresholds, silences."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fire_core.methods.snr import Silences
+from fire_core.units import peak
+from tests.parity import golden
+
+META = golden.meta("snr")
+DATA = golden.load("snr")
+
+
+def fired(layer: str, t: int) -> tuple[Tensor, int]:
+    """Which units fire in the window of step t, and its samples."""
+    x = golden.tensors("snr", f"act.{layer}.t")[str(t)]
+    channel = 1 if x.ndim == 4 else x.ndim - 1
+    return peak(x, [d for d in range(x.ndim) if d != channel]) > 0, len(x)
+
+
+def bookkeeping(layer: str, collapse: bool) -> Silences:
+    units = len(DATA[f"mask.{layer}.t0"])
+    percentile, every = META["threshold_percentile"], META["threshold_reset_freq"]
+    growth = META["threshold_expansion_factor"]
+    silences = Silences(units, percentile, every, META["tau_max"], growth, collapse)
+    assert (silences.threshold == META["initial_tau"]).all()
+    return silences
+
+
+def histogram(silences: Silences) -> np.ndarray:
+    """The reference's histogram of the silences since the last update, but for those of length 0."""
+    counts = np.zeros((len(silences.age), META["tau_max"] + 1), dtype=np.int64)
+    for row in silences.ended.clamp(max=META["tau_max"]).tolist():
+        for unit, length in enumerate(row):
+            counts[unit, length] += length > 0
+    return counts
+
+
+@pytest.mark.parametrize("layer", DATA["layers"].tolist())
+def test_every_step(layer: str) -> None:
+    silences, histograms = bookkeeping(layer, collapse=True), 0
+    for t in range(META["steps"]):
+        mask = silences.step(*fired(layer, t))
+        np.testing.assert_array_equal(mask.numpy(), DATA[f"mask.{layer}.t{t}"], f"mask at {t}")
+        np.testing.assert_array_equal(silences.age.numpy(), DATA[f"ages.{layer}.t{t}"], f"age at {t}")
+        np.testing.assert_array_equal(silences.threshold.numpy(), DATA[f"tau.{layer}.t{t}"], f"threshold at {t}")
+        if (expected := DATA.get(f"hist.{layer}.t{t}")) is not None:
+            histograms += 1
+            np.testing.assert_array_equal(histogram(silences)[:, 1:], expected[:, 1:], f"silences at {t}")
+    assert histograms
+
+
+@pytest.mark.parametrize("layer", DATA["layers"].tolist())
+def test_thresholds_do_not_collapse_by_default(layer: str) -> None:
+    """Where no silence has ended, there is nothing to learn a threshold from: it stays."""
+    silences = bookkeeping(layer, collapse=False)
+    firing, samples = fired(layer, 0)
+    silences.step(firing, samples)
+    assert (silences.threshold == META["initial_tau"]).all()
+    quiet = torch.zeros_like(firing)
+    for _ in range(META["threshold_reset_freq"]):
+        assert not silences.step(quiet, samples).any()
+    assert (silences.threshold == META["initial_tau"]).all()
