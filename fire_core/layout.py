@@ -107,6 +107,12 @@ class Entry:
         """The name, with the block: `h.0.attn.c_attn.weight[q]`."""
         return f"{self.name}[{self.block}]" if self.block else self.name
 
+    @property
+    def row_dim(self) -> int:
+        """The dimension of the stored tensor that `rows` counts along."""
+        last = self.parameter.ndim - 1
+        return last if self.transposed or self.kind == "vector" else last - 1
+
     def view(self, weight: Tensor) -> Tensor:
         """The matrices of `weight` (a tensor of this parameter's full shape), as a view that can be written to.
 
@@ -272,7 +278,7 @@ def _entries(
         return [replace(entry, groups=use.owner.groups)]
     if topology.is_transposed_linear(use.owner) or any(fnmatchcase(u.name, p) for u in uses for p in transposed):
         entry = replace(entry, transposed=parameter.ndim > 1)
-    d_out = parameter.shape[-1 if entry.transposed or parameter.ndim == 1 else -2] if parameter.ndim else 1
+    d_out = parameter.shape[entry.row_dim] if parameter.ndim else 1
     declared = next(
         (sizes for pattern, sizes in blocks.items() if any(fnmatchcase(u.name, pattern) for u in uses)), None
     )

@@ -82,13 +82,12 @@ def fire_(
             without a needed entry.
     """
     start = time.perf_counter()
-    _check_options(solver, norm_init, scale, min_norm, blend)
+    _check_options(solver, norm_init, scale, min_norm, blend, variance_factor)
     entries = resolve(model, layout, include, exclude)
     initial = _by_name(init or {})
     projected = [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
     reset = [entry for entry in entries if entry.action == "reinit"]
-    for entry in reset + (projected if scale == "match_init" else []):
-        initial_of(entry, initial)
+    check_finite([(f"init[{entry.name!r}]", initial_of(entry, initial)) for entry in reset])
     scales = {entry.label: _scale(entry, scale, variance_factor, initial) for entry in projected}
     how = Solve(solver, iterations, norm_init, tol, seed, min_norm, blend, measure)
     waves = make_waves(projected, sharing.ddp_group(model))
@@ -202,15 +201,18 @@ def _forget(optimizer: Optimizer | Iterable[Optimizer], entries: list[Entry], ro
         parts.setdefault(id(entry.parameter), []).append(entry)
     for siblings in parts.values():
         changed = [e for e in siblings if e.label in rows and rows[e.label].action != "skip"]
-        if len(changed) == len(siblings):
-            reset_optimizer_state(optimizers, [siblings[0].parameter])
+        cut = [(e.rows, e.row_dim) for e in changed if e.rows is not None]
+        p = siblings[0].parameter
+        if changed and (not cut or sum(stop - start for (start, stop), _ in cut) == p.shape[cut[0][1]]):
+            reset_optimizer_state(optimizers, [p])
             continue
-        for entry in changed:
-            assert entry.rows is not None
-            reset_optimizer_state(optimizers, [entry.parameter], slice(*entry.rows), dim=int(entry.transposed))
+        for (start, stop), dim in cut:
+            reset_optimizer_state(optimizers, [p], slice(start, stop), dim)
 
 
-def _check_options(solver: str, norm_init: str, scale: str, min_norm: float, blend: float) -> None:
+def _check_options(
+    solver: str, norm_init: str, scale: str, min_norm: float, blend: float, variance_factor: float
+) -> None:
     for name, value, accepted in (
         ("solver", solver, SOLVERS),
         ("norm_init", norm_init, NORM_INITS),
@@ -222,3 +224,5 @@ def _check_options(solver: str, norm_init: str, scale: str, min_norm: float, ble
         raise ValueError(f"blend={blend}: must lie between 0 and 1")
     if not min_norm >= 0:
         raise ValueError(f"min_norm={min_norm}: must be 0 or more")
+    if not variance_factor > 0:
+        raise ValueError(f"variance_factor={variance_factor}: must be above 0")

@@ -127,6 +127,18 @@ def test_qk_of_a_fused_projection_leaves_v_alone():
     assert moment[24:].any()
 
 
+def test_a_layout_of_one_block_forgets_that_block_alone():
+    model = GPT(n_layer=1)
+    weight = model.transformer["h"][0].attn.c_attn.weight
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    fire_(model, layout=[by_label(model)["transformer.h.0.attn.c_attn.weight[v]"]], optimizer=optimizer)
+    moment = optimizer.state[weight]["exp_avg_sq"]
+    assert not moment[24:].any()
+    assert moment[:24].any()
+
+
 def test_multihead_attention():
     same, apart = nn.MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2, kdim=6, vdim=4)
     model = nn.ModuleDict({"a": same, "b": apart})

@@ -280,6 +280,7 @@ def test_blend_turns_between_the_spectra(t):
         ({"scale": "modlar"}, "scale='modlar'.*modular, orthogonal"),
         ({"blend": 1.5}, "blend=1.5"),
         ({"min_norm": -1}, "min_norm=-1"),
+        ({"variance_factor": 0.0}, r"variance_factor=0\.0"),
         ({"iterations": -1}, "iterations=-1"),
         ({"layout": "dqn"}, r"init has no '4\.weight'"),
         ({"layout": "dqn", "init": {"4.weight": torch.zeros(2, 2)}}, r"init\['4\.weight'\] has shape \(2, 2\)"),
@@ -390,6 +391,14 @@ def test_reinit_restores_exactly_and_counts_as_changed():
     assert torch.equal(model[0].bias, conv_bias)
     assert [row.action for row in report] == ["project"] + ["reinit"] * 4
     assert next(row for row in report if row.name == "4.bias").sfe == pytest.approx(20 * 0.09, rel=1e-4)
+
+
+def test_reinit_refuses_initial_weights_that_are_not_finite():
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"NaN or Inf in init\['4\.weight'\]: the model is unchanged"):
+        fire_(model, layout="dqn", init={**before, "4.weight": before["4.weight"] * math.nan})
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_shrink_and_perturb_ends_and_errors():
