@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -26,7 +27,7 @@ from tqdm import tqdm
 from fire_core.harness import seeding
 from fire_core.harness.build import build
 from fire_core.harness.cli import Outcome, job, run_program
-from fire_core.harness.config import Trunk, check_name, digest, identity, resolve_device
+from fire_core.harness.config import Trunk, check_name, digest, identity, resolve_device, set_up_torch
 from fire_core.harness.errors import ConfigError, TrainingError
 from fire_core.harness.first_phase import shared_first_phase
 from fire_core.harness.measure import Meter, Stopwatch, total_dfi, total_sfe
@@ -63,11 +64,16 @@ ConfigStore.instance().store(name="vision_schema", node=VisionConfig)
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="vision")
-def main(config: DictConfig) -> None:
-    """Train one configuration, unless that is already done; go on where it was interrupted."""
+def main(config: DictConfig) -> float:
+    """Train one configuration, unless that is already done; go on where it was interrupted.
+
+    Returns:
+        The final test accuracy, which `hydra/sweeper=optuna` maximises.
+    """
     with job(config) as outcome:
         summary = run_one(config, outcome)
         outcome.result = f"test accuracy {summary['test/accuracy']:.4f} in {summary['seconds']:.1f} s"
+    return float(summary["test/accuracy"])
 
 
 def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
@@ -85,7 +91,8 @@ def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
     every, keep = config.checkpoint.every_seconds, config.checkpoint.keep
 
     tracker = build("tracker", config.tracker)
-    with Run(folder, what, yaml, tracker, every, keep) as run:
+    total = sum(phase.steps(config.batch_size) for phase in task.phases)
+    with Run(folder, what, yaml, tracker, every, keep, total_steps=total) as run:
         if (summary := run.done) is not None:
             log.info("%s is done: test accuracy %.4f", folder, summary["test/accuracy"])
             outcome.state = "skipped"
@@ -96,7 +103,7 @@ def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
         elif config.cache.enabled and len(task.phases) > 1 and not task.method_acts_in(0):
             shape = {key: value for key, value in what.items() if key != "method"}
             cache, label = Path(config.cache.dir), f"vision-{name.rsplit('-', 1)[0]}-s{config.seed}"
-            state, rows = shared_first_phase(
+            shared = shared_first_phase(
                 cache,
                 label,
                 shape,
@@ -105,8 +112,10 @@ def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
                 task.device,
                 every,
             )
-            state["method"] = None
-            run.append_rows(rows)
+            if shared is not None:
+                state, rows = shared
+                state["method"] = None
+                run.append_rows(rows)
         summary = train(task, run, state)
         run.finish(summary)
         log.info("%s: test accuracy %.4f", folder, summary["test/accuracy"])
@@ -145,11 +154,7 @@ class Task:
         if config.on_nan not in ("stop", "skip"):
             raise ConfigError(f"on_nan={config.on_nan} is unknown; accepted: stop, skip")
         device = resolve_device(config.device)
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        torch.use_deterministic_algorithms(
-            device.type == "cpu" if config.deterministic is None else config.deterministic
-        )
+        set_up_torch(device, config.threads, config.deterministic)
         data = build("dataset", config.dataset)
         benchmark = build("benchmark", config.benchmark)
         phases = benchmark.phases(
@@ -294,7 +299,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     ended = learner.phase_step == steps
                     if ended or run.checkpoint_due or preemption.received:
                         learner.seconds = time.monotonic() - began
-                        check_finite(learner, learner.loss_sum)
+                        check_finite(learner, learner.loss_sum, *learner.model.parameters())
                         run.checkpoint(learner.step, learner.state_dict())
                     if preemption.received:
                         log.warning("%s: stopped by %s at step %d", run.folder, preemption.received.name, learner.step)
@@ -352,17 +357,17 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
         with learner.method_meter:
             penalty = learner.method.penalty(learner.net)
         total = total if penalty is None else total + penalty.detach()
-    if task.device.type == "cpu" or config.on_nan == "skip":  # on a GPU, looking at each loss would make it wait
-        if config.on_nan == "skip" and not torch.isfinite(total):
-            return
-        check_finite(learner, total)
+    looks = task.device.type == "cpu" or config.on_nan == "skip"  # on a GPU, looking at each loss would make it wait
+    if looks and not is_finite(learner, total, config.on_nan):
+        return
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     if penalty is not None:  # on its own, so that its time is the method's
         with learner.method_meter:
             penalty.backward()
-    if config.grad_clip is not None:
-        nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip)
+    norm = nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip or math.inf)
+    if looks and not is_finite(learner, norm, config.on_nan):
+        return
     optimizer.step()
     if acts:
         with learner.method_meter:
@@ -457,17 +462,26 @@ def set_learning_rate(learner: Learner, factor: float) -> None:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
 
-def check_finite(learner: Learner, value: Tensor) -> None:
-    """Stop before a checkpoint or a row is made of nonsense.
+def is_finite(learner: Learner, value: Tensor, on_nan: str) -> bool:
+    """Whether the step goes on with this loss or gradient norm; raises unless such steps are to be skipped."""
+    if on_nan == "skip":
+        return bool(torch.isfinite(value))
+    check_finite(learner, value)
+    return True
+
+
+def check_finite(learner: Learner, *values: Tensor) -> None:
+    """Stop before a step, a checkpoint or a row is made of nonsense.
 
     Raises:
-        TrainingError: `value` is NaN or infinite.
+        TrainingError: a value is NaN or infinite.
     """
-    if not torch.isfinite(value):
-        raise TrainingError(
-            f"the loss is {value.item()} at step {learner.step}; the last checkpoint is from before. "
-            "Lower lr=, or skip such steps with on_nan=skip"
-        )
+    for value in values:
+        if not torch.isfinite(value).all():
+            raise TrainingError(
+                f"the loss, its gradient or a weight is not finite at step {learner.step}; the last checkpoint is from "
+                "before. Lower lr=, or skip such steps with on_nan=skip"
+            )
 
 
 def progress_bar(task: Task, learner: Learner) -> "tqdm[Any]":

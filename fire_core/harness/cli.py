@@ -6,19 +6,24 @@ within `with job(config) as outcome`. `HYDRA_FULL_ERROR=1` in the environment br
 
 import contextlib
 import difflib
+import errno
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import hydra
+import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,8 +33,10 @@ from fire_core.harness.errors import ConfigError, TrainingError
 
 EXIT_CONFIG, EXIT_TRAINING = 2, 3
 USER_ERRORS = (ConfigError, TrainingError, HydraException, OmegaConfBaseException)
+OUT_OF_MEMORY = "can't allocate memory|not enough memory|out of memory"
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 CONF = Path(__file__).parents[2] / "conf"
-SWEEP_LOG = "FIRE_SWEEP_LOG"  # where the jobs of a sweep, in whatever process, tell how they ended
+SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in whatever process, tell how they ended
 
 
 @dataclass
@@ -51,43 +58,64 @@ def job(config: DictConfig) -> Iterator[Outcome]:
         yield outcome
     except SystemExit:
         outcome.state = "stopped"
-        raise
-    except USER_ERRORS as error:
-        outcome.result = one_line(error)
-        if not HydraConfig.initialized() or (HydraConfig.get().mode == RunMode.RUN and not _wants_traceback()):
-            _leave(error)
+        outcome.result = "start the same command again and it goes on"
         raise
     except Exception as error:
-        outcome.result = f"{type(error).__name__}: {one_line(error)}"
-        raise
+        known = out_of_memory(error) or error
+        outcome.result = one_line(known) if isinstance(known, USER_ERRORS) else f"{type(known).__name__}: {known}"
+        alone = not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.RUN
+        if isinstance(known, USER_ERRORS) and alone and not _wants_traceback():
+            _leave(known)
+        if known is error:
+            raise
+        raise known from error
     finally:
-        if path := os.environ.get(SWEEP_LOG):
-            with open(path, "a") as file:
-                file.write(json.dumps(asdict(outcome)) + "\n")
+        if HydraConfig.initialized() and (folder := os.environ.get(SWEEP_LOG)):
+            number = HydraConfig.get().job.num
+            with contextlib.suppress(OSError):
+                (Path(folder) / f"{number}.json").write_text(json.dumps(asdict(outcome)))
 
 
-def run_program(main: Callable[[], None], config_name: str) -> None:
+def out_of_memory(error: Exception) -> TrainingError | None:
+    """What to lower, if `error` says that memory is short (torch has a class of its own for GPUs only)."""
+    text = str(error).split("\n")[0]
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    if known or (isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, text)):
+        return TrainingError(
+            f"out of memory ({text or 'the system gives no more'}): lower batch_size=, eval_batch_size= or the model's "
+            "size, run fewer jobs at once, or on a GPU set precision=bfloat16"
+        )
+    return None
+
+
+class SweepTable(Callback):
+    """Gives a sweep a folder where its jobs, also those on other machines, tell how they ended (conf/house.yaml)."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Make the folder and tell the jobs by the environment."""
+        folder = Path(config.hydra.sweep.dir).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ[SWEEP_LOG] = tempfile.mkdtemp(dir=folder)
+
+
+def run_program(main: Callable[[], object], config_name: str) -> None:
     """Call a `@hydra.main` function; after a sweep, show how each of its jobs ended."""
     asked = _wants_traceback()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
     os.environ["FIRE_TRACEBACK"] = "1" if asked else "0"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "sweep.jsonl"
-        os.environ[SWEEP_LOG] = str(path)
-        try:
-            main()
-        except USER_ERRORS as error:
-            if asked:
-                raise
-            _show_sweep(path)
-            _leave(error, config_name)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            raise SystemExit(130) from None
-        else:
-            _show_sweep(path)
-        finally:
-            del os.environ[SWEEP_LOG]
+    try:
+        main()
+    except (*USER_ERRORS, OSError) as error:
+        mendable = isinstance(error, USER_ERRORS) or error.errno in CANNOT_WRITE
+        if asked or not mendable:
+            raise
+        _show_sweep()
+        _leave(error, config_name)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    finally:
+        _show_sweep()
 
 
 def _wants_traceback() -> bool:
@@ -99,9 +127,14 @@ def _leave(error: BaseException, config_name: str | None = None) -> None:
     raise SystemExit(EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG) from None
 
 
-def _show_sweep(path: Path) -> None:
-    """A table of all jobs, if there were several."""
-    outcomes = [Outcome(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+def _show_sweep() -> None:
+    """A table of all jobs so far, if there were several; once."""
+    folder = os.environ.pop(SWEEP_LOG, None)
+    if folder is None:
+        return
+    files = sorted(Path(folder).glob("*.json"), key=lambda path: int(path.stem))
+    outcomes = [Outcome(**json.loads(file.read_text())) for file in files]
+    shutil.rmtree(folder, ignore_errors=True)
     if len(outcomes) > 1:
         width = max(len(outcome.run) for outcome in outcomes)
         for outcome in outcomes:

@@ -13,6 +13,8 @@ from fire_core.harness.errors import ConfigError
 NOT_IDENTITY = ("paths", "tracker", "cache", "checkpoint", "progress", "scale")
 PLACES = ("root", "download", "cache")  # of a data set: where its files are; one's own folder is named by `path`
 
+OWN_THREADS = torch.get_num_threads()  # as the environment has it (OMP_NUM_THREADS)
+
 
 @dataclass
 class Paths:
@@ -37,7 +39,9 @@ class Trunk:
     program: str = "???"
     seed: int = 0
     device: str = "auto"  # auto, cpu, cuda, cuda:<n>, mps
-    threads: int | None = None  # CPU threads of torch; null: torch's own choice. Sums depend on it, so it is identity
+    # CPU threads of torch. Sums depend on it, so it is part of what a run is. null: the machine's cores, or a job's
+    # share of them in a sweep with hydra/launcher=joblib; numbers then differ between machines.
+    threads: int | None = 1
     deterministic: bool | None = None  # null: true on CPU, false elsewhere
     on_nan: str = "stop"  # stop, skip
     progress: bool = True
@@ -65,6 +69,18 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device=mps: this machine or torch build has no MPS; use device=cpu or auto")
     return device
+
+
+def set_up_torch(device: torch.device, threads: int | None, deterministic: bool | None) -> None:
+    """Threads and determinism of this process, also when a job of a sweep before this one chose others.
+
+    Raises:
+        ConfigError: `threads` is not positive.
+    """
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads must be at least 1, got {threads}")
+    torch.set_num_threads(OWN_THREADS if threads is None else threads)
+    torch.use_deterministic_algorithms(device.type == "cpu" if deterministic is None else deterministic)
 
 
 def identity(config: dict[str, Any], *also_without: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ checkpointed and resumed like any run: many processes at once train it once, and
 its work to the next.
 """
 
+import hashlib
 import logging
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 
 from fire_core.harness.config import digest
+from fire_core.harness.errors import TrainingError
+from fire_core.harness.lock import NoLocks
 from fire_core.harness.run import Run
 
 log = logging.getLogger(__name__)
@@ -28,7 +31,7 @@ def shared_first_phase(
     train: Callable[[Run], dict[str, Any]],
     device: torch.device | str = "cpu",
     every_seconds: float = 60.0,
-) -> tuple[dict[str, Any], str]:
+) -> tuple[dict[str, Any], str] | None:
     """The trainer's state after the first phase and the rows that it logged, trained here only if nobody has.
 
     Args:
@@ -42,26 +45,43 @@ def shared_first_phase(
 
     Returns:
         The state, as the trainer's last checkpoint in the entry holds it, and the text of the entry's metrics.jsonl.
+        None if the cache's file system has no locks: nothing can be shared there safely.
     """
     shape = {"format": FORMAT, **shape}
-    entry = Run(
-        cache / f"{name}-{digest(shape, 12)}",
-        shape,
-        config_yaml,
-        every_seconds=every_seconds,
-        keep=1,
-        wait=True,
-    )
-    with entry:
-        if (summary := entry.done) is not None:
-            if state := entry.newest_state(device):
-                log.info("first phase taken from %s: %.1f s saved", entry.folder, summary["seconds"])
-                return state["trainer"], (entry.folder / "metrics.jsonl").read_text()
-            log.warning("first phase in %s is damaged: training it again", entry.folder)
-            (entry.folder / "DONE").unlink()
-            shutil.rmtree(entry.folder / "checkpoints", ignore_errors=True)
-        log.info("training the first phase, shared through %s", entry.folder)
-        entry.finish(train(entry))
-        state = entry.newest_state(device)
-        assert state is not None, "the first phase ends with a checkpoint"
-        return state["trainer"], (entry.folder / "metrics.jsonl").read_text()
+    folder = cache / f"{name}-{digest(shape, 12)}"
+    try:
+        with Run(folder, shape, config_yaml, every_seconds=every_seconds, keep=1, wait=True) as entry:
+            if (summary := entry.done) is not None:
+                if found := _read(entry, summary, device):
+                    log.info("first phase taken from %s: %.1f s saved", folder, summary["seconds"])
+                    return found
+                log.warning("first phase in %s is damaged: training it again", folder)
+                (folder / "DONE").unlink()
+                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            log.info("training the first phase, shared through %s", folder)
+            summary = train(entry)
+            summary["metrics_sha256"] = _metrics_digest(folder)
+            found = _read(entry, summary, device)
+            if found is None:
+                raise TrainingError(f"the first phase could not be kept in {folder}: make room, or set cache=off")
+            entry.finish(summary)
+            return found
+    except NoLocks as error:
+        log.warning("%s has no locks (%s): the first phase is not shared; choose another cache.dir=", cache, error)
+        return None
+
+
+def _read(entry: Run, summary: dict[str, Any], device: torch.device | str) -> tuple[dict[str, Any], str] | None:
+    """State and rows of a finished entry, None if either is damaged."""
+    state = entry.newest_state(device)
+    if state is None or _metrics_digest(entry.folder) != summary.get("metrics_sha256"):
+        return None
+    rows = (entry.folder / "metrics.jsonl").read_text()
+    if state["metrics_bytes"] != len(rows.encode()):  # an older checkpoint: the last could not be written
+        return None
+    return state["trainer"], rows
+
+
+def _metrics_digest(folder: Path) -> str:
+    metrics = folder / "metrics.jsonl"
+    return hashlib.sha256(metrics.read_bytes() if metrics.exists() else b"").hexdigest()

@@ -6,8 +6,10 @@
     metrics.jsonl    one JSON object a line, `step` strictly increasing: the truth that trackers mirror
     checkpoints/     the newest two
     DONE             a JSON summary, written last
+    FAILED           or one line that says why training stopped; gone when the run is started again
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -20,10 +22,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from filelock import FileLock, Timeout
 
 from fire_core.harness import checkpoint
 from fire_core.harness.errors import ConfigError, TrainingError
+from fire_core.harness.lock import FolderLock, NoLocks
 from fire_core.harness.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class Run:
         every_seconds: how often `checkpoint_due` says yes.
         keep: checkpoints kept.
         wait: wait for another process that holds the run instead of raising.
+        total_steps: optimizer steps of the whole run, for whoever asks how far it is.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Run:
         every_seconds: float = 60.0,
         keep: int = 2,
         wait: bool = False,
+        total_steps: int | None = None,
     ) -> None:
         self.folder = folder
         self.identity = identity
@@ -60,7 +64,8 @@ class Run:
         self.every_seconds = every_seconds
         self.keep = keep
         self.wait = wait
-        self._lock = FileLock(str(folder / ".lock"))
+        self.total_steps = total_steps
+        self._lock = FolderLock(folder)
         self._pending: list[str] = []  # rows that could not be written yet (disk full)
         self._good_bytes = 0  # metrics.jsonl is whole up to here
         self._last_step = -1
@@ -74,21 +79,31 @@ class Run:
             raise ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see paths.runs=)") from None
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):  # not a signal's SystemExit: such a run is interrupted, not failed
+            with contextlib.suppress(OSError):
+                (self.folder / "FAILED").write_text(f"{kind.__name__ if kind else ''}: {error}".split("\n")[0] + "\n")
         self.tracker.finish()
         self._lock.release()
 
     def _acquire(self) -> None:
-        holder = self.folder / ".holder"
+        said = False
+        began = time.monotonic()
         try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            who = holder.read_text().strip() if holder.exists() else "another process"
-            if not self.wait:
-                raise ConfigError(f"run {self.folder.name} is being trained by {who}; wait for it or stop it") from None
-            log.info("waiting for %s, which trains %s", who, self.folder.name)
-            self._lock.acquire(poll_interval=0.2)
-        holder.write_text(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+            while not self._lock.acquire():
+                # `fire_core.runs` holds a lock for an instant to see whether it is free.
+                if not self.wait and time.monotonic() - began > 1:
+                    raise ConfigError(
+                        f"run {self.folder.name} is being trained by {self._lock.holder}; wait for it or stop it"
+                    )
+                if self.wait and not said:
+                    log.info("waiting for %s, which trains %s", self._lock.holder, self.folder.name)
+                    said = True
+                time.sleep(0.1)
+        except NoLocks as error:
+            if self.wait:
+                raise
+            log.warning("%s has no locks (%s): see to it that no one else trains this run", self.folder, error)
 
     # ---- where the run stands
 
@@ -112,9 +127,14 @@ class Run:
             raise ConfigError(f"{metrics} is shorter than its checkpoint says; remove {self.folder} to start anew")
         if size > self._good_bytes:
             os.truncate(metrics, self._good_bytes)
-        checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
-        checkpoint.write_atomically(self.folder / "env.json", json.dumps(environment(), indent=2).encode())
-        self.tracker.start(self.folder, self.identity, resumed=state is not None)
+        about = environment() | {"total_steps": self.total_steps}
+        try:
+            checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
+            checkpoint.write_atomically(self.folder / "env.json", json.dumps(about, indent=2).encode())
+            (self.folder / "FAILED").unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see paths.runs=)") from None
+        self.tracker.start(self.folder, self.identity)
         self._next_checkpoint = time.monotonic() + self.every_seconds
         return state["trainer"] if state else None
 
@@ -205,7 +225,6 @@ class Run:
             raise TrainingError(
                 f"cannot finish {self.folder} ({error.strerror or error}): make room and start the same command again"
             ) from None
-        self.tracker.summary(summary)
 
 
 def environment() -> dict[str, Any]:

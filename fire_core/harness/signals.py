@@ -1,4 +1,4 @@
-"""Stop politely when the machine is taken away: SIGTERM, SIGINT (Ctrl-C), SIGUSR1 (Slurm's warning)."""
+"""Stop politely when the machine is taken away: SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGUSR2 (Slurm's warnings)."""
 
 import os
 import signal
@@ -8,20 +8,23 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: start the same command again and it goes on
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Preemption:
     """Notes the first signal so that the trainer can finish its step; a second Ctrl-C leaves at once.
 
-    Used as a context manager around training. Handlers are only installed in the main thread (a sweep may run jobs in
-    others, where Python does not allow it).
+    Used as a context manager around training. Handlers are only installed in the main thread (Python allows no other).
+
+    Attributes:
+        received: the first signal that came, None before.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, Handler] = {}
+        self._requeue = False  # a warning that is not somebody's wish to end the job
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -33,14 +36,20 @@ class Preemption:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None and number == signal.SIGINT:
+        if self.received == signal.SIGINT and number == signal.SIGINT:
             os._exit(130)
-        self.received = signal.Signals(number)
+        self.received = self.received or signal.Signals(number)
+        self._requeue |= number in (signal.SIGUSR1, signal.SIGUSR2)
 
     def leave(self) -> NoReturn:
-        """Leave after the checkpoint is written: through the launcher's own handler (submitit requeues), else exit."""
-        assert self.received is not None
-        before = self._before.get(self.received)
-        if callable(before) and self.received != signal.SIGINT:
-            before(self.received, None)
+        """Leave after the checkpoint is written, with exit code 75.
+
+        Under submitit a USR signal goes on to submitit's own handler, which puts the job back into the queue and ends
+        the process. SIGTERM does not: that is `scancel`, or a pre-emption after which Slurm itself requeues.
+        """
+        if self._requeue and "SUBMITIT_EXECUTOR" in os.environ:
+            for number in (signal.SIGUSR2, signal.SIGUSR1):  # submitit's default, and what sites set instead
+                handler = self._before.get(number)
+                if callable(handler):
+                    handler(number, None)
         raise SystemExit(EXIT_PREEMPTED)

@@ -1,10 +1,12 @@
 """Mirrors of `metrics.jsonl`. A mirror that is slow, absent or broken never stops or slows training."""
 
 import contextlib
+import json
 import logging
 import os
-import queue
-import threading
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +16,22 @@ log = logging.getLogger(__name__)
 class Tracker:
     """Mirrors nothing: `tracker=none`, and the interface of all trackers."""
 
-    def start(self, folder: Path, config: dict[str, Any], resumed: bool) -> None:
+    def start(self, folder: Path, config: dict[str, Any]) -> None:
         """The run begins (or goes on) in `folder`."""
 
     def log(self, row: dict[str, Any]) -> None:
-        """One row of metrics.jsonl."""
-
-    def summary(self, summary: dict[str, Any]) -> None:
-        """The run is done."""
+        """One row has gone to metrics.jsonl."""
 
     def finish(self) -> None:
-        """The process leaves the run, done or not."""
+        """The process leaves the run, done (its folder holds `DONE`) or not."""
 
 
 class Wandb(Tracker):
     """Weights & Biases, offline unless asked otherwise: no account, no prompt, no network.
 
-    wandb lives in a thread of its own behind a queue. If it cannot start, dies or hangs, a warning is given and
-    training goes on; nothing is lost, as the run folder holds everything.
+    A process of its own (`fire_core.harness.wandb_mirror`) follows metrics.jsonl, so that training neither waits for
+    wandb nor shares an interpreter with it. If it cannot start, dies or hangs, a warning is given and training goes on;
+    nothing is lost, as the run folder holds everything.
 
     Args:
         mode: offline or online.
@@ -44,67 +44,67 @@ class Wandb(Tracker):
         self, mode: str = "offline", project: str = "fire", entity: str | None = None, patience: float = 30.0
     ) -> None:
         self.mode, self.project, self.entity, self.patience = mode, project, entity, patience
-        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue()
-        self._thread: threading.Thread | None = None
-        self._broken = False
+        self._process: subprocess.Popen[str] | None = None
 
-    def start(self, folder: Path, config: dict[str, Any], resumed: bool) -> None:
-        # The id is the folder's name: a resumed run goes on under the id that it had.
-        self._thread = threading.Thread(target=self._work, args=(folder, config), name="wandb", daemon=True)
-        self._thread.start()
+    def start(self, folder: Path, config: dict[str, Any]) -> None:
+        order = {
+            "folder": str(folder.absolute()),
+            "config": config,
+            "mode": self.mode,
+            "project": self.project,
+            "entity": self.entity,
+        }
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fire_core.harness.wandb_mirror"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for training, which then tells the mirror
+            )
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            self._give_up(str(error))
 
     def log(self, row: dict[str, Any]) -> None:
-        self._put("log", row)
-
-    def summary(self, summary: dict[str, Any]) -> None:
-        self._put("summary", summary)
+        if self._process is not None and self._process.poll() is not None:
+            self._give_up()
 
     def finish(self) -> None:
-        if self._thread is None:
+        if self._process is None:
             return
-        self._put("finish", None)
-        self._thread.join(self.patience)
-        if self._thread.is_alive():
-            log.warning("wandb did not answer within %g s: left behind; metrics.jsonl is complete", self.patience)
-        self._thread = None
-
-    def _put(self, kind: str, content: Any) -> None:
-        if self._thread is not None and not self._broken:
-            self._queue.put((kind, content))
-
-    def _work(self, folder: Path, config: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
         try:
-            os.environ.setdefault("WANDB_SILENT", "true")
-            os.environ.setdefault("WANDB_CONSOLE", "off")
-            import wandb
+            self._process.stdin.close()  # the end of its input: take what is left and go
+            code = self._process.wait(self.patience)
+        except subprocess.TimeoutExpired:
+            self._give_up(f"no answer within {self.patience:g} s")
+        except OSError:
+            self._give_up()
+        else:
+            if code != 0:
+                self._give_up()
+            else:
+                self._close()
 
-            # A settings object, since keyword names of wandb.init come and go between releases.
-            settings = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True)
-            run = wandb.init(
-                project=self.project,
-                entity=self.entity,
-                id=folder.name[-64:],
-                name=folder.name,
-                dir=str(folder),
-                config=config,
-                mode="online" if self.mode == "online" else "offline",
-                resume="allow" if self.mode == "online" else None,
-                settings=settings,
-            )
-            while True:
-                kind, content = self._queue.get()
-                if kind == "log":
-                    run.log(content, step=content["step"])
-                elif kind == "summary":
-                    run.summary.update({f"final/{key}": value for key, value in content.items()})
-                else:
-                    run.finish()
-                    return
-        except BaseException as error:  # wandb raises its own and SystemExit; none of it may reach training
-            self._broken = True
-            with contextlib.suppress(Exception):
-                log.warning("wandb stopped (%s: %s): training goes on", type(error).__name__, _first_line(error))
+    def _give_up(self, why: str = "") -> None:
+        """Warn once, and leave no process behind."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            assert self._process.stdout is not None
+            told = self._process.stdout.read().strip()  # its last words, if it had any
+            why = why or told or f"its process ended with code {self._process.returncode}"
+        log.warning("wandb stopped (%s): training goes on, metrics.jsonl is complete", why)
+        self._close()
 
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
+    def _close(self) -> None:
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None and not pipe.closed:
+                    pipe.close()
+        self._process = None
