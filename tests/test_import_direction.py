@@ -26,7 +26,7 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-@pytest.mark.parametrize("package", FORBIDDEN)
+@pytest.mark.parametrize("package", sorted(FORBIDDEN))
 def test_no_import_against_the_direction(package):
     found = {
         f"{path.relative_to(ROOT)} imports {name}"
