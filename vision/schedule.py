@@ -10,3 +10,25 @@ def warmup(step: int, steps: int, fraction: float = 0.1) -> float:
         fraction: of the phase; 0 turns the warm-up off.
     """
     return min(1.0, (step + 1) / max(1.0, fraction * steps))
+
+
+def reference(number: int, epochs: int, passes_per_epoch: int = 1, earlier: int = 0, fraction: float = 0.1) -> float:
+    """The arithmetic of the authors' code, constant within a pass over the data, oddities included.
+
+    The ramp looks at displayed epochs and climbs by passes: where a displayed epoch is ten passes (phase 0 of
+    `warm_start`) it takes 91 passes, and the last nine passes fall back into it, the very last to rate 0.
+
+    Args:
+        number: of the pass within the phase, from 0.
+        epochs: displayed epochs of a phase.
+        passes_per_epoch: passes that make one of them.
+        earlier: displayed epochs of earlier phases.
+        fraction: of a phase that is the ramp.
+
+    Returns:
+        The factor; at most 1, where the code would overshoot for phases that are no multiple of ten epochs.
+    """
+    logged = earlier + -(-number // passes_per_epoch)
+    if fraction == 0 or logged % epochs >= fraction * epochs:
+        return 1.0
+    return min(1.0, (number + 1) % epochs / epochs * (round(1 / fraction) // passes_per_epoch))

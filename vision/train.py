@@ -36,7 +36,7 @@ from fire_core.harness.signals import Preemption
 from fire_core.methods import Context, Method, Net
 from vision.benchmarks import Phase
 from vision.data import ImageData
-from vision.schedule import warmup
+from vision.schedule import reference, warmup
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,8 @@ class VisionConfig(Trunk):
     eval_batch_size: int = 2048
     grad_clip: float | None = 0.5
     warmup: float = 0.1  # fraction of each phase
+    schedule: str = "warmup"  # warmup, reference
+    variant: str = "plain"  # of models and methods that have one: plain, reference (as the authors' code does it)
     precision: str = "float32"  # float32, bfloat16 (autocast)
 
 
@@ -149,6 +151,8 @@ class Task:
                 raise ConfigError(f"{option} must be positive, got {config[option]}")
         if not 0 <= config.warmup <= 1:
             raise ConfigError(f"warmup is a fraction of a phase in [0, 1], got {config.warmup}")
+        if config.schedule not in ("warmup", "reference"):
+            raise ConfigError(f"schedule={config.schedule} is unknown; accepted: warmup, reference")
         if config.precision not in ("float32", "bfloat16"):
             raise ConfigError(f"precision={config.precision} is unknown; accepted: float32, bfloat16")
         if config.on_nan not in ("stop", "skip"):
@@ -283,7 +287,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             steps_per_epoch = phase.passes_per_epoch * phase.steps_per_pass(config.batch_size)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for images, labels in batches(task, index, start=learner.phase_step):
-                    set_learning_rate(learner, warmup(learner.phase_step, steps, config.warmup))
+                    set_learning_rate(learner, rate_factor(task, learner))
                     train_step(task, learner, images, labels, acts)
                     learner.phase_step += 1
                     learner.step += 1
@@ -453,6 +457,16 @@ def make_context(task: Task, learner: Learner) -> Context:
         loss=lambda images, labels: F.cross_entropy(learner.model(images), labels),
         optimizers=[] if learner.optimizer is None else list(getattr(learner.optimizer, "parts", [learner.optimizer])),
     )
+
+
+def rate_factor(task: Task, learner: Learner) -> float:
+    """Of the base learning rate, for the coming step."""
+    phase, size, fraction = task.phases[learner.phase], task.config.batch_size, task.config.warmup
+    if task.config.schedule == "warmup":
+        return warmup(learner.phase_step, phase.steps(size), fraction)
+    earlier = sum(p.epochs for p in task.phases[: learner.phase])
+    number = learner.phase_step // phase.steps_per_pass(size)
+    return reference(number, phase.epochs, phase.passes_per_epoch, earlier, fraction)
 
 
 def set_learning_rate(learner: Learner, factor: float) -> None:
