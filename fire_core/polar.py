@@ -9,6 +9,7 @@ stands in for the other. Nothing here knows an nn.Module or scales its result.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,7 +181,7 @@ def polar_many(
         _raise_if_bad([flag.tolist() for flag in flags])
     results: list[tuple[Tensor, int]] = []
     arrived: list[Tensor] = []
-    with _full_precision():
+    with _full_precision(batches[0].device.type if batches else "cpu"):
         for W in batches:
             if solver == "exact":
                 X = torch.empty(W.shape, dtype=W.dtype, device=W.device)
@@ -224,18 +225,22 @@ def _check(iterations: int, norm_init: str) -> None:
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
-    """No TF32 or bfloat16 inside matmuls, whatever the caller set; no autocast."""
-    before = torch.get_float32_matmul_precision()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def _full_precision(device: str) -> Iterator[None]:
+    """No TF32 or bfloat16 inside matmuls, whatever the caller set; no autocast.
+
+    By the setting of each backend: `torch.get_float32_matmul_precision` raises where a user has set these.
+    """
+    known: Any = torch.backends
+    backends = (known.cuda.matmul, known.mkldnn.matmul)
+    before = [backend.fp32_precision for backend in backends]
     try:
-        if before != "highest":
-            torch.set_float32_matmul_precision("highest")
+        for backend in backends:
+            backend.fp32_precision = "ieee"
         with torch.autocast(device, enabled=False):
             yield
     finally:
-        if before != "highest":
-            torch.set_float32_matmul_precision(before)
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
 
 
 def _tall(W: Tensor) -> Tensor:
@@ -264,7 +269,7 @@ def _iterated(W: Tensor, steps: list[Step], norm_init: str, tol: float | None) -
     source, target = _tall(W), _tall(out)
     size = max(1, CHUNK // (W.shape[-1] * W.shape[-2])) if W.device.type == "cpu" else len(source)
     taken = 0
-    with _full_precision():
+    with _full_precision(W.device.type):
         for i in range(0, len(source), size):
             X, k = _from_start(source[i : i + size], steps, norm_init, tol)
             target[i : i + size] = X

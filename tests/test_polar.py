@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -367,19 +369,30 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     torch.testing.assert_close(newton_schulz(W), whole, rtol=0, atol=1e-6)
 
 
-def test_lower_matmul_precision_and_autocast_do_not_reach_it():
-    W = gaussian(64, 64).float()
-    expected = newton_schulz(W)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            X = newton_schulz(W)
-            assert_guarantee(W, polar_factor(W))
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert torch.equal(X, expected)
+SETTINGS = (
+    "torch.set_float32_matmul_precision('medium')",
+    "torch.backends.fp32_precision = 'bf16'; torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_lower_matmul_precision_and_autocast_do_not_reach_it(setting):
+    """In a process of its own: torch's old and new settings do not mix, and cannot be undone together."""
+    program = f"""
+import torch
+from fire_core.polar import newton_schulz, polar_factor
+W = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+before = newton_schulz(W), polar_factor(W)
+{setting}
+state = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    assert (W @ W).dtype == torch.bfloat16
+    after = newton_schulz(W), polar_factor(W)
+assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
+assert state == (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.filterwarnings("default")  # the compiler's own deprecations
