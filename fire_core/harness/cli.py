@@ -35,6 +35,8 @@ EXIT_CONFIG, EXIT_TRAINING = 2, 3
 USER_ERRORS = (ConfigError, TrainingError, HydraException, OmegaConfBaseException)
 OUT_OF_MEMORY = "can't allocate memory|not enough memory|out of memory"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
+PLUGINS = 'pip install -e ".[cluster]" brings joblib, submitit_local, submitit_slurm and optuna'
 CONF = Path(__file__).parents[2] / "conf"
 SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in whatever process, tell how they ended
 
@@ -105,9 +107,8 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
     os.environ["FIRE_TRACEBACK"] = "1" if asked else "0"
     try:
         main()
-    except (*USER_ERRORS, OSError) as error:
-        mendable = isinstance(error, USER_ERRORS) or error.errno in CANNOT_WRITE
-        if asked or not mendable:
+    except Exception as error:
+        if asked or not mendable(error):
             raise
         _show_sweep()
         _leave(error, config_name)
@@ -116,6 +117,15 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
         raise SystemExit(130) from None
     finally:
         _show_sweep()
+
+
+def mendable(error: Exception) -> bool:
+    """Whether the user can mend it, so that its message says enough."""
+    return (
+        isinstance(error, USER_ERRORS)
+        or (isinstance(error, OSError) and error.errno in CANNOT_WRITE)
+        or NO_PLUGIN in str(error)
+    )
 
 
 def _wants_traceback() -> bool:
@@ -151,7 +161,10 @@ def one_line(error: BaseException, config_name: str | None = None) -> str:
         r"Could not find '(?:.*/)?([^/']+)'.*?Available options in '([^']+)':\n((?:\t[^\n]*\n?)+)", text, re.S
     )
     if choice:
-        return f"{choice[2]}={choice[1]} is unknown{_near(choice[1], choice[3].split())}"
+        more = f"; others: {PLUGINS}" if choice[2].startswith("hydra/") else ""
+        return f"{choice[2]}={choice[1]} is unknown{_near(choice[1], choice[3].split())}{more}"
+    if NO_PLUGIN in text:
+        return f"the launcher or sweeper is not installed: {PLUGINS}"
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
         parent, _, name = key[1].rpartition(".")
