@@ -323,6 +323,7 @@ def test_other_dtypes_are_computed_in_float32_or_better(dtype):
 
 
 def test_a_compiled_model_goes_on_without_recompiling():
+    torch._dynamo.reset()  # what other tests have compiled is not to be recompiled here
     model = network().eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     x = torch.randn(2, 3, 5, 5)
