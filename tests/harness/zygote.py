@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.harness import faults
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -41,19 +43,26 @@ class Zygote:
             cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def start(self, folder: Path, module: str, *arguments: str, **environment: str) -> int:
-        """Start `python -m module arguments` in `folder`; the process id."""
+    def start(self, folder: Path, module: str, *arguments: str, before: str = "", **environment: str) -> int:
+        """Start `python -m module arguments` in `folder`, with a fault of `tests.harness.faults`; the process id."""
+        folder.mkdir(parents=True, exist_ok=True)
         return int(
-            self._ask(do="start", folder=str(folder), module=module, arguments=arguments, environment=environment)
-        )
+            self._ask(
+                do="start", folder=str(folder), module=module, arguments=arguments, before=before,
+                environment=environment,
+            )
+        )  # fmt: skip
 
     def wait(self, child: int) -> int:
         """The exit code of a started program."""
         return int(self._ask(do="wait", child=child))
 
-    def run(self, folder: Path, module: str, *arguments: str, **environment: str) -> Answer:
+    def run(self, folder: Path, module: str, *arguments: str, before: str = "", **environment: str) -> Answer:
         """Start a program and wait for it."""
-        child = self.start(folder, module, *arguments, **environment)
+        return self.end(folder, self.start(folder, module, *arguments, before=before, **environment))
+
+    def end(self, folder: Path, child: int) -> Answer:
+        """Wait for a started program."""
         code = self.wait(child)
         return Answer(code, self.output(folder, child, "out"), self.output(folder, child, "err"))
 
@@ -100,12 +109,15 @@ def be_program(request: dict[str, Any]) -> None:
     """In the child: what `python -m module arguments` does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["folder"])
+    sys.path.insert(0, request["folder"])  # as `python -m` does
     os.environ.update(request["environment"])
     for number, name in ((1, "out"), (2, "err")):
         descriptor = os.open(f".{os.getpid()}.{name}", os.O_WRONLY | os.O_CREAT)
         os.dup2(descriptor, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = [request["module"], *request["arguments"]]
+    if request["before"]:
+        getattr(faults, request["before"])()
     code = 0
     try:
         with warnings.catch_warnings():
