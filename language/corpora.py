@@ -1,0 +1,151 @@
+"""Where texts come from. A corpus is a list of documents in a fixed order, each with its split.
+
+`pydoc` and `stdlib` are on every machine with Python: English, then code. The paper's pair, WikiText-103 and
+OpenWebText, comes through Hugging Face `datasets`.
+"""
+
+import hashlib
+import platform
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fire_core.harness.errors import ConfigError
+
+# Not the library itself: its tests, bundled programs, and the text of which `pydoc` is made.
+SKIPPED = {"test", "tests", "site-packages", "__pycache__", "idlelib", "lib2to3", "ensurepip", "pydoc_data", "turtledemo"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents, told one by one from a given number on.
+
+    Attributes:
+        source: what it is, for the header of its token files.
+        count: number of documents.
+        documents: `documents(start)` gives (text, is for validation) from document `start` on.
+        ends: whether a token marks the end of each document.
+        fingerprint: changes when the source does; empty if the source has a version in its name.
+    """
+
+    source: str
+    count: int
+    documents: Callable[[int], Iterator[tuple[str, bool]]]
+    ends: bool = True
+    fingerprint: str = ""
+
+
+def for_validation(name: str, fraction: float) -> bool:
+    """Whether a document is held out; depends on its name alone."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < fraction * 2**64
+
+
+def pydoc(val_fraction: float = 0.1) -> Corpus:
+    """CPython's language reference as it ships with the interpreter (`pydoc_data.topics`); sections are documents.
+
+    Args:
+        val_fraction: part of the sections that is held out.
+    """
+    from pydoc_data.topics import topics
+
+    sections = [(name, text) for name, text in sorted(topics.items())]
+    return _in_memory(f"pydoc_data.topics of Python {platform.python_version()}", sections, val_fraction)
+
+
+def stdlib(val_fraction: float = 0.05) -> Corpus:
+    """The sources of CPython's standard library, without its tests.
+
+    Args:
+        val_fraction: part of the files that is held out.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [p for p in sorted(root.rglob("*.py")) if not SKIPPED.intersection(p.relative_to(root).parts)]
+    named = [(str(p.relative_to(root)), p.read_text(encoding="utf-8", errors="replace")) for p in files]
+    return _in_memory(f"standard library of Python {platform.python_version()}", named, val_fraction)
+
+
+def text(path: str, pattern: str = "*.txt", val_fraction: float = 0.1) -> Corpus:
+    """One's own files.
+
+    Args:
+        path: a text file, whose paragraphs are documents, or a folder, whose files are.
+        pattern: of the files of a folder, at any depth.
+        val_fraction: part of the documents that is held out.
+    """
+    if path is None:
+        raise ConfigError("dataset=text needs path=<file or folder>")
+    place = Path(path).expanduser()
+    if place.is_dir():
+        files = sorted(p for p in place.rglob(pattern) if p.is_file())
+        named = [(str(p.relative_to(place)), p.read_text(encoding="utf-8", errors="replace")) for p in files]
+    elif place.is_file():
+        files = [place]
+        whole = place.read_text(encoding="utf-8", errors="replace")
+        named = [(str(i), part) for i, part in enumerate(whole.split("\n\n"))]
+    else:
+        raise ConfigError(f"dataset=text: path={path} is neither a file nor a folder")
+    if not files:
+        raise ConfigError(f"dataset=text: path={path} holds no file that matches pattern={pattern}")
+    state = "\n".join(f"{p} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files)
+    fingerprint = hashlib.sha256(state.encode()).hexdigest()
+    return _in_memory(f"{len(files)} files of {place.resolve()}", named, val_fraction, fingerprint)
+
+
+def wikitext103() -> Corpus:
+    """WikiText-103, raw (Merity et al., arXiv 1609.07843), with its own validation set; lines run on without a mark."""
+    splits = _load_dataset("Salesforce/wikitext", "wikitext-103-raw-v1")
+    return _from_hub("wikitext-103-raw-v1", splits["train"], splits["validation"], ends=False)
+
+
+def openwebtext(val_fraction: float = 0.0005, split_seed: int = 2357) -> Corpus:
+    """OpenWebText (Gokaslan and Cohen), split as nanoGPT does.
+
+    Args:
+        val_fraction: part of the documents that is held out.
+        split_seed: of the choice of these.
+    """
+    whole = _load_dataset("Skylion007/openwebtext")["train"]
+    parts = whole.train_test_split(test_size=val_fraction, seed=split_seed, shuffle=True)
+    return _from_hub("openwebtext", parts["train"], parts["test"])
+
+
+def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: float, fingerprint: str = "") -> Corpus:
+    if not 0 < val_fraction < 1:
+        raise ConfigError(f"val_fraction must be in (0, 1), got {val_fraction}")
+    held_out = [for_validation(name, val_fraction) for name, _ in named]
+    if not any(held_out) and len(named) > 1:
+        held_out[-1] = True
+
+    def documents(start: int) -> Iterator[tuple[str, bool]]:
+        return ((content, val) for (_, content), val in zip(named[start:], held_out[start:], strict=True))
+
+    return Corpus(source, len(named), documents, fingerprint=fingerprint)
+
+
+def _from_hub(source: str, train: Any, val: Any, ends: bool = True) -> Corpus:
+    """Held-out documents first, so that a small file is whole early."""
+
+    def documents(start: int) -> Iterator[tuple[str, bool]]:
+        for row in range(start, len(val)):
+            yield val[row]["text"], True
+        first = max(0, start - len(val))
+        for part in range(first, len(train), 1000):  # a column of 1,000 rows at once is much faster than single rows
+            for content in train[part : part + 1000]["text"]:
+                yield content, False
+
+    return Corpus(source, len(val) + len(train), documents, ends)
+
+
+def _load_dataset(*name: str) -> Any:
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ConfigError(
+            f"{name[0]} comes through Hugging Face datasets: pip install 'fire-plasticity[language]'"
+        ) from None
+    try:
+        return load_dataset(*name)
+    except Exception as error:  # connection, hub and disk errors of many classes
+        raise ConfigError(f"cannot load {'/'.join(name)}: {str(error).splitlines()[0]}") from None

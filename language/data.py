@@ -1,0 +1,196 @@
+"""Token files: made once, mapped into memory, refused when anything about them is wrong.
+
+A corpus is a folder `<paths.data>/language/<name>-<tokenizer>-<hash of its options>` with `train.bin` and `val.bin`, the
+tokens one after the other in little-endian numbers, and a header beside each:
+
+    {"format": 1, "tokenizer": "byte", "dtype": "uint8", "count": 421337, "largest": 226,
+     "source": "...", "fingerprint": "...", "sha256": "...", "sample_sha256": "..."}
+
+The header is written last: without one, a file is not whole.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor
+
+from fire_core.harness.checkpoint import write_atomically
+from fire_core.harness.errors import ConfigError
+from language.tokenizers import Tokenizer
+
+FORMAT = 1
+SPLITS = ("train", "val")
+HASH_ALL = 2**30  # bytes up to which a file is hashed whole each time that it is opened
+SAMPLES, SAMPLE_BYTES = 256, 2**16  # of larger ones these evenly spaced blocks
+
+
+class TokenFileError(ConfigError):
+    """A token file is absent, damaged or another one than is asked for."""
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """Tokens on the disk, as an array, with their header."""
+
+    path: Path
+    tokens: np.ndarray
+    header: dict[str, Any]
+
+    def part(self, ratio: float) -> "TokenFile":
+        """The first part of the tokens."""
+        return TokenFile(self.path, self.tokens[: int(ratio * len(self.tokens))], self.header)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_sample(path: Path) -> str:
+    """SHA-256 of evenly spaced blocks, the first and the last among them: quick for files of any size."""
+    size, total = path.stat().st_size, hashlib.sha256()
+    with open(path, "rb") as file:
+        for i in range(SAMPLES):
+            file.seek(max(0, size - SAMPLE_BYTES) * i // (SAMPLES - 1))
+            total.update(file.read(SAMPLE_BYTES))
+    return total.hexdigest()
+
+
+def write_header(path: Path, tokenizer: Tokenizer, source: str, fingerprint: str) -> dict[str, Any]:
+    """Mark the finished token file `path` as whole."""
+    tokens = np.memmap(path, tokenizer.dtype, "r") if path.stat().st_size else np.zeros(0, tokenizer.dtype)
+    step = 2**26
+    header = {
+        "format": FORMAT,
+        "tokenizer": tokenizer.name,
+        "dtype": tokenizer.dtype,
+        "count": len(tokens),
+        "largest": max((int(tokens[i : i + step].max()) for i in range(0, len(tokens), step)), default=0),
+        "source": source,
+        "fingerprint": fingerprint,
+        "sha256": digest_file(path),
+        "sample_sha256": digest_sample(path),
+    }
+    write_atomically(path.with_suffix(".json"), (json.dumps(header, indent=1) + "\n").encode())
+    return header
+
+
+def open_tokens(path: Path, tokenizer: Tokenizer, fingerprint: str = "", whole: bool = False) -> TokenFile:
+    """Map a token file into memory after looking whether it is what its header says, and for this tokenizer.
+
+    Args:
+        path: the `.bin`.
+        tokenizer: that the model is made for.
+        fingerprint: of the source as it is now; empty if not known.
+        whole: hash the whole file however large it is.
+
+    Raises:
+        TokenFileError: it is absent, damaged, truncated or does not fit; the message has its name and the cause.
+    """
+    name = path.with_suffix(".json")
+    try:
+        header: dict[str, Any] = json.loads(name.read_text())
+    except FileNotFoundError:
+        raise TokenFileError(f"{path} is not prepared") from None
+    except ValueError as error:
+        raise TokenFileError(f"{name} is damaged: {error}; {_remedy(path)}") from None
+    wanted = {"format": FORMAT, "tokenizer": tokenizer.name, "dtype": tokenizer.dtype}
+    for key, value in wanted.items():
+        if header.get(key) != value:
+            raise TokenFileError(f"{path} has {key}={header.get(key)}, {value} is needed; {_remedy(path)}")
+    if fingerprint and header.get("fingerprint") != fingerprint:
+        raise TokenFileError(f"{path}: its source ({header.get('source')}) has changed since; {_remedy(path)}")
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise TokenFileError(f"{path} is missing beside its header; {_remedy(path)}") from None
+    dtype = np.dtype(tokenizer.dtype)
+    expected = header["count"] * dtype.itemsize
+    if size != expected:
+        cause = "truncated" if size < expected else "too long"
+        raise TokenFileError(f"{path} is {cause}: {size} bytes, its header says {expected}; {_remedy(path)}")
+    all_of_it = whole or size <= HASH_ALL
+    key, digest = ("sha256", digest_file) if all_of_it else ("sample_sha256", digest_sample)
+    if digest(path) != header[key]:
+        raise TokenFileError(f"{path} is damaged: it does not match its checksum; {_remedy(path)}")
+    if header["largest"] >= tokenizer.vocab_size:
+        raise TokenFileError(f"{path} holds token {header['largest']}, the vocabulary has {tokenizer.vocab_size}")
+    tokens = np.asarray(np.memmap(path, dtype, "r")) if size else np.zeros(0, dtype)
+    return TokenFile(path, tokens, header)
+
+
+def _remedy(path: Path) -> str:
+    return f"remove {path.parent} and prepare it again (python -m language.prepare)"
+
+
+def windows(tokens: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
+    """Runs of `length` tokens from given places, in one gather: int64 (len(starts), length)."""
+    return torch.from_numpy(sliding_window_view(tokens, length)[starts].astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Token files, of which each batch draws one.
+
+    Args:
+        files: where batches come from.
+        probabilities: of each file.
+        block_size: tokens that the model sees at once.
+        by: what is drawn from one file: a `batch` (the reference) or a `sequence`.
+
+    Raises:
+        ConfigError: a file is shorter than a block and its next token.
+    """
+
+    files: tuple[TokenFile, ...]
+    probabilities: tuple[float, ...]
+    block_size: int
+    by: str = "batch"
+
+    def __post_init__(self) -> None:
+        for file in self.files:
+            if len(file) <= self.block_size:
+                raise ConfigError(
+                    f"{file.path} has {len(file)} tokens here, model.block_size={self.block_size} needs at least one more"
+                )
+
+    def __len__(self) -> int:
+        """Tokens in all files, which is what a pass counts (as in the reference)."""
+        return sum(len(file) for file in self.files)
+
+    def batch(self, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
+        """Inputs and next tokens, int64 (size, block_size) each, at random places."""
+        draws = generator.random(size if self.by == "sequence" else 1)
+        chosen = np.searchsorted(np.cumsum(self.probabilities)[:-1], draws, side="right")
+        chosen = np.broadcast_to(chosen, (size,))
+        places = generator.random(size)
+        rows = torch.empty(size, self.block_size + 1, dtype=torch.int64)
+        for i, file in enumerate(self.files):
+            mine = np.flatnonzero(chosen == i)
+            if len(mine):
+                starts = (places[mine] * (len(file) - self.block_size)).astype(np.int64)
+                rows[torch.from_numpy(mine)] = windows(file.tokens, starts, self.block_size + 1)
+        return rows[:, :-1], rows[:, 1:]
+
+
+def evenly_spaced(file: TokenFile, block_size: int, count: int) -> Tensor:
+    """At most `count` runs of block_size + 1 tokens spread over a file, without overlap where they fit: the same always.
+
+    Returns:
+        int64 (n, block_size + 1), n at least 1.
+    """
+    last = len(file) - block_size - 1
+    if last < 0:
+        raise ConfigError(f"{file.path} has {len(file)} tokens, model.block_size={block_size} needs at least one more")
+    count = max(1, min(count, len(file) // (block_size + 1)))
+    return windows(file.tokens, np.linspace(0, last, count).astype(np.int64), block_size + 1)

@@ -1,0 +1,204 @@
+"""Texts into token files: `python -m language.prepare dataset=pydoc`, `dataset=text path=my/notes tokenizer=gpt2`.
+
+Documents are tokenised in order and appended to `train.bin.part` and `val.bin.part`; a journal says up to where both are
+good. Killed at any moment and started again, it goes on from the journal.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+from tqdm import tqdm
+
+from fire_core.harness.build import build
+from fire_core.harness.checkpoint import write_atomically
+from fire_core.harness.cli import job, run_program
+from fire_core.harness.config import Paths, check_name, digest
+from fire_core.harness.errors import ConfigError
+from fire_core.harness.lock import FolderLock, NoLocks
+from language.corpora import Corpus
+from language.data import SPLITS, TokenFile, open_tokens, write_header
+from language.tokenizers import Tokenizer, get_tokenizer
+
+log = logging.getLogger(__name__)
+BATCH = 500  # documents that are tokenised at once
+JOURNAL_SECONDS = 10.0
+
+
+@dataclass
+class PrepareConfig:
+    """Options of `language.prepare`; `conf/language_prepare.yaml` fills them in."""
+
+    program: str = "language.prepare"
+    dataset: Any = MISSING
+    path: str | None = None  # of dataset=text
+    tokenizer: str = "byte"
+    progress: bool = True
+    check: bool = True  # hash whole files that are there already, however large
+    paths: Paths = MISSING
+
+
+ConfigStore.instance().store(name="language_prepare_schema", node=PrepareConfig)
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="language_prepare")
+def main(config: DictConfig) -> None:
+    """Prepare one corpus, unless that is already done."""
+    with job(config) as outcome:
+        options = OmegaConf.to_container(config.dataset, resolve=True)
+        assert isinstance(options, dict)
+        if config.path is not None:
+            if "path" not in options:
+                raise ConfigError(f"path= goes with dataset=text, not with dataset={options.get('name')}")
+            options["path"] = config.path
+        tokenizer = get_tokenizer(config.tokenizer)
+        files = prepare(Path(config.paths.data), options, tokenizer, config.progress, config.check)
+        for split, file in files.items():
+            print(f"{split}: {len(file):,} tokens in {file.path}")
+        outcome.state = "done"
+
+
+def corpus_folder(data: Path, options: dict[str, Any], tokenizer: Tokenizer) -> Path:
+    """Where a corpus's token files are, by its name, tokenizer and options."""
+    name = check_name("dataset.name", str(options["name"]))
+    return data / "language" / f"{name}-{tokenizer.name}-{digest(options)}"
+
+
+def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool) -> dict[str, TokenFile]:
+    """The token files of a corpus, by split, prepared here and now if absent and if that needs no download.
+
+    Args:
+        data: `paths.data`.
+        options: of the corpus, as in `conf/dataset`.
+        tokenizer: that the model is made for.
+        local: whether its texts are on this machine.
+
+    Raises:
+        ConfigError: the files are absent and not local, or not good.
+    """
+    folder = corpus_folder(data, options, tokenizer)
+    if local:
+        return prepare(data, options, tokenizer, progress=False, whole=False)
+    if not all((folder / f"{split}.json").exists() for split in SPLITS):
+        raise ConfigError(
+            f"dataset {options['name']} is not prepared in {folder}: run python -m language.prepare "
+            f"dataset={options['name']} tokenizer={tokenizer.name} paths.data={data} first"
+        )
+    return {split: open_tokens(folder / f"{split}.bin", tokenizer) for split in SPLITS}
+
+
+def prepare(
+    data: Path, options: dict[str, Any], tokenizer: Tokenizer, progress: bool = True, whole: bool = True
+) -> dict[str, TokenFile]:
+    """Make a corpus's token files, go on with them, or look whether those that are there are good.
+
+    Raises:
+        ConfigError: texts, a package or room are missing, or files that are there are damaged.
+    """
+    folder = corpus_folder(data, options, tokenizer)
+    ready = all((folder / f"{split}.json").exists() for split in SPLITS)
+    fingerprint = ""
+    if not ready or "path" in options:  # one's own files may have changed since
+        corpus: Corpus = build("dataset", {key: value for key, value in options.items() if key not in NOT_OPTIONS})
+        fingerprint = corpus.fingerprint
+    if not ready:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _make(folder, corpus, tokenizer, progress)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {folder}: {error.strerror or error} (see paths.data=)") from None
+    files = {}
+    for split in SPLITS:
+        files[split] = open_tokens(folder / f"{split}.bin", tokenizer, fingerprint, whole)
+    expected = (options.get("expected_tokens") or {}).get(tokenizer.name)
+    if expected and len(files["train"]) != expected:
+        log.warning("%s has %d training tokens, %d are usual", folder, len(files["train"]), expected)
+    return files
+
+
+NOT_OPTIONS = ("name", "local", "expected_tokens")  # of a corpus: for us, not for its function
+
+
+def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) -> None:
+    """Tokenise all documents; one process at a time, others wait for it."""
+    lock = FolderLock(folder)
+    try:
+        while not lock.acquire():
+            time.sleep(0.1)
+    except NoLocks:
+        log.warning("%s has no locks: see to it that no one else prepares this corpus", folder)
+    try:
+        if not all((folder / f"{split}.json").exists() for split in SPLITS):  # another one may have been quicker
+            _tokenise(folder, corpus, tokenizer, progress)
+            for split in SPLITS:
+                os.replace(folder / f"{split}.bin.part", folder / f"{split}.bin")
+            for split in SPLITS:
+                write_header(folder / f"{split}.bin", tokenizer, f"{corpus.source}, {split}", corpus.fingerprint)
+            (folder / "journal.json").unlink(missing_ok=True)
+    finally:
+        lock.release()
+
+
+def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) -> None:
+    """Append what is missing to the parts."""
+    what = {"source": corpus.source, "fingerprint": corpus.fingerprint, "documents": corpus.count}
+    done, bytes_ = _read_journal(folder, what)
+    parts = {split: folder / f"{split}.bin.part" for split in SPLITS}
+    for split, part in parts.items():
+        part.touch()
+        os.truncate(part, bytes_[split])
+    if done:
+        log.info("%s: goes on from document %d of %d", folder, done, corpus.count)
+    bar = tqdm(total=corpus.count, initial=done, desc=folder.name, unit="doc", disable=not progress)
+    with bar, open(parts["train"], "ab") as train, open(parts["val"], "ab") as val:
+        journalled = time.monotonic()
+        for batch in _batches(corpus.documents(done)):
+            tokens = tokenizer.encode([text for text, _ in batch])
+            for (_, held_out), ids in zip(batch, tokens, strict=True):
+                file = val if held_out else train
+                file.write(ids.astype(tokenizer.dtype, copy=False).tobytes())
+                if corpus.ends:
+                    file.write(np.array([tokenizer.end], tokenizer.dtype).tobytes())
+            done += len(batch)
+            bar.update(len(batch))
+            if time.monotonic() - journalled > JOURNAL_SECONDS or done == corpus.count:
+                for file in (train, val):
+                    file.flush()
+                    os.fsync(file.fileno())
+                journal = {**what, "done": done, "bytes": {"train": train.tell(), "val": val.tell()}}
+                write_atomically(folder / "journal.json", json.dumps(journal).encode())
+                journalled = time.monotonic()
+
+
+def _batches(documents: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    while batch := list(islice(documents, BATCH)):
+        yield batch
+
+
+def _read_journal(folder: Path, what: dict[str, Any]) -> tuple[int, dict[str, int]]:
+    """Documents done and the good bytes of each part; zeros if there is nothing to go on with."""
+    try:
+        journal = json.loads((folder / "journal.json").read_text())
+        sizes = {split: (folder / f"{split}.bin.part").stat().st_size for split in SPLITS}
+    except (FileNotFoundError, ValueError):
+        return 0, dict.fromkeys(SPLITS, 0)
+    if any(journal.get(key) != value for key, value in what.items()) or any(
+        sizes[split] < journal["bytes"][split] for split in SPLITS
+    ):
+        log.warning("%s holds parts of another or a damaged attempt: starting anew", folder)
+        return 0, dict.fromkeys(SPLITS, 0)
+    return journal["done"], journal["bytes"]
+
+
+if __name__ == "__main__":
+    run_program(main, "language_prepare")

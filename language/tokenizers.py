@@ -1,0 +1,93 @@
+"""Text to token numbers: bytes as they are, or GPT-2's byte-pair encoding."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fire_core.harness.errors import ConfigError
+
+TOKENIZERS = ("byte", "gpt2")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What every tokenizer has.
+
+    Attributes:
+        name: as in `tokenizer=`.
+        vocab_size: rows of the embedding; it may be padded above the largest token.
+        dtype: numpy's name of the type that token files use.
+        end: the token between documents.
+    """
+
+    name: str
+    vocab_size: int
+    dtype: str
+    end: int
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """The tokens of each text, without the one between documents."""
+        raise NotImplementedError
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text of tokens; what is no text becomes a replacement character."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ByteTokenizer(Tokenizer):
+    """The bytes of UTF-8; the byte 0, which text does not contain, stands between documents."""
+
+    name: str = "byte"
+    vocab_size: int = 256
+    dtype: str = "uint8"
+    end: int = 0
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.replace("\0", "").encode(errors="replace"), np.uint8) for text in texts]
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(token if token != self.end else ord("\n") for token in tokens).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class GPT2Tokenizer(Tokenizer):
+    """GPT-2's byte-pair encoding, through tiktoken; 50,257 tokens padded to a multiple of 64."""
+
+    name: str = "gpt2"
+    vocab_size: int = 50_304
+    dtype: str = "uint16"
+    end: int = 50_256
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        return [np.array(ids, np.uint16) for ids in self._encoding().encode_ordinary_batch(texts)]
+
+    def decode(self, tokens: list[int]) -> str:
+        return str(self._encoding().decode([token for token in tokens if token <= self.end]))
+
+    def _encoding(self) -> Any:
+        try:
+            import tiktoken
+        except ImportError:
+            raise ConfigError("tokenizer=gpt2 needs tiktoken: pip install 'fire-plasticity[language]'") from None
+        try:
+            return tiktoken.get_encoding("gpt2")  # tiktoken keeps it in memory after the first time
+        except Exception as error:  # whatever its HTTP client raises
+            raise ConfigError(
+                f"tokenizer=gpt2: tiktoken cannot load its vocabulary ({error}); it downloads it once, or reads it from "
+                "the folder that TIKTOKEN_CACHE_DIR names"
+            ) from None
+
+
+def get_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer of a name.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name == "byte":
+        return ByteTokenizer()
+    if name == "gpt2":
+        return GPT2Tokenizer()
+    raise ConfigError(f"tokenizer={name} is unknown; accepted: {', '.join(TOKENIZERS)}")
