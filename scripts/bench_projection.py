@@ -13,6 +13,7 @@ other load on the machine hits both. Memory is the peak beyond the weights, of a
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -26,13 +27,14 @@ from torch import Tensor, nn
 from fire_core import dfi, fire_
 
 FACTS = Path(__file__).parents[1] / "tests" / "golden"
-MODELS = {  # name: (file, key, part of the parameter names that the paper projects)
+MODELS = {  # name: (file, key, regular expression for the parameters to project)
     "resnet18": ("models_facts.json", "resnet18_cifar10", ""),
     "vgg16": ("models_facts.json", "vgg16_tinyimagenet", ""),
     "vit": ("models_facts.json", "tinyvit_cifar100", "to_[qk]"),
     "vit-all": ("models_facts.json", "tinyvit_cifar100", ""),
     "gpt": ("models_facts.json", "gpt_0.1b_bias_false", ""),
-    "dqn": ("dqn_facts.json", "qnetwork", "conv"),
+    "gpt-head": ("models_facts.json", "gpt_0.1b_bias_false", "wte"),
+    "dqn": ("dqn_facts.json", "qnetwork", "^conv"),
     "dqn-all": ("dqn_facts.json", "qnetwork", ""),
 }
 METHODS: dict[str, Callable[[nn.Module], object]] = {
@@ -50,9 +52,7 @@ def shapes(model: str) -> dict[str, list[int]]:
     for name, shape in json.loads((FACTS / file).read_text())[key]["params"]:
         if len(shape) not in (2, 4) or name.endswith("wpe.weight") or not name.endswith("weight"):
             continue
-        if part == "to_[qk]" and not name.endswith(("to_q.weight", "to_k.weight")):
-            continue
-        if part == "conv" and not name.startswith("conv"):
+        if not re.search(part, name):
             continue
         if "c_attn" in name:
             d = shape[1]
@@ -93,25 +93,24 @@ def weight_of(state: dict[str, Tensor], name: str) -> Tensor:
 
 
 def trained(model: str, steps: int) -> dict[str, Tensor]:
-    """The paper's network after a short training on sklearn's digits at 32 x 32, its names."""
+    """The paper's network after a short training on sklearn's digits, enlarged; names as in the facts."""
     from sklearn.datasets import load_digits
 
     import vision.models as zoo
 
+    build_net, size, batch_size = {
+        "resnet18": (lambda: zoo.ResNet18(num_classes=10), 16, 32),
+        "vgg16": (lambda: zoo.VGG16(num_classes=200, image_size=64), 64, 16),
+        "vit": (lambda: zoo.ViT(num_classes=100, image_size=32), 32, 32),
+    }[model.removesuffix("-all")]
     images, labels = load_digits(return_X_y=True)
-    x = torch.nn.functional.interpolate(torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16 - 0.5, size=32)
-    x, y = x.expand(-1, 3, -1, -1), torch.tensor(labels)
+    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16 - 0.5
+    x, y = nn.functional.interpolate(x, size=size).expand(-1, 3, -1, -1), torch.tensor(labels)
     torch.manual_seed(0)
-    net: nn.Module = {
-        "resnet18": lambda: zoo.ResNet18(num_classes=10),
-        "vgg16": lambda: zoo.VGG16(num_classes=200, image_size=64),
-        "vit": lambda: zoo.ViT(num_classes=100, image_size=32),
-    }[model.removesuffix("-all")]()
-    if model == "vgg16":
-        x = torch.nn.functional.interpolate(x, size=64)
+    net: nn.Module = build_net()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for step in range(steps):
-        batch = torch.randint(len(x), (32,))
+        batch = torch.randint(len(x), (batch_size,))
         loss = nn.functional.cross_entropy(net(x[batch]), y[batch])
         optimizer.zero_grad()
         loss.backward()
