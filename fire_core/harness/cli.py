@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.harness.console import show_log
 from fire_core.harness.errors import ConfigError, TrainingError
+from fire_core.harness.signals import leave_politely
 
 EXIT_CONFIG, EXIT_TRAINING = 2, 3
 USER_ERRORS = (ConfigError, TrainingError, HydraException, OmegaConfBaseException)
@@ -54,6 +55,7 @@ class Outcome:
 def job(config: DictConfig) -> Iterator[Outcome]:
     """Around the body of a job: says what it tells of the user's errors on one line, and notes how it ended."""
     show_log()
+    leave_politely()
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     outcome = Outcome(" ".join(overrides) or "(no options)")
     try:

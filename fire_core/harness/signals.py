@@ -12,6 +12,21 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
+def leave_politely() -> None:
+    """From now on a signal outside training (while data load, while another run is waited for) leaves with code 75.
+
+    Where somebody else has a handler (submitit), theirs stays; Ctrl-C stays Python's.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(EXIT_PREEMPTED)
+
+
 class Preemption:
     """Notes the first signal so that the trainer can finish its step; a second Ctrl-C leaves at once.
 

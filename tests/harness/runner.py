@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hydra
 import torch
@@ -17,14 +17,22 @@ import torch
 from fire_core.harness.cli import CONF, Outcome
 from vision.train import run_one
 
+T = TypeVar("T")
+Record = Callable[[str, object], None]  # pytest's record_property
 TINY = ("scale=smoke", "tracker=none", "progress=false", "threads=1", "model.width=4", "batch_size=128")
 CLOCKS = ("seconds", "method/seconds")  # differ from run to run
+
+
+def tiny(*overrides: str) -> list[str]:
+    """These options, and those of `TINY` that they do not set."""
+    named = {override.split("=")[0] for override in overrides}
+    return [option for option in TINY if option.split("=")[0] not in named] + list(overrides)
 
 
 def compose(*overrides: str) -> Any:
     """The resolved vision config for these overrides."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("vision", [*TINY, *overrides])
+        return hydra.compose("vision", tiny(*overrides))
 
 
 def run(*overrides: str) -> dict[str, Any]:
@@ -61,6 +69,22 @@ def in_child(work: Callable[[], object], kill_after: float | None = None) -> int
     return None
 
 
+def wait_for(condition: Callable[[], T], seconds: float = 120) -> T:
+    """The first value of `condition` that is true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.005)
+    raise TimeoutError("it never came to be")
+
+
+def lines(runs: Path, pattern: str = "vision/*") -> int:
+    """Rows written so far by the one run that matches."""
+    found = list(runs.glob(f"{pattern}/metrics.jsonl"))
+    return found[0].read_bytes().count(b"\n") if found else 0
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run, without the clocks."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -77,6 +101,15 @@ def only_run(runs: Path) -> Path:
     """The one run folder below `runs`."""
     (folder,) = (runs / "vision").iterdir()
     return folder
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Same name, same rows with no hole and no duplicate, same final state bit for bit."""
+    assert one.name == other.name
+    assert rows(one) == rows(other)
+    steps = [row["step"] for row in rows(one)]
+    assert steps == sorted(set(steps))
+    assert same(final_state(one), final_state(other))
 
 
 def same(one: Any, other: Any) -> bool:
