@@ -49,6 +49,8 @@ class Consumer:
 class Units:
     """Units that are interchangeable: permuting them, with their rows and columns, leaves the function alone.
 
+    (The values of an attention layer: within their head.)
+
     Attributes:
         name: for state and messages, unique within a graph.
         count: how many.

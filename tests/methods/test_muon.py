@@ -1,0 +1,100 @@
+"""Muon: torch's own for matrices, the same direction for filters, the head and the rest by Adam; exact resume."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core.methods import Net
+from fire_core.methods.muon import MuonOptimizer, Together, as_matrix, hidden_weights
+from fire_core.optimizer import reset_optimizer_state
+from vision.models import SmallResNet, ViT
+
+
+def steps(optimizer: torch.optim.Optimizer, model: nn.Module, number: int, start: int = 0) -> None:
+    for i in range(start, start + number):
+        generator = torch.Generator().manual_seed(i)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+
+def optimizer_of(model: nn.Module, **options: object) -> Together:
+    chosen = MuonOptimizer(**options).optimizer(Net({"model": model}, {}), torch.optim.Adam)
+    assert isinstance(chosen, Together)
+    return chosen
+
+
+def test_matrices_take_torch_s_own_steps_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    mine, theirs = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4)), nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4))
+    theirs.load_state_dict(mine.state_dict())
+    steps(optimizer_of(mine), mine, 3)
+    muon = torch.optim.Muon([layer.weight for layer in theirs], lr=1e-2, weight_decay=0, momentum=0.95)
+    adam = torch.optim.AdamW([layer.bias for layer in theirs], lr=1e-3, betas=(0.9, 0.95), eps=1e-10, weight_decay=0)
+    steps(Together(muon, adam), theirs, 3)
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_channels_last_filters_take_the_same_steps() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 1))
+    other = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 1))
+    other.load_state_dict(plain.state_dict())
+    other = other.to(memory_format=torch.channels_last)
+    for model in (plain, other):
+        steps(optimizer_of(model), model, 3)
+    for a, b in zip(plain.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-3)  # bfloat16 sums in another order, steps of 1e-2
+
+
+def test_who_is_trained_by_whom() -> None:
+    model = ViT(5, image_size=8, dim=12, depth=1, heads=2, dim_head=5, mlp_dim=14)
+    names = {p: name for name, p in model.named_parameters()}
+    hidden = {names[p] for p in hidden_weights(Net({"model": model}, {}))}
+    assert all(name.endswith("weight") and "norm" not in name for name in hidden)
+    assert "head.weight" not in hidden
+    assert {"backbone.transformer.layers.0.0.to_q.weight", "backbone.to_patch_embedding.2.weight"} <= hidden
+    tokens = {names[p] for p in hidden_weights(Net({"model": model}, {}), tokens=True)} - hidden
+    assert tokens == {"backbone.pos_embedding", "backbone.cls_token"}
+    optimizer = optimizer_of(model)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
+
+
+def test_a_resumed_optimizer_takes_the_same_steps() -> None:
+    torch.manual_seed(0)
+    one, two = SmallResNet(4, 3, width=4), SmallResNet(4, 3, width=4)
+    first, second = optimizer_of(one), optimizer_of(two)
+    steps(first, one, 2)
+    two.load_state_dict(one.state_dict())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for optimizer, model in ((first, one), (second, two)):
+        steps(optimizer, model, 2, start=2)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_its_parts_forget_like_any_optimizer() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 5, 3))
+    optimizer = optimizer_of(model)
+    steps(optimizer, model, 1)
+    reset_optimizer_state(optimizer.parts, [model[0].weight], torch.tensor([2]))
+    momentum = optimizer.parts[0].state[model[0].weight]["momentum_buffer"]
+    assert (momentum[2] == 0).all()
+    assert (momentum[[0, 1, 3, 4]] != 0).all()
+
+
+def test_views_share_memory() -> None:
+    for tensor in (torch.randn(4, 3, 2, 2), torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)):
+        matrix = as_matrix(tensor)
+        assert matrix.shape == (4, 12)
+        matrix.zero_()
+        assert (tensor == 0).all()
+
+
+@pytest.mark.parametrize("options", [{"variant": "x"}, {"lr": 0}])
+def test_refused_options(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        MuonOptimizer(**options)

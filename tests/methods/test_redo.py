@@ -1,0 +1,105 @@
+"""ReDo on networks with skips, flattened maps and attention: it finds the dead, and the function stays."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fire_core.methods import Context, Net
+from fire_core.methods.redo import ReDo, dormant
+from fire_core.units import Units, unit_graph
+from tests.methods.test_units import MODELS
+
+
+def context(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...] = ()) -> Context:
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(6, 3, 8, 8, generator=generator), torch.arange(6) % 4) for _ in range(3)]
+    loss = lambda x, y: F.cross_entropy(model(x), y)  # noqa: E731
+    return Context(0, 0, generator, lambda: iter(batches), loss, list(optimizers))
+
+
+def kill(units: Units, unit: int) -> bool:
+    """Make a unit silent for every input; False where it has no bias or norm to do it by."""
+    with torch.no_grad():
+        if units.norms:
+            for norm in units.norms:
+                norm.weight[unit] = 0
+                norm.bias[unit] = -1 if norm is units.norms[0] else 0
+            return True
+        for producer in units.producers:
+            if producer.layer.bias is None:
+                return False
+            producer.layer.weight[unit] = 0
+            producer.layer.bias[unit] = -100
+    return True
+
+
+@pytest.mark.parametrize("name", ["small_resnet", "resnet18", "vgg", "vit"])
+def test_the_dead_are_found_and_made_new_and_the_function_stays(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    killed = [units for units in unit_graph({"model": model}) if kill(units, 1)]
+    assert len(killed) >= 2
+    adam = torch.optim.Adam(model.parameters(), lr=0)
+    moment = context(model, (adam,))
+    inputs, targets = next(moment.batches())
+    moment.loss(inputs, targets).backward()
+    adam.step()
+    model.eval()
+    expected = model(inputs)
+    model.train()
+    method = ReDo(threshold=0.0)
+    numbers = method.after_epoch(Net.of({"model": model}), moment)
+    total = sum(units.count for units in unit_graph({"model": model}))
+    assert numbers["dormant_ratio"] >= len(killed) / total - 1e-6  # some units may be silent by themselves
+    model.eval()
+    torch.testing.assert_close(model(inputs), expected, rtol=1e-5, atol=1e-5)
+    model.train()
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    for units in killed:
+        for producer in units.producers:
+            assert producer.layer.weight[1].abs().max() > 0
+            assert (adam.state[producer.layer.weight]["exp_avg_sq"][1] == 0).all()
+    for units in killed:
+        for consumer in units.consumers:
+            columns = [1] if consumer.columns is None else consumer.columns[1]
+            assert (consumer.layer.weight[:, columns] == 0).all()
+
+
+def test_measuring_alone_changes_nothing() -> None:
+    torch.manual_seed(0)
+    model = MODELS["small_resnet"]()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    numbers = ReDo(threshold=0.5, recycle=False).after_epoch(Net.of({"model": model}), context(model))
+    assert 0 < numbers["dormant_ratio"] < 1
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_it_looks_at_so_many_samples_and_every_so_many_epochs() -> None:
+    model = MODELS["vgg"]()
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    method = ReDo(every=2, samples=9)
+    assert method.after_epoch(Net.of({"model": model}), context(model)) == {}
+    assert method.after_epoch(Net.of({"model": model}), context(model))
+    assert seen == [6, 3]
+
+
+def test_dormant_is_relative_to_the_layer() -> None:
+    activity = torch.tensor([0.0, 0.1, 1.0, 2.9])
+    assert dormant(activity, 0.1).tolist() == [True, True, False, False]
+    assert dormant(activity * 1e-3, 0.1).tolist() == [True, True, False, False]
+    assert dormant(activity, 0.0).tolist() == [True, False, False, False]
+    assert dormant(torch.zeros(3), 0.1).all()
+
+
+@pytest.mark.parametrize("options", [{"threshold": -1}, {"every": 0}, {"samples": 0}, {"variant": "x"}])
+def test_refused_options(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        ReDo(**options)
+
+
+def test_a_network_without_units_is_refused_before_a_run() -> None:
+    with pytest.raises(ValueError, match="does not declare its units"):
+        ReDo().check(Net({"model": nn.Linear(2, 2)}, {}))
