@@ -15,7 +15,17 @@ from typing import Any
 from fire_core.harness.errors import ConfigError
 
 # Not the library itself: its tests, bundled programs, and the text of which `pydoc` is made.
-SKIPPED = {"test", "tests", "site-packages", "__pycache__", "idlelib", "lib2to3", "ensurepip", "pydoc_data", "turtledemo"}
+SKIPPED = {
+    "test",
+    "tests",
+    "site-packages",
+    "__pycache__",
+    "idlelib",
+    "lib2to3",
+    "ensurepip",
+    "pydoc_data",
+    "turtledemo",
+}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Token files: made once, mapped into memory, refused when anything about them is wrong.
 
-A corpus is a folder `<paths.data>/language/<name>-<tokenizer>-<hash of its options>` with `train.bin` and `val.bin`, the
-tokens one after the other in little-endian numbers, and a header beside each:
+A corpus is a folder `<paths.data>/language/<name>-<tokenizer>-<hash of its options>` with `train.bin` and `val.bin`,
+the tokens one after the other in little-endian numbers, and a header beside each:
 
     {"format": 1, "tokenizer": "byte", "dtype": "uint8", "count": 421337, "largest": 226,
      "source": "...", "fingerprint": "...", "sha256": "...", "sample_sha256": "..."}
@@ -161,7 +161,7 @@ class Mixture:
         for file in self.files:
             if len(file) <= self.block_size:
                 raise ConfigError(
-                    f"{file.path} has {len(file)} tokens here, model.block_size={self.block_size} needs at least one more"
+                    f"{file.path} has {len(file)} tokens here, too few for model.block_size={self.block_size}"
                 )
 
     def __len__(self) -> int:
@@ -184,13 +184,13 @@ class Mixture:
 
 
 def evenly_spaced(file: TokenFile, block_size: int, count: int) -> Tensor:
-    """At most `count` runs of block_size + 1 tokens spread over a file, without overlap where they fit: the same always.
+    """At most `count` runs of block_size + 1 tokens spread over a file, without overlap: the same always.
 
     Returns:
         int64 (n, block_size + 1), n at least 1.
     """
     last = len(file) - block_size - 1
     if last < 0:
-        raise ConfigError(f"{file.path} has {len(file)} tokens, model.block_size={block_size} needs at least one more")
+        raise ConfigError(f"{file.path} has {len(file)} tokens, too few for model.block_size={block_size}")
     count = max(1, min(count, len(file) // (block_size + 1)))
     return windows(file.tokens, np.linspace(0, last, count).astype(np.int64), block_size + 1)

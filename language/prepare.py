@@ -1,7 +1,7 @@
 """Texts into token files: `python -m language.prepare dataset=pydoc`, `dataset=text path=my/notes tokenizer=gpt2`.
 
-Documents are tokenised in order and appended to `train.bin.part` and `val.bin.part`; a journal says up to where both are
-good. Killed at any moment and started again, it goes on from the journal.
+Documents are tokenised in order and appended to `train.bin.part` and `val.bin.part`; a journal says up to where both
+are good. Killed at any moment and started again, it goes on from the journal.
 """
 
 import json

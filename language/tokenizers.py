@@ -75,8 +75,8 @@ class GPT2Tokenizer(Tokenizer):
             return tiktoken.get_encoding("gpt2")  # tiktoken keeps it in memory after the first time
         except Exception as error:  # whatever its HTTP client raises
             raise ConfigError(
-                f"tokenizer=gpt2: tiktoken cannot load its vocabulary ({error}); it downloads it once, or reads it from "
-                "the folder that TIKTOKEN_CACHE_DIR names"
+                f"tokenizer=gpt2: tiktoken cannot load its vocabulary ({error}); it downloads it once, or reads it "
+                "from the folder that TIKTOKEN_CACHE_DIR names"
             ) from None
 
 

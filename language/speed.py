@@ -1,0 +1,70 @@
+"""How fast training goes, and how fast it could."""
+
+import functools
+import time
+
+import torch
+from torch import nn
+
+from language.model import GPT
+
+# Dense bf16 tensor throughput in FLOP/s, from the vendors' data sheets; matched in this order.
+PEAKS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+
+
+def flops_per_token(model: GPT) -> float:
+    """Forward and backward, as in PaLM's appendix B (arXiv 2204.02311): 6 N + 12 L d T.
+
+    N counts every parameter that multiplies a token (the tied matrix as the head, not the position embedding); the
+    second term is attention's, whole though it is causal.
+    """
+    parameters = sum(p.numel() for p in model.parameters()) - model.transformer["wpe"].weight.numel()
+    layers, width = len(model.transformer["h"]), model.transformer["wte"].weight.shape[1]
+    return 6.0 * parameters + 12.0 * layers * width * model.block_size
+
+
+@functools.cache
+def peak_flops(device: torch.device, precision: str) -> float:
+    """FLOP/s of a device: its data sheet's in bfloat16, else those of a large product of matrices, measured here."""
+    if device.type == "cuda" and precision == "bfloat16":
+        name = torch.cuda.get_device_name(device)
+        for part, peak in PEAKS.items():
+            if part in name:
+                return peak
+    size = 8192 if device.type == "cuda" else 512
+    a = torch.randn(size, size, device=device, dtype=getattr(torch, precision))
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return 2.0 * size**3 / min(times)
+
+
+class NextTokenLoss(nn.Module):
+    """The model's loss alone: a compiled graph then need not keep the logits."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean cross entropy of (B, T) tokens against the next ones."""
+        loss: torch.Tensor = self.model(idx, targets)[1]
+        return loss

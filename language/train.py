@@ -1,0 +1,477 @@
+"""Continual pre-training (the paper's figure 3): `python -m language.train method=base,fire -m`.
+
+Phase 0 overfits a small corpus and keeps checkpoints; phase 1 starts from one of them, a method acts, and training goes
+on with a larger corpus mixed in. Alone or under torchrun: rank 0 keeps the run folder and tells the others what to do.
+Read from `main` down.
+"""
+
+import contextlib
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from fire_core.harness import seeding
+from fire_core.harness.build import build
+from fire_core.harness.cli import Outcome, job, run_program
+from fire_core.harness.config import check_name, digest
+from fire_core.harness.errors import TrainingError
+from fire_core.harness.first_phase import shared_first_phase
+from fire_core.harness.measure import Meter, Stopwatch, total_dfi, total_sfe
+from fire_core.harness.run import Run
+from fire_core.harness.signals import Preemption
+from fire_core.methods import Context, Method, Net
+from language.benchmark import Phase
+from language.model import GPT
+from language.schedule import learning_rate
+from language.speed import NextTokenLoss, flops_per_token, peak_flops
+from language.task import Task, build_model, draw, first_phase_shape
+from language.team import Team
+
+log = logging.getLogger(__name__)
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="language")
+def main(config: DictConfig) -> float:
+    """Train one configuration, unless that is already done; go on where it was interrupted.
+
+    Returns:
+        The final validation loss, which `hydra/sweeper=optuna` minimises; NaN on ranks other than 0.
+    """
+    with job(config) as outcome:
+        team = Team.join(config.device)
+        if team.rank > 0:
+            logging.getLogger("language").setLevel(logging.ERROR)
+        task = Task.from_config(config, team)
+        if team.rank > 0:
+            follow(task)
+            outcome.state = "done"
+            return math.nan
+        summary = run_one(task, outcome)
+        team.share(None)
+        outcome.result = f"validation loss {summary['val/loss']:.4f} in {summary['seconds']:.1f} s"
+    return float(summary["val/loss"])
+
+
+def run_one(task: Task, outcome: Outcome) -> dict[str, Any]:
+    """Open the run's folder and take the run to its end; the summary, also of a run that was done before."""
+    config = task.config
+    what = task.identity()
+    name = "-".join(
+        check_name(f"{option}.name", str(config[option].name)) for option in ("benchmark", "dataset", "method")
+    )
+    folder = Path(config.paths.runs) / "language" / f"{name}-s{config.seed}-{digest(what)}"
+    yaml = OmegaConf.to_yaml(config, resolve=True)
+    every, keep = config.checkpoint.every_seconds, config.checkpoint.keep
+    tracker = build("tracker", config.tracker)
+    with Run(folder, what, yaml, tracker, every, keep, total_steps=task.total_steps) as run:
+        if (summary := run.done) is not None:
+            log.info("%s is done: validation loss %.4f", folder, summary["val/loss"])
+            outcome.state = "skipped"
+            return summary
+        state = run.resume(task.device)
+        if state is not None:
+            log.info("%s goes on from step %d", folder, state["step"])
+        elif config.cache.enabled and task.first_phase == 0 and not task.method_acts_in(0):
+            label = f"language-{config.benchmark.name}-{config.dataset.name}-s{config.seed}"
+            cache, shape = Path(config.cache.dir), first_phase_shape(what)
+            shared = shared_first_phase(
+                cache, label, shape, yaml, lambda e: train(task, e, e.resume(task.device), 1), task.device, every
+            )
+            if shared is not None:
+                state, rows = shared
+                state["method"] = None
+                run.append_rows(rows)
+        summary = train(task, run, state)
+        run.finish(summary)
+        log.info("%s: validation loss %.4f", folder, summary["val/loss"])
+        outcome.state = "done"
+        return summary
+
+
+@dataclass
+class Learner:
+    """All that changes while training, which is all that a checkpoint holds."""
+
+    net: Net
+    method: Method
+    forward: nn.Module  # the loss of a batch: compiled and replicated as asked for
+    phase: int = 0
+    phase_step: int = 0  # optimizer steps made in this phase
+    step: int = 0  # optimizer steps made in the run
+    seconds: float = 0.0  # of training, over all processes that worked on the run
+    optimizer: torch.optim.Optimizer | None = None
+    method_meter: Meter = field(init=False)  # of the method's work within phases, since the last row
+    loss_sum: Tensor = field(init=False)  # of this process's batches since the last row
+    seen: int = 0
+    kept: dict[str, dict[str, Any]] = field(default_factory=dict)  # weights of phase 0: best, and at chosen iterations
+    boundary: dict[str, float] = field(default_factory=dict)  # rides on the first row of the phase
+    row: dict[str, Any] = field(default_factory=dict)  # the last one logged
+
+    PLAIN = ("phase", "phase_step", "step", "seconds", "loss_sum", "seen", "kept", "boundary", "row")
+
+    @classmethod
+    def new(cls, task: Task) -> "Learner":
+        """The network at its initial weights and the method, before the first step."""
+        seeding.seed_everything(seeding.derive(task.config.seed, "init"))
+        model = build_model(task.config, task.vocab_size).to(task.device)
+        task.team.same_(list(model.parameters()))
+        forward: Any = NextTokenLoss(model)
+        if task.config.compile:
+            forward = torch.compile(forward)
+        if task.team.size > 1:
+            forward = DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)
+        net = Net.of({"model": model}, task.config.model.get("layout", "all"))
+        learner = cls(net, build("method", task.config.method), forward, phase=task.first_phase)
+        learner.method_meter = Meter(task.device)
+        learner.clear_sums()
+        return learner
+
+    def clear_sums(self) -> None:
+        """Start counting for the next row."""
+        self.loss_sum, self.seen = torch.zeros((), device=next(self.model.parameters()).device), 0
+
+    @property
+    def model(self) -> GPT:
+        """The network itself."""
+        model = self.net.modules["model"]
+        assert isinstance(model, GPT)
+        return model
+
+    def keep(self, name: str) -> None:
+        """Keep the weights as they are now, for phase 1 to start from."""
+        weights = {key: p.detach().clone() for key, p in self.model.named_parameters()}  # the tied matrix once
+        self.kept[name] = {"weights": weights, "iteration": self.phase_step, "val/loss": self.row.get("val/loss")}
+
+    def state_dict(self) -> dict[str, Any]:
+        """For `Run.checkpoint`."""
+        assert self.optimizer is not None
+        return {
+            "model": self.model.state_dict(),
+            "init": self.net.init["model"],
+            "method": self.method.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": seeding.rng_state(),
+            **{key: getattr(self, key) for key in self.PLAIN},
+        }
+
+    def load_state_dict(self, state: dict[str, Any], rank: int) -> None:
+        """Go on from `state_dict`'s state, which is rank 0's; the optimizer must be built."""
+        assert self.optimizer is not None
+        self.model.load_state_dict(state["model"])
+        self.net.init["model"] = state["init"]
+        if state["method"] is not None:  # None: from a first phase that another method's run may have trained
+            self.method.load_state_dict(state["method"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        seeding.set_rng_state(state["rng"])
+        for key in self.PLAIN:
+            setattr(self, key, state[key])
+        if rank > 0:
+            self.loss_sum, self.seen = torch.zeros_like(self.loss_sum), 0  # rank 0 saved everyone's
+
+
+def follow(task: Task) -> None:
+    """On ranks other than 0: train whatever rank 0 trains, until it has no more."""
+    while (order := task.team.share()) is not None:
+        work(task, None, **order)
+
+
+def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
+    """On rank 0: train from `state` (None: from the start) up to phase `stop` (None: to the end).
+
+    Returns:
+        The run's summary.
+    """
+    task.team.share({"state": state, "stop": stop})
+    return work(task, run, state, stop)
+
+
+def work(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None) -> dict[str, Any]:
+    """The training loop; `run` is None on ranks other than 0."""
+    team = task.team
+    learner = Learner.new(task)
+    if state is not None:
+        learner.optimizer = new_optimizer(task, learner, state["phase"])
+        learner.load_state_dict(state, team.rank)
+    began = time.monotonic() - learner.seconds
+    pace = Pace(task)
+
+    with Preemption() as preemption, progress_bar(task, learner) as bar:
+        for index in range(learner.phase, stop or len(task.phases)):
+            if index > learner.phase or learner.optimizer is None:
+                begin_phase(task, learner, index)
+                pace.restart()
+            phase, acts = task.phases[index], task.method_acts_in(index)
+            with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
+                while learner.phase_step < phase.length.steps:
+                    set_learning_rate(task, learner, phase)
+                    train_step(task, learner, acts)
+                    learner.phase_step += 1
+                    learner.step += 1
+                    pace.steps += 1
+                    bar.update()
+
+                    ended = learner.phase_step == phase.length.steps
+                    if ended or learner.phase_step % phase.rows_every == 0:
+                        learner.row = make_row(task, learner, pace)
+                        learner.row["seconds"] = learner.seconds = round(time.monotonic() - began, 3)
+                        if acts:
+                            learner.row |= method_after_epoch(task, learner)
+                        if run is not None:
+                            run.log(learner.row)
+                        show(bar, learner.row)
+                        pace.restart()
+                    if index == 0:
+                        keep_weights(task, learner)
+                    signal, due = team.largest(preemption.received or 0, run is not None and run.checkpoint_due)
+                    if ended or due or signal:
+                        learner.seconds = time.monotonic() - began
+                        save(task, learner, run)
+                    if signal:
+                        log.warning("stopped by signal %d at step %d", signal, learner.step)
+                        preemption.leave()
+    final = {key: value for key, value in learner.row.items() if key.startswith(("train/", "val/"))}
+    return {**final, "steps": learner.step, "seconds": learner.seconds}
+
+
+def keep_weights(task: Task, learner: Learner) -> None:
+    """In phase 0: keep the weights if they are the best yet, or if this iteration is a chosen one."""
+    if learner.row and learner.row["step"] == learner.step:
+        best = learner.kept.get("best", {"val/loss": math.inf})["val/loss"]
+        if learner.row["val/loss"] < best:
+            learner.keep("best")
+    if learner.phase_step in task.config.benchmark.checkpoints:
+        learner.keep(str(learner.phase_step))
+
+
+def save(task: Task, learner: Learner, run: Run | None) -> None:
+    """Write a checkpoint of what all processes know together."""
+    check_finite(learner, learner.loss_sum, *learner.model.parameters())
+    whole = task.team.sum_(learner.loss_sum.clone())
+    if run is not None:
+        state = learner.state_dict() | {"loss_sum": whole, "seen": learner.seen * task.team.size}
+        run.checkpoint(learner.step, state)
+
+
+def begin_phase(task: Task, learner: Learner, index: int) -> None:
+    """Take up the weights to start from, let the method act, measure what it did, start a new optimizer."""
+    config = task.config
+    seeding.seed_everything(seeding.derive(config.seed, "phase", index))
+    if index > 0:
+        numbers = {"start_iteration": learner.phase_step}
+        if (kept := learner.kept.get(str(task.start))) is not None:
+            numbers["start_iteration"] = kept["iteration"]
+            with torch.no_grad():
+                for name, parameter in learner.model.named_parameters():
+                    parameter.copy_(kept["weights"][name])
+        learner.kept = {}
+        learner.phase, learner.phase_step = index, 0
+        numbers |= {"dfi_before": total_dfi(learner.net), "val_loss_before": evaluate(task, learner)["val/loss"]}
+        old = {key: value.clone() for key, value in learner.model.state_dict().items()}
+        context = make_context(task, learner)
+        with Stopwatch(task.device) as watch:
+            try:
+                numbers |= learner.method.at_boundary(learner.net, context)
+            except ValueError as error:
+                raise TrainingError(f"method={config.method.name} before phase {index}: {error}") from error
+        task.team.same_(list(learner.model.parameters()))
+        numbers |= {"dfi_after": total_dfi(learner.net), "val_loss_after": evaluate(task, learner)["val/loss"]}
+        numbers["sfe"] = total_sfe(learner.net, {"model": old})
+        learner.boundary = {f"boundary/{key}": value for key, value in numbers.items()}
+        learner.boundary |= {"method/seconds": watch.seconds, "method/peak_bytes": watch.peak_bytes}
+    learner.optimizer = new_optimizer(task, learner, index)
+    learner.clear_sums()
+
+
+def new_optimizer(task: Task, learner: Learner, index: int) -> torch.optim.Optimizer:
+    """The optimizer of phase `index`; the method may choose it in phases in which it acts."""
+
+    def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        chosen = list(parameters)
+        groups = [{"params": [p for p in chosen if p.ndim > 1]}]
+        if vectors := [p for p in chosen if p.ndim < 2]:
+            groups.append({"params": vectors, "weight_decay": 0.0})
+        optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=groups)
+        return optimizer
+
+    if task.method_acts_in(index):
+        return learner.method.optimizer(learner.net, default)
+    return default(learner.model.parameters())
+
+
+def train_step(task: Task, learner: Learner, acts: bool) -> None:
+    """One optimizer step; `acts`: with the method's penalty and its hook after the step."""
+    config, optimizer, forward = task.config, learner.optimizer, learner.forward
+    assert optimizer is not None
+    optimizer.zero_grad(set_to_none=True)
+    mine = range(task.team.rank, config.accumulation, task.team.size)
+    for number in mine:
+        inputs, targets = draw(task, learner.phase, learner.phase_step, number)
+        alone = isinstance(forward, DistributedDataParallel) and number != mine[-1]  # gradients travel once a step
+        with forward.no_sync() if alone else contextlib.nullcontext():
+            with task.autocast():
+                loss = forward(inputs, targets)
+            (loss / len(mine)).backward()
+        learner.loss_sum += loss.detach()
+        learner.seen += 1
+    if acts:
+        with learner.method_meter:
+            if (penalty := learner.method.penalty(learner.net)) is not None:
+                penalty.backward()  # the same on every rank, after gradients have been averaged
+    norm = nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip or math.inf)
+    looks = task.device.type == "cpu" or config.on_nan == "skip"  # on a GPU, looking at each step would make it wait
+    if looks and not torch.isfinite(norm):
+        if config.on_nan == "skip":
+            return
+        check_finite(learner, norm)
+    optimizer.step()
+    if acts:
+        with learner.method_meter:
+            learner.method.after_step(learner.net, make_context(task, learner))
+
+
+@torch.no_grad()
+def evaluate(task: Task, learner: Learner) -> dict[str, float]:
+    """Mean loss on the phase's held-out tokens: each corpus's, and weighted as training mixes them."""
+    learner.model.eval()
+    losses, weighted = {}, 0.0
+    for name, rows in task.val[learner.phase].items():
+        total = torch.zeros((), dtype=torch.float64)
+        for batch in rows.split(task.config.batch_size)[task.team.rank :: task.team.size]:
+            batch = batch.to(task.device)
+            with task.autocast():
+                total += learner.model(batch[:, :-1], batch[:, 1:])[1].double().cpu() * len(batch)
+        losses[f"val/loss_{name}"] = task.team.sum_(total).item() / len(rows)
+        weighted += task.phases[learner.phase].val[name][1] * losses[f"val/loss_{name}"]
+    learner.model.train()
+    return {"val/loss": weighted, **(losses if len(losses) > 1 else {})}
+
+
+class Pace:
+    """Tokens a second since the last row, evaluations and checkpoints left out."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.steps = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now."""
+        self.steps, self.began = 0, time.perf_counter()
+
+    def read(self, model: GPT) -> dict[str, float]:
+        """Tokens a second over all processes, and model FLOP/s as a part of what the devices could do."""
+        rate = self.steps * self.task.tokens_per_step / (time.perf_counter() - self.began)
+        peak = peak_flops(self.task.device, self.task.config.precision) * self.task.team.size
+        return {"tokens_per_second": round(rate, 1), "mfu": round(rate * flops_per_token(model) / peak, 4)}
+
+
+def make_row(task: Task, learner: Learner, pace: Pace) -> dict[str, Any]:
+    """What is known at this step; on every rank, for all take part in the evaluation."""
+    check_finite(learner, learner.loss_sum)  # waits for the GPU
+    speed = pace.read(learner.model)
+    assert learner.optimizer is not None
+    loss = task.team.sum_(torch.stack([learner.loss_sum.double().cpu(), torch.tensor(float(learner.seen)).double()]))
+    row = {
+        "step": learner.step,
+        "phase": learner.phase,
+        "epoch": float(learner.step),  # the horizontal axis counts iterations
+        "train/loss": (loss[0] / loss[1]).item(),
+        **evaluate(task, learner),
+        "lr": learner.optimizer.param_groups[0]["lr"],
+        "tokens": learner.step * task.tokens_per_step,
+        **speed,
+        **learner.boundary,
+    }
+    learner.clear_sums()
+    learner.boundary = {}
+    return row
+
+
+def method_after_epoch(task: Task, learner: Learner) -> dict[str, float]:
+    """Let the method act after a row; its numbers, and its seconds since the last one, for the row."""
+    with learner.method_meter:
+        numbers = learner.method.after_epoch(learner.net, make_context(task, learner))
+    seconds = learner.method_meter.take() + learner.row.get("method/seconds", 0.0)
+    return {f"method/{key}": value for key, value in numbers.items()} | {"method/seconds": seconds}
+
+
+def make_context(task: Task, learner: Learner) -> Context:
+    """The moment, as a method sees it; a pass is what comes between two rows."""
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for step in range(task.phases[learner.phase].rows_every):
+            for number in range(task.config.accumulation):
+                yield draw(task, learner.phase, step, number)
+
+    return Context(
+        phase=learner.phase,
+        step=learner.step,
+        generator=seeding.generator(task.config.seed, "method", learner.phase, learner.phase_step),
+        batches=batches,
+        loss=lambda inputs, targets: learner.model(inputs, targets)[1],
+        optimizers=[] if learner.optimizer is None else list(getattr(learner.optimizer, "parts", [learner.optimizer])),
+    )
+
+
+def set_learning_rate(task: Task, learner: Learner, phase: Phase) -> None:
+    """Every group's own base rate times where the schedule stands."""
+    assert learner.optimizer is not None
+    length = phase.length
+    factor = learning_rate(learner.phase_step, length.warmup, length.decay, 1.0, task.config.min_lr_ratio)
+    for group in learner.optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def check_finite(learner: Learner, *values: Tensor) -> None:
+    """Stop before a step, a checkpoint or a row is made of nonsense.
+
+    Raises:
+        TrainingError: a value is NaN or infinite.
+    """
+    for value in values:
+        if not torch.isfinite(value).all():
+            raise TrainingError(
+                f"the loss, its gradient or a weight is not finite at step {learner.step}; the last checkpoint is from "
+                "before. Lower lr=, or skip such steps with on_nan=skip"
+            )
+
+
+def progress_bar(task: Task, learner: Learner) -> "tqdm[Any]":
+    """Steps of the whole run, with the time left; rare lines where the output is not a terminal."""
+    return tqdm(
+        total=task.total_steps,
+        initial=learner.step,
+        desc=f"{task.config.method.name} from {task.start} seed {task.config.seed}",
+        unit="step",
+        disable=not task.config.progress or task.team.rank > 0,
+        mininterval=0.3 if sys.stderr.isatty() else 15,
+        dynamic_ncols=True,
+    )
+
+
+def show(bar: "tqdm[Any]", row: dict[str, Any]) -> None:
+    """The newest row beside the bar."""
+    bar.set_postfix(
+        phase=row["phase"],
+        loss=f"{row['train/loss']:.3f}",
+        val=f"{row['val/loss']:.3f}",
+        tokens=f"{row['tokens_per_second']:.0f}/s",
+        mfu=f"{row['mfu']:.0%}",
+        refresh=False,
+    )
+
+
+if __name__ == "__main__":
+    run_program(main, "language")

@@ -1,0 +1,86 @@
+"""Learning rate, chunk arithmetic and mixing against the reference (golden README, lang_sched)."""
+
+import numpy as np
+import pytest
+
+from language.schedule import learning_rate, phase_length
+from tests.parity import golden
+
+RTOL = 1e-12
+FACTS, DATA, META = golden.facts("lang_sched"), golden.load("lang_sched"), golden.meta("lang_sched")
+
+
+def reference_length(case):
+    return phase_length(
+        case["dataset_tokens"],
+        case["replay"],
+        case["tokens_per_iter"],
+        case["ratio"],
+        META["warmup_ratio"],
+        META["max_warmup_iters"],
+        META["eval_interval"],
+        extra_step=True,
+    )
+
+
+@pytest.mark.parametrize("case", FACTS["get_lr_cases"], ids=lambda case: case["key"])
+def test_learning_rate(case):
+    first, last = map(int, case["its"].split(".."))
+    ours = [
+        learning_rate(i, case["warmup_iters"], case["decay_iters"], case["max_lr"], case["min_lr"])
+        for i in range(first, last + 1)
+    ]
+    np.testing.assert_allclose(ours, DATA[case["key"]], rtol=RTOL)
+
+
+@pytest.mark.parametrize("case", FACTS["chunk_arithmetic"], ids=lambda c: f"{c['dataset_tokens']}-{c['ratio']}")
+def test_chunk_arithmetic(case):
+    length = reference_length(case)
+    assert (length is None) == case["skipped"]
+    if length is not None:
+        assert length.tokens == case["chunk_tokens"]
+        assert length.iterations == case["num_iters"]
+        assert length.warmup == case["warmup_iters"]
+        assert length.decay == case["lr_decay_iters"]
+        assert length.eval_interval == case["eval_interval"]
+        assert length.steps == case["optimizer_steps"]
+
+
+@pytest.mark.parametrize("run", ["run_warm", "run_fire"])
+def test_rates_of_a_whole_run(run):
+    """As recorded while the reference script ran: from its number of iterations alone."""
+    recorded, facts = DATA[f"{run}.lr"], FACTS[run]
+    iterations = facts.get("num_iters", facts.get("num_iters_chunk1"))
+    length = phase_length(0, 0, 1, 1, META["warmup_ratio"], META["max_warmup_iters"], extra_step=True,
+                          iterations=iterations)  # fmt: skip
+    assert length is not None
+    assert length.steps == facts["optimizer_steps"] == len(recorded)
+    (lr,), (min_lr,) = {c["max_lr"] for c in FACTS["get_lr_cases"]}, {c["min_lr"] for c in FACTS["get_lr_cases"]}
+    ours = [learning_rate(i, length.warmup, length.decay, lr, min_lr) for i in range(length.steps)]
+    np.testing.assert_allclose(ours, recorded, rtol=RTOL)
+
+
+def test_paper_preset_is_this_arithmetic():
+    """experiment=fig3: its tokens an iteration, its rates, its mixing, its extra step."""
+    from hydra import compose, initialize_config_dir
+
+    from fire_core.harness.cli import CONF
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("language", ["experiment=fig3"])
+    assert config.benchmark.extra_step
+    assert (
+        config.batch_size * config.accumulation * config.model.block_size == FACTS["tokens_per_iter_default"]["tokens"]
+    )
+    (lr,), (min_lr,) = {c["max_lr"] for c in FACTS["get_lr_cases"]}, {c["min_lr"] for c in FACTS["get_lr_cases"]}
+    assert config.lr == lr
+    assert config.lr * config.min_lr_ratio == pytest.approx(min_lr, rel=RTOL)
+    assert config.dataset.replay == pytest.approx(float(FACTS["wiki_owt"]["p_wikitext_float"]), rel=RTOL)
+    assert config.dataset.replay == pytest.approx(float(DATA["p_wikitext"]), rel=RTOL)
+    assert config.dataset.mix_by == "batch"
+    benchmark = config.benchmark
+    assert (benchmark.warmup_ratio, benchmark.max_warmup, benchmark.max_eval_interval) == (
+        META["warmup_ratio"],
+        META["max_warmup_iters"],
+        META["eval_interval"],
+    )
