@@ -108,7 +108,7 @@ def weight(layer: nn.Module) -> Tensor:
 def mean_magnitude(x: Tensor, dims: Sequence[int]) -> Tensor:
     """Mean absolute value over `dims`, in float32."""
     total: Tensor = torch.linalg.vector_norm(x, ord=1, dim=list(dims), dtype=torch.float32)  # one pass, no copy of x
-    return total / math.prod(x.shape[d] for d in dims)
+    return total * (total.numel() / x.numel())
 
 
 def peak(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -158,7 +158,15 @@ class Watch:
         return look
 
     def read(self) -> list[Tensor]:
-        """For each group of units a (units,) tensor, the mean over its consumers."""
+        """For each group of units a (units,) tensor, the mean over its consumers.
+
+        Raises:
+            RuntimeError: nothing has passed since the hooks are on.
+        """
+        if not all(self._seen):
+            raise RuntimeError(
+                "no pass was seen: a network that torch.compile compiled before the hooks were put on does not run them"
+            )
         return [
             next(iter(seen.values())) if len(seen) == 1 else torch.stack(list(seen.values())).mean(0)
             for seen in self._seen

@@ -1,6 +1,7 @@
 """Muon: torch's own for matrices, the same direction for filters, the head and the rest by Adam; exact resume."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from fire_core.methods import Net
 from fire_core.methods.muon import MuonOptimizer, Together, as_matrix, hidden_weights
 from fire_core.optimizer import reset_optimizer_state
+from tests.harness.runner import only_run, rows, run
 from vision.models import SmallResNet, ViT
 
 
@@ -92,6 +94,12 @@ def test_views_share_memory() -> None:
         assert matrix.shape == (4, 12)
         matrix.zero_()
         assert (tensor == 0).all()
+
+
+def test_the_first_phase_of_warm_start_is_trained_by_adam(tmp_path: Path) -> None:
+    run("method=muon", "lr=2e-3", "dataset.train_size=256", f"paths.runs={tmp_path}")
+    rates = {row["phase"]: row["lr"] for row in rows(only_run(tmp_path))}
+    assert rates == {0: 2e-3, 1: 1e-2}
 
 
 @pytest.mark.parametrize("options", [{"variant": "x"}, {"lr": 0}])

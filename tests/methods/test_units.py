@@ -174,6 +174,26 @@ def test_hooks_go_when_the_block_ends_even_by_an_error() -> None:
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in network.modules())
 
 
+@pytest.mark.parametrize("reduce", [mean_magnitude, peak])
+def test_watch_is_compiled_with_the_network(reduce) -> None:
+    """Without a break in the graph, and as often as the network runs."""
+    torch._dynamo.reset()
+    network = SmallResNet(4, 3, width=4, stages=2)
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    watch = Watch(unit_graph({"model": network}), reduce)
+    with pytest.raises(RuntimeError, match="no pass was seen"):
+        watch.read()
+    x = torch.randn(5, 3, 8, 8)
+    with watch.on():
+        for batch in (x, 3 * x):
+            compiled(batch)
+            seen = watch.read()
+            network(batch)
+            for a, b in zip(seen, watch.read(), strict=True):
+                torch.testing.assert_close(a, b)
+    torch._dynamo.reset()
+
+
 def test_a_stream_is_the_mean_of_its_readers() -> None:
     torch.manual_seed(0)
     network = SmallResNet(4, 3, width=4, stages=2, depth=2)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fire_core.methods._reference import Chain, Link, OutputWatch, ReferenceCBP, chain
+from fire_core.methods._reference import Chain, OutputWatch, ReferenceCBP, chain
 from fire_core.units import he_normal
 from tests.parity import golden
 from tests.parity.trees import module_from
@@ -106,25 +107,30 @@ def test_deviation_of_new_rows(network: str, layer: str) -> None:
 
 
 def test_windows_are_raw_outputs_pooled_where_a_pool_follows() -> None:
+    """The stored passes through the whole network in train mode, and what the hooks make of each layer."""
     model = module_from(golden.tensors("cbp", "hook.w."))
-    pooled = set(pairs("cnn.pool_of"))
-    links = chain({"model": model}).links[:-1]
+    links, pooled, norms = chain({"model": model}).links, set(pairs("cnn.pool_of")), pairs("cnn.bn_of")
     for link in links:
         link.pool = nn.MaxPool2d(2) if link.name in pooled else None
         if link.layer.weight.ndim == 4:
             link.layer.padding = tuple(k // 2 for k in link.layer.kernel_size)
+    watch = OutputWatch(links, lambda link, x, dims: x if link.pool is None else link.pool(x), only_training=False)
+    seen: dict[str, list[Tensor]] = {link.name: [] for link in links}
     given = golden.tensors("cbp", "hook.x")
-    inputs = torch.cat([given[str(i)] for i in range(len(given))])[-META["hook_window"] :]
-
-    def look(link: Link, x: Tensor, dims: object) -> Tensor:
-        return x if link.pool is None else link.pool(x)
-
-    watch = OutputWatch(links, look, only_training=False)
     with watch.on(), torch.no_grad():
-        model.conv1(inputs)
-    torch.testing.assert_close(
-        watch._seen["conv1"], golden.tensors("cbp", "hook.window.")["conv1"], rtol=RTOL, atol=1e-6
-    )
+        for i in range(len(given)):
+            x = given[str(i)]
+            for link in links:
+                x = link.layer(x if link.layer.weight.ndim == 4 else x.flatten(1))
+                if link.name in norms:
+                    norm = getattr(model, norms[link.name])
+                    x = F.batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
+                x = x.relu() if link.pool is None else link.pool(x.relu())
+            for link, window in zip(links, watch.read(), strict=True):
+                seen[link.name].append(window)
+    for name, window in golden.tensors("cbp", "hook.window.").items():
+        mine = torch.cat(seen[name])[-META["hook_window"] :]
+        torch.testing.assert_close(mine, window, rtol=RTOL, atol=1e-5)
 
 
 def close(actual: Tensor, expected: np.ndarray) -> None:
