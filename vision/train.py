@@ -303,7 +303,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     ended = learner.phase_step == steps
                     if ended or run.checkpoint_due or preemption.received:
                         learner.seconds = time.monotonic() - began
-                        check_finite(learner, learner.loss_sum, *learner.model.parameters())
+                        check_finite(learner, learner.loss_sum, *learner.model.state_dict().values())
                         run.checkpoint(learner.step, learner.state_dict())
                     if preemption.received:
                         log.warning("%s: stopped by %s at step %d", run.folder, preemption.received.name, learner.step)
@@ -353,6 +353,7 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
     """One optimizer step; `acts`: with the method's penalty and its hook after the step."""
     config, optimizer = task.config, learner.optimizer
     assert optimizer is not None
+    kept = [(buffer, buffer.clone()) for buffer in learner.model.buffers()] if config.on_nan == "skip" else []
     with task.autocast():
         logits = learner.model(images)
         loss = F.cross_entropy(logits, labels)
@@ -363,7 +364,7 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
         total = total if penalty is None else total + penalty.detach()
     looks = task.device.type == "cpu" or config.on_nan == "skip"  # on a GPU, looking at each loss would make it wait
     if looks and not is_finite(learner, total, config.on_nan):
-        return
+        return give_back(kept)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     if penalty is not None:  # on its own, so that its time is the method's
@@ -371,7 +372,7 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
             penalty.backward()
     norm = nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip or math.inf)
     if looks and not is_finite(learner, norm, config.on_nan):
-        return
+        return give_back(kept)
     optimizer.step()
     if acts:
         with learner.method_meter:
@@ -419,13 +420,15 @@ def evaluate(task: Task, learner: Learner, index: int) -> float:
 def make_row(task: Task, learner: Learner, phase: Phase, epoch: int) -> dict[str, Any]:
     """The row that ends displayed epoch `epoch` (from 1) of the phase."""
     check_finite(learner, learner.loss_sum)
+    if learner.seen == 0:
+        raise TrainingError(f"every step of the epoch before step {learner.step} was skipped (on_nan=skip): lower lr=")
     assert learner.optimizer is not None
     row = {
         "step": learner.step,
         "phase": learner.phase,
         "epoch": sum(p.epochs for p in task.phases[: learner.phase]) + epoch,
-        "train/loss": learner.loss_sum.item() / max(1, learner.seen),
-        "train/accuracy": learner.correct.item() / max(1, learner.seen),
+        "train/loss": learner.loss_sum.item() / learner.seen,
+        "train/accuracy": learner.correct.item() / learner.seen,
         "test/accuracy": evaluate(task, learner, learner.phase),
         "lr": learner.optimizer.param_groups[0]["lr"],
         "seconds": round(learner.seconds, 3),
@@ -482,6 +485,12 @@ def is_finite(learner: Learner, value: Tensor, on_nan: str) -> bool:
         return bool(torch.isfinite(value))
     check_finite(learner, value)
     return True
+
+
+def give_back(kept: list[tuple[Tensor, Tensor]]) -> None:
+    """Undo what the forward pass of a step that is skipped did to buffers (the statistics of batch norm)."""
+    for buffer, old in kept:
+        buffer.copy_(old)
 
 
 def check_finite(learner: Learner, *values: Tensor) -> None:

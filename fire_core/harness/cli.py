@@ -82,13 +82,14 @@ def job(config: DictConfig) -> Iterator[Outcome]:
 
 def out_of_memory(error: Exception) -> TrainingError | None:
     """What to lower, if `error` says that memory is short (torch has a class of its own for GPUs only)."""
-    text = str(error).split("\n")[0]
-    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    if known or (isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, text)):
-        return TrainingError(
-            f"out of memory ({text or 'the system gives no more'}): lower batch_size=, eval_batch_size= or the model's "
-            "size, run fewer jobs at once, or on a GPU set precision=bfloat16"
-        )
+    for cause in (error, error.__cause__):
+        text = str(cause).split("\n")[0]
+        known = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
+        if known or (isinstance(cause, RuntimeError) and re.search(OUT_OF_MEMORY, text)):
+            return TrainingError(
+                f"out of memory ({text or 'the system gives no more'}): lower batch_size=, eval_batch_size= or the "
+                "model's size, run fewer jobs at once, or on a GPU set precision=bfloat16"
+            )
     return None
 
 

@@ -93,8 +93,9 @@ class Wandb(Tracker):
     def _give_up(self, why: str = "") -> None:
         """Warn once, and leave no process behind."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            for process in (*_children(self._process.pid), self._process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             self._process.wait()
             assert self._process.stdout is not None
             told = self._process.stdout.read().strip()  # its last words, if it had any
@@ -108,3 +109,11 @@ class Wandb(Tracker):
                 if pipe is not None and not pipe.closed:
                     pipe.close()
         self._process = None
+
+
+def _children(process: int) -> list[int]:
+    """Processes that a process has started: wandb's service, which may be the one that hangs (known on Linux only)."""
+    try:
+        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []

@@ -85,10 +85,10 @@ def lines(runs: Path, pattern: str = "vision/*") -> int:
     return found[0].read_bytes().count(b"\n") if found else 0
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
+def rows(folder: Path, clocks: bool = False) -> list[dict[str, Any]]:
     """The rows of a run, without the clocks."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in CLOCKS} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if clocks or k not in CLOCKS} for line in lines]
 
 
 def final_state(folder: Path) -> dict[str, Any]:
