@@ -19,6 +19,7 @@ def test_every_pass_of_every_level(benchmark: str) -> None:
     for passes, logged, pattern in levels:
         factors = [reference(i, epochs, passes // logged, earlier, META["warmup_rate"]) for i in range(passes)]
         expected = golden.load("vision_schedule")[f"lr.{benchmark}.pattern{pattern}"]
+        expected = np.minimum(expected, META["base_lr"])  # the overshoot of some ratios (NOTES, A17 b) is not repeated
         np.testing.assert_allclose(META["base_lr"] * np.array(factors), expected, rtol=1e-12, atol=1e-18)
         earlier += logged
 
@@ -33,9 +34,10 @@ def test_groups_of_muon_scale_their_own_rate(key: str) -> None:
     benchmark, level = key.split(".")[1].removesuffix("_muon"), int(key.split("level")[1].split(".")[0])
     pattern = FACTS[benchmark]["lr_pattern_of_level"][level]
     factors = golden.load("vision_schedule")[f"lr.{benchmark}.pattern{pattern}"] / META["base_lr"]
-    np.testing.assert_allclose(rates, rates.max() * factors, rtol=1e-12, atol=1e-18)
     adam = FACTS[f"{benchmark}_muon"]["classes_per_level"][str(level)] == ["Adam"]
-    assert rates.max() == pytest.approx(META["base_lr"] * (10 if "group0" in key and not adam else 1))
+    muon, rest = next(groups for groups in golden.facts("muon_groups")["models"].values() if isinstance(groups, list))
+    ratio = muon["lr"] / rest["lr"] if "group0" in key and not adam else 1
+    np.testing.assert_allclose(rates, META["base_lr"] * ratio * factors, rtol=1e-12, atol=1e-18)
 
 
 def test_the_ramp_never_overshoots() -> None:

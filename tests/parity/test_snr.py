@@ -20,11 +20,11 @@ def fired(layer: str, t: int) -> tuple[Tensor, int]:
     return peak(x, [d for d in range(x.ndim) if d != channel]) > 0, len(x)
 
 
-def bookkeeping(layer: str, collapse: bool) -> Silences:
+def bookkeeping(layer: str) -> Silences:
     units = len(DATA[f"mask.{layer}.t0"])
     percentile, every = META["threshold_percentile"], META["threshold_reset_freq"]
     growth = META["threshold_expansion_factor"]
-    silences = Silences(units, percentile, every, META["tau_max"], growth, collapse)
+    silences = Silences(units, percentile, every, META["tau_max"], growth, True)
     assert (silences.threshold == META["initial_tau"]).all()
     return silences
 
@@ -40,26 +40,32 @@ def histogram(silences: Silences) -> np.ndarray:
 
 @pytest.mark.parametrize("layer", DATA["layers"].tolist())
 def test_every_step(layer: str) -> None:
-    silences, histograms = bookkeeping(layer, collapse=True), 0
+    silences, histograms = bookkeeping(layer), 0
+    at_once = np.zeros(len(silences.age), dtype=np.int64)  # silences of length 0, which nothing is read off
     for t in range(META["steps"]):
-        mask = silences.step(*fired(layer, t))
+        firing, samples = fired(layer, t)
+        at_once += (firing & (silences.age == 0)).numpy()
+        at_once *= t % META["threshold_reset_freq"] > 0
+        mask = silences.step(firing, samples)
         np.testing.assert_array_equal(mask.numpy(), DATA[f"mask.{layer}.t{t}"], f"mask at {t}")
         np.testing.assert_array_equal(silences.age.numpy(), DATA[f"ages.{layer}.t{t}"], f"age at {t}")
         np.testing.assert_array_equal(silences.threshold.numpy(), DATA[f"tau.{layer}.t{t}"], f"threshold at {t}")
         if (expected := DATA.get(f"hist.{layer}.t{t}")) is not None:
             histograms += 1
             np.testing.assert_array_equal(histogram(silences)[:, 1:], expected[:, 1:], f"silences at {t}")
+            np.testing.assert_array_equal(at_once, expected[:, 0], f"firing without a pause at {t}")
     assert histograms
 
 
 @pytest.mark.parametrize("layer", DATA["layers"].tolist())
 def test_thresholds_do_not_collapse_by_default(layer: str) -> None:
     """Where no silence has ended, there is nothing to learn a threshold from: it stays."""
-    silences = bookkeeping(layer, collapse=False)
     firing, samples = fired(layer, 0)
+    every, growth = META["threshold_reset_freq"], META["threshold_expansion_factor"]
+    longest = 4 * samples * (every + 1)  # so that the initial threshold, half of it, is longer than the test
+    silences = Silences(len(firing), META["threshold_percentile"], every, longest, growth, False)
     silences.step(firing, samples)
-    assert (silences.threshold == META["initial_tau"]).all()
     quiet = torch.zeros_like(firing)
-    for _ in range(META["threshold_reset_freq"]):
+    for _ in range(every):
         assert not silences.step(quiet, samples).any()
-    assert (silences.threshold == META["initial_tau"]).all()
+    assert (silences.threshold == longest // 2).all()

@@ -42,6 +42,13 @@ def test_continual(case, access):
 def test_class_incremental(case, access):
     labels = DATA["targets.train"], DATA["targets.test"]
     check_case(case, class_phases(*labels, META["class_chunks"], META["seed"], access, META["n_classes"]))
+    np.testing.assert_array_equal(order_of_classes(*SIZES, META["n_classes"], META["seed"]), DATA["perm.classes"])
+
+
+def order_of_classes(n_train: int, n_test: int, classes: int, seed: int) -> np.ndarray:
+    """Which class comes when, one at a time; the labels do not matter."""
+    labels = np.arange(n_train) % classes, np.arange(n_test) % classes
+    return np.concatenate([np.unique(labels[0][train]) for train, _ in class_phases(*labels, classes, seed, "limited")])
 
 
 @pytest.mark.parametrize("case", REAL)
@@ -59,9 +66,7 @@ def test_real_sizes(case):
     assert [len(train) for train, _ in phases] == list(continual)
     np.testing.assert_array_equal(phases[0][1][:32], DATA[f"{case}.test_first32"])
 
-    labels = np.arange(n_train) % len(classes), np.arange(n_test) % len(classes)
-    order = [np.unique(labels[0][train]) for train, _ in class_phases(*labels, len(classes), int(seed), "limited")]
-    np.testing.assert_array_equal(np.concatenate(order), classes)
+    np.testing.assert_array_equal(order_of_classes(n_train, n_test, len(classes), int(seed)), classes)
 
 
 def test_the_global_generator_is_left_alone():
