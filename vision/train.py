@@ -452,12 +452,17 @@ def method_after_epoch(task: Task, learner: Learner) -> dict[str, float]:
 
 def make_context(task: Task, learner: Learner) -> Context:
     """The moment, as a method sees it."""
+
+    def loss(images: Tensor, labels: Tensor) -> Tensor:
+        with task.autocast():
+            return F.cross_entropy(learner.model(images), labels)
+
     return Context(
         phase=learner.phase,
         step=learner.step,
         generator=seeding.generator(task.config.seed, "method", learner.phase, learner.phase_step),
         batches=functools.partial(one_pass, task, learner.phase),
-        loss=lambda images, labels: F.cross_entropy(learner.model(images), labels),
+        loss=loss,
         optimizers=[] if learner.optimizer is None else list(getattr(learner.optimizer, "parts", [learner.optimizer])),
     )
 
