@@ -30,7 +30,8 @@ from fire_core.harness.cli import Outcome, job, run_program
 from fire_core.harness.config import Trunk, check_name, digest, identity, resolve_device, set_up_torch
 from fire_core.harness.errors import ConfigError, TrainingError
 from fire_core.harness.first_phase import shared_first_phase
-from fire_core.harness.measure import Meter, Stopwatch, total_dfi, total_sfe
+from fire_core.harness.measure import Meter, Stopwatch, total_sfe
+from fire_core.harness.plasticity import LEVELS, plasticity
 from fire_core.harness.run import Run
 from fire_core.harness.signals import Preemption
 from fire_core.methods import Context, Method, Net
@@ -39,6 +40,7 @@ from vision.data import ImageData
 from vision.schedule import reference, warmup
 
 log = logging.getLogger(__name__)
+PROBE = 256  # test images on which plasticity is measured
 
 
 @dataclass
@@ -59,6 +61,7 @@ class VisionConfig(Trunk):
     warmup: float = 0.1  # fraction of each phase
     schedule: str = "warmup"  # warmup, reference
     variant: str = "plain"  # of models and methods that have one: plain, reference (as the authors' code does it)
+    metrics: str = "cheap"  # of plasticity at boundaries: off, cheap, full
     precision: str = "float32"  # float32, bfloat16 (autocast)
 
 
@@ -153,6 +156,8 @@ class Task:
             raise ConfigError(f"warmup is a fraction of a phase in [0, 1], got {config.warmup}")
         if config.schedule not in ("warmup", "reference"):
             raise ConfigError(f"schedule={config.schedule} is unknown; accepted: warmup, reference")
+        if config.metrics not in LEVELS:
+            raise ConfigError(f"metrics={config.metrics} is unknown; accepted: {', '.join(LEVELS)}")
         if config.precision not in ("float32", "bfloat16"):
             raise ConfigError(f"precision={config.precision} is unknown; accepted: float32, bfloat16")
         if config.on_nan not in ("stop", "skip"):
@@ -318,10 +323,7 @@ def begin_phase(task: Task, learner: Learner, index: int) -> None:
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.phase, learner.phase_step = index, 0
     if index > 0:
-        before = {
-            "dfi_before": total_dfi(learner.net),
-            "test_accuracy_before": evaluate(task, learner, index),
-        }
+        before = measure(task, learner, index)
         old = {key: value.clone() for key, value in learner.model.state_dict().items()}
         context = make_context(task, learner)
         with Stopwatch(task.device) as watch:
@@ -329,12 +331,21 @@ def begin_phase(task: Task, learner: Learner, index: int) -> None:
                 numbers = learner.method.at_boundary(learner.net, context)
             except ValueError as error:
                 raise TrainingError(f"method={config.method.name} before phase {index}: {error}") from error
-        after = {"dfi_after": total_dfi(learner.net), "test_accuracy_after": evaluate(task, learner, index)}
-        numbers |= before | after | {"sfe": total_sfe(learner.net, {"model": old})}
+        numbers |= {f"{key}_before": value for key, value in before.items()}
+        numbers |= {f"{key}_after": value for key, value in measure(task, learner, index).items()}
+        numbers |= {"sfe": total_sfe(learner.net, {"model": old})}
         learner.boundary = {f"boundary/{key}": value for key, value in numbers.items()}
         learner.boundary |= {"method/seconds": watch.seconds, "method/peak_bytes": watch.peak_bytes}
     learner.optimizer = new_optimizer(task, learner, index)
     learner.clear_sums()
+
+
+def measure(task: Task, learner: Learner, index: int) -> dict[str, float]:
+    """Test accuracy, and how plastic the network is on the first test images."""
+    data = task.data
+    images, labels = data.normalise_test(data.test_images[:PROBE]), data.test_labels[:PROBE]
+    numbers = plasticity(learner.net, lambda: F.cross_entropy(learner.model(images), labels), task.config.metrics)
+    return {"test_accuracy": evaluate(task, learner, index), **numbers}
 
 
 def new_optimizer(task: Task, learner: Learner, index: int) -> torch.optim.Optimizer:
