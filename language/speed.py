@@ -46,7 +46,8 @@ def peak_flops(device: torch.device, precision: str) -> float:
             if part in name:
                 return peak
     size = 8192 if device.type == "cuda" else 512
-    a = torch.randn(size, size, device=device, dtype=getattr(torch, precision))
+    own = torch.Generator(device).manual_seed(0)  # the global one is the run's
+    a = torch.randn(size, size, device=device, generator=own).to(getattr(torch, precision))
     times = []
     for _ in range(5):
         began = time.perf_counter()

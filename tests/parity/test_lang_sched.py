@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_dir
 
+import language.train  # noqa: F401  its options
+from fire_core.harness.cli import CONF
 from language.schedule import learning_rate, phase_length
 from tests.parity import golden
 
@@ -62,10 +65,6 @@ def test_rates_of_a_whole_run(run):
 
 def test_paper_preset_is_this_arithmetic():
     """experiment=fig3: its tokens an iteration, its rates, its mixing, its extra step."""
-    from hydra import compose, initialize_config_dir
-
-    from fire_core.harness.cli import CONF
-
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("language", ["experiment=fig3"])
     assert config.benchmark.extra_step

@@ -1,0 +1,134 @@
+"""Text from a checkpoint: `python -m language.sample run=runs/language/... prompt="def "`."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from fire_core.harness import seeding
+from fire_core.harness.checkpoint import DIGITS
+from fire_core.harness.cli import job, run_program
+from fire_core.harness.config import Paths, resolve_device
+from fire_core.harness.errors import ConfigError
+from language.model import GPT
+from language.task import build_model
+from language.tokenizers import get_tokenizer
+
+
+@dataclass
+class SampleConfig:
+    """Options of `language.sample`; `conf/language_sample.yaml` tells what they mean."""
+
+    program: str = "language.sample"
+    run: str | None = None
+    prompt: str = "\n"
+    tokens: int = 400
+    samples: int = 1
+    temperature: float = 0.8
+    top_k: int | None = 200
+    seed: int = 0
+    checkpoint: str = "newest"
+    device: str = "auto"
+    paths: Paths | None = None
+
+
+ConfigStore.instance().store(name="language_sample_schema", node=SampleConfig)
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="language_sample")
+def main(config: DictConfig) -> None:
+    """Print samples."""
+    with job(config) as outcome:
+        if config.run is None:
+            raise ConfigError("run= is needed: a folder below runs/language")
+        for option in ("tokens", "samples"):
+            if config[option] < 1:
+                raise ConfigError(f"{option} must be at least 1, got {config[option]}")
+        if config.temperature < 0 or (config.top_k is not None and config.top_k < 1):
+            raise ConfigError(f"temperature={config.temperature} must be at least 0, top_k={config.top_k} at least 1")
+        device = resolve_device(config.device)
+        model, trained = load_run(Path(config.run), config.checkpoint, device)
+        tokenizer = get_tokenizer(trained.tokenizer)
+        seeding.seed_everything(config.seed)
+        prompt = tokenizer.encode([config.prompt])[0].tolist() or [tokenizer.end]
+        for number in range(config.samples):
+            idx = torch.tensor([prompt], device=device)
+            print(tokenizer.decode(generate(model, idx, config.tokens, config.temperature, config.top_k)[0].tolist()))
+            if number + 1 < config.samples:
+                print("-" * 40)
+        outcome.state = "done"
+
+
+def load_run(folder: Path, name: str, device: torch.device) -> tuple[GPT, DictConfig]:
+    """The model of a run and its configuration.
+
+    Args:
+        folder: the run's, or that of a shared first phase.
+        name: `newest`, or a checkpoint that phase 0 has kept (`best`, `30000`), in a first phase's folder.
+        device: where the model goes.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, or it is damaged.
+    """
+    if not (folder / "config.yaml").exists():
+        raise ConfigError(f"run={folder} is not the folder of a run: it has no config.yaml")
+    config = OmegaConf.load(folder / "config.yaml")
+    assert isinstance(config, DictConfig)
+    if config.get("program") != "language":
+        raise ConfigError(f"run={folder} is a run of {config.get('program')}, not of language")
+    state = newest_state(folder)
+    model = build_model(config, get_tokenizer(config.tokenizer).vocab_size)
+    if name == "newest":
+        model.load_state_dict(state["model"])
+    elif name in state["kept"]:
+        model.load_state_dict(state["kept"][name]["weights"], strict=False)  # tied: under its first name alone
+    else:
+        accepted = ", ".join(["newest", *state["kept"]])
+        raise ConfigError(f"checkpoint={name} is not in {folder}; accepted: {accepted} (a first phase has more)")
+    return model.to(device).eval(), config
+
+
+def newest_state(folder: Path) -> dict[str, Any]:
+    """The trainer's state in the newest whole checkpoint of a run."""
+    for path in sorted((folder / "checkpoints").glob("step-*.pt"), reverse=True):
+        if hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS] == path.stem.rsplit("-", 1)[-1]:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)["state"]["trainer"]
+            return state
+    raise ConfigError(f"run={folder} has no whole checkpoint")
+
+
+@torch.no_grad()
+def generate(model: GPT, idx: Tensor, count: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
+    """Append `count` tokens to each sequence.
+
+    Args:
+        model: in evaluation mode.
+        idx: int64 (B, T), T at least 1; the model sees the last `block_size` tokens.
+        count: tokens to draw.
+        temperature: divides the logits; 0 takes the most probable token.
+        top_k: draw among this many most probable tokens; None: among all.
+
+    Returns:
+        int64 (B, T + count).
+    """
+    for _ in range(count):
+        logits = model(idx[:, -model.block_size :])[0][:, -1].float()  # (B, vocab_size)
+        if temperature == 0:
+            following = logits.argmax(1, keepdim=True)
+        else:
+            logits /= temperature
+            if top_k is not None and top_k < logits.shape[1]:
+                logits[logits < logits.topk(top_k).values[:, -1:]] = -torch.inf
+            following = torch.multinomial(logits.softmax(1), 1)
+        idx = torch.cat([idx, following], 1)
+    return idx
+
+
+if __name__ == "__main__":
+    run_program(main, "language_sample")

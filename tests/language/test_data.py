@@ -1,0 +1,207 @@
+"""Token files: what goes in comes out, damage is refused by name, an interrupted preparation goes on."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fire_core.harness.errors import ConfigError
+from language import corpora, prepare
+from language.data import Mixture, TokenFile, evenly_spaced, open_tokens, windows
+from language.prepare import corpus_folder, load
+from language.tokenizers import ByteTokenizer, get_tokenizer
+
+BYTE = ByteTokenizer()
+TEXTS = [f"document {i}: " + "süß " * i for i in range(40)]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, object]:
+    """A corpus of one's own files."""
+    (tmp_path / "texts").mkdir()
+    for i, text in enumerate(TEXTS):
+        (tmp_path / "texts" / f"{i:02d}.txt").write_text(text)
+    return {
+        "_target_": "language.corpora.text",
+        "name": "text",
+        "local": True,
+        "path": str(tmp_path / "texts"),
+        "val_fraction": 0.2,
+    }
+
+
+def make(tmp_path: Path, options: dict[str, object]) -> dict[str, TokenFile]:
+    return prepare.prepare(tmp_path / "data", options, BYTE, progress=False)
+
+
+def test_documents_come_out_as_they_went_in(tmp_path, options):
+    files = make(tmp_path, options)
+    found = [BYTE.decode(part.tolist()) for f in files.values() for part in np.split(f.tokens, ends(f))[:-1]]
+    assert Counter(text.strip("\n") for text in found) == Counter(text.strip("\n") for text in TEXTS)
+    assert 0 < len(ends(files["val"])) < len(TEXTS) / 2
+    for file in files.values():
+        assert file.header["count"] == len(file) > 0
+        assert {"tokenizer", "dtype", "count", "source", "sha256"} <= file.header.keys()
+
+
+def ends(file: TokenFile) -> np.ndarray:
+    return np.flatnonzero(file.tokens == BYTE.end) + 1
+
+
+def test_prepared_once(tmp_path, options):
+    first = make(tmp_path, options)["train"].path.stat().st_mtime_ns
+    assert make(tmp_path, options)["train"].path.stat().st_mtime_ns == first
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def edit(**change: object):
+    def do(path: Path) -> None:
+        name = path.with_suffix(".json")
+        name.write_text(json.dumps(json.loads(name.read_text()) | change))
+
+    return do
+
+
+@pytest.mark.parametrize(
+    ("damage", "cause"),
+    [
+        (flip, "does not match its checksum"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-3]), "truncated"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "too long"),
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.with_suffix(".json").write_text("{"), "is damaged"),
+        (edit(dtype="uint16"), "dtype=uint16"),
+        (edit(tokenizer="gpt2"), "tokenizer=gpt2"),
+        (edit(largest=256), "holds token 256"),
+        (edit(format=7), "format=7"),
+    ],
+)
+def test_damage_is_refused_with_name_and_cause(tmp_path, options, damage, cause):
+    path = make(tmp_path, options)["train"].path
+    damage(path)
+    with pytest.raises(ConfigError, match=cause) as caught:
+        make(tmp_path, options)
+    assert str(path.with_suffix("")) in str(caught.value)
+
+
+def test_sampled_checksum_of_large_files(tmp_path, options, monkeypatch):
+    path = make(tmp_path, options)["train"].path
+    monkeypatch.setattr("language.data.HASH_ALL", 0)
+    open_tokens(path, BYTE)
+    flip(path)
+    with pytest.raises(ConfigError, match="checksum"):
+        open_tokens(path, BYTE)
+
+
+def test_changed_source_is_refused(tmp_path, options):
+    make(tmp_path, options)
+    (tmp_path / "texts" / "00.txt").write_text("other")
+    with pytest.raises(ConfigError, match="has changed since"):
+        make(tmp_path, options)
+
+
+def test_other_options_are_another_corpus(tmp_path, options):
+    other = corpus_folder(tmp_path, {**options, "val_fraction": 0.3}, BYTE)
+    assert other != corpus_folder(tmp_path, options, BYTE)
+
+
+def test_interrupted_preparation_goes_on(tmp_path, options, monkeypatch):
+    """Ends in the middle with unjournalled bytes behind; the files are those of an undisturbed one, bit for bit."""
+    monkeypatch.setattr(prepare, "BATCH", 7)
+    monkeypatch.setattr(prepare, "JOURNAL_SECONDS", 0.0)
+    whole = {split: file.tokens.tobytes() for split, file in make(tmp_path / "whole", options).items()}
+    encode, calls = ByteTokenizer.encode, []
+
+    def dies(self: ByteTokenizer, texts: list[str]) -> list[np.ndarray]:
+        calls.append(len(texts))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return encode(self, texts)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", dies)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, options)
+    folder = corpus_folder(tmp_path / "data", options, BYTE)
+    assert not (folder / "train.bin").exists()
+    with open(folder / "train.bin.part", "ab") as part:
+        part.write(b"written after the journal")
+    files = make(tmp_path, options)
+    assert {split: file.tokens.tobytes() for split, file in files.items()} == whole
+    assert sum(calls[4:]) == len(TEXTS) - sum(calls[:3])  # what was journalled is not done again
+
+
+def test_what_must_be_downloaded_is_not_prepared_by_the_trainer(tmp_path, options):
+    with pytest.raises(ConfigError, match=r"is not prepared .*python -m language\.prepare dataset=text"):
+        load(tmp_path, options, BYTE, local=False)
+
+
+def test_missing_packages_and_names():
+    with pytest.raises(ConfigError, match="tokenizer=nope is unknown; accepted: byte, gpt2"):
+        get_tokenizer("nope")
+    with pytest.raises(ConfigError, match="path=/nowhere is neither"):
+        corpora.text("/nowhere")
+    with pytest.raises(ConfigError, match="needs path="):
+        corpora.text(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["pydoc", "stdlib"])
+def test_offline_corpora(name):
+    corpus = getattr(corpora, name)()
+    documents = list(corpus.documents(0))
+    assert len(documents) == corpus.count > 50
+    assert sum(len(text) for text, held_out in documents if not held_out) > 200_000
+    assert sum(len(text) for text, held_out in documents if held_out) > 5_000
+    assert list(corpus.documents(30)) == documents[30:]
+    if name == "stdlib":  # the first corpus is not in the second
+        assert not any("topics = {" in text[:2000] for text, _ in documents)
+
+
+def token_file(tokens: np.ndarray) -> TokenFile:
+    return TokenFile(Path("some.bin"), tokens, {})
+
+
+def test_windows_against_slices():
+    tokens = np.random.default_rng(0).integers(0, 256, 1000).astype(np.uint8)
+    starts = np.array([0, 7, 990])
+    expected = np.stack([tokens[s : s + 10] for s in starts]).astype(np.int64)
+    assert torch.equal(windows(tokens, starts, 10), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("by", ["batch", "sequence"])
+def test_mixture(by):
+    """Targets are the next tokens, every place can be drawn, and corpora come as often as they should."""
+    low, high = np.arange(20, dtype=np.uint8), np.arange(100, 140, dtype=np.uint8)
+    mixture = Mixture((token_file(low), token_file(high)), (0.25, 0.75), 16, by)
+    assert len(mixture) == 60
+    generator = np.random.default_rng(0)
+    batches = [mixture.batch(generator, 4) for _ in range(500)]
+    inputs = torch.stack([x for x, _ in batches])  # (500, 4, 16)
+    assert all(torch.equal(y, x + 1) for x, y in batches)
+    of_low = inputs[..., 0] < 100
+    assert of_low.float().mean() == pytest.approx(0.25, abs=0.06)
+    assert (of_low == of_low[:, :1]).all() == (by == "batch")
+    assert set(inputs[of_low][:, 0].tolist()) == set(range(4))
+    assert set(inputs[~of_low][:, 0].tolist()) == set(range(100, 124))
+
+
+def test_too_short_for_a_block():
+    with pytest.raises(ConfigError, match=r"some\.bin has 16 tokens here, too few for model.block_size=16"):
+        Mixture((token_file(np.zeros(16, np.uint8)),), (1.0,), 16)
+    with pytest.raises(ConfigError, match=r"some\.bin has 3 tokens, too few"):
+        evenly_spaced(token_file(np.zeros(3, np.uint8)), 16, 8)
+
+
+def test_held_out_sequences_do_not_overlap():
+    rows = evenly_spaced(token_file(np.arange(100, dtype=np.uint8)), 16, 50)
+    assert rows.shape == (5, 17)
+    assert len(set(rows.flatten().tolist())) == rows.numel()
+    assert rows[0, 0] == 0
+    assert rows[-1, -1] == 99

@@ -1,0 +1,315 @@
+"""The real trainer: phases and checkpoints, kills and signals, methods, wrong input, several processes."""
+
+import json
+import math
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+
+from fire_core.methods import Net
+from language.model import GPT
+from language.sample import generate
+from tests.language.runs import Runs, final_state, only_run, rows, same, wait_for
+
+
+@pytest.fixture(scope="module")
+def undisturbed(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of FIRE from the best checkpoint."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    answer = runs(folder, "method=fire")
+    assert answer.code == 0, answer.err
+    return folder
+
+
+def test_rows_and_summary(undisturbed):
+    run = only_run(undisturbed)
+    found = rows(run)
+    assert [row["step"] for row in found] == list(range(2, 81, 2))  # every 20th of each phase
+    assert [row["phase"] for row in found] == [0] * 20 + [1] * 20
+    needed = {"epoch", "train/loss", "val/loss", "lr", "tokens"}
+    assert all(needed <= row.keys() for row in found)
+    assert found[-1]["tokens"] == 80 * 2 * 32
+    assert {"val/loss_first", "val/loss_second"} <= found[-1].keys()
+    mixed = 0.1 * found[-1]["val/loss_first"] + 0.9 * found[-1]["val/loss_second"]
+    assert found[-1]["val/loss"] == pytest.approx(mixed)
+    assert found[0]["train/loss"] == pytest.approx(math.log(256), abs=0.2)  # an untrained model is uniform
+    assert found[19]["val/loss"] < found[0]["val/loss"] - 0.3
+    summary = json.loads((run / "DONE").read_text())
+    assert summary["val/loss"] == found[-1]["val/loss"]
+    assert summary["steps"] == 80
+
+
+def test_boundary_is_reported(undisturbed):
+    first = rows(only_run(undisturbed))[20]
+    assert first["boundary/dfi_after"] < first["boundary/dfi_before"]
+    assert first["boundary/val_loss_after"] != first["boundary/val_loss_before"]
+
+
+def test_done_is_skipped(undisturbed, runs):
+    before = (only_run(undisturbed) / "metrics.jsonl").stat().st_mtime_ns
+    answer = runs(undisturbed, "method=fire")
+    assert answer.code == 0
+    assert "is done" in answer.err
+    assert (only_run(undisturbed) / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def cache_of(folder: Path) -> Path:
+    """The first phase of the plain tiny run: the oldest entry."""
+    return min((folder / "runs" / ".cache").iterdir(), key=lambda entry: (entry / "DONE").stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize("start", ["best", "20", "end"])
+def test_starting_checkpoint(undisturbed, runs, tmp_path, start):
+    """Phase 1 of `base` starts from the weights that phase 0 had then; phase 0 is trained once for all of them."""
+    cache = cache_of(undisturbed)
+    options = (f"benchmark.start={start}", "benchmark.iterations=[40,1]", f"cache.dir={cache.parent}")
+    answer = runs(tmp_path, "method=base", *options)
+    assert answer.code == 0, answer.err
+    assert "first phase taken from" in answer.err
+    found, state = rows(only_run(tmp_path)), final_state(cache)
+    best = min(found[:20], key=lambda row: row["val/loss"])["step"]
+    first = found[20]
+    assert first["boundary/start_iteration"] == {"best": best, "20": 20, "end": 40}[start]
+    assert first["boundary/sfe"] == 0  # base does nothing
+    assert first["boundary/val_loss_before"] == first["boundary/val_loss_after"]
+    weights = state["model"] if start == "end" else state["kept"][start]["weights"]
+    after = final_state(only_run(tmp_path))["model"]
+    for name, weight in weights.items():  # one step away, by about the learning rate
+        assert not torch.equal(after[name], weight)
+        assert (after[name] - weight).abs().max() < 2.5e-3
+    others = [w for name, w in (("end", state["model"]), ("20", state["kept"]["20"]["weights"])) if name != start]
+    assert any((after["lm_head.weight" if "lm_head.weight" in o else "transformer.wte.weight"]
+                - o["transformer.wte.weight"]).abs().max() > 2.5e-3 for o in others)  # fmt: skip
+
+
+def test_from_scratch_and_full_reset_are_the_same_training(undisturbed, runs, tmp_path):
+    cache = f"cache.dir={cache_of(undisturbed).parent}"
+    for folder, options in (("a", ["method=base", "from=scratch"]), ("b", ["method=full_reset", "from=end", cache])):
+        (tmp_path / folder).mkdir()
+        assert runs(tmp_path / folder, *options).code == 0
+    scratch, reset = rows(only_run(tmp_path / "a")), rows(only_run(tmp_path / "b"))
+    assert {row["phase"] for row in scratch} == {1}
+    assert [row["val/loss"] for row in scratch] == [row["val/loss"] for row in reset[-len(scratch) :]]
+
+
+def test_kills_change_nothing(undisturbed, runs, tmp_path):
+    """SIGKILL at moments of both phases; rows and weights are those of the undisturbed run, bit for bit."""
+    options = ("method=fire", "checkpoint.every_seconds=0.02")
+    for lines in (4, 22, 31):
+        child = runs.start(tmp_path, *options)
+        wait_for(lambda n=lines: written(tmp_path) >= n)
+        os.kill(child, signal.SIGKILL)
+        assert runs.zygote.wait(child) == -signal.SIGKILL
+    answer = runs(tmp_path, *options)
+    assert answer.code == 0
+    assert "goes on from step" in answer.err
+    assert rows(only_run(tmp_path)) == rows(only_run(undisturbed))
+    assert same(final_state(only_run(tmp_path)), final_state(only_run(undisturbed)))
+
+
+def written(folder: Path) -> int:
+    """Rows in the run that gets on best, be it the shared first phase's."""
+    files = [*folder.glob("runs/.cache/*/metrics.jsonl"), *folder.glob("runs/language/*/metrics.jsonl")]
+    return max((len(file.read_text().splitlines()) for file in files), default=0)
+
+
+def test_signal_saves_and_says_so(undisturbed, runs, tmp_path):
+    child = runs.start(tmp_path, "method=fire")
+    wait_for(lambda: written(tmp_path) >= 23)
+    os.kill(child, signal.SIGTERM)
+    assert runs.zygote.wait(child) == 75
+    assert "stopped by signal" in runs.zygote.output(tmp_path, child, "err")
+    assert runs(tmp_path, "method=fire").code == 0
+    assert rows(only_run(tmp_path)) == rows(only_run(undisturbed))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["method=fire_exact"],
+        ["method=snp", "model.activation=swiglu", "model.n_kv_head=1"],
+        ["method=l2init", "precision=bfloat16"],
+        ["method=parseval"],
+        ["method=muon"],
+        ["method=redo", "model.activation=relu2", "method.threshold=0.5"],
+        ["method=fire", "method.layout={linear: project, head: keep}"],
+    ],
+    ids=lambda options: options[0] + ("-keep" if len(options) > 1 and "keep" in options[1] else ""),
+)
+def test_methods(undisturbed, runs, tmp_path, options):
+    cache = [] if any("activation" in o or "precision" in o for o in options) else [cache_of(undisturbed).parent]
+    answer = runs(tmp_path, *options, *(f"cache.dir={place}" for place in cache))
+    assert answer.code == 0, answer.err
+    found = rows(only_run(tmp_path))
+    assert all(math.isfinite(row["val/loss"]) for row in found)
+    if options[0] == "method=fire_exact":
+        assert found[20]["boundary/dfi_after"] < 1e-6 * found[20]["boundary/dfi_before"]
+
+
+def test_tied_matrix_is_projected_unless_kept():
+    """The declared choice: `gpt` projects embedding and head, which are one."""
+    from fire_core import fire_
+
+    torch.manual_seed(0)
+    model = GPT(256, 32, 1, 2, 32)
+    for layout, moves in (("gpt", True), ({"linear": "project", "head": "keep"}, False)):
+        net = Net.of({"model": model})
+        fire_(model, solver="exact", layout=layout)
+        moved = not torch.equal(model.lm_head.weight, net.init["model"]["lm_head.weight"])
+        assert moved == moves
+        assert model.lm_head.weight is model.transformer["wte"].weight
+        model.load_state_dict(net.init["model"])
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["tokenizer=bpe"], 2, "tokenizer=bpe is unknown; accepted: byte, gpt2"),
+        (["benchmark.start=30k"], 2, "start=30k is not kept; accepted: best, end, scratch, 20"),
+        (["from=fourth"], 2, "from=fourth is unknown"),
+        (["benchmark.start=late"], 2, "start=late is unknown; accepted: best, end, scratch"),
+        (["benchmark.checkpoints=[99]"], 2, "go beyond phase 0, which has 40 steps"),
+        (["benchmark.iterations=null", "benchmark.passes=[0,1]"], 2, "passes=[0, 1] must be two positive numbers"),
+        (["batch_size=0"], 2, "batch_size must be at least 1"),
+        (["lr=abc"], 2, "lr"),
+        (["min_lr_ratio=2"], 2, "min_lr_ratio must be in [0, 1]"),
+        (["dataset.replay=-1"], 2, "dataset.replay must be in [0, 1]"),
+        (["precision=float8"], 2, "precision=float8 is unknown; accepted: float32, bfloat16"),
+        (["model.n_head=3"], 2, "model.n_embd must be a multiple of n_head=3"),
+        (["model.block_size=100000"], 2, "too few for model.block_size=100000"),
+        (["dataset=wiki_owt"], 2, "python -m language.prepare dataset=wikitext103"),
+        (["method=cbp", "compile=true"], 2, "compile=false"),
+        (["dataset=texts"], 2, "dataset=text needs path="),
+        (["lr=1e30"], 3, "not finite"),
+    ],
+    ids=lambda value: str(value[0]) if isinstance(value, list) else "",
+)
+def test_wrong_input_is_one_line(runs, tmp_path, options, code, says):
+    answer = runs(tmp_path, *options)
+    assert answer.code == code, answer.err
+    assert says in answer.err
+    assert "Traceback" not in answer.err
+    assert len([line for line in answer.err.splitlines() if line.startswith("error:")]) == 1
+    assert code == 3 or not (tmp_path / "runs").exists()
+
+
+def test_damaged_tokens_stop_a_run(runs, tmp_path, programs):
+    assert programs.run(tmp_path, "language.prepare", "dataset=pydoc", "progress=false").code == 0
+    (file,) = tmp_path.glob("data/language/*/train.bin")
+    file.write_bytes(file.read_bytes()[:-1])
+    answer = runs(tmp_path, "paths.data=data")
+    assert answer.code == 2
+    assert f"{file.relative_to(tmp_path)} is truncated" in answer.err
+
+
+def test_sample(undisturbed, programs):
+    run = only_run(undisturbed).relative_to(undisturbed)
+    answer = programs.run(undisturbed, "language.sample", f"run={run}", "prompt=def", "tokens=30", "samples=2")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("def")
+    assert answer.out.count("def") >= 2
+    answer = programs.run(undisturbed, "language.sample", f"run={run}", "checkpoint=nope")
+    assert answer.code == 2
+    assert "checkpoint=nope is not in" in answer.err
+    entry = cache_of(undisturbed)
+    answer = programs.run(undisturbed, "language.sample", f"run={entry}", "checkpoint=best", "tokens=5")
+    assert answer.code == 0, answer.err
+
+
+def test_greedy_samples_are_the_most_probable_tokens():
+    torch.manual_seed(0)
+    model = GPT(16, 8, 1, 2, 16).eval()
+    start = torch.randint(16, (2, 3))
+    out = generate(model, start, 9, temperature=0)
+    assert out.shape == (2, 12)
+    for i in range(3, 12):
+        logits, _ = model(out[:, max(0, i - 8) : i])
+        assert torch.equal(out[:, i], logits[:, -1].argmax(1))
+    assert torch.equal(generate(model, start, 9, temperature=1.0, top_k=1), out)
+
+
+# ---- several processes
+
+
+def torchrun_environment(rank: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def start_two(runs: Runs, folder: Path, *options: str) -> list[int]:
+    port = free_port()
+    return [runs.start(folder, *options, **torchrun_environment(rank, port)) for rank in (0, 1)]
+
+
+def losses(folder: Path) -> torch.Tensor:
+    return torch.tensor([[row["train/loss"], row["val/loss"]] for row in rows(only_run(folder))])
+
+
+def test_two_processes_are_one(runs, tmp_path):
+    """The same global batch gives the same curve, also when both are stopped on the way and one goes on alone."""
+    options = ("method=l2init", "accumulation=4")
+    for name in ("one", "two", "stopped"):
+        (tmp_path / name).mkdir()
+    assert runs(tmp_path / "one", *options).code == 0
+    children = start_two(runs, tmp_path / "two", *options)
+    codes = [runs.zygote.wait(child) for child in children]
+    assert codes == [0, 0], [runs.zygote.output(tmp_path / "two", child, "err") for child in children]
+    torch.testing.assert_close(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
+
+    children = start_two(runs, tmp_path / "stopped", *options)
+    wait_for(lambda: written(tmp_path / "stopped") >= 25)
+    os.kill(children[1], signal.SIGTERM)  # one is enough: they tell each other
+    assert [runs.zygote.wait(child) for child in children] == [75, 75]
+    assert runs(tmp_path / "stopped", *options).code == 0
+    torch.testing.assert_close(losses(tmp_path / "stopped"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
+
+
+def test_accumulation_must_be_dealt_out(runs, tmp_path):
+    children = start_two(runs, tmp_path, "accumulation=3")
+    assert [runs.zygote.wait(child) for child in children] == [2, 2]
+    assert "accumulation=3 batches cannot be dealt to 2 processes" in runs.zygote.output(tmp_path, children[0], "err")
+
+
+def test_a_rank_that_dies_ends_the_others(runs, tmp_path):
+    """Under torchrun; and the run goes on from its checkpoint."""
+    options = ["method=base", "accumulation=2", "benchmark.iterations=[4000,40]", "checkpoint.every_seconds=0.2"]
+    torchrun = runs.zygote.start(
+        tmp_path, "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", "-m",
+        "language.train", *runs.tiny(*options), PYTHONPATH=os.pathsep.join((str(Path.cwd()),)),
+    )  # fmt: skip
+    wait_for(lambda: written(tmp_path) >= 1, 120)
+    victim = next(pid for pid in workers(torchrun) if environment(pid).get("RANK") == "1")
+    others = workers(torchrun)
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: not any(alive(pid) for pid in others), 30)
+    assert runs.zygote.wait(torchrun) != 0
+    assert "SIGKILL" in runs.zygote.output(tmp_path, torchrun, "err")
+
+
+def workers(parent: int) -> list[int]:
+    text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+def environment(pid: int) -> dict[str, str]:
+    pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
