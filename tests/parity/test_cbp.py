@@ -80,7 +80,9 @@ def test_every_step(network: str) -> None:
             close(cbp.state["magnitude"][i], DATA[at.format("mean_feature_mag")])
             assert cbp.state["debt"][i] == pytest.approx(float(DATA[at.format("accumulator")]), abs=1e-9)
             np.testing.assert_array_equal(cbp.state["age"][i].numpy(), DATA[at.format("ages_after")])
-            if cbp.utility[i] is not None and (len(chosen[i]) or aliased[link.name]):
+            if cbp.utility[i] is None:
+                assert not DATA[at.format("util")].any(), at  # as the reference starts, until something is replaced
+            elif len(chosen[i]) or aliased[link.name]:
                 close(cbp.utility[i], DATA[at.format("util")])
             aliased[link.name] |= cbp.readers[i] is None and len(chosen[i]) > 0
         if t == DATA[f"{network}.effect_step"]:
@@ -102,6 +104,7 @@ def check_effect(network: str, model: nn.Module, before: dict[str, Tensor]) -> N
 )
 def test_deviation_of_new_rows(network: str, layer: str) -> None:
     fan_in = int(np.prod(DATA[f"{network}.w0.{layer}.weight"].shape[1:]))
+    assert float(DATA[f"{network}.reinit_std.{layer}"]) == pytest.approx((2 / fan_in) ** 0.5, rel=1e-6)
     drawn = he_normal((4000,), fan_in, torch.Generator().manual_seed(0))
     assert drawn.std().item() == pytest.approx(float(DATA[f"{network}.reinit_std.{layer}"]), rel=0.04)
 
@@ -109,7 +112,9 @@ def test_deviation_of_new_rows(network: str, layer: str) -> None:
 def test_windows_are_raw_outputs_pooled_where_a_pool_follows() -> None:
     """The stored passes through the whole network in train mode, and what the hooks make of each layer."""
     model = module_from(golden.tensors("cbp", "hook.w."))
-    links, pooled, norms = chain({"model": model}).links, set(pairs("cnn.pool_of")), pairs("cnn.bn_of")
+    names = {key.removeprefix("hook.w.") for key in DATA if key.startswith("hook.w.")}
+    (network,) = [net for net in NETWORKS if names == set(golden.tensors("cbp", f"{net}.w0."))]
+    links, pooled, norms = chain({"model": model}).links, set(pairs(f"{network}.pool_of")), pairs(f"{network}.bn_of")
     for link in links:
         link.pool = nn.MaxPool2d(2) if link.name in pooled else None
         if link.layer.weight.ndim == 4:
@@ -128,7 +133,9 @@ def test_windows_are_raw_outputs_pooled_where_a_pool_follows() -> None:
                 x = x.relu() if link.pool is None else link.pool(x.relu())
             for link, window in zip(links, watch.read(), strict=True):
                 seen[link.name].append(window)
-    for name, window in golden.tensors("cbp", "hook.window.").items():
+    windows = golden.tensors("cbp", "hook.window.")
+    assert list(windows) == DATA[f"{network}.in_layers"].tolist()
+    for name, window in windows.items():
         mine = torch.cat(seen[name])[-META["hook_window"] :]
         torch.testing.assert_close(mine, window, rtol=RTOL, atol=1e-5)
 

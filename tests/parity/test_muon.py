@@ -15,7 +15,8 @@ META = golden.meta("muon")
 CASES = sorted({key.split(".")[1] for key in golden.load("muon") if key.startswith("grad.")})
 GROUPS = golden.facts("muon_groups")["models"]
 MODELS = {"RESNET18": ResNet18, "TinyViT": ViT, "VGG16": VGG16}
-CLASSES = {"RESNET18": 10, "TinyViT": 100, "VGG16": 200}
+FACTS = {name.split("_")[0]: facts for name, facts in golden.facts("models_facts").items()}
+FILLS = {name.split("_")[0]: spec for name, spec in golden.facts("models_fill").items()}
 
 
 def close_direction(actual: Tensor, expected: Tensor) -> None:
@@ -72,6 +73,33 @@ def test_direction_and_momentum(case: str, channels_last: bool) -> None:
         close_direction(-parameter.detach().contiguous(), update)
         momentum = optimizer.parts[0].state[parameter]["momentum_buffer"]
         torch.testing.assert_close(momentum, golden.tensors("muon", f"momentum.{case}.t")[str(t)], rtol=0, atol=1e-6)
+        nesterov = gradients[str(t)].lerp(momentum, META["beta"])  # what the reference leaves in the gradient
+        after = golden.tensors("muon", f"grad_after.{case}.t")[str(t)]
+        torch.testing.assert_close(nesterov, after, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", sorted(golden.tensors("muon", "zp_in.")))
+def test_orthogonalisation_alone(case: str) -> None:
+    """A first step is that of the gradient itself, whose scale does not matter."""
+    gradient = golden.tensors("muon", "zp_in.")[case]
+    model = Wrapped(torch.zeros_like(gradient))
+    model.layer.weight.grad = gradient.clone()
+    optimizer_for(model, lr=1.0).step()
+    factor = math.sqrt(max(1, gradient.shape[0] / gradient.shape[1]))
+    exact = quintic(gradient.double())
+    torch.testing.assert_close(golden.tensors("muon", "zp_out_fp32.")[case].double(), exact, rtol=0, atol=1e-4)
+    for expected in (golden.tensors("muon", "zp_out.")[case], exact):
+        close_direction(-model.layer.weight.detach() / factor, expected)
+
+
+def quintic(X: Tensor) -> Tensor:
+    """The iteration in the precision of `X`."""
+    a, b, c = META["coeffs"]
+    X = X / (X.norm() + 1e-7)
+    for _ in range(META["ns_steps"]):
+        A = X @ X.mT
+        X = a * X + (b * A + c * A @ A) @ X
+    return X
 
 
 @pytest.mark.parametrize("case", FILTERS)
@@ -134,24 +162,37 @@ def test_whole_optimizer() -> None:
     for key, value in golden.tensors("muon", "opt.state.").items():
         kind, name = key.split(".", 1)
         state = optimizer.parts[0 if name.startswith("muon.") else 1].state[model.parameter(name)]
-        if kind in state:  # the reference keeps a state for a parameter without gradient too
+        if kind in state:
             torch.testing.assert_close(state[kind].double(), value.double(), rtol=0, atol=1e-6)
+        else:  # the reference keeps a state for a parameter without gradient too
+            assert model.parameter(name).grad is None
+            assert (value == (steps if kind == "step" else 0)).all(), key
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
 def test_groups(model: str) -> None:
     muon, adam = GROUPS[model]
     with torch.device("meta"):
-        network = MODELS[model](num_classes=CLASSES[model])
+        network = MODELS[model](num_classes=FILLS[model.lower()]["labels"]["modulus"])
+    names = [name for name, _ in FACTS[model.lower()]["params"]]  # the reference's, in the order of ours
+    theirs = dict(zip(network.parameters(), names, strict=True))
     counts = {}
     for variant in ("reference", "plain"):
-        optimizer = optimizer_for(network, variant)
+        method = MuonOptimizer(lr=muon["lr"], adam_lr=adam["lr"], variant=variant)
+        optimizer = method.optimizer(Net({"model": network}, {}), torch.optim.Adam)
         first, second = optimizer.parts
+        if variant == "reference":
+            for part, facts in ((first, muon), (second, adam)):
+                assert {theirs[p] for group in part.param_groups for p in group["params"]} == set(facts["params"])
+                assert {group["weight_decay"] for group in part.param_groups} == {facts["weight_decay"]}
         counts[variant] = sum(p.numel() for group in first.param_groups for p in group["params"])
         assert counts[variant] + sum(p.numel() for p in second.param_groups[0]["params"]) == sum(
             p.numel() for p in network.parameters()
         )
     assert counts["reference"] == muon["n_scalars"]
+    assert sum(p.numel() for p in network.parameters()) == muon["n_scalars"] + adam["n_scalars"]
+    assert {group["momentum"] for group in first.param_groups} == {muon["momentum"]}
+    assert second.param_groups[0]["lr"] == adam["lr"]
     assert second.param_groups[0]["betas"] == tuple(adam["betas"])
     assert second.param_groups[0]["eps"] == adam["eps"]
     free = sum(p.numel() for name, p in network.named_parameters() if name.endswith(("pos_embedding", "cls_token")))

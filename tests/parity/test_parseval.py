@@ -1,6 +1,7 @@
 """Parseval regularisation against the reference (golden README, reg.npz): terms and gradients."""
 
 import re
+from collections.abc import Collection
 
 import pytest
 import torch
@@ -20,20 +21,22 @@ def network() -> Net:
     return Net({"model": model}, {"model": golden.tensors("reg", "init.")})
 
 
-def compare_gradients(net: Net, expected: dict[str, Tensor], without: str | None = None) -> None:
+def compare_gradients(net: Net, expected: dict[str, Tensor], without: Collection[str] = ()) -> None:
+    assert expected.keys() == dict(net.modules["model"].named_parameters()).keys()
     for name, gradient in expected.items():
-        if name != without:
+        if name not in without:
             got = net.modules["model"].get_parameter(name).grad
             got = torch.zeros_like(gradient) if got is None else got
             torch.testing.assert_close(got, gradient, rtol=0, atol=RTOL * max(float(gradient.abs().max()), 1e-30))
 
 
-def group_norm(net: Net) -> tuple[str, Tensor]:
-    """The one scale on which the reference is at fault: a norm that it does not know."""
+def group_norms(net: Net) -> dict[str, Tensor]:
+    """The scales on which the reference is at fault: norms that it does not know."""
+    parameters = dict(net.modules["model"].named_parameters())
     known = set(golden.load("reg")["norm_param_names"].tolist())
-    scales = [(n, p) for n, p in net.modules["model"].named_parameters() if p.ndim == 1 and n.endswith("weight")]
-    (found,) = [(name, p.detach()) for name, p in scales if name not in known and name.split(".", 1)[-1] not in known]
-    return found
+    assert known <= {name for name, p in parameters.items() if p.ndim == 1}
+    scales = {n: p.detach() for n, p in parameters.items() if p.ndim == 1 and n.endswith("weight") and n not in known}
+    return {n: p.requires_grad_() for n, p in scales.items()}
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -41,12 +44,28 @@ def test_parseval(scale: str) -> None:
     net, s = network(), float(scale)
     penalty = Parseval(coef=1.0, scale=s).penalty(net)
     penalty.backward()
-    name, gamma = group_norm(net)
-    terms = golden.tensors("reg", f"parseval_s{scale}.term.")
-    as_matrix = torch.linalg.matrix_norm(torch.outer(gamma, gamma) - s * torch.eye(len(gamma))) ** 2
-    torch.testing.assert_close(terms[name], as_matrix, rtol=RTOL, atol=0)  # what the reference makes of it
-    as_norm = (gamma.square() - s).square().sum()
-    expected = sum(terms.values()) - terms[name] + as_norm
+    terms, gradients = (golden.tensors("reg", f"parseval_s{scale}.{part}.") for part in ("term", "grad"))
+    expected = total = sum(terms.values())
+    unknown = group_norms(net)
+    for name, gamma in unknown.items():
+        as_matrix = torch.linalg.matrix_norm(torch.outer(gamma, gamma) - s * torch.eye(len(gamma))) ** 2
+        as_matrix.backward()
+        torch.testing.assert_close(terms[name], as_matrix.detach(), rtol=RTOL, atol=0)  # what the reference makes of it
+        torch.testing.assert_close(gradients[name], gamma.grad, rtol=RTOL, atol=1e-6)
+        expected = expected - terms[name] + (gamma.detach().square() - s).square().sum()
     torch.testing.assert_close(penalty.detach(), expected, rtol=RTOL, atol=0)
-    torch.testing.assert_close(sum(terms.values()), golden.tensors("reg", f"parseval_s{scale}.loss")[""])
-    compare_gradients(net, golden.tensors("reg", f"parseval_s{scale}.grad."), without=name)
+    torch.testing.assert_close(total, golden.tensors("reg", f"parseval_s{scale}.loss")[""], rtol=RTOL, atol=0)
+    compare_gradients(net, gradients, without=unknown)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_each_term(scale: str) -> None:
+    """Of a single layer; its bias brings nothing."""
+    net = network()
+    terms = golden.tensors("reg", f"parseval_s{scale}.term.")
+    for name in terms.keys() - group_norms(net).keys():
+        layer = name.rpartition(".")[0]
+        state = net.modules["model"].state_dict()
+        alone = module_from({key: value for key, value in state.items() if key.rpartition(".")[0] == layer})
+        penalty = Parseval(coef=1.0, scale=float(scale)).penalty(Net({"model": alone}, {}))
+        torch.testing.assert_close(penalty.detach(), terms[name], rtol=RTOL, atol=0)
