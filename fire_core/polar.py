@@ -19,7 +19,7 @@ from fire_core._steps import MUON, PAPER, Step, fro, gram, iterate, prepare, upp
 
 NORM_INITS = ("frobenius", "spectral", "power", "schatten4")
 SOLVERS = ("newton_schulz", "exact", "muon")
-CHUNK = 2**21  # entries of a CPU batch in flight: three float32 buffers of 8 MB
+CHUNK = 2**18  # entries of a CPU batch in flight: three float32 buffers of 1 MB, which caches hold
 
 
 class NonFiniteError(ValueError):
