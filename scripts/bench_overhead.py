@@ -2,30 +2,36 @@
 
     python scripts/bench_overhead.py --rounds 5
 
-Each run is a fork of one process that has imported everything, so that the two kinds differ in nothing else. Told are,
-for the wall clock and for the processor time of the training process and its children (wandb lives in one), the medians
-and the median over rounds of on/off. On a machine that does other work too, processor time is the one to trust.
+Each run is a fork of one process that has imported everything, so that the two kinds differ in nothing else. Told are
+medians: of the wall clock, of the processor time of the training process and of its children (wandb lives in one), with
+on/off over rounds; and of the wall clock that the training process spends within the harness's own calls, which shows
+what a difference of noisy totals cannot. `waiting` is the end, where it waits for wandb to take the last rows.
 """
 
 import argparse
+import json
 import os
 import resource
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hydra
 
-from fire_core.harness import run as run_module
+import vision.train
 from fire_core.harness.cli import CONF, Outcome
-from vision.train import run_one
+from fire_core.harness.run import Run
+from fire_core.harness.tracker import Wandb
 
 KINDS = ("off", "on")
 COLUMNS = ("wall clock", "training process", "its children")
+CALLS = ("log", "checkpoint")  # of Run, while training goes on
 
 
-class Silent(run_module.Run):
+class Silent(Run):
     """A run that writes neither rows nor checkpoints."""
 
     def log(self, row: dict[str, object]) -> None:
@@ -41,28 +47,49 @@ class Silent(run_module.Run):
         return False
 
 
-def measure(kind: str, options: list[str]) -> tuple[float, ...]:
-    """Seconds of one run in a fork: wall clock, processor time of the process, and of its children."""
+def timed(function: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    """The function, its seconds added to `spent[0]`."""
+
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*arguments, **named)
+        finally:
+            spent[0] += time.perf_counter() - began
+
+    return wrapper
+
+
+def one_run(kind: str, options: list[str], folder: str) -> list[float]:
+    """Seconds of a run in this process: wall clock, processor, children's processors, harness calls, waiting."""
+    config = hydra.compose("vision", [f"paths.runs={folder}", "cache=off", "progress=false", *options])
+    calls, waiting = [0.0], [0.0]
+    if kind == "off":
+        config.tracker = {"_target_": "fire_core.harness.tracker.Tracker", "name": "none"}
+        vision.train.Run = Silent  # type: ignore[misc]
+    else:
+        for name in CALLS:
+            setattr(Run, name, timed(getattr(Run, name), calls))
+        Wandb.finish = timed(Wandb.finish, waiting)  # type: ignore[method-assign]
+    began, before = time.perf_counter(), time.process_time()
+    vision.train.run_one(config, Outcome(""))
+    wall, processor = time.perf_counter() - began, time.process_time() - before
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return [wall, processor, children.ru_utime + children.ru_stime, calls[0], waiting[0]]
+
+
+def measure(kind: str, options: list[str]) -> list[float]:
+    """The same, in a fork."""
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         with tempfile.TemporaryDirectory() as folder, hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            off = ["tracker=none"] if kind == "off" else []
-            config = hydra.compose("vision", [f"paths.runs={folder}", "cache=off", "progress=false", *options, *off])
-            if kind == "off":
-                import vision.train
-
-                vision.train.Run = Silent  # type: ignore[misc]
-            began, before = time.perf_counter(), time.process_time()
-            run_one(config, Outcome(""))
-            children = resource.getrusage(resource.RUSAGE_CHILDREN)
-            told = (time.perf_counter() - began, time.process_time() - before, children.ru_utime + children.ru_stime)
-            os.write(write, " ".join(map(str, told)).encode())
+            os.write(write, json.dumps(one_run(kind, options, folder)).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        answer = pipe.read()
+        answer: list[float] = json.loads(pipe.read())
     os.waitpid(child, 0)
-    return tuple(map(float, answer.split()))
+    return answer
 
 
 def main() -> None:
@@ -72,7 +99,7 @@ def main() -> None:
     parser.add_argument("options", nargs="*", help="options of vision.train, such as scale=smoke")
     given = parser.parse_args()
     measure("off", ["scale=smoke"])  # warms the caches of the system
-    seconds: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in KINDS}
+    seconds: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     for number in range(given.rounds):
         for kind in KINDS if number % 2 else KINDS[::-1]:
             seconds[kind].append(measure(kind, given.options))
@@ -84,6 +111,10 @@ def main() -> None:
             more = sorted(a / b - 1 for a, b in zip(on, off, strict=True))
             told += f"   more: {statistics.median(more):+.2%} ({more[0]:+.2%} to {more[-1]:+.2%})"
         print(told)
+    walls, calls, waiting = ([row[index] for row in seconds["on"]] for index in (0, 3, 4))
+    part = statistics.median(call / (wall - wait) for call, wall, wait in zip(calls, walls, waiting, strict=True))
+    print(f"harness calls     {statistics.median(calls):.3f} s, {part:.2%} of the wall clock")
+    print(f"waiting           {statistics.median(waiting):.3f} s at the end, for wandb")
 
 
 if __name__ == "__main__":
