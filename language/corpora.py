@@ -103,20 +103,32 @@ def text(path: str, pattern: str = "*.txt", val_fraction: float = 0.1) -> Corpus
     return _in_memory(f"{len(files)} files of {place.resolve()}", named, val_fraction, fingerprint)
 
 
-def wikitext103() -> Corpus:
-    """WikiText-103, raw (Merity et al., arXiv 1609.07843), with its own validation set; lines run on without a mark."""
-    splits = _load_dataset("Salesforce/wikitext", "wikitext-103-raw-v1")
+def wikitext103(repository: str = "Salesforce/wikitext", revision: str | None = None) -> Corpus:
+    """WikiText-103, raw (Merity et al., arXiv 1609.07843), with its own validation set; lines run on without a mark.
+
+    Args:
+        repository: on the Hugging Face hub.
+        revision: of it; None: the newest.
+    """
+    splits = _load_dataset(repository, "wikitext-103-raw-v1", revision)
     return _from_hub("wikitext-103-raw-v1", splits["train"], splits["validation"], ends=False)
 
 
-def openwebtext(val_fraction: float = 0.0005, split_seed: int = 2357) -> Corpus:
+def openwebtext(
+    val_fraction: float = 0.0005,
+    split_seed: int = 2357,
+    repository: str = "Skylion007/openwebtext",
+    revision: str | None = None,
+) -> Corpus:
     """OpenWebText (Gokaslan and Cohen), split as nanoGPT does.
 
     Args:
+        repository: on the Hugging Face hub.
+        revision: of it; None: the newest.
         val_fraction: part of the documents that is held out.
         split_seed: of the choice of these.
     """
-    whole = _load_dataset("Skylion007/openwebtext")["train"]
+    whole = _load_dataset(repository, None, revision)["train"]
     parts = whole.train_test_split(test_size=val_fraction, seed=split_seed, shuffle=True)
     return _from_hub("openwebtext", parts["train"], parts["test"])
 
@@ -148,14 +160,16 @@ def _from_hub(source: str, train: Any, val: Any, ends: bool = True) -> Corpus:
     return Corpus(source, len(val) + len(train), documents, ends)
 
 
-def _load_dataset(*name: str) -> Any:
+def _load_dataset(repository: str, name: str | None, revision: str | None) -> Any:
     try:
         from datasets import load_dataset
     except ImportError:
         raise ConfigError(
-            f"{name[0]} comes through Hugging Face datasets: pip install 'fire-plasticity[language]'"
+            f"{repository} comes through Hugging Face datasets: pip install 'fire-plasticity[language]'"
         ) from None
     try:
-        return load_dataset(*name)
+        return load_dataset(repository, name, revision=revision)
     except Exception as error:  # connection, hub and disk errors of many classes
-        raise ConfigError(f"cannot load {'/'.join(name)}: {str(error).splitlines()[0]}") from None
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        hint = "; dataset.repository= and dataset.revision= name a copy in parquet" if "script" in cause else ""
+        raise ConfigError(f"cannot load {repository} from the hub: {cause}{hint}") from None

@@ -1,13 +1,18 @@
 """Token files: what goes in comes out, damage is refused by name, an interrupted preparation goes on."""
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import hydra
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
+from fire_core.harness.cli import CONF
 from fire_core.harness.errors import ConfigError
 from language import corpora, prepare
 from language.data import Mixture, TokenFile, evenly_spaced, open_tokens, windows
@@ -205,3 +210,77 @@ def test_held_out_sequences_do_not_overlap():
     assert len(set(rows.flatten().tolist())) == rows.numel()
     assert rows[0, 0] == 0
     assert rows[-1, -1] == 99
+
+
+# ---- what cannot be downloaded here, through stand-ins for the packages
+
+
+class Split(list):
+    """Rows as Hugging Face `datasets` gives them: a dict for an index, a dict of columns for a slice."""
+
+    def __getitem__(self, key):
+        return {"text": super().__getitem__(key)}
+
+    def train_test_split(self, test_size: float, seed: int, shuffle: bool) -> dict[str, "Split"]:
+        assert (seed, shuffle) == (2357, True)
+        held_out = max(1, int(test_size * len(self)))
+        return {"train": Split(list(self)[held_out:]), "test": Split(list(self)[:held_out])}
+
+
+class Encoding:
+    """Every character is a token from 1,000 on."""
+
+    def encode_ordinary_batch(self, texts: list[str]) -> list[list[int]]:
+        return [[1000 + ord(c) for c in text] for text in texts]
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(chr(token - 1000) for token in tokens if token != 50_256)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = {
+        ("Salesforce/wikitext", "wikitext-103-raw-v1"): {
+            "train": Split(f"wiki {i}\n" for i in range(2345)),
+            "validation": Split(["held\n", "out\n"]),
+        },
+        ("Skylion007/openwebtext", None): {"train": Split(f"web {i}" for i in range(3000))},
+    }
+
+    def load_dataset(repository: str, name: str | None, revision: str | None) -> dict[str, Split]:
+        if revision == "old":
+            raise RuntimeError("Dataset scripts are no longer supported, but found openwebtext.py")
+        return hub[repository, name]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(sys.modules, "tiktoken", SimpleNamespace(get_encoding=lambda name: Encoding()))
+
+
+@pytest.mark.parametrize("name", ["wikitext103", "openwebtext"])
+def test_corpora_of_the_hub(tmp_path, stand_ins, name, caplog):
+    gpt2 = get_tokenizer("gpt2")
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        options = OmegaConf.to_container(hydra.compose("language_prepare", [f"dataset={name}"]).dataset)
+    files = prepare.prepare(tmp_path, options, gpt2, progress=False)
+    texts = {split: gpt2.decode(file.tokens.tolist()) for split, file in files.items()}
+    assert files["train"].tokens.dtype == np.uint16
+    if name == "wikitext103":
+        assert texts == {"train": "".join(f"wiki {i}\n" for i in range(2345)), "val": "held\nout\n"}
+    else:  # every document ends with a mark
+        assert texts == {"train": "".join(f"web {i}" for i in range(1, 3000)), "val": "web 0"}
+        assert int((files["train"].tokens == gpt2.end).sum()) == 2999
+    assert "are usual" in caplog.text  # ours is not the size that the real one has
+    assert load(tmp_path, options, gpt2, local=False)["val"].header["sha256"] == files["val"].header["sha256"]
+
+
+def test_documents_of_the_hub_from_the_middle(stand_ins):
+    corpus = corpora.wikitext103()
+    documents = list(corpus.documents(0))
+    assert len(documents) == corpus.count == 2347
+    for start in (1, 2, 1500):
+        assert list(corpus.documents(start)) == documents[start:]
+
+
+def test_the_hub_says_no(stand_ins):
+    with pytest.raises(ConfigError, match=r"cannot load Skylion007/openwebtext .*scripts.*dataset\.repository="):
+        corpora.openwebtext(revision="old")
