@@ -5,11 +5,9 @@ A stream of phases; a method acts at each boundary between two, and may act with
 
 import contextlib
 import functools
-import inspect
 import itertools
 import logging
 import math
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,53 +17,27 @@ from typing import Any
 import hydra
 import torch
 import torch.nn.functional as F
-from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from fire_core.harness import seeding
 from fire_core.harness.build import build
 from fire_core.harness.cli import Outcome, job, run_program
-from fire_core.harness.config import Trunk, check_name, digest, identity, resolve_device, set_up_torch
-from fire_core.harness.errors import ConfigError, TrainingError
+from fire_core.harness.config import check_name, digest, identity
+from fire_core.harness.console import progress_bar, show
+from fire_core.harness.errors import TrainingError
 from fire_core.harness.first_phase import shared_first_phase
 from fire_core.harness.measure import Meter, Stopwatch, total_sfe
-from fire_core.harness.plasticity import LEVELS, plasticity
+from fire_core.harness.plasticity import plasticity
 from fire_core.harness.run import Run
 from fire_core.harness.signals import Preemption
 from fire_core.methods import Context, Method, Net
 from vision.benchmarks import Phase
-from vision.data import ImageData
 from vision.schedule import reference, warmup
+from vision.task import Task, build_model
 
 log = logging.getLogger(__name__)
 PROBE = 256  # test images on which plasticity is measured
-
-
-@dataclass
-class VisionConfig(Trunk):
-    """Options of `vision.train`; `conf/vision.yaml` fills them in."""
-
-    program: str = "vision"
-    method: Any = MISSING
-    dataset: Any = MISSING
-    model: Any = MISSING
-    benchmark: Any = MISSING
-    optimizer: Any = MISSING
-    epochs: int = MISSING  # displayed epochs of a phase
-    lr: float = 1e-3
-    batch_size: int = 256
-    eval_batch_size: int = 2048
-    grad_clip: float | None = 0.5
-    warmup: float = 0.1  # fraction of each phase
-    schedule: str = "warmup"  # warmup, reference
-    variant: str = "plain"  # of models and methods that have one: plain, reference (as the authors' code does it)
-    metrics: str = "cheap"  # of plasticity at boundaries: off, cheap, full
-    precision: str = "float32"  # float32, bfloat16 (autocast)
-
-
-ConfigStore.instance().store(name="vision_schema", node=VisionConfig)
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="vision")
@@ -96,8 +68,7 @@ def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
     every, keep = config.checkpoint.every_seconds, config.checkpoint.keep
 
     tracker = build("tracker", config.tracker)
-    total = sum(phase.steps(config.batch_size) for phase in task.phases)
-    with Run(folder, what, yaml, tracker, every, keep, total_steps=total) as run:
+    with Run(folder, what, yaml, tracker, every, keep, total_steps=task.total_steps) as run:
         if (summary := run.done) is not None:
             log.info("%s is done: test accuracy %.4f", folder, summary["test/accuracy"])
             outcome.state = "skipped"
@@ -129,73 +100,12 @@ def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
 
 
 @dataclass
-class Task:
-    """What is fixed before the first step: data on the device, phases, options. Everything else is a `Learner`."""
-
-    config: DictConfig
-    device: torch.device
-    data: ImageData
-    phases: list[Phase]
-    methods_from_phase: int  # the first phase within which methods act
-    method_acts_within: bool
-
-    @classmethod
-    def from_config(cls, config: DictConfig) -> "Task":
-        """Check the options and load the data; nothing is written.
-
-        Raises:
-            ConfigError: an option is out of its range, or the data are not there.
-        """
-        for option in ("epochs", "batch_size", "eval_batch_size"):
-            if config[option] < 1:
-                raise ConfigError(f"{option} must be at least 1, got {config[option]}")
-        for option in ("lr", "grad_clip"):
-            if config[option] is not None and not config[option] > 0:
-                raise ConfigError(f"{option} must be positive, got {config[option]}")
-        if not 0 <= config.warmup <= 1:
-            raise ConfigError(f"warmup is a fraction of a phase in [0, 1], got {config.warmup}")
-        if config.schedule not in ("warmup", "reference"):
-            raise ConfigError(f"schedule={config.schedule} is unknown; accepted: warmup, reference")
-        if config.metrics not in LEVELS:
-            raise ConfigError(f"metrics={config.metrics} is unknown; accepted: {', '.join(LEVELS)}")
-        if config.precision not in ("float32", "bfloat16"):
-            raise ConfigError(f"precision={config.precision} is unknown; accepted: float32, bfloat16")
-        if config.on_nan not in ("stop", "skip"):
-            raise ConfigError(f"on_nan={config.on_nan} is unknown; accepted: stop, skip")
-        device = resolve_device(config.device)
-        set_up_torch(device, config.threads, config.deterministic)
-        data = build("dataset", config.dataset)
-        benchmark = build("benchmark", config.benchmark)
-        phases = benchmark.phases(
-            data.train_labels.numpy(), data.test_labels.numpy(), epochs=config.epochs, seed=config.seed
-        )
-        method = build("method", config.method)
-        task = cls(config, device, data.to(device), phases, benchmark.methods_from_phase, method.acts_within_phases)
-        model = build_model(config, data)  # wrong options show before anything is written
-        try:
-            method.check(Net({"model": model}, {}))
-        except ValueError as error:
-            raise ConfigError(
-                f"method={config.method.name} cannot work with model={config.model.name}: {error}"
-            ) from error
-        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])
-        return task
-
-    def method_acts_in(self, phase: int) -> bool:
-        """Whether the method shapes what happens within `phase`."""
-        return self.method_acts_within and phase >= self.methods_from_phase
-
-    def autocast(self) -> torch.autocast:
-        """bfloat16 where it is asked for."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
-
-
-@dataclass
 class Learner:
     """All that changes while training, which is all that a checkpoint holds."""
 
     net: Net
     method: Method
+    forward: nn.Module  # the network as it trains: compiled if asked for
     phase: int = 0
     phase_step: int = 0  # optimizer steps made in this phase
     step: int = 0  # optimizer steps made in the run
@@ -214,9 +124,9 @@ class Learner:
     def new(cls, task: "Task") -> "Learner":
         """The network at its initial weights and the method, before the first step."""
         seeding.seed_everything(seeding.derive(task.config.seed, "init"))
-        model = build_model(task.config, task.data).to(task.device)
+        model = build_model(task.config, task.data).to(task.device, memory_format=task.memory_format)
         net = Net.of({"model": model}, task.config.model.get("layout", "all"))
-        learner = cls(net, build("method", task.config.method))
+        learner = cls(net, build("method", task.config.method), model)
         learner.method_meter = Meter(task.device)
         learner.clear_sums()
         return learner
@@ -224,11 +134,7 @@ class Learner:
     def clear_sums(self) -> None:
         """Start counting for the next row."""
         device = next(self.model.parameters()).device
-        self.loss_sum, self.correct, self.seen = (
-            torch.zeros((), device=device),
-            torch.zeros((), device=device),
-            0,
-        )
+        self.loss_sum, self.correct, self.seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
 
     @property
     def model(self) -> nn.Module:
@@ -260,15 +166,6 @@ class Learner:
             setattr(self, key, state[key])
 
 
-def build_model(config: DictConfig, data: ImageData) -> nn.Module:
-    """The network of `model=`, for the data's classes and image shape."""
-    also = {"num_classes": data.num_classes, "in_channels": data.in_channels, "image_size": data.image_size}
-    accepted = inspect.signature(hydra.utils.get_object(config.model._target_)).parameters
-    options = {key: config.model[key] for key in config.model if key != "layout"}
-    model: nn.Module = build("model", options, **{key: also[key] for key in also if key in accepted})
-    return model
-
-
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
     """Train from `state` (None: from the start) up to phase `stop` (None: to the end).
 
@@ -282,13 +179,17 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         learner.load_state_dict(state)
     began = time.monotonic() - learner.seconds
 
-    with Preemption() as preemption, progress_bar(task, learner) as bar:
+    title = f"{config.method.name} seed {config.seed}"
+    with Preemption() as preemption, progress_bar(task.total_steps, learner.step, title, config.progress) as bar:
         for index, phase in enumerate(task.phases[:stop]):
             if index < learner.phase:
                 continue
             if index > learner.phase or learner.optimizer is None:
                 begin_phase(task, learner, index)
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
+            if config.compile and (acts or learner.forward is learner.model):
+                torch.compiler.reset()  # a method's hooks differ between phases
+                learner.forward = torch.compile(learner.model)  # type: ignore[assignment]
             steps_per_epoch = phase.passes_per_epoch * phase.steps_per_pass(config.batch_size)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for images, labels in batches(task, index, start=learner.phase_step):
@@ -304,7 +205,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                         if acts:
                             learner.row |= method_after_epoch(task, learner)
                         run.log(learner.row)
-                        show(bar, learner.row)
+                        show(bar, learner.row, "test/accuracy")
                     ended = learner.phase_step == steps
                     if ended or run.checkpoint_due or preemption.received:
                         learner.seconds = time.monotonic() - began
@@ -342,8 +243,7 @@ def begin_phase(task: Task, learner: Learner, index: int) -> None:
 
 def measure(task: Task, learner: Learner, index: int) -> dict[str, float]:
     """Test accuracy, and how plastic the network is on the first test images."""
-    data = task.data
-    images, labels = data.normalise_test(data.test_images[:PROBE]), data.test_labels[:PROBE]
+    images, labels = task.test_batch(torch.arange(min(PROBE, len(task.data.test_labels)), device=task.device))
     numbers = plasticity(learner.net, lambda: F.cross_entropy(learner.model(images), labels), task.config.metrics)
     return {"test_accuracy": evaluate(task, learner, index), **numbers}
 
@@ -366,7 +266,7 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
     assert optimizer is not None
     kept = [(buffer, buffer.clone()) for buffer in learner.model.buffers()] if config.on_nan == "skip" else []
     with task.autocast():
-        logits = learner.model(images)
+        logits = learner.forward(images)
         loss = F.cross_entropy(logits, labels)
     total, penalty = loss.detach(), None
     if acts:
@@ -406,7 +306,7 @@ def batches(task: Task, index: int, start: int = 0) -> Iterator[tuple[Tensor, Te
             generator = seeding.generator(task.config.seed, "order", index, number)
             order = samples[torch.randperm(len(samples), generator=generator)].to(task.device)
         pick = order[batch * size : (batch + 1) * size]
-        yield task.data.normalise_train(task.data.train_images[pick]), task.data.train_labels[pick]
+        yield task.train_batch(pick)
 
 
 def one_pass(task: Task, index: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -421,9 +321,10 @@ def evaluate(task: Task, learner: Learner, index: int) -> float:
     chosen = torch.from_numpy(task.phases[index].test).to(task.device)
     correct = torch.zeros((), device=task.device)
     for pick in chosen.split(task.config.eval_batch_size):
+        images, labels = task.test_batch(pick)
         with task.autocast():
-            logits = learner.model(task.data.normalise_test(task.data.test_images[pick]))
-        correct += (logits.argmax(1) == task.data.test_labels[pick]).sum()
+            logits = learner.model(images)
+        correct += (logits.argmax(1) == labels).sum()
     learner.model.train()
     return correct.item() / len(chosen)
 
@@ -521,30 +422,6 @@ def check_finite(learner: Learner, *values: Tensor) -> None:
                 f"the loss, its gradient or a weight is not finite at step {learner.step}; the last checkpoint is from "
                 "before. Lower lr=, or skip such steps with on_nan=skip"
             )
-
-
-def progress_bar(task: Task, learner: Learner) -> "tqdm[Any]":
-    """Steps of the whole run, with the time left; rare lines where the output is not a terminal."""
-    return tqdm(
-        total=sum(phase.steps(task.config.batch_size) for phase in task.phases),
-        initial=learner.step,
-        desc=f"{task.config.method.name} seed {task.config.seed}",
-        unit="step",
-        disable=not task.config.progress,
-        mininterval=0.3 if sys.stderr.isatty() else 15,
-        dynamic_ncols=True,
-    )
-
-
-def show(bar: "tqdm[Any]", row: dict[str, Any]) -> None:
-    """The newest row beside the bar."""
-    bar.set_postfix(
-        phase=row["phase"],
-        epoch=row["epoch"],
-        loss=f"{row['train/loss']:.3f}",
-        test=f"{row['test/accuracy']:.3f}",
-        refresh=False,
-    )
 
 
 if __name__ == "__main__":

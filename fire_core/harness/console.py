@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from typing import Any
 
 from tqdm import tqdm
 
@@ -26,3 +27,29 @@ def show_log() -> None:
             logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
+
+
+def progress_bar(total: int, done: int, title: str, shown: bool = True) -> "tqdm[Any]":
+    """Optimizer steps of the whole run, with the time left; rare lines where the output is not a terminal."""
+    return tqdm(
+        total=total,
+        initial=done,
+        desc=title,
+        unit="step",
+        disable=not shown,
+        mininterval=0.3 if sys.stderr.isatty() else 15,
+        dynamic_ncols=True,
+    )
+
+
+def show(bar: "tqdm[Any]", row: dict[str, Any], metric: str) -> None:
+    """The newest row beside the bar: where the run is, its training loss and `metric`."""
+    bar.set_postfix(
+        {
+            "phase": row["phase"],
+            "epoch": f"{row['epoch']:g}",
+            "loss": f"{row['train/loss']:.3f}",
+            metric: f"{row[metric]:.3f}",
+        },
+        refresh=False,
+    )

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 import conf
 from fire_core.harness.errors import ConfigError
 from vision.models import VGG16, ResNet18, SmallResNet, ViT, timm_model, torchvision_model
-from vision.train import build_model
+from vision.task import build_model
 
 CONFIGS = sorted(Path(conf.__file__).parent.glob("model/*.yaml"))
 TINY = {

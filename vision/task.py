@@ -1,0 +1,139 @@
+"""What is fixed before the first step of a vision run: options, data on the device, phases."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig
+from torch import Tensor, nn
+
+from fire_core.harness.build import build
+from fire_core.harness.config import Trunk, resolve_device, set_up_torch
+from fire_core.harness.errors import ConfigError
+from fire_core.harness.plasticity import LEVELS
+from fire_core.methods import Net
+from vision.benchmarks import Phase
+from vision.data import ImageData
+
+
+@dataclass
+class VisionConfig(Trunk):
+    """Options of `vision.train`; `conf/vision.yaml` fills them in."""
+
+    program: str = "vision"
+    method: Any = MISSING
+    dataset: Any = MISSING
+    model: Any = MISSING
+    benchmark: Any = MISSING
+    optimizer: Any = MISSING
+    epochs: int = MISSING  # displayed epochs of a phase
+    lr: float = 1e-3
+    batch_size: int = 256
+    eval_batch_size: int = 2048
+    grad_clip: float | None = 0.5
+    warmup: float = 0.1  # fraction of each phase
+    schedule: str = "warmup"  # warmup, reference
+    variant: str = "plain"  # of models and methods that have one: plain, reference (as the authors' code does it)
+    metrics: str = "cheap"  # of plasticity at boundaries: off, cheap, full
+    precision: str = "float32"  # float32, bfloat16 (autocast)
+    memory_format: str = "channels_last"  # of images and filters: channels_last, contiguous
+    compile: bool = False  # torch.compile the training passes
+
+
+CHOICES = {
+    "schedule": ("warmup", "reference"),
+    "metrics": LEVELS,
+    "precision": ("float32", "bfloat16"),
+    "memory_format": ("channels_last", "contiguous"),
+    "on_nan": ("stop", "skip"),
+}
+ConfigStore.instance().store(name="vision_schema", node=VisionConfig)
+
+
+@dataclass
+class Task:
+    """What is fixed before the first step: data on the device, phases, options. Everything else is a `Learner`."""
+
+    config: DictConfig
+    device: torch.device
+    data: ImageData
+    phases: list[Phase]
+    methods_from_phase: int  # the first phase within which methods act
+    method_acts_within: bool
+
+    @classmethod
+    def from_config(cls, config: DictConfig) -> "Task":
+        """Check the options and load the data; nothing is written.
+
+        Raises:
+            ConfigError: an option is out of its range, or the data are not there.
+        """
+        for option in ("epochs", "batch_size", "eval_batch_size"):
+            if config[option] < 1:
+                raise ConfigError(f"{option} must be at least 1, got {config[option]}")
+        for option in ("lr", "grad_clip"):
+            if config[option] is not None and not config[option] > 0:
+                raise ConfigError(f"{option} must be positive, got {config[option]}")
+        if not 0 <= config.warmup <= 1:
+            raise ConfigError(f"warmup is a fraction of a phase in [0, 1], got {config.warmup}")
+        for option, accepted in CHOICES.items():
+            if config[option] not in accepted:
+                raise ConfigError(f"{option}={config[option]} is unknown; accepted: {', '.join(accepted)}")
+        device = resolve_device(config.device)
+        set_up_torch(device, config.threads, config.deterministic)
+        data = build("dataset", config.dataset)
+        benchmark = build("benchmark", config.benchmark)
+        phases = benchmark.phases(
+            data.train_labels.numpy(), data.test_labels.numpy(), epochs=config.epochs, seed=config.seed
+        )
+        method = build("method", config.method)
+        task = cls(config, device, data.to(device), phases, benchmark.methods_from_phase, method.acts_within_phases)
+        model = build_model(config, data)  # wrong options show before anything is written
+        try:
+            method.check(Net({"model": model}, {}))
+        except ValueError as error:
+            raise ConfigError(
+                f"method={config.method.name} cannot work with model={config.model.name}: {error}"
+            ) from error
+        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])
+        return task
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return sum(phase.steps(self.config.batch_size) for phase in self.phases)
+
+    def method_acts_in(self, phase: int) -> bool:
+        """Whether the method shapes what happens within `phase`."""
+        return self.method_acts_within and phase >= self.methods_from_phase
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """The layout of images and filters in memory; the numbers' order, not their values."""
+        return torch.channels_last if self.config.memory_format == "channels_last" else torch.contiguous_format
+
+    def train_batch(self, pick: Tensor) -> tuple[Tensor, Tensor]:
+        """Training images (b, C, H, W), normalised, and labels (b,) of these indices."""
+        images = self.data.normalise_train(self.data.train_images[pick])
+        return images.contiguous(memory_format=self.memory_format), self.data.train_labels[pick]
+
+    def test_batch(self, pick: Tensor) -> tuple[Tensor, Tensor]:
+        """Test images (b, C, H, W), normalised, and labels (b,) of these indices."""
+        images = self.data.normalise_test(self.data.test_images[pick])
+        return images.contiguous(memory_format=self.memory_format), self.data.test_labels[pick]
+
+    def autocast(self) -> torch.autocast:
+        """bfloat16 where it is asked for."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+
+
+def build_model(config: DictConfig, data: ImageData) -> nn.Module:
+    """The network of `model=`, for the data's classes and image shape."""
+    also = {"num_classes": data.num_classes, "in_channels": data.in_channels, "image_size": data.image_size}
+    accepted = inspect.signature(hydra.utils.get_object(config.model._target_)).parameters
+    options = {key: config.model[key] for key in config.model if key != "layout"}
+    model: nn.Module = build("model", options, **{key: also[key] for key in also if key in accepted})
+    return model
