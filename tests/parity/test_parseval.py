@@ -58,6 +58,21 @@ def test_parseval(scale: str) -> None:
     compare_gradients(net, gradients, without=unknown)
 
 
+@pytest.mark.skipif("parseval_effective_s1.loss" not in golden.load("reg"), reason="not in the golden data")
+def test_of_rows_of_unit_norm() -> None:
+    """The reference's `effective` variant: the same penalty of normalised rows."""
+    net = network()
+    parameters = dict(net.modules["model"].named_parameters())
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if name.endswith("weight") and parameter.ndim > 1:
+                parameter.copy_(torch.nn.functional.normalize(parameter.flatten(1)).view_as(parameter))
+    expected = golden.tensors("reg", "parseval_effective_s1.loss")[""]
+    for gamma in group_norms(net).values():  # to the reference a matrix (n, 1), whose rows become 1 or -1
+        expected = expected - len(gamma) * (len(gamma) - 1) + (gamma.detach().square() - 1).square().sum()
+    torch.testing.assert_close(Parseval(coef=1.0).penalty(net).detach(), expected, rtol=RTOL, atol=0)
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_each_term(scale: str) -> None:
     """Of a single layer; its bias brings nothing."""
