@@ -42,6 +42,7 @@ class LanguageConfig(Trunk):
     grad_clip: float | None = 1.0
     precision: str = "float32"  # float32, bfloat16 (autocast)
     compile: bool = False  # torch.compile
+    parallel: str = "ddp"  # several processes: ddp (copies of the weights), fsdp (shards of them)
 
 
 ConfigStore.instance().store(name="language_schema", node=LanguageConfig)
@@ -104,6 +105,11 @@ class Task:
         return self.team.device
 
     @property
+    def sharded(self) -> bool:
+        """Whether each process holds a part of every weight."""
+        return self.team.size > 1 and bool(self.config.parallel == "fsdp")
+
+    @property
     def first_phase(self) -> int:
         """The phase that training starts with: from scratch there is no phase 0."""
         return 1 if self.start == "scratch" else 0
@@ -129,7 +135,7 @@ class Task:
             part: {split: file.header["sha256"] for split, file in files.items()}
             for part, files in self.corpora.items()
         }
-        return {**identity(options), "tokens": tokens}
+        return {**identity(options, "parallel"), "tokens": tokens}
 
     def autocast(self) -> torch.autocast:
         """bfloat16 where it is asked for."""
@@ -153,6 +159,7 @@ def check_options(config: DictConfig, team: Team) -> None:
             raise ConfigError(f"{option} must be in [0, 1], got {value}")
     for option, value, accepted in (
         ("precision", config.precision, ("float32", "bfloat16")),
+        ("parallel", config.parallel, ("ddp", "fsdp")),
         ("on_nan", config.on_nan, ("stop", "skip")),
         ("dataset.mix_by", config.dataset.mix_by, ("batch", "sequence")),
     ):
@@ -180,6 +187,8 @@ def check_method(task: Task, method: Method) -> None:
         raise ConfigError(
             f"method={config.method.name} acts on what one process sees: the processes would drift apart. Use one"
         )
+    if method.acts_within_phases and task.sharded:
+        raise ConfigError(f"method={config.method.name} acts within phases, on whole weights: it needs parallel=ddp")
     if kind.watch is not Method.watch and config.compile:
         raise ConfigError(
             f"method={config.method.name} watches units, which compiled code does not show: compile=false"

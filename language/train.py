@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 import torch
@@ -32,9 +32,11 @@ from fire_core.harness.measure import Meter, Stopwatch, total_dfi, total_sfe
 from fire_core.harness.run import Run
 from fire_core.harness.signals import Preemption
 from fire_core.methods import Context, Method, Net
+from fire_core.sharing import full, local
 from language.benchmark import Phase
 from language.model import GPT
 from language.schedule import learning_rate
+from language.sharded import gathered, shard_, spread
 from language.speed import NextTokenLoss, flops_per_token, peak_flops
 from language.task import Task, build_model, draw, first_phase_shape
 from language.team import Team
@@ -126,11 +128,14 @@ class Learner:
         """The network at its initial weights and the method, before the first step."""
         seeding.seed_everything(seeding.derive(task.config.seed, "init"))
         model = build_model(task.config, task.vocab_size).to(task.device)
-        task.team.same_(list(model.parameters()))
+        if task.sharded:
+            shard_(model, task.device, task.team.size)
+        else:
+            task.team.same_(list(model.parameters()))
         forward: Any = NextTokenLoss(model)
         if task.config.compile:
             forward = torch.compile(forward)
-        if task.team.size > 1:
+        if task.team.size > 1 and not task.sharded:
             forward = DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)
         net = Net.of({"model": model}, task.config.model.get("layout", "all"))
         learner = cls(net, build("method", task.config.method), forward, phase=task.first_phase)
@@ -169,6 +174,7 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any], rank: int) -> None:
         """Go on from `state_dict`'s state, which is rank 0's; the optimizer must be built."""
         assert self.optimizer is not None
+        state = spread(state, self.model, self.optimizer)
         self.model.load_state_dict(state["model"])
         self.net.init["model"] = state["init"]
         if state["method"] is not None:  # None: from a first phase that another method's run may have trained
@@ -257,10 +263,12 @@ def keep_weights(task: Task, learner: Learner) -> None:
 
 def save(task: Task, learner: Learner, run: Run | None) -> None:
     """Write a checkpoint of what all processes know together."""
-    check_finite(learner, learner.loss_sum, *learner.model.parameters())
+    check_finite(learner, learner.loss_sum, *(local(p) for p in learner.model.parameters()))
     whole = task.team.sum_(learner.loss_sum.clone())
+    state = learner.state_dict() | {"loss_sum": whole, "seen": learner.seen * task.team.size}
+    if task.sharded:
+        state = gathered(state)
     if run is not None:
-        state = learner.state_dict() | {"loss_sum": whole, "seen": learner.seen * task.team.size}
         run.checkpoint(learner.step, state)
 
 
@@ -285,7 +293,8 @@ def begin_phase(task: Task, learner: Learner, index: int) -> None:
                 numbers |= learner.method.at_boundary(learner.net, context)
             except ValueError as error:
                 raise TrainingError(f"method={config.method.name} before phase {index}: {error}") from error
-        task.team.same_(list(learner.model.parameters()))
+        if not task.sharded:
+            task.team.same_(list(learner.model.parameters()))
         numbers |= {"dfi_after": total_dfi(learner.net), "val_loss_after": evaluate(task, learner)["val/loss"]}
         numbers["sfe"] = total_sfe(learner.net, {"model": old})
         learner.boundary = {f"boundary/{key}": value for key, value in numbers.items()}
@@ -319,6 +328,8 @@ def train_step(task: Task, learner: Learner, acts: bool) -> None:
     for number in mine:
         inputs, targets = draw(task, learner.phase, learner.phase_step, number)
         alone = isinstance(forward, DistributedDataParallel) and number != mine[-1]  # gradients travel once a step
+        if task.sharded:
+            cast(Any, learner.model).set_requires_gradient_sync(number == mine[-1])
         with forward.no_sync() if alone else contextlib.nullcontext():
             with task.autocast():
                 loss = forward(inputs, targets)
@@ -329,7 +340,7 @@ def train_step(task: Task, learner: Learner, acts: bool) -> None:
         with learner.method_meter:
             if (penalty := learner.method.penalty(learner.net)) is not None:
                 penalty.backward()  # the same on every rank, after gradients have been averaged
-    norm = nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip or math.inf)
+    norm = full(nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip or math.inf))
     looks = task.device.type == "cpu" or config.on_nan == "skip"  # on a GPU, looking at each step would make it wait
     if looks and not torch.isfinite(norm):
         if config.on_nan == "skip":
@@ -355,6 +366,8 @@ def evaluate(task: Task, learner: Learner) -> dict[str, float]:
         losses[f"val/loss_{name}"] = task.team.sum_(total).item() / len(rows)
         weighted += task.phases[learner.phase].val[name][1] * losses[f"val/loss_{name}"]
     learner.model.train()
+    if task.sharded:
+        cast(Any, learner.model).reshard()  # the root stays gathered after a forward pass: writes to it would be lost
     return {"val/loss": weighted, **(losses if len(losses) > 1 else {})}
 
 

@@ -13,7 +13,7 @@ from tests.harness.zygote import Answer, Zygote
 CLOCKS = {"seconds", "method/seconds", "tokens_per_second", "mfu"}  # differ from run to run
 TINY = (
     "scale=smoke", "tracker=none", "progress=false", "model.n_layer=1", "model.n_head=2", "model.n_embd=32",
-    "model.block_size=32", "batch_size=2", "benchmark.iterations=[40,40]", "benchmark.checkpoints=[20]",
+    "model.block_size=32", "batch_size=2", "benchmark.iterations=[40,40]", "benchmark.checkpoints=[20]", "lr=1e-3",
 )  # fmt: skip
 
 

@@ -276,6 +276,29 @@ def test_two_processes_are_one(runs, tmp_path):
     torch.testing.assert_close(losses(tmp_path / "stopped"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
 
 
+def test_shards_are_one(runs, tmp_path):
+    """FSDP2, with a projection at the boundary: as one process; what was sharded goes on whole."""
+    options = ("method=fire_exact", "accumulation=2", "benchmark.start=20")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    assert runs(tmp_path / "one", *options).code == 0
+    children = start_two(runs, tmp_path / "two", *options, "parallel=fsdp")
+    wait_for(lambda: written(tmp_path / "two") >= 15)
+    os.kill(children[0], signal.SIGTERM)
+    codes = [runs.zygote.wait(child) for child in children]
+    assert codes == [75, 75], [runs.zygote.output(tmp_path / "two", child, "err") for child in children]
+    children = start_two(runs, tmp_path / "two", *options, "parallel=fsdp", "checkpoint.every_seconds=0.05")
+    wait_for(lambda: written(tmp_path / "two") >= 26)
+    os.kill(children[1], signal.SIGTERM)
+    codes = [runs.zygote.wait(child) for child in children]
+    assert codes == [75, 75], [runs.zygote.output(tmp_path / "two", child, "err") for child in children]
+    assert runs(tmp_path / "two", *options).code == 0
+    torch.testing.assert_close(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
+    one, two = rows(only_run(tmp_path / "one"))[20], rows(only_run(tmp_path / "two"))[20]
+    for key in ("dfi_before", "dfi_after", "sfe"):
+        assert two[f"boundary/{key}"] == pytest.approx(one[f"boundary/{key}"], rel=1e-3, abs=1e-3)
+
+
 def test_accumulation_must_be_dealt_out(runs, tmp_path):
     children = start_two(runs, tmp_path, "accumulation=3")
     assert [runs.zygote.wait(child) for child in children] == [2, 2]

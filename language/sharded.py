@@ -1,0 +1,67 @@
+"""Weights spread over the processes (FSDP2), for models that do not fit on one device: `parallel=fsdp`.
+
+Checkpoints hold whole tensors, so that a run may go on with any number of processes, sharded or not.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+
+from fire_core.sharing import is_sharded
+from language.model import GPT
+
+
+def shard_(model: GPT, device: torch.device, size: int) -> None:
+    """Spread a model's weights over `size` processes, block by block; the tied matrix stays one."""
+    mesh = init_device_mesh(device.type, (size,))
+    for block in model.transformer["h"]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def gathered(state: Any) -> Any:
+    """A nested state with whole tensors on the CPU instead of shards; all ranks call it."""
+    if isinstance(state, Tensor):
+        whole: Any = state
+        return whole.full_tensor().cpu() if is_sharded(state) else state
+    if isinstance(state, dict):
+        return {key: gathered(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(gathered(value) for value in state)
+    return state
+
+
+def spread(state: dict[str, Any], model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A trainer's state as the processes hold it: weights and moments of sharded parameters in shards."""
+    own = model.state_dict()
+    if not any(is_sharded(tensor) for tensor in own.values()):
+        return state
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    moments = {
+        index: {key: _like(parameters[index], value) for key, value in slots.items()}
+        for index, slots in state["optimizer"]["state"].items()
+    }
+    kept = {
+        name: {**entry, "weights": {key: _like(own[key], value) for key, value in entry["weights"].items()}}
+        for name, entry in state["kept"].items()
+    }
+    return {
+        **state,
+        "model": {key: _like(own[key], value) for key, value in state["model"].items()},
+        "init": {key: _like(own[key], value) for key, value in state["init"].items()},
+        "optimizer": {**state["optimizer"], "state": moments},
+        "kept": kept,
+    }
+
+
+def _like(parameter: Tensor, value: Any) -> Any:
+    """This process's shard of a whole tensor of the parameter's shape; anything else as it is."""
+    if not isinstance(value, Tensor) or not is_sharded(parameter) or value.shape != parameter.shape:
+        return value
+    sharded: Any = parameter
+    whole = value.to(sharded.to_local().device)
+    return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
