@@ -9,6 +9,7 @@ from torch import Tensor
 from fire_core.layout import resolve
 from fire_core.methods import Net
 from fire_core.metrics import dfi, sfe
+from fire_core.sharing import full
 
 
 @torch.no_grad()
@@ -24,7 +25,7 @@ def total_dfi(net: Net) -> float:
             if entry.action == "project":
                 d_out, d_in = entry.shape
                 scale = (d_out / d_in) ** 0.5 / entry.positions
-                total += dfi(entry.view(entry.parameter.detach()) / scale).double().sum().cpu()
+                total += dfi(entry.view(full(entry.parameter.detach())) / scale).double().sum().cpu()
     return total.item()
 
 
@@ -35,8 +36,8 @@ def total_sfe(net: Net, before: dict[str, dict[str, Tensor]]) -> float:
     for name, module in net.modules.items():
         for entry in resolve(module, "all"):
             if entry.action == "project":
-                old = entry.view(before[name][entry.name])
-                total += sfe(entry.view(entry.parameter.detach()), old).double().sum().cpu()
+                old = entry.view(full(before[name][entry.name]))
+                total += sfe(entry.view(full(entry.parameter.detach())), old).double().sum().cpu()
     return total.item()
 
 
