@@ -299,7 +299,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     given = sys.argv[1:] if arguments is None else arguments
-    command = " ".join(["python -m fire_core.convergence", *(Path(a).name if Path(a).is_absolute() else a for a in given)])
+    command = " ".join(
+        ["python -m fire_core.convergence", *(Path(a).name if Path(a).is_absolute() else a for a in given)]
+    )
     write(*run(weights, options), options.out, command)
     print(f"wrote {options.out}/convergence.md, .csv, .tex, .png, .pdf")
     return 0
