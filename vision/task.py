@@ -137,3 +137,12 @@ def build_model(config: DictConfig, data: ImageData) -> nn.Module:
     options = {key: config.model[key] for key in config.model if key != "layout"}
     model: nn.Module = build("model", options, **{key: also[key] for key in also if key in accepted})
     return model
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """The network for training passes, compiled anew: a method's hooks differ between phases.
+
+    Not in `vision.train`: what the launchers pickle of a main program must not name `torch.compiler.config`.
+    """
+    torch.compiler.reset()
+    return torch.compile(model)  # type: ignore[return-value]

@@ -34,7 +34,7 @@ from fire_core.harness.signals import Preemption
 from fire_core.methods import Context, Method, Net
 from vision.benchmarks import Phase
 from vision.schedule import reference, warmup
-from vision.task import Task, build_model
+from vision.task import Task, build_model, compiled
 
 log = logging.getLogger(__name__)
 PROBE = 256  # test images on which plasticity is measured
@@ -188,8 +188,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 begin_phase(task, learner, index)
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
             if config.compile and (acts or learner.forward is learner.model):
-                torch.compiler.reset()  # a method's hooks differ between phases
-                learner.forward = torch.compile(learner.model)  # type: ignore[assignment]
+                learner.forward = compiled(learner.model)
             steps_per_epoch = phase.passes_per_epoch * phase.steps_per_pass(config.batch_size)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for images, labels in batches(task, index, start=learner.phase_step):

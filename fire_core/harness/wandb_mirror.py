@@ -7,6 +7,7 @@ mirrored each time that a run goes on, under the same id: wandb's last copy is c
 import json
 import os
 import select
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,10 @@ def main() -> None:
     except BaseException as error:  # wandb raises its own and SystemExit
         words = str(error).strip().split("\n")[0]
         os.write(tell, f"{type(error).__name__}: {words}\n".encode())
-        os._exit(1)  # wandb's exit hooks may wait for a service that is gone
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
+        for service in children.read_text().split() if children.exists() else []:
+            os.kill(int(service), signal.SIGKILL)  # wandb's; it may be what hangs
+        os._exit(1)  # wandb's exit hooks would wait for it
 
 
 def mirror(order: dict[str, Any]) -> None:

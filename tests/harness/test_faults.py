@@ -15,12 +15,29 @@ from analysis.sources import wandb_local
 from fire_core.harness.errors import TrainingError
 from tests.harness import faults
 from tests.harness.conftest import LONG
-from tests.harness.runner import assert_same, compose, final_state, lines, only_run, rows, same, tiny, wait_for
+from tests.harness.runner import (
+    Record,
+    assert_same,
+    compose,
+    final_state,
+    lines,
+    only_run,
+    rows,
+    same,
+    tiny,
+    wait_for,
+)
 from tests.harness.zygote import Zygote
 from vision import train
 
 OFTEN = "checkpoint.every_seconds=0.05"
 WANDB = tiny(*LONG, "tracker=wandb_offline")
+
+
+@pytest.fixture(autouse=True)
+def counted(request: pytest.FixtureRequest, record_property: Record) -> None:
+    """Each of these tests makes one fault."""
+    record_property("fault made, nothing lost", request.node.name.removeprefix("test_").replace("_", " "))
 
 
 @pytest.fixture

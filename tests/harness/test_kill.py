@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 
 from fire_core.harness import checkpoint
-from tests.harness.runner import final_state, in_child, only_run, rows, run, same
+from tests.harness.runner import Record, final_state, in_child, only_run, rows, run, same
 
 KILLS = 25
 OPTIONS = ("method=fire", "epochs=12", "checkpoint.every_seconds=0.05")
 
 
-def test_any_number_of_kills_changes_nothing(tmp_path: Path) -> None:
+def test_any_number_of_kills_changes_nothing(tmp_path: Path, record_property: Record) -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "tests.harness.test_kill", str(tmp_path)], capture_output=True, text=True
     )
@@ -29,6 +29,9 @@ def test_any_number_of_kills_changes_nothing(tmp_path: Path) -> None:
     told = json.loads(answer.stdout.splitlines()[-1])
     assert told["kills"] >= KILLS
     assert told["kills_while_writing"] >= 6
+    record_property("kills survived bit for bit", told["kills"])
+    record_property("of them while a checkpoint was being written", told["kills_while_writing"])
+    record_property("of them in the shared first phase", told["kills_in_first_phase"])
 
 
 @contextmanager
@@ -63,21 +66,22 @@ def main(folder: Path) -> None:
     calm, rough = folder / "calm", folder / "rough"
     assert in_child(lambda: run(*OPTIONS, f"paths.runs={calm}")) == 0
     dice = random.Random(0)
-    kills = writing = 0
+    kills = writing = first = 0
     # fsync and replace are the two points at which a checkpoint is half there: on no disk, or under no name.
     for name in ("fsync", "replace") * 3:
         assert in_child(die_while_writing(rough, name, dice.randint(1, 12))) is None, "the child was to die"
         writing += 1
     while kills + writing < KILLS:
-        code = in_child(partial(run, *OPTIONS, f"paths.runs={rough}"), kill_after=dice.uniform(0.02, 0.6))
+        code = in_child(partial(run, *OPTIONS, f"paths.runs={rough}"), kill_after=dice.uniform(0.05, 1.0))
         assert code in (None, 0)
         if code == 0:  # it got through before the kill: begin again, the rest of the kills hit a new run
             compare(only_run(calm), only_run(rough))
             rough = folder / f"rough{kills}"
         kills += code is None
+        first += code is None and not list((rough / ".cache").glob("*/DONE"))
     assert in_child(lambda: run(*OPTIONS, f"paths.runs={rough}")) == 0
     compare(only_run(calm), only_run(rough))
-    print(json.dumps({"kills": kills + writing, "kills_while_writing": writing}))
+    print(json.dumps({"kills": kills + writing, "kills_while_writing": writing, "kills_in_first_phase": first}))
 
 
 def compare(calm: Path, rough: Path) -> None:
