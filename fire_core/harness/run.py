@@ -237,7 +237,7 @@ def environment() -> dict[str, Any]:
             versions[package] = None
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
+        "command": ["python", *sys.orig_argv[1:]],
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": processor_name(),
