@@ -1,0 +1,81 @@
+"""Phases and presets: the paper's numbers come out of experiment=fig3 and the corpora's sizes."""
+
+from pathlib import Path
+
+import hydra
+import numpy as np
+import pytest
+from omegaconf import DictConfig
+
+import language.train  # noqa: F401  its options
+from fire_core.harness.build import build
+from fire_core.harness.cli import CONF
+from language.benchmark import parse_start
+from language.data import TokenFile
+from tests.parity import golden
+
+CASES = golden.facts("lang_sched")["chunk_arithmetic"]
+METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+
+
+def compose(*overrides: str) -> DictConfig:
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("language", list(overrides))
+
+
+def tokens(count: int) -> dict[str, TokenFile]:
+    """A corpus of any size, in no memory."""
+    return {split: TokenFile(Path(split), np.broadcast_to(np.uint16(1), count), {}) for split in ("train", "val")}
+
+
+def test_lengths_of_the_paper():
+    config = compose("experiment=fig3")
+    wiki, mixed = (next(c for c in CASES if c["replay"] == replay) for replay in (400, 2))
+    owt = mixed["dataset_tokens"]
+    per_step = config.batch_size * config.accumulation * config.model.block_size
+    assert per_step == wiki["tokens_per_iter"]
+    phases = build("benchmark", config.benchmark).phases(
+        tokens(wiki["dataset_tokens"]), tokens(owt), 1024, per_step, config.dataset.replay, config.dataset.mix_by
+    )
+    assert phases[0].length.steps == wiki["optimizer_steps"]
+    assert phases[0].length.warmup == wiki["warmup_iters"]
+    both = wiki["dataset_tokens"] + owt
+    assert phases[1].length.tokens == both  # one pass over the mixture, whose length is that of both
+    assert phases[1].length.iterations == both // per_step == pytest.approx(18_600, abs=50)  # where figure 3 ends
+    assert phases[1].length.steps == phases[1].length.iterations + 1
+    assert phases[1].data.probabilities == (config.dataset.replay, 1 - config.dataset.replay)
+    assert [weight for _, weight in phases[1].val.values()] == [config.dataset.replay, 1 - config.dataset.replay]
+
+
+@pytest.mark.parametrize(("start", "coef"), [("best", 0.5), ("30k", 0.8), ("60k", 0.5)])
+def test_tuned_values_of_the_paper(start, coef):
+    config = compose("experiment=fig3", "method=snp", f"from={start}")
+    assert config.method.coef == coef
+    assert config.benchmark.start == start
+    assert parse_start(start) in ("best", *config.benchmark.checkpoints)
+    assert compose("experiment=fig3", f"from={start}", "method=fire").method.iterations == 5
+    assert compose("experiment=fig3", f"from={start}", "method=snp", "method.coef=0.3").method.coef == 0.3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_composes(method):
+    config = compose("experiment=fig3", f"method={method}")
+    build("method", config.method)
+    assert config.lr == 6e-4
+    assert config.precision == "bfloat16"
+    assert config.compile
+
+
+@pytest.mark.parametrize("scale", ["smoke", "small"])
+def test_small_scales_keep_what_they_start_from(scale):
+    config = compose(f"scale={scale}")
+    assert config.benchmark.checkpoints[-1] < config.benchmark.iterations[0]
+    assert config.dataset.name == "pydoc_stdlib"
+    assert config.model.name == "gpt_tiny"
+
+
+def test_part_of_the_data():
+    benchmark = build("benchmark", compose("benchmark.ratio=[0.5,0.25]", "benchmark.start=end").benchmark)
+    phases = benchmark.phases(tokens(1000), tokens(4000), 16, 32, 0.1, "batch")
+    assert [len(phase.data) for phase in phases] == [500, 1250]
+    assert [len(file) for file in phases[1].data.files] == [250, 1000]
