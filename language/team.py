@@ -91,3 +91,9 @@ class Team:
             with torch.no_grad():
                 for tensor in tensors:
                     dist.broadcast(tensor, 0)
+
+
+def leave() -> None:
+    """Say goodbye to the other processes, after everything went well."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -39,7 +39,7 @@ from language.schedule import learning_rate
 from language.sharded import gathered, shard_, spread
 from language.speed import NextTokenLoss, flops_per_token, peak_flops
 from language.task import Task, build_model, draw, first_phase_shape
-from language.team import Team
+from language.team import Team, leave
 
 log = logging.getLogger(__name__)
 
@@ -488,3 +488,4 @@ def show(bar: "tqdm[Any]", row: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     run_program(main, "language")
+    leave()
