@@ -87,6 +87,17 @@ def prepare(W: Tensor) -> Tensor:
     return X.div_(torch.where(peak > 0, power, 1))
 
 
+def all_finite(W: Tensor) -> Tensor:
+    """Whether each matrix of W (..., m, n) is free of NaN and Inf, (B,) bool.
+
+    The extremes tell: NaN spreads to both. That is one pass, where `isfinite` makes several.
+    """
+    if W.numel() == 0:
+        return torch.ones(W.shape[:-2].numel(), dtype=torch.bool, device=W.device)
+    low, high = W.reshape(-1, W.shape[-2] * W.shape[-1]).aminmax(dim=1)
+    return low.isfinite() & high.isfinite()
+
+
 def working_dtype(W: Tensor) -> torch.dtype:
     return W.dtype if W.dtype == torch.float64 else torch.float32
 

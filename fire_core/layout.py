@@ -29,6 +29,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -138,13 +139,13 @@ class Entry:
         """(g * a, b, ...) -> (g, a, b, ...), as a view whatever the memory format."""
         return torch.unflatten(weight, 0, (self.groups, -1))
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         """(d_out, d_in) of one matrix."""
         view = self.view(_meta(self.parameter))
         return view.shape[-2], view.shape[-1]
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many matrices the entry holds."""
         return math.prod(self.view(_meta(self.parameter)).shape[:-2])

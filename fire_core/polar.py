@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fire_core import _exact
-from fire_core._steps import MUON, PAPER, Step, fro, gram, iterate, prepare, upper_bound
+from fire_core._steps import MUON, PAPER, Step, all_finite, fro, gram, iterate, prepare, upper_bound
 
 NORM_INITS = ("frobenius", "spectral", "power", "schatten4")
 SOLVERS = ("newton_schulz", "exact", "muon")
@@ -175,7 +175,7 @@ def polar_many(
     if solver not in SOLVERS:
         raise ValueError(f"solver={solver!r}: expected one of {', '.join(SOLVERS)}")
     _check(iterations, norm_init)
-    flags = [torch.isfinite(W).all(-1).all(-1).flatten() for W in batches]
+    flags = [all_finite(W) for W in batches]
     on_cpu = all(W.device.type == "cpu" for W in batches)
     if on_cpu:  # LAPACK does not take NaN, and looking costs no wait
         _raise_if_bad([flag.tolist() for flag in flags])

@@ -143,7 +143,7 @@ def check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
     if not pairs:
         return
     device = pairs[0][1].device
-    flags = torch.stack([torch.isfinite(sharing.local(p)).all().to(device, torch.int32) for _, p in pairs])
+    flags = torch.stack([_finite(sharing.local(p)).to(device, torch.int32) for _, p in pairs])
     bad = [
         name
         for (name, _), ok in zip(pairs, sharing.all_true(flags, [p for _, p in pairs]).tolist(), strict=True)
@@ -151,6 +151,13 @@ def check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
     ]
     if bad:
         raise ValueError(not_finite(bad))
+
+
+def _finite(p: Tensor) -> Tensor:
+    if p.numel() == 0:
+        return torch.ones((), dtype=torch.bool, device=p.device)
+    low, high = p.aminmax()  # one pass; NaN spreads to both
+    return low.isfinite() & high.isfinite()
 
 
 # ------------------------------------------------------------------------------------------------------ scale and reset
