@@ -4,11 +4,11 @@
 #   scripts/fig3.sh                 the offline pair with gpt_tiny, on a CPU (docs/results/language.md)
 #   scripts/fig3.sh paper [GPUS]    GPT-0.1B on WikiText-103 and OpenWebText with torchrun, as in the paper
 #
-# Started again, it skips what is done and goes on where it was interrupted. SEEDS="0 1 2" and RUNS=runs can be set.
+# Started again, it skips what is done and goes on where it was interrupted. SEEDS="0 1 2" and RUNS=runs/fig3 can be set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=${SEEDS:-"0 1 2"}
-runs=${RUNS:-runs}
+runs=${RUNS:-runs/fig3}
 methods="base full_reset snp fire fire_exact"
 
 if [ "${1:-offline}" = paper ]; then
@@ -29,4 +29,5 @@ else
             paths.runs="$runs" tracker=none progress=false
     done
 fi
-python analysis/make_figures.py --runs "$runs" --out "$runs/figures"
+python analysis/make_figures.py --runs "$runs" --out "$runs/figures" --export "$runs/language.csv"
+python scripts/draw_language.py --runs "$runs" --out "$runs/figures/language.png"   # the offline pair's starts
