@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from fire_core.harness.config import digest
-from fire_core.harness.errors import TrainingError
 from fire_core.harness.lock import NoLocks
 from fire_core.harness.run import Run
 
@@ -60,10 +59,12 @@ def shared_first_phase(
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             log.info("training the first phase, shared through %s", folder)
             summary = train(entry)
+            if entry.unsaved is not None:  # no room for it: this run has it all the same, the next trains it again
+                log.warning("the first phase is not shared: it could not be kept in %s", folder)
+                return entry.unsaved, entry.rows()
             summary["metrics_sha256"] = _metrics_digest(folder)
             found = _read(entry, summary, device)
-            if found is None:
-                raise TrainingError(f"the first phase could not be kept in {folder}: make room, or set cache=off")
+            assert found is not None, "the first phase ends with a checkpoint"
             entry.finish(summary)
             return found
     except NoLocks as error:

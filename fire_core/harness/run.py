@@ -67,6 +67,7 @@ class Run:
         self.total_steps = total_steps
         self._lock = FolderLock(folder)
         self._pending: list[str] = []  # rows that could not be written yet (disk full)
+        self.unsaved: dict[str, Any] | None = None  # what the newest checkpoint should hold, if it found no room
         self._good_bytes = 0  # metrics.jsonl is whole up to here
         self._last_step = -1
         self._next_checkpoint = 0.0
@@ -164,6 +165,12 @@ class Run:
         for line in text.splitlines():
             self.tracker.log(json.loads(line))
 
+    def rows(self) -> str:
+        """The text of all rows so far, those included that wait for room."""
+        path = self.folder / "metrics.jsonl"
+        written = path.read_bytes()[: self._good_bytes].decode() if path.exists() else ""
+        return written + "".join(self._pending)
+
     def _write_pending(self) -> bool:
         data = "".join(self._pending).encode()
         if not data:
@@ -192,6 +199,7 @@ class Run:
     def checkpoint(self, step: int, trainer: dict[str, Any]) -> bool:
         """Write a checkpoint; a full disk costs the checkpoint, not the run. Returns whether it was written."""
         self._next_checkpoint = time.monotonic() + self.every_seconds
+        self.unsaved = trainer
         try:
             if not self._write_pending():
                 return False
@@ -201,6 +209,7 @@ class Run:
         except (OSError, RuntimeError) as error:  # torch.save reports a failed write as RuntimeError
             log.warning("no checkpoint at step %d in %s: %s", step, self.folder, str(error).split("\n")[0])
             return False
+        self.unsaved = None
         return True
 
     def _sync_metrics(self) -> None:

@@ -59,6 +59,16 @@ def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zyg
     assert_same(only_run(disk / "runs"), calm)
 
 
+def test_a_disk_that_is_full_when_the_first_phase_ends(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    child = zygote.start(tmp_path, "vision.train", *tiny(*LONG, OFTEN, "cache.dir=disk/cache"))
+    wait_for(lambda: lines(disk / "cache", "vision-*") >= 1)
+    faults.fill(disk)
+    answer = zygote.end(tmp_path, child)
+    assert answer.code == 0, answer.err
+    assert "the first phase is not shared: it could not be kept in disk/cache/" in answer.err
+    assert_same(only_run(tmp_path / "runs"), calm)
+
+
 def test_a_disk_that_stays_full(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
     child = zygote.start(tmp_path, "vision.train", *options)
