@@ -23,7 +23,7 @@ DOMAINS = {"test/accuracy": "vision", "val/loss": "language", "eval/return": "rl
 
 # What says where, how and for whom a run is executed, not what it is.
 NOT_IDENTITY = {
-    "cache", "checkpoint", "deterministic", "device", "hydra", "on_nan", "paths", "progress", "scale",
+    "cache", "checkpoint", "deterministic", "device", "hydra", "on_nan", "parallel", "paths", "progress", "scale",
     "threads", "tracker",
 }  # fmt: skip
 # The order of methods in tables and legends; others come after these, by name.
