@@ -127,6 +127,7 @@ def _solve(works: list[Work], how: Solve) -> list[tuple[Tensor, PolarReport]]:
             norm_init=how.norm_init,
             tol=how.tol,
             seed=how.seed,
+            known_finite=all(work.W.device.type == "cpu" for work in works),  # by `fire_`, before anything is solved
         )
     except NonFiniteError as error:  # found here only on a GPU, where looking beforehand would be one more wait
         work = works[error.group]

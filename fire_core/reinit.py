@@ -91,7 +91,8 @@ def fire_(
     scales = {entry.label: _scale(entry, scale, variance_factor, initial) for entry in projected}
     how = Solve(solver, iterations, norm_init, tol, seed, min_norm, blend, measure)
     waves = make_waves(projected, sharing.ddp_group(model))
-    if len(waves) > 1 or blend < 1 or any(batch.team.group is not None for wave in waves for batch in wave):
+    lone = len(waves) == 1 and blend == 1 and projected[0].parameter.device.type != "cpu"
+    if not lone or any(batch.team.group is not None for batch in waves[0]):  # a lone wave on a GPU looks by itself
         check_finite([(entry.name, entry.parameter) for entry in projected])
     rows: dict[str, Row] = {}
     for wave in waves:
