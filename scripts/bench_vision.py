@@ -1,0 +1,132 @@
+"""Images per second of the trainer's loop against a plain loop, interleaved in one run.
+
+    python scripts/bench_vision.py                                  # the digits default
+    python scripts/bench_vision.py model=resnet18 --size 32 --batch 64 --threads 2 precision=bfloat16
+
+The plain loop is what one writes first: a DataLoader without workers over PIL images and torchvision transforms, float32,
+eager, `loss.item()` at each step. Both train the same network from the same weights on the same images; what is
+compared is the whole loop, data included. Ratios are medians over rounds, as machines are noisy.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import hydra
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+import vision.train as trainer
+from fire_core.harness.cli import CONF
+from vision.benchmarks import Phase
+from vision.data import ImageData
+
+
+class PlainImages(Dataset):  # type: ignore[type-arg]
+    """PIL images behind transforms, one at a time."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, mean: list[float], std: list[float]) -> None:
+        scaled = images.permute(0, 2, 3, 1).numpy()
+        self.images = [Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image) for image in scaled]
+        self.labels = labels.tolist()
+        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.transform(self.images[index]), self.labels[index]
+
+
+def synthetic(count: int, size: int, classes: int) -> ImageData:
+    """Random images in the shape of CIFAR's; speed does not depend on what they show."""
+    generator = np.random.default_rng(0)
+    images = torch.from_numpy(generator.integers(0, 256, (count, 3, size, size), dtype=np.uint8))
+    labels = torch.from_numpy(generator.integers(0, classes, count))
+    return ImageData.of((images, labels), (images[:256], labels[:256]), num_classes=classes)
+
+
+def ours(task: trainer.Task, steps: int) -> Callable[[], None]:
+    """`steps` steps of the trainer's own loop."""
+    learner = trainer.Learner.new(task)
+    trainer.begin_phase(task, learner, 0)
+
+    def go() -> None:
+        for number, (images, labels) in enumerate(trainer.batches(task, 0)):
+            if number == steps:
+                break
+            trainer.set_learning_rate(learner, 1.0)
+            trainer.train_step(task, learner, images, labels, acts=False)
+        learner.loss_sum.item()
+
+    return go
+
+
+def plain(task: trainer.Task, steps: int) -> Callable[[], None]:
+    """`steps` steps of a plain loop."""
+    config, data = task.config, task.data
+    model = trainer.Learner.new(task).model.float().to(memory_format=torch.contiguous_format)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
+    mean, std = [(s.flatten() / 255).tolist() for s in (data.mean, data.std)]
+    loader = DataLoader(
+        PlainImages(data.train_images.cpu(), data.train_labels.cpu(), mean, std), config.batch_size, shuffle=True
+    )
+
+    def go() -> None:
+        done, total = 0, 0.0
+        while done < steps:
+            for images, labels in loader:
+                loss = F.cross_entropy(model(images.to(task.device)), labels.to(task.device))
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+                optimizer.step()
+                total += loss.item()
+                done += 1
+                if done == steps:
+                    return
+
+    return go
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("overrides", nargs="*", help="options of vision.train")
+    parser.add_argument("--size", type=int, help="synthetic colour images of this size instead of the data set")
+    parser.add_argument("--batch", type=int, default=None)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_intermixed_args()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose("vision", [*args.overrides, f"threads={args.threads}"])
+    if args.batch:
+        config.batch_size = args.batch
+    task = trainer.Task.from_config(config)
+    if args.size:
+        task.data = synthetic(config.batch_size * 8, args.size, 10).to(task.device)
+    task.phases = [Phase(np.arange(len(task.data.train_labels)), np.arange(1), epochs=10**6)]
+    loops = {"plain": plain(task, args.steps), "ours": ours(task, args.steps)}
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    for number in range(args.rounds + 1):
+        for name, loop in loops.items():
+            start = time.perf_counter()
+            loop()
+            if number:  # the first round warms up
+                seconds[name].append(time.perf_counter() - start)
+    images = args.steps * config.batch_size
+    for name, times in seconds.items():
+        print(f"{name:<6} {images / statistics.median(times):10.0f} images/s")
+    ratios = sorted(p / o for p, o in zip(*seconds.values(), strict=True))
+    print(
+        f"ratio  {statistics.median(ratios):10.2f} (from {ratios[0]:.2f} to {ratios[-1]:.2f} over {args.rounds} rounds)"
+    )
+
+
+if __name__ == "__main__":
+    main()
