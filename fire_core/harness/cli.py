@@ -37,7 +37,7 @@ USER_ERRORS = (ConfigError, TrainingError, HydraException, OmegaConfBaseExceptio
 OUT_OF_MEMORY = "can't allocate memory|not enough memory|out of memory"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
-PLUGINS = 'pip install -e ".[cluster]" brings joblib, submitit_local, submitit_slurm and optuna'
+PLUGINS = 'pip install -e ".[cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
 CONF = Path(__file__).parents[2] / "conf"
 SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in whatever process, tell how they ended
 

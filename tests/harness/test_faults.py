@@ -218,8 +218,9 @@ def test_wandb_cannot_start(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
 def test_wandb_dies_or_hangs(who: str, fault: str, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     child = zygote.start(tmp_path, "vision.train", *WANDB, "tracker.patience=2")
-    mirror = child_of(child, "wandb_mirror")
+    wait_for(lambda: lines(tmp_path / "runs") >= 1)
     os.kill(child, signal.SIGSTOP)  # training waits here for wandb, as it never does
+    mirror = child_of(child, "wandb_mirror")
     service = child_of(mirror, "wandb-core")
     os.kill(mirror if who == "mirror" else service, signal.Signals[fault])
     os.kill(child, signal.SIGCONT)

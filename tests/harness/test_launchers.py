@@ -7,10 +7,12 @@ import re
 import signal
 from pathlib import Path
 
+import hydra
 import pytest
 import torch
 import yaml
 
+from fire_core.harness.cli import CONF
 from fire_core.harness.config import OWN_THREADS, set_up_torch
 from fire_core.harness.errors import ConfigError
 from tests.harness.conftest import LONG
@@ -53,7 +55,7 @@ def test_a_job_does_not_inherit_threads_or_determinism() -> None:
 @needs("hydra_joblib_launcher")
 def test_side_by_side_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = tiny("method=fire,snp", "lr=0.001,0", LONG[1], "-m")
-    for state, launcher in (("done", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]), ("skipped", [])):
+    for state, launcher in (("done", ["hydra/launcher=cores", "hydra.launcher.n_jobs=2"]), ("skipped", [])):
         answer = zygote.run(tmp_path, "vision.train", *launcher, *options)
         assert answer.code == 2
         table = [line for line in answer.err.splitlines() if re.search("  (done|skipped|failed)  ", line)]
@@ -78,6 +80,19 @@ def test_a_job_on_a_queue_requeues_itself(tmp_path: Path, zygote: Zygote, calm: 
     assert "Requeued job" in "".join(file.read_text() for file in log.parent.glob("*_log.*"))
     assert "goes on from step " in told
     assert_same(run, calm)
+
+
+@needs("hydra_submitit_launcher")
+@needs("hydra_joblib_launcher")
+def test_the_launchers_that_are_set_up_here() -> None:
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        slurm, cores = (
+            hydra.compose("vision", [f"hydra/launcher={name}"], return_hydra_config=True).hydra.launcher
+            for name in ("slurm", "cores")
+        )
+    assert slurm._target_.endswith("SlurmLauncher")
+    assert slurm.max_num_timeout > 0, "else a job whose time is over is not requeued"
+    assert cores._target_.endswith("JoblibLauncher")
 
 
 @needs("hydra_optuna_sweeper")
