@@ -4,8 +4,8 @@
     python scripts/bench_vision.py model=resnet18 --size 32 --batch 64 --threads 2 precision=bfloat16
 
 The plain loop is what one writes first: a DataLoader without workers over PIL images and torchvision transforms,
-float32, eager, `loss.item()` at each step. Both train the same network from the same weights on the same images; what is
-compared is the whole loop, data included. Ratios are medians over rounds, as machines are noisy.
+float32, eager, `loss.item()` at each step. Both train the same network from the same weights on the same images; what
+is compared is the whole loop, data included. Ratios are medians over rounds, as machines are noisy.
 """
 
 import argparse
