@@ -8,7 +8,7 @@ import pytest
 from tests.harness.runner import only_run, tiny
 from tests.harness.zygote import Zygote
 
-LONG = ("method=fire", "epochs=6")  # some seconds in each phase
+LONG = ("method=fire", "epochs=20")  # some seconds in each phase
 
 
 @pytest.fixture(scope="session")

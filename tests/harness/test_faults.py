@@ -47,6 +47,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.timing
 def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     child = zygote.start(tmp_path, "vision.train", *tiny(*LONG, OFTEN, "paths.runs=disk/runs"))
     wait_for(lambda: lines(disk / "runs" / ".cache", "vision-*") >= 1)
@@ -214,6 +215,7 @@ def test_wandb_cannot_start(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     assert_same(only_run(tmp_path / "runs"), calm)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("who", ["mirror", "service"])
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
 def test_wandb_dies_or_hangs(who: str, fault: str, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
