@@ -22,7 +22,10 @@ from tests.harness.zygote import Zygote
 
 def needs(plugin: str) -> pytest.MarkDecorator:
     """Skip where a launcher or sweeper is not installed."""
-    absent = importlib.util.find_spec(f"hydra_plugins.{plugin}") is None
+    try:
+        absent = importlib.util.find_spec(f"hydra_plugins.{plugin}") is None
+    except ModuleNotFoundError:  # no plugin at all, so not even the namespace
+        absent = True
     return pytest.mark.skipif(absent, reason=f'{plugin} is not installed: pip install -e ".[cluster]"')
 
 
