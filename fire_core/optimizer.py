@@ -79,3 +79,14 @@ def _forget_rows(state: dict[str, object], p: Tensor, rows: Rows, dim: int) -> N
             whole = sharing.full(value).clone()  # writing to rows of a DTensor would write to a copy
             whole[where] = 0
             sharing.write_(value, whole)
+
+
+def set_rate_factor(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Every group's learning rate to `factor` times the one that it began with (kept as `initial_lr`)."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def parts_of(optimizer: torch.optim.Optimizer | None) -> list[torch.optim.Optimizer]:
+    """The optimizers that hold state: a combined one's `parts`, or itself."""
+    return [] if optimizer is None else list(getattr(optimizer, "parts", [optimizer]))

@@ -6,34 +6,32 @@ Read from `main` down.
 """
 
 import contextlib
+import functools
 import logging
 import math
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import hydra
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
 from fire_core.harness import seeding
+from fire_core.harness.boundary import act_after_epoch, act_at_boundary
 from fire_core.harness.build import build
 from fire_core.harness.cli import Outcome, job, run_program
-from fire_core.harness.config import check_name, digest
-from fire_core.harness.errors import TrainingError
-from fire_core.harness.first_phase import shared_first_phase
-from fire_core.harness.measure import Meter, Stopwatch, total_dfi, total_sfe
+from fire_core.harness.console import progress_bar, show
+from fire_core.harness.life import live
+from fire_core.harness.measure import Meter, check_finite, total_dfi
 from fire_core.harness.run import Run
 from fire_core.harness.signals import Preemption
 from fire_core.methods import Context, Method, Net
+from fire_core.optimizer import parts_of, set_rate_factor
 from fire_core.sharing import full, local
-from language.benchmark import Phase
 from language.model import GPT
 from language.schedule import learning_rate
 from language.sharded import gathered, shard_, spread
@@ -67,39 +65,20 @@ def main(config: DictConfig) -> float:
 
 
 def run_one(task: Task, outcome: Outcome) -> dict[str, Any]:
-    """Open the run's folder and take the run to its end; the summary, also of a run that was done before."""
-    config = task.config
-    what = task.identity()
-    name = "-".join(
-        check_name(f"{option}.name", str(config[option].name)) for option in ("benchmark", "dataset", "method")
+    """Take the run to its end from wherever it stands; its summary."""
+    config, what = task.config, task.identity()
+    shared = task.first_phase == 0 and not task.method_acts_in(0)
+    return live(
+        config,
+        outcome,
+        functools.partial(train, task),
+        groups=("benchmark", "dataset"),
+        what=what,
+        first=first_phase_shape(what) if shared else None,
+        headline="val/loss",
+        device=task.device,
+        total_steps=task.total_steps,
     )
-    folder = Path(config.paths.runs) / "language" / f"{name}-s{config.seed}-{digest(what)}"
-    yaml = OmegaConf.to_yaml(config, resolve=True)
-    every, keep = config.checkpoint.every_seconds, config.checkpoint.keep
-    tracker = build("tracker", config.tracker)
-    with Run(folder, what, yaml, tracker, every, keep, total_steps=task.total_steps) as run:
-        if (summary := run.done) is not None:
-            log.info("%s is done: validation loss %.4f", folder, summary["val/loss"])
-            outcome.state = "skipped"
-            return summary
-        state = run.resume(task.device)
-        if state is not None:
-            log.info("%s goes on from step %d", folder, state["step"])
-        elif config.cache.enabled and task.first_phase == 0 and not task.method_acts_in(0):
-            label = f"language-{config.benchmark.name}-{config.dataset.name}-s{config.seed}"
-            cache, shape = Path(config.cache.dir), first_phase_shape(what)
-            shared = shared_first_phase(
-                cache, label, shape, yaml, lambda e: train(task, e, e.resume(task.device), 1), task.device, every
-            )
-            if shared is not None:
-                state, rows = shared
-                state["method"] = None
-                run.append_rows(rows)
-        summary = train(task, run, state)
-        run.finish(summary)
-        log.info("%s: validation loss %.4f", folder, summary["val/loss"])
-        outcome.state = "done"
-        return summary
 
 
 @dataclass
@@ -205,7 +184,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
 
 def work(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None) -> dict[str, Any]:
     """The training loop; `run` is None on ranks other than 0."""
-    team = task.team
+    team, config = task.team, task.config
+    title = f"{config.method.name} from {task.start} seed {config.seed}"
     learner = Learner.new(task)
     if state is not None:
         learner.optimizer = new_optimizer(task, learner, state["phase"])
@@ -213,15 +193,18 @@ def work(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | 
     began = time.monotonic() - learner.seconds
     pace = Pace(task)
 
-    with Preemption() as preemption, progress_bar(task, learner) as bar:
+    with (
+        Preemption() as preemption,
+        progress_bar(task.total_steps, learner.step, title, config.progress and team.rank == 0) as bar,
+    ):
         for index in range(learner.phase, stop or len(task.phases)):
             if index > learner.phase or learner.optimizer is None:
-                begin_phase(task, learner, index)
+                begin_phase(task, learner, index, run)
                 pace.restart()
             phase, acts = task.phases[index], task.method_acts_in(index)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 while learner.phase_step < phase.length.steps:
-                    set_learning_rate(task, learner, phase)
+                    set_rate_factor(learner.optimizer, rate_factor(task, learner))
                     train_step(task, learner, acts)
                     learner.phase_step += 1
                     learner.step += 1
@@ -233,10 +216,23 @@ def work(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | 
                         learner.row = make_row(task, learner, pace)
                         learner.row["seconds"] = learner.seconds = round(time.monotonic() - began, 3)
                         if acts:
-                            learner.row |= method_after_epoch(task, learner)
+                            learner.row |= act_after_epoch(
+                                learner.net,
+                                learner.method,
+                                make_context(task, learner),
+                                learner.method_meter,
+                                learner.row,
+                            )
                         if run is not None:
                             run.log(learner.row)
-                        show(bar, learner.row)
+                        show(
+                            bar,
+                            phase=index,
+                            loss=learner.row["train/loss"],
+                            val=learner.row["val/loss"],
+                            tokens=f"{learner.row['tokens_per_second']:.0f}/s",
+                            mfu=f"{learner.row['mfu']:.0%}",
+                        )
                         pace.restart()
                     if index == 0:
                         keep_weights(task, learner)
@@ -263,7 +259,7 @@ def keep_weights(task: Task, learner: Learner) -> None:
 
 def save(task: Task, learner: Learner, run: Run | None) -> None:
     """Write a checkpoint of what all processes know together."""
-    check_finite(learner, learner.loss_sum, *(local(p) for p in learner.model.parameters()))
+    check_finite(learner.step, learner.loss_sum, *(local(p) for p in learner.model.parameters()))
     whole = task.team.sum_(learner.loss_sum.clone())
     state = learner.state_dict() | {"loss_sum": whole, "seen": learner.seen * task.team.size}
     if task.sharded:
@@ -272,33 +268,30 @@ def save(task: Task, learner: Learner, run: Run | None) -> None:
         run.checkpoint(learner.step, state)
 
 
-def begin_phase(task: Task, learner: Learner, index: int) -> None:
+def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:
     """Take up the weights to start from, let the method act, measure what it did, start a new optimizer."""
     config = task.config
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     if index > 0:
-        numbers = {"start_iteration": learner.phase_step}
+        started_from = learner.phase_step
         if (kept := learner.kept.get(str(task.start))) is not None:
-            numbers["start_iteration"] = kept["iteration"]
+            started_from = kept["iteration"]
             with torch.no_grad():
                 for name, parameter in learner.model.named_parameters():
                     parameter.copy_(kept["weights"][name])
         learner.kept = {}
         learner.phase, learner.phase_step = index, 0
-        numbers |= {"dfi_before": total_dfi(learner.net), "val_loss_before": evaluate(task, learner)["val/loss"]}
-        old = {key: value.clone() for key, value in learner.model.state_dict().items()}
-        context = make_context(task, learner)
-        with Stopwatch(task.device) as watch:
-            try:
-                numbers |= learner.method.at_boundary(learner.net, context)
-            except ValueError as error:
-                raise TrainingError(f"method={config.method.name} before phase {index}: {error}") from error
-        if not task.sharded:
-            task.team.same_(list(learner.model.parameters()))
-        numbers |= {"dfi_after": total_dfi(learner.net), "val_loss_after": evaluate(task, learner)["val/loss"]}
-        numbers["sfe"] = total_sfe(learner.net, {"model": old})
-        learner.boundary = {f"boundary/{key}": value for key, value in numbers.items()}
-        learner.boundary |= {"method/seconds": watch.seconds, "method/peak_bytes": watch.peak_bytes}
+        learner.boundary = act_at_boundary(
+            learner.net,
+            learner.method,
+            make_context(task, learner),
+            name=config.method.name,
+            device=task.device,
+            measure=lambda: {"dfi": total_dfi(learner.net), "val_loss": evaluate(task, learner)["val/loss"]},
+            run=run,
+            afterwards=None if task.sharded else lambda: task.team.same_(list(learner.model.parameters())),
+        )
+        learner.boundary["boundary/start_iteration"] = started_from
     learner.optimizer = new_optimizer(task, learner, index)
     learner.clear_sums()
 
@@ -345,7 +338,7 @@ def train_step(task: Task, learner: Learner, acts: bool) -> None:
     if looks and not torch.isfinite(norm):
         if config.on_nan == "skip":
             return
-        check_finite(learner, norm)
+        check_finite(learner.step, norm)
     optimizer.step()
     if acts:
         with learner.method_meter:
@@ -392,7 +385,7 @@ class Pace:
 
 def make_row(task: Task, learner: Learner, pace: Pace) -> dict[str, Any]:
     """What is known at this step; on every rank, for all take part in the evaluation."""
-    check_finite(learner, learner.loss_sum)  # waits for the GPU
+    check_finite(learner.step, learner.loss_sum)  # waits for the GPU
     speed = pace.read(learner.model)
     assert learner.optimizer is not None
     loss = task.team.sum_(torch.stack([learner.loss_sum.double().cpu(), torch.tensor(float(learner.seen)).double()]))
@@ -412,14 +405,6 @@ def make_row(task: Task, learner: Learner, pace: Pace) -> dict[str, Any]:
     return row
 
 
-def method_after_epoch(task: Task, learner: Learner) -> dict[str, float]:
-    """Let the method act after a row; its numbers, and its seconds since the last one, for the row."""
-    with learner.method_meter:
-        numbers = learner.method.after_epoch(learner.net, make_context(task, learner))
-    seconds = learner.method_meter.take() + learner.row.get("method/seconds", 0.0)
-    return {f"method/{key}": value for key, value in numbers.items()} | {"method/seconds": seconds}
-
-
 def make_context(task: Task, learner: Learner) -> Context:
     """The moment, as a method sees it; a pass is what comes between two rows."""
 
@@ -434,56 +419,14 @@ def make_context(task: Task, learner: Learner) -> Context:
         generator=seeding.generator(task.config.seed, "method", learner.phase, learner.phase_step),
         batches=batches,
         loss=lambda inputs, targets: learner.model(inputs, targets)[1],
-        optimizers=[] if learner.optimizer is None else list(getattr(learner.optimizer, "parts", [learner.optimizer])),
+        optimizers=parts_of(learner.optimizer),
     )
 
 
-def set_learning_rate(task: Task, learner: Learner, phase: Phase) -> None:
-    """Every group's own base rate times where the schedule stands."""
-    assert learner.optimizer is not None
-    length = phase.length
-    factor = learning_rate(learner.phase_step, length.warmup, length.decay, 1.0, task.config.min_lr_ratio)
-    for group in learner.optimizer.param_groups:
-        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
-
-
-def check_finite(learner: Learner, *values: Tensor) -> None:
-    """Stop before a step, a checkpoint or a row is made of nonsense.
-
-    Raises:
-        TrainingError: a value is NaN or infinite.
-    """
-    for value in values:
-        if not torch.isfinite(value).all():
-            raise TrainingError(
-                f"the loss, its gradient or a weight is not finite at step {learner.step}; the last checkpoint is from "
-                "before. Lower lr=, or skip such steps with on_nan=skip"
-            )
-
-
-def progress_bar(task: Task, learner: Learner) -> "tqdm[Any]":
-    """Steps of the whole run, with the time left; rare lines where the output is not a terminal."""
-    return tqdm(
-        total=task.total_steps,
-        initial=learner.step,
-        desc=f"{task.config.method.name} from {task.start} seed {task.config.seed}",
-        unit="step",
-        disable=not task.config.progress or task.team.rank > 0,
-        mininterval=0.3 if sys.stderr.isatty() else 15,
-        dynamic_ncols=True,
-    )
-
-
-def show(bar: "tqdm[Any]", row: dict[str, Any]) -> None:
-    """The newest row beside the bar."""
-    bar.set_postfix(
-        phase=row["phase"],
-        loss=f"{row['train/loss']:.3f}",
-        val=f"{row['val/loss']:.3f}",
-        tokens=f"{row['tokens_per_second']:.0f}/s",
-        mfu=f"{row['mfu']:.0%}",
-        refresh=False,
-    )
+def rate_factor(task: Task, learner: Learner) -> float:
+    """Of the base learning rate, for the coming step."""
+    length = task.phases[learner.phase].length
+    return learning_rate(learner.phase_step, length.warmup, length.decay, 1.0, task.config.min_lr_ratio)
 
 
 if __name__ == "__main__":

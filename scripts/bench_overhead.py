@@ -21,6 +21,7 @@ from typing import Any
 
 import hydra
 
+import fire_core.harness.life
 import vision.train
 from fire_core.harness.cli import CONF, Outcome
 from fire_core.harness.run import Run
@@ -66,7 +67,7 @@ def one_run(kind: str, options: list[str], folder: str) -> list[float]:
     calls, waiting = [0.0], [0.0]
     if kind == "off":
         config.tracker = {"_target_": "fire_core.harness.tracker.Tracker", "name": "none"}
-        vision.train.Run = Silent  # type: ignore[misc]
+        fire_core.harness.life.Run = Silent  # type: ignore[misc]
     else:
         for name in CALLS:
             setattr(Run, name, timed(getattr(Run, name), calls))

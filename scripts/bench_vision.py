@@ -23,6 +23,7 @@ from torchvision import transforms
 
 import vision.train as trainer
 from fire_core.harness.cli import CONF
+from fire_core.optimizer import set_rate_factor
 from vision.benchmarks import Phase
 from vision.data import ImageData
 
@@ -60,7 +61,7 @@ def ours(task: trainer.Task, steps: int) -> Callable[[], None]:
         for number, (images, labels) in enumerate(trainer.batches(task, 0)):
             if number == steps:
                 break
-            trainer.set_learning_rate(learner, 1.0)
+            set_rate_factor(learner.optimizer, 1.0)
             trainer.train_step(task, learner, images, labels, acts=False)
         learner.loss_sum.item()
 

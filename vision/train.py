@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import hydra
@@ -21,17 +20,19 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fire_core.harness import seeding
+from fire_core.harness.boundary import act_after_epoch, act_at_boundary
 from fire_core.harness.build import build
 from fire_core.harness.cli import Outcome, job, run_program
-from fire_core.harness.config import check_name, digest, identity
+from fire_core.harness.config import identity
 from fire_core.harness.console import progress_bar, show
 from fire_core.harness.errors import TrainingError
-from fire_core.harness.first_phase import shared_first_phase
-from fire_core.harness.measure import Meter, Stopwatch, total_sfe
+from fire_core.harness.life import live
+from fire_core.harness.measure import Meter, check_finite
 from fire_core.harness.plasticity import plasticity
 from fire_core.harness.run import Run
 from fire_core.harness.signals import Preemption
 from fire_core.methods import Context, Method, Net
+from fire_core.optimizer import parts_of, set_rate_factor
 from vision.benchmarks import Phase
 from vision.schedule import reference, warmup
 from vision.task import Task, build_model, compiled
@@ -54,49 +55,22 @@ def main(config: DictConfig) -> float:
 
 
 def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
-    """Open the run's folder and take the run to its end; the summary, also of a run that was done before."""
+    """Take the run to its end from wherever it stands; its summary."""
     task = Task.from_config(config)
-    whole = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(whole, dict)
-    options: dict[str, Any] = {str(key): value for key, value in whole.items()}
-    what = identity(options)
-    name = "-".join(
-        check_name(f"{option}.name", str(options[option]["name"])) for option in ("benchmark", "dataset", "method")
+    whole: Any = OmegaConf.to_container(config, resolve=True)
+    what = identity(whole)
+    shared = len(task.phases) > 1 and not task.method_acts_in(0)
+    return live(
+        config,
+        outcome,
+        functools.partial(train, task),
+        groups=("benchmark", "dataset"),
+        what=what,
+        first={key: value for key, value in what.items() if key != "method"} if shared else None,
+        headline="test/accuracy",
+        device=task.device,
+        total_steps=task.total_steps,
     )
-    folder = Path(config.paths.runs) / "vision" / f"{name}-s{config.seed}-{digest(what)}"
-    yaml = OmegaConf.to_yaml(config, resolve=True)
-    every, keep = config.checkpoint.every_seconds, config.checkpoint.keep
-
-    tracker = build("tracker", config.tracker)
-    with Run(folder, what, yaml, tracker, every, keep, total_steps=task.total_steps) as run:
-        if (summary := run.done) is not None:
-            log.info("%s is done: test accuracy %.4f", folder, summary["test/accuracy"])
-            outcome.state = "skipped"
-            return summary
-        state = run.resume(task.device)
-        if state is not None:
-            log.info("%s goes on from step %d", folder, state["step"])
-        elif config.cache.enabled and len(task.phases) > 1 and not task.method_acts_in(0):
-            shape = {key: value for key, value in what.items() if key != "method"}
-            cache, label = Path(config.cache.dir), f"vision-{name.rsplit('-', 1)[0]}-s{config.seed}"
-            shared = shared_first_phase(
-                cache,
-                label,
-                shape,
-                yaml,
-                lambda e: train(task, e, e.resume(task.device), 1),
-                task.device,
-                every,
-            )
-            if shared is not None:
-                state, rows = shared
-                state["method"] = None
-                run.append_rows(rows)
-        summary = train(task, run, state)
-        run.finish(summary)
-        log.info("%s: test accuracy %.4f", folder, summary["test/accuracy"])
-        outcome.state = "done"
-        return summary
 
 
 @dataclass
@@ -185,14 +159,14 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             if index < learner.phase:
                 continue
             if index > learner.phase or learner.optimizer is None:
-                begin_phase(task, learner, index)
+                begin_phase(task, learner, index, run)
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
             if config.compile and (acts or learner.forward is learner.model):
                 learner.forward = compiled(learner.model)
             steps_per_epoch = phase.passes_per_epoch * phase.steps_per_pass(config.batch_size)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for images, labels in batches(task, index, start=learner.phase_step):
-                    set_learning_rate(learner, rate_factor(task, learner))
+                    set_rate_factor(learner.optimizer, rate_factor(task, learner))
                     train_step(task, learner, images, labels, acts)
                     learner.phase_step += 1
                     learner.step += 1
@@ -202,13 +176,20 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                         learner.seconds = time.monotonic() - began
                         learner.row = make_row(task, learner, phase, learner.phase_step // steps_per_epoch)
                         if acts:
-                            learner.row |= method_after_epoch(task, learner)
+                            learner.row |= act_after_epoch(
+                                learner.net,
+                                learner.method,
+                                make_context(task, learner),
+                                learner.method_meter,
+                                learner.row,
+                            )
                         run.log(learner.row)
-                        show(bar, learner.row, "test/accuracy")
+                        told = ("phase", "epoch", "train/loss", "test/accuracy")
+                        show(bar, **{key.split("/")[-1]: learner.row[key] for key in told})
                     ended = learner.phase_step == steps
                     if ended or run.checkpoint_due or preemption.received:
                         learner.seconds = time.monotonic() - began
-                        check_finite(learner, learner.loss_sum, *learner.model.state_dict().values())
+                        check_finite(learner.step, learner.loss_sum, *learner.model.state_dict().values())
                         run.checkpoint(learner.step, learner.state_dict())
                     if preemption.received:
                         log.warning("%s: stopped by %s at step %d", run.folder, preemption.received.name, learner.step)
@@ -217,25 +198,22 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     return {**final, "steps": learner.step, "seconds": learner.seconds}
 
 
-def begin_phase(task: Task, learner: Learner, index: int) -> None:
+def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
     """Let the method act at the boundary before phase `index`, measure what it did, and start a new optimizer."""
     config = task.config
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.phase, learner.phase_step = index, 0
     if index > 0:
-        before = measure(task, learner, index)
-        old = {key: value.clone() for key, value in learner.model.state_dict().items()}
-        context = make_context(task, learner)
-        with Stopwatch(task.device) as watch:
-            try:
-                numbers = learner.method.at_boundary(learner.net, context)
-            except ValueError as error:
-                raise TrainingError(f"method={config.method.name} before phase {index}: {error}") from error
-        numbers |= {f"{key}_before": value for key, value in before.items()}
-        numbers |= {f"{key}_after": value for key, value in measure(task, learner, index).items()}
-        numbers |= {"sfe": total_sfe(learner.net, {"model": old})}
-        learner.boundary = {f"boundary/{key}": value for key, value in numbers.items()}
-        learner.boundary |= {"method/seconds": watch.seconds, "method/peak_bytes": watch.peak_bytes}
+        learner.boundary = act_at_boundary(
+            learner.net,
+            learner.method,
+            make_context(task, learner),
+            name=config.method.name,
+            device=task.device,
+            measure=lambda: measure(task, learner, index),
+            run=run,
+            with_spectra=config.metrics != "off",
+        )
     learner.optimizer = new_optimizer(task, learner, index)
     learner.clear_sums()
 
@@ -330,7 +308,7 @@ def evaluate(task: Task, learner: Learner, index: int) -> float:
 
 def make_row(task: Task, learner: Learner, phase: Phase, epoch: int) -> dict[str, Any]:
     """The row that ends displayed epoch `epoch` (from 1) of the phase."""
-    check_finite(learner, learner.loss_sum)
+    check_finite(learner.step, learner.loss_sum)
     if learner.seen == 0:
         raise TrainingError(f"every step of the epoch before step {learner.step} was skipped (on_nan=skip): lower lr=")
     assert learner.optimizer is not None
@@ -350,17 +328,6 @@ def make_row(task: Task, learner: Learner, phase: Phase, epoch: int) -> dict[str
     return row
 
 
-def method_after_epoch(task: Task, learner: Learner) -> dict[str, float]:
-    """Let the method act at the end of an epoch; its numbers, and its seconds within the epoch, for the row.
-
-    The seconds are those of its hooks in this file. What it does within the network's own passes is not in them.
-    """
-    with learner.method_meter:
-        numbers = learner.method.after_epoch(learner.net, make_context(task, learner))
-    seconds = learner.method_meter.take() + learner.row.get("method/seconds", 0.0)
-    return {f"method/{key}": value for key, value in numbers.items()} | {"method/seconds": seconds}
-
-
 def make_context(task: Task, learner: Learner) -> Context:
     """The moment, as a method sees it."""
 
@@ -374,7 +341,7 @@ def make_context(task: Task, learner: Learner) -> Context:
         generator=seeding.generator(task.config.seed, "method", learner.phase, learner.phase_step),
         batches=functools.partial(one_pass, task, learner.phase),
         loss=loss,
-        optimizers=[] if learner.optimizer is None else list(getattr(learner.optimizer, "parts", [learner.optimizer])),
+        optimizers=parts_of(learner.optimizer),
     )
 
 
@@ -388,18 +355,11 @@ def rate_factor(task: Task, learner: Learner) -> float:
     return reference(number, phase.epochs, phase.passes_per_epoch, earlier, fraction)
 
 
-def set_learning_rate(learner: Learner, factor: float) -> None:
-    """Every group's own base rate times `factor`."""
-    assert learner.optimizer is not None
-    for group in learner.optimizer.param_groups:
-        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
-
-
 def is_finite(learner: Learner, value: Tensor, on_nan: str) -> bool:
     """Whether the step goes on with this loss or gradient norm; raises unless such steps are to be skipped."""
     if on_nan == "skip":
         return bool(torch.isfinite(value))
-    check_finite(learner, value)
+    check_finite(learner.step, value)
     return True
 
 
@@ -407,20 +367,6 @@ def give_back(kept: list[tuple[Tensor, Tensor]]) -> None:
     """Undo what the forward pass of a step that is skipped did to buffers (the statistics of batch norm)."""
     for buffer, old in kept:
         buffer.copy_(old)
-
-
-def check_finite(learner: Learner, *values: Tensor) -> None:
-    """Stop before a step, a checkpoint or a row is made of nonsense.
-
-    Raises:
-        TrainingError: a value is NaN or infinite.
-    """
-    for value in values:
-        if not torch.isfinite(value).all():
-            raise TrainingError(
-                f"the loss, its gradient or a weight is not finite at step {learner.step}; the last checkpoint is from "
-                "before. Lower lr=, or skip such steps with on_nan=skip"
-            )
 
 
 if __name__ == "__main__":

@@ -42,14 +42,6 @@ def progress_bar(total: int, done: int, title: str, shown: bool = True) -> "tqdm
     )
 
 
-def show(bar: "tqdm[Any]", row: dict[str, Any], metric: str) -> None:
-    """The newest row beside the bar: where the run is, its training loss and `metric`."""
-    bar.set_postfix(
-        {
-            "phase": row["phase"],
-            "epoch": f"{row['epoch']:g}",
-            "loss": f"{row['train/loss']:.3f}",
-            metric: f"{row[metric]:.3f}",
-        },
-        refresh=False,
-    )
+def show(bar: "tqdm[Any]", **numbers: object) -> None:
+    """The newest numbers beside the bar; floats with three decimals."""
+    bar.set_postfix({k: f"{v:.3f}" if isinstance(v, float) else v for k, v in numbers.items()}, refresh=False)

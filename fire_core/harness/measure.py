@@ -6,6 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from fire_core.harness.errors import TrainingError
 from fire_core.layout import resolve
 from fire_core.methods import Net
 from fire_core.metrics import dfi, sfe
@@ -39,6 +40,20 @@ def total_sfe(net: Net, before: dict[str, dict[str, Tensor]]) -> float:
                 old = entry.view(full(before[name][entry.name]))
                 total += sfe(entry.view(full(entry.parameter.detach())), old).double().sum().cpu()
     return total.item()
+
+
+def check_finite(step: int, *values: Tensor) -> None:
+    """Stop before a step, a checkpoint or a row is made of nonsense.
+
+    Raises:
+        TrainingError: a value is NaN or infinite.
+    """
+    for value in values:
+        if not torch.isfinite(value).all():
+            raise TrainingError(
+                f"the loss, its gradient or a weight is not finite at step {step}; the last checkpoint is from before. "
+                "Lower lr=, or skip such steps with on_nan=skip"
+            )
 
 
 class Stopwatch:

@@ -4,6 +4,7 @@
     config.yaml      the resolved configuration
     env.json         versions, git commit, hardware
     metrics.jsonl    one JSON object a line, `step` strictly increasing: the truth that trackers mirror
+    spectra.json     singular values of every weight before and after each boundary
     checkpoints/     the newest two
     DONE             a JSON summary, written last
     FAILED           or one line that says why training stopped; gone when the run is started again
@@ -217,6 +218,15 @@ class Run:
         if path.exists():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
+
+    def keep_spectra(self, phase: int, spectra: dict[str, dict[str, list[float]]]) -> None:
+        """Put the singular values at a boundary into spectra.json; a disk that refuses them does not stop the run."""
+        path = self.folder / "spectra.json"
+        try:
+            kept = json.loads(path.read_text()) if path.exists() else {}
+            checkpoint.write_atomically(path, json.dumps({**kept, str(phase): spectra}).encode())
+        except (OSError, ValueError) as error:
+            log.warning("cannot write %s: %s", path, str(error).split("\n")[0])
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Mark the run as done.

@@ -17,11 +17,13 @@ class Net:
         modules: what is trained, by name (`{"model": ...}`; `{"actor": ..., "critic": ...}`).
         init: for each module its `state_dict` (parameters and buffers) at the start of the run.
         layout: which weights a projection touches, by name (see `fire_core.layout`).
+        targets: the slowly following copies of modules, by the module's name, where training has such.
     """
 
     modules: dict[str, nn.Module]
     init: dict[str, dict[str, Tensor]]
     layout: str = "all"
+    targets: dict[str, nn.Module] = field(default_factory=dict)
 
     @classmethod
     def of(cls, modules: dict[str, nn.Module], layout: str = "all") -> "Net":
