@@ -3,7 +3,7 @@
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -57,6 +57,7 @@ class Grid:
     title: str
     rows: tuple[tuple[Panel, ...], ...]
     last_phase: bool = False  # draw the last phase alone, from 0
+    program: str = ""  # whose other settings may stand beside the paper's
 
 
 DATA = (
@@ -80,9 +81,10 @@ GRIDS = (
         "Continual pre-training",
         (tuple(Panel(f"From {s}", "language", s.split()[0]) for s in ("best checkpoint", "30k", "60k")),),
         last_phase=True,
+        program="language",
     ),
-    Grid("figure4a", "DQN on Atari", (tuple(Panel(game, "rl", game) for game in GAMES),)),
-    Grid("figure4b", "SAC on HumanoidBench", (tuple(Panel(task, "rl", task) for task in TASKS),)),
+    Grid("figure4a", "DQN on Atari", (tuple(Panel(game, "rl", game) for game in GAMES),), program="dqn"),
+    Grid("figure4b", "SAC on HumanoidBench", (tuple(Panel(task, "rl", task) for task in TASKS),), program="sac"),
 )
 
 
@@ -98,6 +100,23 @@ def starting_checkpoint(setting: Setting) -> str:
     """From which checkpoint of its first phase a language run goes on: `benchmark.start`."""
     benchmark = setting.groups[0].runs[0].config.get("benchmark")
     return str(benchmark.get("start", "")) if isinstance(benchmark, dict) else ""
+
+
+def with_others(grid: Grid, settings: Sequence[Setting]) -> Grid:
+    """The grid with a panel for each start or environment that its program ran and the paper does not show.
+
+    Panels without data give them their room.
+    """
+    others = {}
+    for setting in settings:
+        run = setting.groups[0].runs[0]
+        if run.config.get("program") == grid.program and not any(p.fits(setting) for row in grid.rows for p in row):
+            start = starting_checkpoint(setting)
+            what, title = (start, f"From {start}") if grid.program == "language" else (run.dataset, run.dataset)
+            others[plain(what)] = Panel(title, "language" if grid.program == "language" else "rl", what, in_paper=False)
+    if not grid.program or not others:
+        return grid
+    return replace(grid, rows=((*(panel for panel in grid.rows[0] if panel.choose(settings)), *others.values()),))
 
 
 def has_data(grid: Grid, settings: Sequence[Setting]) -> bool:

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         paths = plotting.save(figure, args.out / slug(setting))
         paths += print_tables(setting, args)
         report(paths)
-    for grid in figures.GRIDS:
+    for grid in [figures.with_others(grid, found) for grid in figures.GRIDS]:
         if figures.has_data(grid, found):
             width = args.width or "page"
             figure = figures.grid_figure(grid, found, palette, args.band, width, args.paper_reference)

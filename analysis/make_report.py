@@ -78,7 +78,7 @@ def setting_data(setting: Setting, palette: style.Palette, band: str) -> dict[st
     shown = {"Results": tables.results(setting), "Cost": tables.overhead(setting), "Boundaries": at_boundaries(setting)}
     return {
         "title": plotting.title(setting, 999),
-        "xlabel": style.AXES[setting.x],
+        "xlabel": style.AXES[setting.x_unit],
         "ylabel": METRICS[setting.metric][0],
         "boundaries": boundaries(runs),
         "caption": plotting.caption(setting.groups, band),

@@ -52,7 +52,7 @@ def draw(
     if not last_phase:
         mark_boundaries(axes, boundaries([run for group in setting.groups for run in group.runs]), words)
     limits(axes, drawn)
-    axes.set_xlabel(style.AXES[setting.x])
+    axes.set_xlabel(style.AXES[setting.x_unit])
     axes.set_ylabel(METRICS[setting.metric][0])
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))

@@ -234,6 +234,11 @@ class Setting:
         return self.groups[0].runs[0].x
 
     @property
+    def x_unit(self) -> str:
+        """What the horizontal axis counts: a language run's column `epoch` holds iterations."""
+        return "iteration" if (self.domain, self.x) == ("language", "epoch") else self.x
+
+    @property
     def name(self) -> str:
         names = [part for part in (self.benchmark, self.dataset, self.model) if part]
         return "-".join(names) + (f" ({self.detail})" if self.detail else "")

@@ -47,7 +47,7 @@ NAMES = {
     "tinyimagenet": "Tiny-ImageNet",
     "digits": "digits",
 }
-AXES = {"epoch": "Epoch", "step": "Step", "env_steps": "Environment steps"}
+AXES = {"epoch": "Epoch", "iteration": "Iteration", "step": "Step", "env_steps": "Environment steps"}
 BANDS = {"sem": "± standard error", "bootstrap": "95 % bootstrap interval", "minmax": "min to max"}
 
 RC = {

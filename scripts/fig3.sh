@@ -30,4 +30,3 @@ else
     done
 fi
 python analysis/make_figures.py --runs "$runs" --out "$runs/figures" --export "$runs/language.csv"
-python scripts/draw_language.py --runs "$runs" --out "$runs/figures/language.png"   # the offline pair's starts

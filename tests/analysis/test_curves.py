@@ -110,6 +110,31 @@ def test_figure_2_shows_what_was_run_and_says_what_was_not(tmp_path):
     plotting.plt.close(figure)
 
 
+def test_what_the_paper_does_not_show_has_panels_too(tmp_path):
+    style.use()
+    for start in ("30k", "end", "500"):
+        lines = [row | {"val/loss": 3.0} for row in rows("fire", 0, 3, "val/loss")]
+        write_run(
+            tmp_path / start, "fire", metric="val/loss", rows_=lines, program="language",
+            benchmark={"name": "x", "start": start},
+        )  # fmt: skip
+    for program, env in (("dqn", "breakout"), ("sac", "Hopper-v5")):
+        write_run(tmp_path / env, "fire", metric="eval/return", program=program, env={"name": env}, dataset=None)
+    found = settings(load([str(tmp_path)], cache=False)[0])
+    _, *grids = [figures.with_others(grid, found) for grid in figures.GRIDS]
+    titles = []
+    for grid in grids:
+        figure = figures.grid_figure(grid, found, style.Palette(["fire"]))
+        titles.append([ax.get_title(loc="left") for ax in figure.axes])
+        assert all(ax.lines for ax in figure.axes)
+        plotting.plt.close(figure)
+    assert titles == [
+        ["From 30k (n = 1)", "From 500 (n = 1)", "From end (n = 1)"],
+        ["breakout (n = 1)"],
+        ["Hopper-v5 (n = 1)"],
+    ]
+
+
 @pytest.mark.parametrize("width", ["page", "column"])
 def test_figure_3_draws_the_second_phase_from_each_checkpoint(tmp_path, width):
     style.use()
