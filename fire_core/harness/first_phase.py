@@ -43,7 +43,8 @@ def shared_first_phase(
         every_seconds: between checkpoints while training.
 
     Returns:
-        The state, as the trainer's last checkpoint in the entry holds it, and the text of the entry's metrics.jsonl.
+        The state, as the trainer's last checkpoint in the entry holds it, with the entry's folder as `origin`, and the
+        text of the entry's metrics.jsonl.
         None if the cache's file system has no locks: nothing can be shared there safely.
     """
     shape = {"format": FORMAT, **shape}
@@ -61,7 +62,7 @@ def shared_first_phase(
             summary = train(entry)
             if entry.unsaved is not None:  # no room for it: this run has it all the same, the next trains it again
                 log.warning("the first phase is not shared: it could not be kept in %s", folder)
-                return entry.unsaved, entry.rows()
+                return {**entry.unsaved, "origin": str(folder)}, entry.rows()
             summary["metrics_sha256"] = _metrics_digest(folder)
             found = _read(entry, summary, device)
             assert found is not None, "the first phase ends with a checkpoint"
@@ -80,7 +81,7 @@ def _read(entry: Run, summary: dict[str, Any], device: torch.device | str) -> tu
     rows = (entry.folder / "metrics.jsonl").read_text()
     if state["metrics_bytes"] != len(rows.encode()):  # an older checkpoint: the last could not be written
         return None
-    return state["trainer"], rows
+    return {**state["trainer"], "origin": str(entry.folder)}, rows
 
 
 def _metrics_digest(folder: Path) -> str:

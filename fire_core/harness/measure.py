@@ -32,11 +32,14 @@ def total_dfi(net: Net) -> float:
 
 @torch.no_grad()
 def total_sfe(net: Net, before: dict[str, dict[str, Tensor]]) -> float:
-    """Squared Frobenius error summed over the same matrices, against the weights `before` (state dicts by module)."""
+    """Squared Frobenius error summed over the same matrices, against the weights `before` (state dicts by module).
+
+    Matrices that were not there before count nothing.
+    """
     total = torch.zeros((), dtype=torch.float64)
     for name, module in net.modules.items():
         for entry in resolve(module, "all"):
-            if entry.action == "project":
+            if entry.action == "project" and entry.name in before[name]:
                 old = entry.view(full(before[name][entry.name]))
                 total += sfe(entry.view(full(entry.parameter.detach())), old).double().sum().cpu()
     return total.item()

@@ -84,7 +84,7 @@ def write_run(
     """Writes one run folder below `root` and returns it."""
     cfg = config(method, seed, **over)
     cfg["method"] |= hyper or {}
-    parts = [cfg[g]["name"] for g in ("benchmark", "dataset") if g in cfg]
+    parts = [cfg[g]["name"] for g in ("benchmark", "dataset") if cfg.get(g)]
     folder = root / "vision" / (name or f"{'-'.join(parts)}-{method}-s{seed}-{abs(hash(str(cfg))):016x}"[:60])
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(cfg))
