@@ -202,12 +202,12 @@ def time_limit(env: Any) -> int:
 class Stepped(NamedTuple):
     """What one decision in one environment brought."""
 
+    before: np.ndarray  # (observations,), where the decision was taken
+    action: np.ndarray  # (actions,), in [-1, 1]
     reward: float  # summed over the repeats
     terminated: bool
     following: np.ndarray  # (observations,); an episode's true last one where it ended
-    observation: np.ndarray  # where the next decision is taken: the next episode's first one where this one ended
     ended: tuple[float, int] | None  # return and environment steps of an episode that ended
-    steps: int  # environment steps made
 
 
 class Worker:
@@ -234,6 +234,7 @@ class Worker:
 
     def step(self, action: np.ndarray) -> Stepped:
         """Act, `action` in [-1, 1]; a new episode begins where one ends."""
+        before = self.observation
         scaled = self.low + (action + 1) / 2 * (self.high - self.low)
         reward, terminated, truncated, steps = 0.0, False, False, 0
         for _ in range(self.repeat):
@@ -248,7 +249,7 @@ class Worker:
         if terminated or truncated:
             ended = (self.total, self.steps)
             self.begin()
-        return Stepped(reward, bool(terminated), following, self.observation, ended, steps)
+        return Stepped(before, action, reward, bool(terminated), following, ended)
 
     def state_dict(self) -> dict[str, Any]:
         """The episode's number and actions."""

@@ -6,6 +6,7 @@ All critics are one network whose tensors have a leading dimension n, so that a 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,13 @@ class BatchedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return torch.baddbmm(self.bias.view(self.n, 1, -1), x, self.weight.mT)
 
+    def member(self, i: int) -> nn.Linear:
+        """Layer i by itself, a view."""
+        layer = nn.Linear(self.in_features, self.out_features, device="meta")
+        layer.weight = nn.Parameter(part(self.weight.detach(), i, self.n))
+        layer.bias = nn.Parameter(part(self.bias.detach(), i, self.n))
+        return layer
+
 
 class BatchedLayerNorm(nn.Module):
     """n layer norms side by side, over the last dimension of (n, batch, width); `weight` and `bias` are vectors."""
@@ -54,6 +62,13 @@ class BatchedLayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scaled = F.layer_norm(x, (self.width,), eps=EPS) * self.weight.view(self.n, 1, -1)
         return scaled + self.bias.view(self.n, 1, -1)
+
+    def member(self, i: int) -> nn.LayerNorm:
+        """Norm i by itself, a view."""
+        layer = nn.LayerNorm(self.width, eps=EPS, device="meta")
+        layer.weight = nn.Parameter(part(self.weight.detach(), i, self.n))
+        layer.bias = nn.Parameter(part(self.bias.detach(), i, self.n))
+        return layer
 
 
 def linear(n: int, d_in: int, d_out: int) -> nn.Linear:
@@ -82,8 +97,9 @@ class Block(nn.Module):
 class SimbaEncoder(nn.Module):
     """Linear, residual blocks, layer norm: (n, batch, inputs) -> (n, batch, width)."""
 
-    def __init__(self, n: int, inputs: int, width: int, depth: int) -> None:
+    def __init__(self, n: int, inputs: int, width: int, depth: int, bfloat16: bool = False) -> None:
         super().__init__()
+        self.bfloat16 = bfloat16  # products within blocks; the residual stream stays in float32
         self.input = linear(n, inputs, width)
         self.blocks = nn.ModuleList(Block(n, width) for _ in range(depth))
         self.norm = norm(n, width)
@@ -94,8 +110,9 @@ class SimbaEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.input(x)
-        for block in self.blocks:
-            x = block(x)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
+            for block in self.blocks:
+                x = block(x)
         return self.norm(x)
 
     def units(self, name: str) -> list[Units]:
@@ -106,17 +123,19 @@ class SimbaEncoder(nn.Module):
 class MlpEncoder(nn.Module):
     """`depth` linear layers with ReLU: (n, batch, inputs) -> (n, batch, width)."""
 
-    def __init__(self, n: int, inputs: int, width: int, depth: int) -> None:
+    def __init__(self, n: int, inputs: int, width: int, depth: int, bfloat16: bool = False) -> None:
         super().__init__()
+        self.bfloat16 = bfloat16
         sizes = [inputs, *[width] * depth]
         self.layers = nn.ModuleList(linear(n, *sizes[i : i + 2]) for i in range(depth))
         for layer in self.layers:
             uniform_(layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = F.relu(layer(x))
-        return x
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
+            for layer in self.layers:
+                x = F.relu(layer(x))
+        return x.float()
 
     def units(self, name: str) -> list[Units]:
         """The hidden units between two of its layers; the last ones' readers are the heads."""
@@ -165,9 +184,9 @@ class Critics(nn.Module):
         return self.head(self.encoder(x.expand(self.n, *x.shape) if self.n else x)).squeeze(-1)
 
     def unit_graph(self) -> list[Units]:
-        """For methods that recycle units, which want a plain critic (see `plain_critic`)."""
+        """For methods that recycle units, which want a plain critic."""
         if self.n:
-            raise ValueError("the units of batched critics are declared by plain_critic(critics, i)")
+            raise ValueError("the units of batched critics are declared by plain_critic(critics, i)'s results")
         return self.encoder.units(self.name)
 
 
@@ -181,6 +200,7 @@ class Networks:
         actor_depth: residual blocks (simba) or hidden layers (mlp).
         critic_width: as for the actor.
         critic_depth: as for the actor.
+        bfloat16: whether products of hidden layers are taken in bfloat16.
 
     Raises:
         ValueError: a size is below 1 or the kind unknown.
@@ -191,6 +211,7 @@ class Networks:
     actor_depth: int = 1
     critic_width: int = 512
     critic_depth: int = 2
+    bfloat16: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ENCODERS:
@@ -201,35 +222,27 @@ class Networks:
 
     def actor(self, observations: int, actions: int) -> Actor:
         """A new actor."""
-        encoder = ENCODERS[self.kind](0, observations, self.actor_width, self.actor_depth)
+        encoder = ENCODERS[self.kind](0, observations, self.actor_width, self.actor_depth, self.bfloat16)
         return Actor(encoder, self.actor_width, actions)
 
     def critics(self, observations: int, actions: int, n: int, name: str = "critic") -> Critics:
         """n new critics, or for n = 0 a plain one."""
-        encoder = ENCODERS[self.kind](n, observations + actions, self.critic_width, self.critic_depth)
+        inputs = observations + actions
+        encoder = ENCODERS[self.kind](n, inputs, self.critic_width, self.critic_depth, self.bfloat16)
         return Critics(encoder, n, self.critic_width, name)
 
 
-ENCODERS: dict[str, Callable[[int, int, int, int], Encoder]] = {"simba": SimbaEncoder, "mlp": MlpEncoder}
+ENCODERS: dict[str, Callable[[int, int, int, int, bool], Encoder]] = {"simba": SimbaEncoder, "mlp": MlpEncoder}
 
 
-def plain_critic(critics: Critics, i: int, like: Critics) -> Critics:
-    """Critic i by itself, made of views: what is written into it in place is written into `critics`.
-
-    Args:
-        critics: the batched ones.
-        i: which.
-        like: a plain critic of the same sizes; its parameters are replaced.
-
-    Returns:
-        `like`.
-    """
-    owners = dict(like.named_modules())
-    for name, parameter in critics.named_parameters():
-        module, _, leaf = name.rpartition(".")
-        view = part(parameter.detach(), i, critics.n)
-        setattr(owners[module], leaf, nn.Parameter(view, requires_grad=False))
-    return like
+def plain_critic(critics: Critics, i: int) -> Critics:
+    """Critic i by itself, made of views: what is written into it in place is written into `critics`."""
+    plain = copy.deepcopy(critics)
+    plain.n, plain.name = 0, f"{critics.name}{i}"
+    for path, module in critics.named_modules():
+        if isinstance(module, (BatchedLinear, BatchedLayerNorm)):
+            plain.set_submodule(path, module.member(i))
+    return plain
 
 
 def part(tensor: Tensor, i: int, n: int) -> Tensor:
