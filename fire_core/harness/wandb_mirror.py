@@ -34,6 +34,7 @@ def main() -> None:
 def mirror(order: dict[str, Any]) -> None:
     """Log what there is and what comes, until the input ends."""
     os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.pop("WANDB_SERVICE", None)  # another run's service, which may end or hang before this one
     import wandb
 
     folder = Path(order["folder"])

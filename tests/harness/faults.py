@@ -6,6 +6,7 @@ import itertools
 import os
 import platform
 import resource
+import signal
 import struct
 import subprocess
 import sys
@@ -13,8 +14,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from fire_core.harness.run import Run
 
 HAS_SECCOMP = sys.platform == "linux" and platform.machine() == "x86_64"
 
@@ -53,6 +57,19 @@ def jumping_clock() -> None:
     real = time.time
     time.time = lambda: real() + next(jumps)
     time.time_ns = lambda: int(time.time() * 1e9)
+
+
+def holds() -> None:
+    """The process stops itself (SIGSTOP) after each of the rows that it logs whose numbers `HOLD_AT` names."""
+    log, rows = Run.log, itertools.count(1)
+    at = [int(number) for number in os.environ.get("HOLD_AT", "2").split(",")]
+
+    def held(run: Run, row: dict[str, Any]) -> None:
+        log(run, row)
+        if next(rows) in at:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    Run.log = held  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -79,6 +79,11 @@ def wait_for(condition: Callable[[], T], seconds: float = 120) -> T:
     raise TimeoutError("it never came to be")
 
 
+def wait_until_held(child: int) -> None:
+    """Until a child that `holds` (tests.harness.faults) has stopped itself."""
+    wait_for(lambda: Path(f"/proc/{child}/stat").read_text().rsplit(") ", 1)[1].startswith("T"))
+
+
 def lines(runs: Path, pattern: str = "vision/*") -> int:
     """Rows written so far by the one run that matches."""
     found = list(runs.glob(f"{pattern}/metrics.jsonl"))

@@ -25,6 +25,7 @@ from tests.harness.runner import (
     same,
     tiny,
     wait_for,
+    wait_until_held,
 )
 from tests.harness.zygote import Zygote
 from vision import train
@@ -47,12 +48,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    child = zygote.start(tmp_path, "vision.train", *tiny(*LONG, OFTEN, "paths.runs=disk/runs"))
-    wait_for(lambda: lines(disk / "runs" / ".cache", "vision-*") >= 1)
+    options = tiny(*LONG, OFTEN, "paths.runs=disk/runs")
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds", HOLD_AT="2,9")
+    wait_until_held(child)
     filler = faults.fill(disk)
-    told = tmp_path / f".{child}.err"
-    wait_for(lambda: told.read_text().count("No space left on device") >= 2)  # rows or checkpoints found no room
+    os.kill(child, signal.SIGCONT)
+    wait_until_held(child)  # rows and checkpoints have found no room
     filler.unlink()
+    os.kill(child, signal.SIGCONT)
     answer = zygote.end(tmp_path, child)
     assert answer.code == 0, answer.err
     assert "No space left on device" in answer.err
@@ -60,9 +63,10 @@ def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zyg
 
 
 def test_a_disk_that_is_full_when_the_first_phase_ends(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    child = zygote.start(tmp_path, "vision.train", *tiny(*LONG, OFTEN, "cache.dir=disk/cache"))
-    wait_for(lambda: lines(disk / "cache", "vision-*") >= 1)
+    child = zygote.start(tmp_path, "vision.train", *tiny(*LONG, OFTEN, "cache.dir=disk/cache"), before="holds")
+    wait_until_held(child)
     faults.fill(disk)
+    os.kill(child, signal.SIGCONT)
     answer = zygote.end(tmp_path, child)
     assert answer.code == 0, answer.err
     assert "the first phase is not shared: it could not be kept in disk/cache/" in answer.err
@@ -71,9 +75,10 @@ def test_a_disk_that_is_full_when_the_first_phase_ends(disk: Path, tmp_path: Pat
 
 def test_a_disk_that_stays_full(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
-    child = zygote.start(tmp_path, "vision.train", *options)
-    wait_for(lambda: lines(disk / "runs") >= 2)
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
+    wait_until_held(child)
     filler = faults.fill(disk)
+    os.kill(child, signal.SIGCONT)
     answer = zygote.end(tmp_path, child)
     assert answer.code == 3
     assert "error: cannot finish disk/runs/vision/" in answer.err
@@ -91,8 +96,8 @@ def test_a_disk_that_stays_full(disk: Path, tmp_path: Path, zygote: Zygote, calm
 
 def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
-    child = zygote.start(tmp_path, "vision.train", *options)
-    wait_for(lambda: lines(disk / "runs") >= 2)
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
+    wait_until_held(child)
     os.kill(child, signal.SIGKILL)
     zygote.end(tmp_path, child)
     faults.make_read_only(disk)
@@ -217,9 +222,8 @@ def test_wandb_cannot_start(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
 @pytest.mark.parametrize("who", ["mirror", "service"])
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
 def test_wandb_dies_or_hangs(who: str, fault: str, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    child = zygote.start(tmp_path, "vision.train", *WANDB, "tracker.patience=2")
-    wait_for(lambda: lines(tmp_path / "runs") >= 1)
-    os.kill(child, signal.SIGSTOP)  # training waits here for wandb, as it never does
+    child = zygote.start(tmp_path, "vision.train", *WANDB, "tracker.patience=2", before="holds")
+    wait_until_held(child)  # training waits here for wandb, as it never does
     mirror = child_of(child, "wandb_mirror")
     service = child_of(mirror, "wandb-core")
     os.kill(mirror if who == "mirror" else service, signal.Signals[fault])

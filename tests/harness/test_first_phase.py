@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from fire_core.harness.checkpoint import load_newest
 from tests.harness.conftest import LONG
-from tests.harness.runner import Record, assert_same, lines, only_run, tiny, wait_for
+from tests.harness.runner import Record, assert_same, only_run, tiny, wait_for, wait_until_held
 from tests.harness.zygote import Answer, Zygote
 
 METHODS = ("base", "fire", "full_reset", "snp method.coef=0.2", "snp method.coef=0.4")
@@ -39,11 +38,13 @@ def test_many_processes_train_it_once(tmp_path: Path, zygote: Zygote, record_pro
 
 def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = (*LONG, "checkpoint.every_seconds=0.05")
-    holder = zygote.start(tmp_path, "vision.train", *tiny(*options))
-    entry = wait_for(lambda: list((tmp_path / "runs" / ".cache").glob("vision-*")))[0]
+    holder = zygote.start(tmp_path, "vision.train", *tiny(*options), before="holds")
+    wait_until_held(holder)
     waiter = zygote.start(tmp_path, "vision.train", *tiny(*options, "method=base"))
     other = zygote.start(tmp_path, "vision.train", *tiny(*options, "method=full_reset"))
-    wait_for(lambda: lines(entry.parent, "vision-*") >= 2)
+    for child in (waiter, other):
+        told = tmp_path / f".{child}.err"
+        wait_for(lambda told=told: "waiting for process " in told.read_text())
     os.kill(holder, signal.SIGKILL)
     assert zygote.end(tmp_path, holder).code == -signal.SIGKILL
     answers = [zygote.end(tmp_path, child) for child in (waiter, other)]
@@ -105,11 +106,9 @@ def test_another_seed_or_length_is_another_first_phase(tmp_path: Path, zygote: Z
 
 def test_an_old_checkpoint_does_not_pass_for_the_last(tmp_path: Path, zygote: Zygote) -> None:
     """The entry's last checkpoint could not be written: what is there is from the middle of the phase."""
-    options = tiny(*LONG, "checkpoint.every_seconds=0.05")
-    child = zygote.start(tmp_path, "vision.train", *options)
-    wait_for(lambda: lines(tmp_path / "runs" / ".cache", "vision-*") >= 2)
-    os.kill(child, signal.SIGSTOP)
-    time.sleep(0.05)
+    options = tiny(*LONG, "checkpoint.every_seconds=0")
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds", HOLD_AT="4")
+    wait_until_held(child)
     entry = entry_of(tmp_path)
     early = {file.name: file.read_bytes() for file in (entry / "checkpoints").glob("step-*.pt")}
     os.kill(child, signal.SIGCONT)

@@ -9,16 +9,17 @@ import pytest
 
 from fire_core.harness.signals import EXIT_PREEMPTED, Preemption
 from tests.harness.conftest import LONG
-from tests.harness.runner import Record, assert_same, final_state, lines, only_run, tiny, wait_for
+from tests.harness.runner import Record, assert_same, final_state, only_run, tiny, wait_for, wait_until_held
 from tests.harness.zygote import Zygote
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
 def test_a_signal_costs_nothing(name: str, tmp_path: Path, zygote: Zygote, calm: Path, record_property: Record) -> None:
     options = tiny(*LONG, "checkpoint.every_seconds=1000", "cache=off")
-    child = zygote.start(tmp_path, "vision.train", *options)
-    wait_for(lambda: lines(tmp_path / "runs") >= 2)
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
+    wait_until_held(child)
     os.kill(child, signal.Signals[name])
+    os.kill(child, signal.SIGCONT)
     answer = zygote.end(tmp_path, child)
     assert answer.code == EXIT_PREEMPTED, answer.err
     assert f"stopped by {name} at step" in answer.err
@@ -49,9 +50,10 @@ def test_the_second_ctrl_c_leaves_at_once(tmp_path: Path, zygote: Zygote) -> Non
 
 def test_a_sweep_stops_as_a_whole_and_goes_on(tmp_path: Path, zygote: Zygote) -> None:
     options = tiny("method=base,fire", "epochs=6", "-m")
-    child = zygote.start(tmp_path, "vision.train", *options)
-    wait_for(lambda: lines(tmp_path / "runs") >= 1)
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
+    wait_until_held(child)
     os.kill(child, signal.SIGTERM)
+    os.kill(child, signal.SIGCONT)
     answer = zygote.end(tmp_path, child)
     assert answer.code == EXIT_PREEMPTED
     assert len(list(tmp_path.glob("runs/vision/*"))) == 1, "the second job was not begun"
