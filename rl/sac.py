@@ -6,8 +6,7 @@ Two phases of equal length in one task; a method acts between them. Read from `m
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import hydra
@@ -15,25 +14,25 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from fire_core.harness import seeding
 from fire_core.harness.boundary import act_after_epoch, act_at_boundary
-from fire_core.harness.build import build
 from fire_core.harness.cli import Outcome, job, run_program
 from fire_core.harness.config import identity
 from fire_core.harness.console import progress_bar, show
 from fire_core.harness.life import live
-from fire_core.harness.measure import Meter, check_finite
+from fire_core.harness.measure import check_finite
 from fire_core.harness.plasticity import plasticity
 from fire_core.harness.run import Run
 from fire_core.harness.signals import Preemption
-from fire_core.methods import Context, Method, Net
-from rl.control import Statistics, Stepped, Workers, evaluate
+from fire_core.methods import Context, Net
+from rl.control import Statistics, Stepped, evaluate
+from rl.sac_learner import Learner, apart
 from rl.sac_task import Task
-from rl.sac_update import NAMES, Batch, CudaGraph, Temperature, Update, compiled, critic_loss, squash
-from rl.simba import Actor, Critics, part, plain_critic
-from rl.transitions import Transitions
+from rl.sac_update import NAMES, Batch, Temperature, critic_loss, normalised, squash
+from rl.store import RingStore
+from rl.transitions import of
 
 log = logging.getLogger(__name__)
 PROBE = 512  # transitions on which plasticity is measured
@@ -71,123 +70,6 @@ def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
     )
 
 
-@dataclass
-class Learner:
-    """All that changes while training, which is all that a checkpoint holds."""
-
-    net: Net
-    method: Method
-    temperature: Temperature
-    replay: Transitions
-    statistics: Statistics
-    workers: Workers
-    generator: torch.Generator  # of action noise, noise within updates and the choice of transitions
-    agent: Update = field(init=False)  # the networks' update, with the optimizers
-    update: Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor] = field(init=False)  # the same, made fast
-    method_meter: Meter = field(init=False)  # of the method's work since the last row
-    phase: int = 0
-    step: int = 0  # decisions, of all environments together
-    updates: int = 0
-    seconds: float = 0.0  # of training, over all processes that worked on the run
-    waited: float = 0.0  # of these, for environments
-    sums: Tensor = field(init=False)  # over the updates since the last row, of what `NAMES` says
-    counted: int = 0  # these updates
-    returns: list[float] = field(default_factory=list)  # of training episodes that ended since the last row
-    boundary: dict[str, float] = field(default_factory=dict)  # rides on the first row of the phase
-    row: dict[str, Any] = field(default_factory=dict)  # the last one logged
-
-    PLAIN = ("phase", "step", "updates", "seconds", "waited", "sums", "counted", "returns", "boundary", "row")
-    PARTS = ("temperature", "replay", "statistics", "workers")
-
-    @classmethod
-    def new(cls, task: Task) -> "Learner":
-        """Networks at their initial weights, an empty replay, environments at their first step."""
-        seed = task.config.seed
-        seeding.seed_everything(seeding.derive(seed, "init"))
-        net = Net.of({"actor": task.actor(), "critic": task.critics()}, "sac")
-        net.targets["critic"] = task.critics().requires_grad_(False)
-        net.targets["critic"].load_state_dict(net.modules["critic"].state_dict())
-        learner = cls(
-            net,
-            build("method", task.config.method),
-            Temperature(task.config.temperature).to(task.device),
-            Transitions(task.config.replay_size, task.observations, task.actions, task.device),
-            Statistics(task.observations, task.config.normalize_observations),
-            Workers(task.control, task.config.num_envs, seed),
-            seeding.generator(seed, "stream", 0),
-        )
-        learner.method_meter = Meter(task.device)
-        learner.clear_sums(task.device)
-        learner.prepare(task)
-        return learner
-
-    def prepare(self, task: Task) -> None:
-        """New optimizers and a fast update for the networks as they are now."""
-        target = self.net.targets["critic"]
-        assert isinstance(target, Critics)
-        self.agent = task.agent(self.net, target, self.temperature)
-        self.agent.penalty = self.penalty if self.phase > 0 and self.method.acts_within_phases else None
-        self.make_fast(task)
-
-    def make_fast(self, task: Task) -> None:
-        """Compile and record the update, where that is asked for."""
-        cuda = task.device.type == "cuda"
-        compile_it = cuda if task.config.compile is None else task.config.compile
-        self.update = compiled(self.agent) if compile_it else self.agent
-        if cuda and task.config.cuda_graph is not False:
-            self.update = CudaGraph(self.update)
-
-    def penalty(self, name: str) -> Tensor | None:
-        """The method's, of one network."""
-        if name not in self.net.modules:
-            return None
-        with self.method_meter:
-            return self.method.penalty(Net({name: self.net.modules[name]}, {name: self.net.init[name]}, "sac"))
-
-    def clear_sums(self, device: torch.device) -> None:
-        """Start counting for the next row."""
-        self.sums, self.counted, self.returns, self.waited = torch.zeros(len(NAMES), device=device), 0, [], 0.0
-
-    @property
-    def actor(self) -> Actor:
-        """The policy."""
-        return self.agent.actor
-
-    def state_dict(self) -> dict[str, Any]:
-        """For `Run.checkpoint`."""
-        return {
-            "modules": {name: module.state_dict() for name, module in self.net.modules.items()},
-            "targets": {name: module.state_dict() for name, module in self.net.targets.items()},
-            "init": self.net.init,
-            "method": self.method.state_dict(),
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.agent.optimizers.items()},
-            "rng": seeding.rng_state(),
-            "generator": self.generator.get_state(),
-            **{key: getattr(self, key).state_dict() for key in self.PARTS},
-            **{key: getattr(self, key) for key in self.PLAIN},
-        }
-
-    def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`'s state."""
-        self.net.init = state["init"]
-        for key in self.PLAIN:
-            setattr(self, key, state[key])
-        if state["method"] is not None:  # None: from a first phase that another method's run may have trained
-            self.method.load_state_dict(state["method"])
-            self.method.reshape(self.net)
-        for name, module in self.net.modules.items():
-            module.load_state_dict(state["modules"][name])
-        for name, module in self.net.targets.items():
-            module.load_state_dict(state["targets"][name])
-        for key in self.PARTS:
-            getattr(self, key).load_state_dict(state[key])
-        self.prepare(task)
-        for name, optimizer in self.agent.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
-        seeding.set_rng_state(state["rng"])
-        self.generator.set_state(state["generator"].cpu())
-
-
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
     """Train from `state` (None: from the start) up to phase `stop` (None: to the end).
 
@@ -195,9 +77,9 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         The run's summary.
     """
     config, every = task.config, max(1, task.config.eval_every // task.repeat)
-    learner = Learner.new(task)
+    learner, store = Learner.new(task), RingStore(run.folder / "replay")
     if state is not None:
-        learner.load_state_dict(task, state)
+        learner.load_state_dict(task, state, store)
     began = time.monotonic() - learner.seconds
 
     title = f"{config.method.name} seed {config.seed}"
@@ -216,6 +98,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 stepped = learner.workers.receive()
                 learner.waited += time.monotonic() - before
                 remember(learner, stepped)
+                store.follow(learner.replay)
                 learner.step += 1
                 bar.update()
 
@@ -227,12 +110,25 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 if ended or run.checkpoint_due or preemption.received:
                     learner.seconds = time.monotonic() - began
                     check_finite(learner.step, learner.sums, *learner.net.parameters())
-                    run.checkpoint(learner.step, learner.state_dict())
+                    save(run, learner, store, config.checkpoint.keep)
                 if preemption.received:
                     log.warning("%s: stopped by %s at step %d", run.folder, preemption.received.name, learner.step)
                     preemption.leave()
     learner.workers.close()
+    store.close()
     return {"eval/return": learner.row["eval/return"], "steps": learner.step, "seconds": learner.seconds}
+
+
+def save(run: Run, learner: Learner, store: RingStore, keep: int) -> None:
+    """Write a checkpoint; the replay's new segments first, which it names."""
+    try:
+        manifest = store.save(learner.replay)
+    except OSError as error:
+        log.warning("no checkpoint at step %d in %s: %s", learner.step, run.folder, error.strerror or error)
+        run.unsaved = learner.state_dict(learner.replay.state_dict())
+        return
+    if run.checkpoint(learner.step, learner.state_dict(manifest)):
+        store.committed(manifest, keep)
 
 
 @torch.inference_mode()
@@ -250,8 +146,7 @@ def decide(task: Task, learner: Learner) -> np.ndarray:
 @torch.inference_mode()
 def policy(task: Task, learner: Learner, observations: np.ndarray, noise: Tensor | None = None) -> np.ndarray:
     """The policy's actions with this noise, or its mean actions, (k, actions)."""
-    mean, scale = learner.statistics.tensors(task.device)
-    x = (torch.from_numpy(observations).to(task.device) - mean) * scale
+    x = normalised(torch.from_numpy(observations).to(task.device), learner.statistics.tensors(task.device))
     centre, log_std = learner.actor(x)
     action = torch.tanh(centre) if noise is None else squash(centre, log_std, noise.to(task.device))[0]
     return action.cpu().numpy()
@@ -264,21 +159,17 @@ def learn(task: Task, learner: Learner) -> None:
     noise = torch.randn(count, 2, size, task.actions, generator=learner.generator).to(task.device, non_blocking=True)
     statistics = learner.statistics.tensors(task.device)
     for i in range(count):
-        learner.sums += learner.update(Batch(*(x[i] for x in drawn)), noise[i], statistics)
+        learner.sums += learner.update(of(drawn, i), noise[i], statistics)
     learner.counted += count
     learner.updates += count
 
 
 def remember(learner: Learner, stepped: list[Stepped]) -> None:
     """Put what the environments did into the replay."""
-    rows = Batch(
-        np.stack([s.before for s in stepped]),
-        np.stack([s.action for s in stepped]),
-        np.array([s.reward for s in stepped], np.float32),
-        np.array([s.terminated for s in stepped], np.float32),
-        np.stack([s.following for s in stepped]),
+    columns = (
+        [getattr(s, name) for s in stepped] for name in ("before", "action", "reward", "terminated", "following")
     )
-    learner.replay.add(Batch(*(torch.from_numpy(column) for column in rows)))
+    learner.replay.add(Batch(*(torch.from_numpy(np.array(column, np.float32)) for column in columns)))
     learner.returns += [s.ended[0] for s in stepped if s.ended is not None]
 
 
@@ -352,23 +243,6 @@ def log_row(task: Task, run: Run, learner: Learner) -> None:
 # ------------------------------------------------------------------------------------------- what methods look at
 
 
-def apart(learner: Learner) -> tuple[Net, list[Optimizer]]:
-    """The actor and each critic by itself, and optimizers of theirs: views into the batched tensors, for methods that
-    look at single units."""
-    critics, own = learner.agent.critic, learner.agent.optimizers["critic"]
-    plain = {f"critic{i}": plain_critic(critics, i) for i in range(critics.n)}
-    optimizers = [learner.agent.optimizers["actor"]]
-    for i, critic in enumerate(plain.values()):
-        optimizer = AdamW(critic.parameters())
-        for view, whole in zip(critic.parameters(), critics.parameters(), strict=True):
-            state = own.state.get(whole, {})
-            optimizer.state[view] = {
-                key: part(value, i, critics.n) if value.shape == whole.shape else value for key, value in state.items()
-            }
-        optimizers.append(optimizer)
-    return Net({"actor": learner.net.modules["actor"], **plain}, {}, "sac"), optimizers
-
-
 def make_context(task: Task, learner: Learner, net: Net, optimizers: list[Optimizer] | None = None) -> Context:
     """The moment, as a method sees it: inputs are (batch, observations + actions), targets the critics' y."""
 
@@ -390,11 +264,10 @@ def make_context(task: Task, learner: Learner, net: Net, optimizers: list[Optimi
 @torch.no_grad()
 def look(task: Task, learner: Learner, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Normalised observations with their actions, (size, o + a), and the critics' targets, (size,)."""
-    batch = Batch(*(x[0] for x in learner.replay.sample(1, size, generator)))
-    mean, scale = learner.statistics.tensors(task.device)
+    batch, statistics = of(learner.replay.sample(1, size, generator), 0), learner.statistics.tensors(task.device)
     noise = torch.randn(size, task.actions, generator=generator).to(task.device)
-    y = learner.agent.target_values(batch, (batch.next_observation - mean) * scale, noise)
-    return torch.cat([(batch.observation - mean) * scale, batch.action], 1), y
+    y = learner.agent.target_values(batch, normalised(batch.next_observation, statistics), noise)
+    return torch.cat([normalised(batch.observation, statistics), batch.action], 1), y
 
 
 def probe_loss(task: Task, net: Net, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -31,6 +31,12 @@ class Batch(NamedTuple):
     next_observation: Tensor
 
 
+def normalised(x: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
+    """Observations less the mean, times 1 / deviation."""
+    mean, scale = statistics
+    return (x - mean) * scale
+
+
 def discount(steps: float) -> float:
     """Gamma for episodes of `steps` decisions (the effective length: the time limit over the action repeat)."""
     fifth = steps / 5
@@ -142,9 +148,10 @@ class Update:
             noise: standard normal.
             statistics: mean and 1 / deviation of observations, (observations,) each.
         """
-        mean, scale = statistics
-        observation = (batch.observation - mean) * scale
-        following = (batch.next_observation - mean) * scale
+        observation, following = (
+            normalised(batch.observation, statistics),
+            normalised(batch.next_observation, statistics),
+        )
         of_actor, entropy = self.actor_step(observation, noise[0])
         self.temperature_step(entropy)
         with torch.no_grad():

@@ -3,42 +3,41 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rl.sac_update import Batch
 
 
 class Transitions:
-    """The newest `capacity` transitions.
+    """The newest transitions of each environment; `rl.store` keeps them on the disk.
 
     Args:
-        capacity: how many are kept; the memory is taken at once.
+        capacity: how many are kept, of all environments together; the memory is taken at once.
+        envs: environments.
         observations: numbers in an observation.
         actions: numbers in an action.
         device: where they live, so that a batch is drawn without a transfer.
     """
 
-    def __init__(self, capacity: int, observations: int, actions: int, device: torch.device | str = "cpu") -> None:
-        def ring(*shape: int) -> Tensor:
-            return torch.zeros(capacity, *shape, device=device)
-
-        self.capacity, self.device = capacity, torch.device(device)
-        self.rings = Batch(ring(observations), ring(actions), ring(), ring(), ring(observations))
-        self.added = 0  # since the start of the run
+    def __init__(
+        self, capacity: int, envs: int, observations: int, actions: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.rows, self.device = capacity // envs, torch.device(device)
+        shapes = Batch((observations,), (actions,), (), (), (observations,))  # type: ignore[arg-type]
+        self.columns = {
+            name: torch.zeros(envs, self.rows, *shape, device=device)
+            for name, shape in zip(Batch._fields, shapes, strict=True)
+        }
+        self.written = [0] * envs  # since the start of the run; the same for all
 
     def __len__(self) -> int:
-        return min(self.added, self.capacity)
+        return len(self.written) * min(self.written[0], self.rows)
 
     def add(self, batch: Batch) -> None:
-        """Append transitions, (k, ...) each with k <= capacity, over the oldest once the ring is full."""
-        count = len(batch.reward)
-        start = self.added % self.capacity
-        first = min(count, self.capacity - start)
-        for ring, new in zip(self.rings, batch, strict=True):
-            ring[start : start + first].copy_(new[:first])
-            if first < count:
-                ring[: count - first].copy_(new[first:])
-        self.added += count
+        """Append a transition of each environment, (envs, ...), over its oldest one once the ring is full."""
+        at = self.written[0] % self.rows
+        for name, new in zip(Batch._fields, batch, strict=True):
+            self.columns[name][:, at].copy_(new)
+        self.written = [count + 1 for count in self.written]
 
     def sample(self, batches: int, size: int, generator: torch.Generator) -> Batch:
         """`batches` batches of `size` transitions each, uniform with replacement: (batches, size, ...).
@@ -49,21 +48,25 @@ class Transitions:
             generator: on the CPU.
         """
         index = torch.randint(len(self), (batches, size), generator=generator).to(self.device, non_blocking=True)
-        return Batch(*(ring[index] for ring in self.rings))
+        filled = min(self.written[0], self.rows)
+        flat = index // filled * self.rows + index % filled
+        return Batch(*(self.columns[name].flatten(0, 1)[flat] for name in Batch._fields))
+
+    def loaded(self, written: list[int]) -> None:
+        """Called by `rl.store` once the columns are filled."""
+        self.written = list(written)
 
     def state_dict(self) -> dict[str, Any]:
-        """The filled part, as tensors on the CPU."""
-        kept = {name: ring[: len(self)].cpu() for name, ring in zip(Batch._fields, self.rings, strict=True)}
-        return {"added": self.added, **{name: value.clone() for name, value in kept.items()}}
+        """Everything, for when there is no room on the disk."""
+        return {"written": list(self.written), "columns": self.columns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave.
+        """Take back what `state_dict` gave."""
+        for name, column in self.columns.items():
+            column.copy_(state["columns"][name])
+        self.loaded(state["written"])
 
-        Raises:
-            ValueError: it holds more transitions than there is room for.
-        """
-        self.added = state["added"]
-        if len(state["reward"]) != len(self):
-            raise ValueError(f"{len(state['reward'])} transitions were saved, {len(self)} fit into capacity")
-        for name, ring in zip(Batch._fields, self.rings, strict=True):
-            ring[: len(self)].copy_(state[name])
+
+def of(batch: Batch, i: int) -> Batch:
+    """The i-th of several batches."""
+    return Batch(*(x[i] for x in batch))
