@@ -128,6 +128,12 @@ class Method:
         """
         return {}
 
+    def reshape(self, net: Net) -> None:
+        """Give networks as they were built the modules that this method has put into them.
+
+        Called on a resume, after `load_state_dict` and before the networks' own weights are loaded.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs: nested dicts and lists of tensors, numbers and strings."""
         return {}

@@ -1,0 +1,97 @@
+"""Plasticity injection (Nikishin, Oh, Ostrovski, Lyle, Pascanu, Dabney and Barreto, "Deep Reinforcement Learning with
+Plasticity Injection", NeurIPS 2023, arXiv 2305.15555)."""
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.methods.protocol import Context, Method, Net
+
+
+class Injected(nn.Module):
+    """old(x) + new(x) - frozen(x): only `new` learns, and at first it equals `frozen`, so the output is old(x).
+
+    Args:
+        old: the head so far; frozen.
+        new: a head at fresh weights; trained, and copied into `frozen`.
+    """
+
+    def __init__(self, old: nn.Module, new: nn.Module) -> None:
+        super().__init__()
+        self.old = old.requires_grad_(False)
+        self.new = new.requires_grad_(True)
+        self.frozen = copy.deepcopy(new).requires_grad_(False)
+
+    @property
+    def heads(self) -> list[nn.Module]:
+        """All three; each reads the same features."""
+        return [self.new, self.old, self.frozen]
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """What one head would give."""
+        out: Tensor = self.old(*inputs) + (self.new(*inputs) - self.frozen(*inputs))
+        return out
+
+
+class PlasticityInjection(Method):
+    """Replace every head by its frozen self plus a new head minus a frozen copy of the new one.
+
+    Outputs do not change at that moment. Both new heads start from the run's initial head, as in the FIRE paper's code,
+    not from a fresh draw. A target network gets the same around its own old head. The optimizer must be built anew, as
+    it holds parameters that are now frozen (the trainers do so for this method).
+
+    Which submodules are heads is the network's to say: a module's attribute `injectable` lists their names.
+    """
+
+    def __init__(self) -> None:
+        self.injections = 0
+
+    def check(self, net: Net) -> None:
+        for name, module in net.modules.items():
+            if not hasattr(module, "injectable"):
+                raise ValueError(
+                    f"{name} ({type(module).__name__}) does not say which of its submodules is the head: give it an "
+                    'attribute such as injectable = ("head",)'
+                )
+
+    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
+        self._inject(net)
+        self.injections += 1
+        return {}
+
+    def reshape(self, net: Net) -> None:
+        for _ in range(self.injections):
+            self._inject(net)
+
+    def _inject(self, net: Net) -> None:
+        for name, module in net.modules.items():
+            for each in filter(None, (module, net.targets.get(name))):
+                for path in cast(tuple[str, ...], module.injectable):
+                    inject(each, path, net.init[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"injections": self.injections}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.injections = state["injections"]
+
+
+@torch.no_grad()
+def inject(module: nn.Module, path: str, init: dict[str, Tensor]) -> None:
+    """Put an `Injected` in the place of the submodule `path`.
+
+    Args:
+        module: a network.
+        path: the head's name in it.
+        init: the network's initial weights, by name.
+    """
+    old = module.get_submodule(path)
+    template = old
+    while isinstance(template, Injected):  # injected before
+        template = template.new
+    new = copy.deepcopy(template)
+    for name, parameter in new.named_parameters():
+        parameter.copy_(init[f"{path}.{name}"])
+    module.set_submodule(path, Injected(old, new))

@@ -1,0 +1,266 @@
+"""DQN against the reference (golden README, dqn.npz): network, TD step, schedule, interventions, scores, replay."""
+
+from typing import Any
+
+import hydra
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+
+import rl.dqn  # noqa: F401  registers the schema
+from fire_core.harness.cli import CONF
+from fire_core.methods import Context, Method, Net
+from rl import dqn_update
+from rl.boundary import build_method, forgetful, next_optimizer, update_targets
+from rl.dqn_update import epsilon
+from rl.frames import FrameReplay
+from rl.q_network import NatureCNN
+from rl.scores import human_normalised
+from tests.parity import fill, golden
+
+FACTS = golden.facts("dqn_facts")
+DATA = golden.load("dqn")
+META = golden.meta("dqn")
+ADAM = {"lr": FACTS["loop"]["lr"], "eps": FACTS["loop"]["adam_eps"]}
+PREFIX = {"conv": "encoder.", "fc": "head."}
+HEADS = {"old_head.": "head.old.", "new_train_head.": "head.new.", "new_frozen_head.": "head.frozen."}
+
+
+def ours(name: str) -> str:
+    """Our name of the reference's parameter."""
+    for theirs, mine in HEADS.items():
+        if name.startswith(theirs):
+            return name.replace(theirs, mine)
+    return PREFIX[name.rstrip("0123456789").split(".")[0].rstrip("0123456789")] + name
+
+
+def network(which: str) -> NatureCNN:
+    """One of the golden networks; sizes come from the file's shapes."""
+    specs = {spec["name"]: spec for spec in FACTS["fill"][which]}
+    width = specs["conv1.weight"]["shape"][0] / 32
+    q = NatureCNN(META["actions"], tuple(FACTS["batch"]["obs"]["shape"][1:]), width)
+    fill.fill_([q.state_dict()[ours(name)] for name in specs], list(specs.values()))
+    return q
+
+
+def stack(key: str) -> Tensor:
+    return fill.integers(FACTS["batch"][key]).to(torch.uint8)
+
+
+def close(value: Tensor, key: str) -> None:
+    torch.testing.assert_close(value, torch.from_numpy(np.array(DATA[key])), rtol=2e-5, atol=2e-6)
+
+
+def golden_net() -> tuple[Net, torch.optim.Optimizer]:
+    q, target, init = network("q"), network("target"), network("init")
+    net = Net({"q": q}, {"q": init.state_dict()}, "dqn", targets={"q": target})
+    return net, Adam(q.parameters(), **ADAM)
+
+
+def td(q: nn.Module, target: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+    """(target, chosen value, loss) of the golden batch."""
+    rewards, done = (torch.from_numpy(DATA[key])[:, 0] for key in ("reward", "done"))
+    y = dqn_update.td_target(target, stack("next_obs"), rewards, done, META["gamma"])
+    values = dqn_update.chosen(q, stack("obs"), torch.from_numpy(DATA["action"])[:, 0])
+    return y, values, dqn_update.huber(values, y)
+
+
+def test_network_shapes_and_initialisation() -> None:
+    q = NatureCNN(FACTS["qnetwork"]["actions"])
+    assert {ours(name): shape for name, shape in FACTS["qnetwork"]["params"]} == {
+        name: list(p.shape) for name, p in q.named_parameters()
+    }
+    assert sum(p.numel() for p in q.parameters()) == FACTS["qnetwork"]["n_params"]
+    for name, told in FACTS["qnetwork"]["init"].items():
+        value = q.state_dict()[ours(name)]
+        if told.get("all_zero"):
+            assert not value.any()
+        else:
+            assert value.abs().max() <= told["bound"] * (1 + 1e-6)
+            assert value.std().item() == pytest.approx(told["expected_std"], rel=0.05)
+
+
+def test_forward() -> None:
+    q = network("q")
+    close(q(stack("obs")), "forward.q")
+    close(network("target")(stack("next_obs")), "forward.target_next")
+    close(network("init")(stack("obs")), "forward.init")
+    features = q.encoder(stack("obs").float() / 255)
+    expected = DATA["forward.encoder_sum_per_sample"]
+    np.testing.assert_allclose(features.double().sum(1).detach().numpy(), expected, rtol=1e-5)
+
+
+def test_td_loss_and_gradients() -> None:
+    q = network("q")
+    y, values, loss = td(q, network("target"))
+    close(y, "td.target")
+    close(values, "td.old_val")
+    close(loss, "td.loss")
+    loss.backward()
+    gradients = {name: q.get_parameter(ours(name)).grad for name, _ in FACTS["qnetwork"]["params"]}
+    norms = [float(g.double().norm()) for g in gradients.values() if g is not None]
+    np.testing.assert_allclose(norms, DATA["td.grad_norms"], rtol=2e-5)
+    for key in DATA:
+        if key.startswith("td.grad."):
+            close(gradients[key.removeprefix("td.grad.")], key)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", ["eps", "eps_short", "eps_nobonus"])
+def test_epsilon(case: str) -> None:
+    told, loop = FACTS["epsilon"], FACTS["loop"]
+    if case == "eps":
+        arguments = (told["start"], told["end"], 0.10 * loop["total_timesteps"], loop["learning_starts"])
+    else:
+        arguments = tuple(told[case.removeprefix("eps_")])
+    values = [epsilon(int(t), *arguments) for t in DATA[f"{case}.t"]]
+    np.testing.assert_allclose(values, DATA[f"{case}.value"], rtol=1e-12)
+
+
+def compose(method: str) -> Any:
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("dqn", [f"method={method}"])
+
+
+def act(method: Method, net: Net, optimizer: torch.optim.Optimizer, config: Any) -> torch.optim.Optimizer:
+    """What `rl.dqn` does at the midpoint with the options of `python -m rl.dqn method=...`."""
+    options = config.method.boundary
+    context = Context(1, 0, torch.Generator(), optimizers=forgetful(optimizer, options.optimizer))
+    method.at_boundary(net, context)
+    update_targets(method, net, context, options.target)
+    return next_optimizer(method, net, optimizer, options.optimizer, lambda p: Adam(p, **ADAM))
+
+
+CASES = {"fire": "fire", "full_reset": "full_reset", "sr": "snp"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_intervention_on_both_networks_and_the_optimizer(case: str) -> None:
+    net, optimizer = golden_net()
+    q, target = net.modules["q"], net.targets["q"]
+    td(q, target)[2].backward()
+    optimizer.step()
+    moments = {k: {n: v.clone() for n, v in s.items()} for k, s in optimizer.state_dict()["state"].items()}
+    for name, module in (("q", q), ("target", target)):  # the step was for the optimizer's state alone
+        module.load_state_dict(network(name).state_dict())
+    old = {"q": network("q").state_dict(), "target": network("target").state_dict()}
+
+    config = compose(CASES[case])
+    new = act(build_method(config.method), net, optimizer, config)
+    assert (new is optimizer) == FACTS[f"{case}_optimizer_state_unchanged"]
+    assert len(optimizer.state) == FACTS[f"{case}_optimizer_entries"]
+    for k, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(state[n], moments[k][n]) for n in state)
+    for which, module in (("q", q), ("target", target)):
+        now = module.state_dict()
+        for name, status in FACTS[f"{case}_{which}"].items():
+            value = now[ours(name)]
+            same = {
+                "unchanged": old[which][ours(name)],
+                "init": net.init["q"][ours(name)],
+                "same_as_new_q": q.state_dict()[ours(name)],
+            }
+            if status == "changed":
+                assert not torch.equal(value, old[which][ours(name)]), name
+            else:
+                assert torch.equal(value, same[status]), name
+            for key, cut in ((f"{case}.{which}.{name}", None), (f"{case}.{which}.{name}.first8", 8)):
+                if key in DATA:
+                    torch.testing.assert_close(value[:cut], torch.from_numpy(DATA[key]), rtol=0, atol=1e-6)
+        close(module(stack("obs")), f"{case}.{which}_out")
+
+
+def test_plasticity_injection() -> None:
+    net, optimizer = golden_net()
+    q, target, told = net.modules["q"], net.targets["q"], FACTS["pi"]
+    before = {"q": q(stack("obs")), "target": target(stack("obs"))}
+    encoder = list(q.encoder.parameters())  # type: ignore[union-attr]
+    old_target_head = target.head.state_dict()  # type: ignore[union-attr]
+    config = compose("pi")
+    optimizer = act(build_method(config.method), net, optimizer, config)
+    assert not optimizer.state
+    changes = []
+    for which, module in (("q", q), ("target", target)):
+        after = module(stack("obs"))
+        close(before[which], f"pi.{which}_before")
+        close(after, f"pi.{which}_after")
+        changes.append((after - before[which]).abs().max().item())
+    assert max(changes) <= 10 * max(DATA["pi.max_abs_change"].max(), 1e-7)
+
+    named = {ours(name): (shape, trained) for name, shape, trained in told["params"]}
+    assert {name: (list(p.shape), p.requires_grad) for name, p in q.named_parameters()} == named
+    assert all(a is b for a, b in zip(encoder, q.encoder.parameters(), strict=True))  # type: ignore[union-attr]
+    for name, value in old_target_head.items():
+        assert torch.equal(target.get_parameter(f"head.old.{name}"), value)
+        assert torch.equal(q.get_parameter(f"head.new.{name}"), net.init["q"][f"head.{name}"])
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for p in q.parameters()}
+
+    start = {name: p.detach().clone() for name, p in q.named_parameters()}
+    for _ in range(2):
+        optimizer.zero_grad()
+        td(q, target)[2].backward()
+        optimizer.step()
+    moved = [name for name, p in q.named_parameters() if not torch.equal(p, start[name])]
+    assert sorted(moved) == sorted(map(ours, told["moved_after_2_steps"]))
+    assert len(held) - len(optimizer.state) == told["frozen_without_optimizer_state"]
+    close(q(stack("obs")), "pi.q_after_2_steps")
+
+
+def test_injection_is_rebuilt_on_a_resume() -> None:
+    net, optimizer = golden_net()
+    config = compose("pi")
+    method = build_method(config.method)
+    act(method, net, optimizer, config)
+    fresh, _ = golden_net()
+    again = build_method(config.method)
+    again.load_state_dict(method.state_dict())
+    again.reshape(fresh)
+    for one, other in ((net.modules, fresh.modules), (net.targets, fresh.targets)):
+        assert other["q"].state_dict().keys() == one["q"].state_dict().keys()
+        other["q"].load_state_dict(one["q"].state_dict())
+        assert torch.equal(one["q"](stack("obs")), other["q"](stack("obs")))
+
+
+def test_human_normalised_scores() -> None:
+    games, raw = DATA["hns.games"], DATA["hns.raw"]
+    for i, game in enumerate(games):
+        for j, value in enumerate(raw[i]):
+            assert human_normalised(str(game), float(value)) == pytest.approx(DATA["hns.value"][i, j], rel=1e-12)
+
+
+def test_our_table_is_the_reference_s() -> None:
+    table = golden.facts("atari_scores")
+    for game, human in table["human"].items():
+        random = table["random"][game]
+        if human != random:
+            assert human_normalised(game, human) == pytest.approx(1)
+        assert human_normalised(game, random) == pytest.approx(0)
+
+
+def test_replay_holds_what_was_added() -> None:
+    """Every (observation, action, reward, done, next observation) that the reference samples is one that ours holds.
+
+    Its oddities are not ours: where an episode went on, its next observation is the following row, which is ours too;
+    after an episode's end that row is another episode's.
+    """
+    calls = 0
+    while f"rb.add{calls}.obs" in DATA:
+        calls += 1
+    shape = DATA["rb.add0.obs"].shape
+    replay = FrameReplay(calls + 99, shape[0], shape[1:], torch.uint8, stack=1)
+    expected = set()
+    for t in range(calls):
+        row = {k: DATA[f"rb.add{t}.{k}"] for k in ("obs", "next_obs", "action", "reward", "done")}
+        replay.start(np.arange(shape[0]), torch.from_numpy(row["obs"]))
+        replay.append(*(torch.from_numpy(row[k].copy()) for k in ("next_obs", "action", "reward", "done")))
+        for e in range(shape[0]):
+            led = (int(row["action"][e]), float(row["reward"][e]), bool(row["done"][e]))
+            expected.add((row["obs"][e].tobytes(), *led, row["next_obs"][e].tobytes()))
+    batch = replay.sample(4096, torch.Generator().manual_seed(0))
+    got = {
+        (f[0].numpy().tobytes(), int(a), float(r), bool(d), f[1].numpy().tobytes())
+        for f, a, r, d in zip(batch.frames, batch.actions, batch.rewards, batch.terminated, strict=True)
+    }
+    assert got == expected
