@@ -1,0 +1,247 @@
+"""The SAC program: each method through the midpoint, what restarts there, sharing, pre-emption, errors, composition."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fire_core.harness.cli import CONF
+from fire_core.harness.config import identity
+from fire_core.harness.errors import ConfigError
+from fire_core.harness.run import Run
+from rl import sac
+from rl.sac_learner import Learner
+from rl.sac_task import Task
+from tests.harness.runner import wait_for
+from tests.harness.zygote import Zygote
+from tests.rl.sac_runs import TINY, assert_same, compose, final_state, only_run, rows, run
+
+METHODS = ("base", "full_reset", "snp", "pi", "fire", "fire_exact", "redo", "l2init", "parseval")
+REFUSED = ("muon", "cbp", "snr", "dash")
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each method; the first half is trained once."""
+    folders = {}
+    root = tmp_path_factory.mktemp("sweep")
+    for method in METHODS:
+        before = set((root / "sac").glob("*"))
+        run(f"method={method}", f"paths.runs={root}", "metrics=cheap")
+        (folders[method],) = set((root / "sac").glob("*")) - before
+    return folders
+
+
+def test_methods_share_the_first_half_and_differ_after_it(sweep: dict[str, Path]) -> None:
+    (entry,) = (sweep["base"].parents[1] / ".cache").iterdir()
+    assert (entry / "DONE").exists()
+    first = [[row for row in rows(folder) if row["phase"] == 0] for folder in sweep.values()]
+    assert all(part == first[0] for part in first)
+    assert [row["env_steps"] for row in rows(sweep["base"])] == [100, 200, 300, 400]
+    last = {method: json.dumps(rows(folder)[-1]["train/q"]) for method, folder in sweep.items()}
+    last.pop("redo")  # may find nothing dormant
+    assert len(set(last.values())) >= len(last) - 1, last
+
+
+def test_rows_have_what_the_analysis_reads(sweep: dict[str, Path]) -> None:
+    for method, folder in sweep.items():
+        for row in rows(folder):
+            assert {"step", "phase", "env_steps", "eval/return", "eval/return_std", "eval/length"} <= row.keys()
+        boundary = rows(folder)[2]
+        assert {"boundary/dfi_before", "boundary/dfi_after", "boundary/sfe"} <= boundary.keys(), method
+    assert "method/dormant_ratio" in rows(sweep["redo"])[-1]
+    config = OmegaConf.load(sweep["fire"] / "config.yaml")
+    assert (config.env.name, config.method.name) == ("InvertedDoublePendulum-v5", "fire")
+    assert "boundary/dormant_ratio_before" in rows(sweep["fire"])[2]
+
+
+def test_fire_exact_reaches_isometry_and_pi_leaves_the_weights(sweep: dict[str, Path]) -> None:
+    exact, pi = rows(sweep["fire_exact"])[2], rows(sweep["pi"])[2]
+    assert exact["boundary/dfi_after"] < 1e-6 < exact["boundary/dfi_before"]
+    assert pi["boundary/sfe"] == 0
+    names = final_state(sweep["pi"])["modules"]["critic"]
+    assert {"head.old.weight", "head.new.weight", "head.frozen.weight"} <= names.keys()
+
+
+def midpoint(method: str, folder: Path, *overrides: str) -> tuple[Task, Learner, dict[str, torch.Tensor]]:
+    """A learner just behind the midpoint, and its weights before it."""
+    config = compose(f"method={method}", "networks.critic_depth=2", *overrides)
+    task = Task.from_config(config)
+    learner = Learner.new(task)
+    for _ in range(60):
+        learner.workers.send(sac.decide(task, learner))
+        sac.remember(learner, learner.workers.receive())
+    for _ in range(30):
+        sac.learn(task, learner)
+    whole = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(whole, dict)
+    before = {
+        k: v.clone() for name, m in learner.net.modules.items() for k, v in m.state_dict(prefix=f"{name}.").items()
+    }
+    with Run(folder, identity({str(k): v for k, v in whole.items()}), "") as opened:
+        opened.resume()
+        sac.begin_phase(task, opened, learner, 1)
+    learner.workers.close()
+    return task, learner, before
+
+
+@pytest.mark.parametrize("method", ["base", "full_reset", "snp", "fire"])
+def test_what_restarts_at_the_midpoint(method: str, tmp_path: Path) -> None:
+    """As golden's sac_facts.json says of the three resets (tests/parity holds the numbers); base keeps the rest."""
+    task, learner, before = midpoint(method, tmp_path / "run")
+    resets = method != "base"
+    agent, target = learner.agent, learner.net.targets["critic"].state_dict()
+    assert all(not optimizer.state for optimizer in agent.optimizers.values())
+    new = agent.temperature().item() == pytest.approx(task.config.temperature, rel=1e-7)
+    assert new == resets
+    same = all(torch.equal(value, target[name]) for name, value in agent.critic.state_dict().items())
+    assert same == resets
+    assert learner.statistics.count > 1
+    for name, module in learner.net.modules.items():
+        for key, value in module.state_dict().items():
+            kept, initial = torch.equal(value, before[f"{name}.{key}"]), torch.equal(value, learner.net.init[name][key])
+            expected = {"base": (True, False), "full_reset": (False, True), "snp": (False, False)}
+            vector = value.ndim == 1
+            assert (kept, initial) == expected.get(method, (vector, False)), (name, key)
+
+
+def test_injection_leaves_outputs_as_they_are(tmp_path: Path) -> None:
+    task, learner, _ = midpoint("base", tmp_path / "base")
+    _, injected, _ = midpoint("pi", tmp_path / "pi")
+    x, action = torch.randn(5, task.observations), torch.rand(5, task.actions)
+    for one, other in zip(learner.actor(x), injected.actor(x), strict=True):
+        torch.testing.assert_close(other, one)
+    torch.testing.assert_close(injected.agent.critic(x, action), learner.agent.critic(x, action))
+    torch.testing.assert_close(injected.agent.target(x, action), learner.agent.target(x, action))
+    frozen = dict(injected.agent.critic.named_parameters())["head.old.weight"].clone()
+    sac.learn(task, injected)
+    after = dict(injected.agent.critic.named_parameters())
+    assert torch.equal(after["head.old.weight"], frozen)
+    assert not torch.equal(after["head.new.weight"], after["head.frozen.weight"])
+
+
+def test_what_restarts_is_data(tmp_path: Path) -> None:
+    """Everything kept: the optimizers go on with their moments."""
+    options = (
+        "boundary.optimizer=keep",
+        "boundary.temperature=keep",
+        "boundary.target=keep",
+        "boundary.statistics=new",
+    )
+    task, learner, _ = midpoint("l2init", tmp_path / "run", *options)
+    assert all(optimizer.state for optimizer in learner.agent.optimizers.values())
+    assert learner.statistics.count < 1
+    assert learner.agent.temperature().item() != pytest.approx(task.config.temperature, rel=1e-7)
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_methods_that_cannot_work_here_are_refused(method: str) -> None:
+    with pytest.raises(ConfigError, match=f"method={method}.*it runs base"):
+        Task.from_config(compose(f"method={method}"))
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("env_steps=100", "env_steps=100 are 100 decisions"),
+        ("updates=0", "updates must be at least 1"),
+        ("lr=0", "lr must be positive"),
+        ("gamma=1.0", "gamma must be in"),
+        ("boundary.target=act", "boundary.target=act is unknown; accepted: copy, keep"),
+        ("env.action_repeat=0", "env.action_repeat must be at least 1"),
+        ("networks.critic_width=0", "networks.critic_width must be at least 1"),
+        ("networks.kind=cnn", "networks.kind=cnn is unknown; accepted: simba, mlp"),
+        ("env.task=Hoper-v5", "near: Hopper-v5"),
+        ("precision=float16", "accepted: float32, bfloat16"),
+    ],
+)
+def test_bad_input_is_named(option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Task.from_config(compose(option))
+
+
+def test_every_configuration_composes() -> None:
+    """Environments, budgets, networks."""
+    for env in sorted(path.stem for path in (CONF / "env").glob("*.yaml")):
+        if "rl.control" in (CONF / "env" / f"{env}.yaml").read_text() and env != "mujoco":
+            assert compose(f"env={env}").env.task
+    for networks in ("simba", "mlp"):
+        for scale in ("smoke", "small", "paper"):
+            assert compose(f"scale={scale}", f"networks={networks}").networks.kind == networks
+
+
+def test_experiments_are_the_papers() -> None:
+    """PAPER, section 5."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        for name, task in (("walk", "h1-walk-v0"), ("balance", "h1-balance_simple-v0"), ("run", "h1-run-v0")):
+            for method in METHODS:
+                c = hydra.compose("sac", [f"experiment=fig4b_h1_{name}", f"method={method}"])
+                assert (c.env.task, c.env_steps, c.env.action_repeat, c.updates) == (task, 1_000_000, 2, 2)
+                assert (c.batch_size, c.replay_size, c.random_steps, c.tau) == (256, 1_000_000, 5000, 0.005)
+                assert (c.lr, c.weight_decay, c.temperature, c.target_entropy) == (1e-4, 1e-2, 0.01, -0.5)
+                sizes = c.networks
+                assert (sizes.kind, sizes.actor_width, sizes.actor_depth) == ("simba", 128, 1)
+                assert (sizes.critic_width, sizes.critic_depth, c.eval_episodes) == (512, 2, 10)
+                if method == "snp":
+                    assert c.method.coef == 0.8
+                if method == "fire":
+                    assert (c.method.iterations, c.method.scale) == (10, "modular")
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    """Runs `rl.sac` in children that have imported everything."""
+    process = Zygote("rl.sac", "gymnasium.envs.mujoco")
+    yield process
+    process.close()
+
+
+def test_a_preempted_run_goes_on_and_a_finished_one_is_skipped(tmp_path: Path, zygote: Zygote) -> None:
+    options = [*TINY, "method=fire", "checkpoint.every_seconds=1000"]
+    longer = [option for option in options if not option.startswith("env_steps")] + ["env_steps=1000"]
+    assert zygote.run(tmp_path / "calm", "rl.sac", *longer).code == 0
+    child = zygote.start(tmp_path / "rough", "rl.sac", *longer)
+    entry = tmp_path / "rough" / "runs" / ".cache"
+    wait_for(lambda: any(p.read_bytes().count(b"\n") >= 2 for p in entry.glob("*/metrics.jsonl")))
+    os.kill(child, signal.SIGTERM)
+    assert zygote.end(tmp_path / "rough", child).code in (75, 0)
+    assert zygote.run(tmp_path / "rough", "rl.sac", *longer).code == 0
+    assert_same(only_run(tmp_path / "calm" / "runs"), only_run(tmp_path / "rough" / "runs"))
+    assert "is done" in zygote.run(tmp_path / "rough", "rl.sac", *longer).err
+
+
+def test_a_sweep_and_the_cache_removed_afterwards(tmp_path: Path, zygote: Zygote) -> None:
+    """A table of the jobs at the end; a run that has begun its second half needs the cache no more."""
+    answer = zygote.run(tmp_path, "rl.sac", *TINY, "method=base,snp", "seed=0,1", "-m")
+    assert answer.code == 0, answer.err
+    assert answer.err.count("  done  ") == 4
+    assert len(list((tmp_path / "runs" / "sac").iterdir())) == 4
+    assert len(list((tmp_path / "runs" / ".cache").iterdir())) == 2
+    shutil.rmtree(tmp_path / "runs" / ".cache")
+    for folder in (tmp_path / "runs" / "sac").iterdir():
+        (folder / "DONE").unlink()
+    answer = zygote.run(tmp_path, "rl.sac", *TINY, "method=base,snp", "seed=0,1", "-m")
+    assert answer.code == 0, answer.err
+    assert answer.err.count("goes on from step 400") == 4
+
+
+def test_help_and_errors_are_short(tmp_path: Path, zygote: Zygote) -> None:
+    told = zygote.run(tmp_path, "rl.sac", "--help")
+    assert told.code == 0
+    assert "python -m rl.sac method=fire" in told.out
+    for option, said in (
+        ("method=fier", "did you mean fire"),
+        ("env.task=Humanoid-v7", "Humanoid-v5"),
+        ("lr=abc", "lr"),
+    ):
+        answer = zygote.run(tmp_path, "rl.sac", *TINY, option)
+        assert answer.code == 2, answer.err
+        assert said in answer.err
+        assert len(answer.err.strip().splitlines()) == 1, answer.err
