@@ -2,11 +2,21 @@
 
 import re
 
+import hydra
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fire_core.harness.cli import CONF
+from fire_core.methods import Context, Method, Net
+from fire_core.methods.fire import Fire
+from fire_core.methods.full_reset import FullReset
+from fire_core.methods.snp import ShrinkAndPerturb
 from rl.control import Statistics
+from rl.sac import restart
+from rl.sac_learner import Learner
+from rl.sac_task import Task
 from rl.sac_update import (
     Batch,
     Temperature,
@@ -233,3 +243,60 @@ def test_views_of_one_critic() -> None:
     for i in range(critics.n):
         assert torch.equal(part(critics.encoder.input.weight, i, critics.n), kernel[i].mT)
         assert torch.equal(part(critics.encoder.input.bias, i, critics.n), bias[i])
+
+
+def reinit_cases() -> dict[str, Method]:
+    """The golden resets as our methods."""
+    scale = {"muon": "modular", "ortho_init": "orthogonal"}
+    methods: dict[str, Method] = {"full_reset": FullReset(), "snp": ShrinkAndPerturb(golden.meta("sac")["shrink"])}
+    for case in FACTS["reinit"]:
+        if case.startswith("fire_"):
+            methods[case] = Fire(scale=scale[case.removeprefix("fire_")])
+    return methods
+
+
+@pytest.mark.parametrize("case", sorted(FACTS["reinit"]))
+def test_reinitialisation_and_what_restarts(case: str) -> None:
+    """Weights, optimizers, temperature and target after the method and `boundary` of conf/tuned/sac."""
+    facts, method = FACTS["reinit"][case], reinit_cases()[case]
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose("sac", [f"method={case.split('_')[0] if case.startswith('fire') else case}"])
+    pre, init = trees("agent.pre"), trees("agent.init")
+    how, small = sizes(*pre), FACTS["small_agent"]
+    obs, act = small["obs_dim"], small["act_dim"]
+    n = next(v.shape[0] for k, v in pre[1].items() if k.endswith("kernel"))
+    nets = {"actor": loaded(how.actor(obs, act), pre[0]), "critic": loaded(how.critics(obs, act, n), pre[1])}
+    starts = {"actor": translated(init[0], False), "critic": translated(init[1], True)}
+    net = Net(nets, starts, "sac", {"critic": how.critics(obs, act, n)})
+    task = Task(config, torch.device("cpu"), None, how, obs, act, 0.99, [1, 2])
+    statistics = Statistics(obs)
+    statistics.update(np.ones((3, obs)))
+    temperature = Temperature(facts["temperature_before"])
+    learner = Learner(net, method, temperature, None, statistics, None, torch.Generator())
+    learner.prepare(task)
+    for optimizer in learner.agent.optimizers.values():
+        for parameter in optimizer.param_groups[0]["params"]:
+            optimizer.state[parameter] = {"step": torch.tensor(4.0), "exp_avg": torch.ones_like(parameter)}
+
+    method.at_boundary(net, Context(1, 4, torch.Generator(), optimizers=list(learner.agent.optimizers.values())))
+    restart(task, learner)
+
+    stored = dict(zip(("actor", "critic"), trees(f"agent.after_{case}"), strict=True))
+    for name, module in nets.items():
+        unchanged = {ours(key) for key in facts[f"unchanged_{name}"]}
+        expected = translated(stored[name], name == "critic") if stored[name] else starts[name]
+        before = translated(dict(zip(("actor", "critic"), pre, strict=True))[name], name == "critic")
+        for key, value in module.state_dict().items():
+            golden_key = "head.mean" + key.removeprefix("head") if name == "critic" and key.startswith("head") else key
+            largest = float(expected[key].abs().max())
+            torch.testing.assert_close(value, expected[key], rtol=2e-5, atol=1e-6 + 1e-6 * largest, msg=key)
+            assert torch.equal(value, before[key]) == (golden_key in unchanged), key
+        initial = all(torch.equal(value, starts[name][key]) for key, value in module.state_dict().items())
+        assert initial == facts[f"{name}_equals_initial"]
+    target = learner.net.targets["critic"].state_dict()
+    same = all(torch.equal(value, target[key]) for key, value in nets["critic"].state_dict().items())
+    assert same == facts["target_equals_critic"]
+    assert learner.agent.temperature().item() == pytest.approx(facts["temperature_after"], rel=1e-6)
+    assert learner.statistics.count > 1  # kept
+    for name, key in (("actor", "actor"), ("critic", "critic"), ("temperature", "temp")):
+        assert len(learner.agent.optimizers[name].state) == facts["optimizer_count_after"][key] == 0
