@@ -49,14 +49,15 @@ class Parseval(Method):
 
 
 def weights(net: Net) -> list[Tensor]:
-    """The weights that count, shared ones once."""
-    found: dict[Tensor, None] = {}
+    """The weights that count, shared ones once; of linear layers side by side, (n, d_out, d_in), each matrix."""
+    found: dict[Tensor, nn.Module] = {}
     for root in net.modules.values():
         for module in root.modules():
             weight = getattr(module, "weight", None)
             if isinstance(weight, Tensor) and (isinstance(module, (nn.Linear, _ConvNd)) or weight.ndim == 1):
-                found[weight] = None
-    return list(found)
+                found[weight] = module
+    stacked = ((w, isinstance(module, nn.Linear) and w.ndim == 3) for w, module in found.items())
+    return [matrix for w, several in stacked for matrix in (w.unbind() if several else [w])]
 
 
 class _Distance(torch.autograd.Function):

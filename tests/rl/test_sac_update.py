@@ -14,6 +14,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 from fire_core import fire_
 from fire_core.layout import resolve
 from fire_core.methods import Net
+from fire_core.methods.parseval import Parseval
 from fire_core.methods.redo import ReDo
 from fire_core.metrics import dfi
 from fire_core.optimizer import reset_optimizer_state
@@ -206,6 +207,14 @@ def test_views_of_one_critic_compute_and_write_what_the_pair_does() -> None:
             one.head.bias.add_(1 + i)
     moved = update.critic(rows.observation, rows.action) - both
     torch.testing.assert_close(moved, torch.tensor([[1.0], [2.0]]).expand_as(moved))
+
+
+def test_parseval_counts_each_critic() -> None:
+    """The penalty of the batched critics is the sum of those of each by itself."""
+    critic, method = agent().critic, Parseval(coef=0.1, scale=1.5)
+    both = method.penalty(Net({"critic": critic}, {}, "sac"))
+    each = [method.penalty(Net({"critic": plain_critic(critic, i)}, {}, "sac")) for i in range(2)]
+    torch.testing.assert_close(both, sum(each))
 
 
 def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
