@@ -84,10 +84,12 @@ class MLP(QNetwork):
         actions: number of actions.
         observation: shape of an observation.
         hidden: units of both hidden layers.
+        width: multiplies them.
     """
 
-    def __init__(self, actions: int, observation: tuple[int, ...], hidden: int = 128) -> None:
+    def __init__(self, actions: int, observation: tuple[int, ...], hidden: int = 128, width: float = 1.0) -> None:
         super().__init__()
+        hidden = max(1, round(hidden * width))
         numbers = torch.Size(observation).numel()
         self.encoder = nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc0=nn.Linear(numbers, hidden), relu0=nn.ReLU()))
         self.head = head(hidden, hidden, actions)
