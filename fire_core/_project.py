@@ -100,7 +100,8 @@ def project(
 
 def _work(batch: Batch, scales: Mapping[str, float]) -> Work:
     W = stack([(entry, entry.parameter) for entry in batch.entries])
-    s = torch.cat([W.new_full((entry.count, 1, 1), scales[entry.label]) for entry in batch.entries])
+    filled = [W.new_full((entry.count, 1, 1), scales[entry.label]) for entry in batch.entries]
+    s = filled[0] if len(filled) == 1 else torch.cat(filled)
     mine = batch.team.mine(len(W), batch.first, W.device)
     return Work(batch, mine, W, s) if batch.team.group is None else Work(batch, mine, W[mine], s[mine])
 
@@ -160,17 +161,16 @@ def _finish(
     W, s, p = work.W, work.s, work.batch.entries[0].parameter
     # Half precision: what is measured is what will be stored.
     new = W.clone() if how.blend == 0 else Q.mul_(s).to(p.dtype).to(W.dtype)
-    skip = torch.zeros(len(W), dtype=torch.bool)
+    # Without measurements nothing here lives on the GPU, and reading it will not wait.
+    device = W.device if how.measure or how.min_norm > 0 or work.batch.team.group is not None else torch.device("cpu")
+    stats = torch.zeros(len(W), 6, dtype=torch.float64, device=device)
     if how.min_norm > 0:
         skip = torch.linalg.matrix_norm(W) < how.min_norm
         new = torch.where(skip[:, None, None], W, new)
-    unknown = torch.full((len(W),), math.nan)
-    columns = [dfi(W / s), dfi(new / s), sfe(new, W)] if how.measure else [unknown] * 3
-    rank = torch.zeros(len(W)) if did.rank is None else did.rank
-    completed = torch.zeros(len(W)) if did.completed is None else did.completed
-    # Without measurements nothing here lives on the GPU, and reading it will not wait.
-    device = W.device if how.measure or how.min_norm > 0 or work.batch.team.group is not None else torch.device("cpu")
-    stats = torch.stack([column.to(device, torch.float64) for column in (*columns, rank, completed, skip)], dim=1)
+        stats[:, 5] = skip
+    stats[:, :3] = torch.stack([dfi(W / s), dfi(new / s), sfe(new, W)], dim=1) if how.measure else math.nan
+    if did.rank is not None and did.completed is not None:
+        stats[:, 3], stats[:, 4] = did.rank, did.completed
     _write(work.batch.entries, work.batch.team.gather(new, work.mine, work.batch.count))
     return work.batch.team.gather(stats, work.mine, work.batch.count), did
 

@@ -168,15 +168,24 @@ def _polynomial(G: Tensor, step: Step) -> Tensor:
 def _iterate_gram(X: Tensor, steps: Sequence[Step], tol: float | None) -> tuple[Tensor, int]:
     """The same for tall X: every iterate is X P, P a polynomial of A = X^T X, so that only n x n matrices move.
 
-    A cubic step is then 3 products of n x n, against 2 of m x n.
+    A cubic step is then 3 products of n x n, against 2 of m x n. Its M = a I + b A is not made: P M = a P + b P A, and
+    since M and A commute, M A M = a B + b A B where B = A M = a A + b A A.
     """
     A = gram(X)
     P = None
     for k, step in enumerate(steps):
         if tol is not None and bool((gram_dfi(A) <= tol).all()):
             return (X if P is None else X @ P), k
-        M = _polynomial(A, step)
-        P = M if P is None else P @ M
-        if tol is not None or k + 1 < len(steps):
+        a, b, c = step
+        more = tol is not None or k + 1 < len(steps)
+        if c == 0 and P is not None:
+            P = torch.baddbmm(P, P, A, beta=a, alpha=b)
+        else:
+            M = _polynomial(A, step)
+            P = M if P is None else P @ M
+        if more and c == 0:
+            B = torch.baddbmm(A, A, A, beta=a, alpha=b)
+            A = torch.baddbmm(B, A, B, beta=a, alpha=b)
+        elif more:
             A = M @ (A @ M)
     return (X if P is None else X @ P), len(steps)

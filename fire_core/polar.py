@@ -80,7 +80,10 @@ def newton_schulz(W: Tensor, iterations: int = 10, norm_init: str = "frobenius",
         ValueError: unknown `norm_init`, or `iterations` < 0.
     """
     _check(iterations, norm_init)
-    return _iterated(W, [PAPER] * iterations, norm_init, tol)[0]
+    if torch.compiler.is_compiling():
+        return _iterated(W, [PAPER] * iterations, norm_init, tol)[0]
+    with full_precision(W.device.type):
+        return _iterated(W, [PAPER] * iterations, norm_init, tol)[0]
 
 
 def polar_factor(
@@ -183,7 +186,7 @@ def polar_many(
         _raise_if_bad([flag.tolist() for flag in flags])
     results: list[tuple[Tensor, int]] = []
     arrived: list[Tensor] = []
-    with _full_precision(batches[0].device.type if batches else "cpu"):
+    with full_precision(batches[0].device.type if batches else "cpu"):
         for W in batches:
             if solver == "exact":
                 X = torch.empty(W.shape, dtype=W.dtype, device=W.device)
@@ -227,21 +230,21 @@ def _check(iterations: int, norm_init: str) -> None:
 
 
 @contextmanager
-def _full_precision(device: str) -> Iterator[None]:
+def full_precision(device: str) -> Iterator[None]:
     """No TF32 or bfloat16 inside matmuls, whatever the caller set; no autocast.
 
     By the setting of each backend: `torch.get_float32_matmul_precision` raises where a user has set these.
     """
     known: Any = torch.backends
     backends = (known.cuda.matmul, known.mkldnn.matmul)
-    before = [backend.fp32_precision for backend in backends]
+    changed = [(b, b.fp32_precision) for b in backends if b.fp32_precision != "ieee"]  # setting it takes a while
     try:
-        for backend in backends:
+        for backend, _ in changed:
             backend.fp32_precision = "ieee"
         with torch.autocast(device, enabled=False):
             yield
     finally:
-        for backend, precision in zip(backends, before, strict=True):
+        for backend, precision in changed:
             backend.fp32_precision = precision
 
 
@@ -262,20 +265,20 @@ def _start(X: Tensor, norm_init: str) -> Tensor:
 
 
 def _iterated(W: Tensor, steps: list[Step], norm_init: str, tol: float | None) -> tuple[Tensor, int]:
-    out = torch.empty(W.shape, dtype=W.dtype, device=W.device)
+    """In the matmul precision that is set, see `full_precision`."""
     if W.numel() == 0:
-        return out, 0
-    if torch.compiler.is_compiling():
-        X, taken = _from_start(_tall(W), steps, norm_init, tol)
-        return (X.mT if W.shape[-1] > W.shape[-2] else X).to(W.dtype).reshape(W.shape), taken
-    source, target = _tall(W), _tall(out)
+        return torch.empty_like(W), 0
+    source = _tall(W)
     size = max(1, CHUNK // (W.shape[-1] * W.shape[-2])) if W.device.type == "cpu" else len(source)
-    taken = 0
-    with _full_precision(W.device.type):
-        for i in range(0, len(source), size):
-            X, k = _from_start(source[i : i + size], steps, norm_init, tol)
-            target[i : i + size] = X
-            taken = max(taken, k)
+    if len(source) <= size or torch.compiler.is_compiling():
+        X, taken = _from_start(source, steps, norm_init, tol)
+        return (X.mT if W.shape[-1] > W.shape[-2] else X).to(W.dtype).reshape(W.shape), taken
+    out = torch.empty(W.shape, dtype=W.dtype, device=W.device)
+    target, taken = _tall(out), 0
+    for i in range(0, len(source), size):
+        X, k = _from_start(source[i : i + size], steps, norm_init, tol)
+        target[i : i + size] = X
+        taken = max(taken, k)
     return out, taken
 
 

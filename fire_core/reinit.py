@@ -12,7 +12,7 @@ from fire_core import sharing
 from fire_core._project import Solve, initial_of, make_waves, not_finite, project, stack, working_dtype
 from fire_core.layout import Entry, Layout, Selector, resolve
 from fire_core.optimizer import reset_optimizer_state
-from fire_core.polar import NORM_INITS, SOLVERS
+from fire_core.polar import NORM_INITS, SOLVERS, full_precision
 from fire_core.report import Report, Row
 from fire_core.topology import clean_name, unwrap
 
@@ -95,8 +95,9 @@ def fire_(
     if not lone or any(batch.team.group is not None for batch in waves[0]):  # a lone wave on a GPU looks by itself
         check_finite([(entry.name, entry.parameter) for entry in projected])
     rows: dict[str, Row] = {}
-    for wave in waves:
-        rows |= project(wave, how, scales, initial)
+    with full_precision(projected[0].parameter.device.type if projected else "cpu"):
+        for wave in waves:
+            rows |= project(wave, how, scales, initial)
     for entry in reset:
         rows[entry.label] = _reinitialise(entry, initial)
     if optimizer is not None:

@@ -44,7 +44,7 @@ def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygot
     other = zygote.start(tmp_path, "vision.train", *tiny(*options, "method=full_reset"))
     for child in (waiter, other):
         told = tmp_path / f".{child}.err"
-        wait_for(lambda told=told: "waiting for process " in told.read_text())
+        wait_for(lambda told=told: told.exists() and "waiting for process " in told.read_text())
     os.kill(holder, signal.SIGKILL)
     assert zygote.end(tmp_path, holder).code == -signal.SIGKILL
     answers = [zygote.end(tmp_path, child) for child in (waiter, other)]
