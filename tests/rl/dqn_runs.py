@@ -11,8 +11,8 @@ from rl.dqn import run_one
 
 TINY = (
     "tracker=none", "progress=false", "scale=smoke", "env=cartpole", "num_envs=2", "model.hidden=16",
-    "replay.segment=16", "total_steps=400", "midpoint=200", "learning_starts=40", "target_every=50", "batch_size=8", "log_every=40",
-    "eval.every=100", "eval.steps=40", "eval.num_envs=2", "replay.capacity=200",
+    "total_steps=400", "midpoint=200", "learning_starts=40", "target_every=50", "batch_size=8", "log_every=40",
+    "eval.every=100", "eval.steps=40", "eval.num_envs=2", "replay.capacity=200", "replay.segment=16",
 )  # fmt: skip
 # Pixels, and a limit that cuts episodes.
 ATARI = (
