@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import functools
 import itertools
 import os
 import platform
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fire_core.harness.run import Run
 
@@ -57,6 +59,11 @@ def jumping_clock() -> None:
     real = time.time
     time.time = lambda: real() + next(jumps)
     time.time_ns = lambda: int(time.time() * 1e9)
+
+
+def traces_only() -> None:
+    """`torch.compile` traces and guards as ever, but runs the traced operations one by one: no minutes of C++."""
+    torch.compile = functools.partial(torch.compile, backend="eager")  # type: ignore[assignment]
 
 
 def holds() -> None:

@@ -57,6 +57,20 @@ def test_done_is_skipped(undisturbed, runs):
     assert (only_run(undisturbed) / "metrics.jsonl").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("method", ["fire", "parseval"])
+def test_a_compiled_run_is_the_same_run(undisturbed, runs, tmp_path, method):
+    plain = undisturbed if method == "fire" else tmp_path / "plain"
+    if method != "fire":
+        assert runs(plain, f"method={method}").code == 0
+    answer = runs(tmp_path / "traced", f"method={method}", "compile=true", before="traces_only")
+    assert answer.code == 0, answer.err
+    one, other = only_run(plain), only_run(tmp_path / "traced")
+    losses = [[row["val/loss"] for row in rows(run)] for run in (one, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    weights = [final_state(run)["model"] for run in (one, other)]
+    assert weights[0].keys() == weights[1].keys(), "the bare network's names"
+
+
 def cache_of(folder: Path) -> Path:
     """The first phase of the plain tiny run: the oldest entry."""
     return min((folder / "runs" / ".cache").iterdir(), key=lambda entry: (entry / "DONE").stat().st_mtime_ns)
