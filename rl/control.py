@@ -142,7 +142,7 @@ class DmControl:
         self.action_space = Box(bounds.minimum.astype(np.float32), bounds.maximum.astype(np.float32))
         size = sum(int(np.prod(spec.shape)) for spec in self.env.observation_spec().values())
         self.observation_space = Box(-np.inf, np.inf, (size,))
-        self.max_steps = int(self.env._step_limit)
+        self.max_steps, self.dt = int(self.env._step_limit), self.env.control_timestep()
 
     def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
         self.env.task._random = np.random.RandomState(seed % 2**32)
@@ -219,10 +219,11 @@ class Worker:
     Args:
         control: the task.
         seed: of the run and purpose; episode n is reset with a seed made of it and n.
+        render: whether the environment draws.
     """
 
-    def __init__(self, control: Control, seed: int) -> None:
-        self.env, self.repeat, self.seed = control.make(), control.action_repeat, seed
+    def __init__(self, control: Control, seed: int, render: bool = False) -> None:
+        self.env, self.repeat, self.seed = control.make(render), control.action_repeat, seed
         self.low, self.high = self.env.action_space.low, self.env.action_space.high
         self.episode = -1
         self.begin()

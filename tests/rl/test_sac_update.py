@@ -20,10 +20,12 @@ from fire_core.metrics import dfi
 from fire_core.optimizer import reset_optimizer_state
 from rl.sac_update import (
     Batch,
+    CudaGraph,
     Temperature,
     Update,
     actor_loss,
     adamw,
+    compiled,
     critic_loss,
     critic_target,
     discount,
@@ -254,3 +256,24 @@ def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
     assert own.state[up.weight]["exp_avg"][0, 5].abs().sum() == 0
     assert own.state[up.weight]["exp_avg"][0, 4].abs().sum() > 0
     assert reset_optimizer_state(own, [up.weight]) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("compile_too", [False, True])
+def test_a_cuda_graph_computes_what_single_calls_do(compile_too: bool) -> None:
+    def on_gpu() -> Update:
+        update = agent()
+        for name in ("actor", "critic", "target", "temperature"):
+            getattr(update, name).cuda()
+        for name in ("actor", "critic", "temperature"):
+            lr, decay = 1e-4, 0.0 if name == "temperature" else 1e-2
+            update.optimizers[name] = adamw(getattr(update, name).parameters(), lr, decay)
+        return update
+
+    one, other = on_gpu(), on_gpu()
+    graph = CudaGraph(compiled(other) if compile_too else other, calls=3)
+    for i in range(12):
+        rows, noise, (mean, scale) = batch(10 * i)
+        given = Batch(*(x.cuda() for x in rows)), noise.cuda(), (mean.cuda(), scale.cuda())
+        torch.testing.assert_close(graph(*given), one(*given), rtol=1e-4, atol=1e-4)
+    assert graph.graph is not None
