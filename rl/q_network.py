@@ -74,7 +74,9 @@ class NatureCNN(QNetwork):
 
     def forward(self, x: Tensor) -> Tensor:
         """Values of all actions, (N, actions), of stacked frames (N, 4, 84, 84) in 0 ... 255."""
-        return self.head(self.encoder(x.float() / 255))
+        # Bytes are put in the filters' order before they grow to floats: a third of a small network's time on a CPU.
+        x = x.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True).div_(255)
+        return self.head(self.encoder(x))
 
 
 class MLP(QNetwork):
