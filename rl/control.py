@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 MUJOCO = 'pip install "mujoco>=3.1.6,<4" imageio'
 BENCH = (
     "HumanoidBench is not on the package index and works with mujoco 3.1.6, not with 3.2 or later: "
-    'pip install "mujoco==3.1.6" jax flax, then pip install git+https://github.com/carlosferrazza/humanoid-bench, '
+    'pip install "mujoco==3.1.6" "dm_control==1.0.20" jax flax, then '
+    "pip install --no-deps git+https://github.com/carlosferrazza/humanoid-bench (it would pin an old torch), "
     "and set MUJOCO_GL=egl or MUJOCO_GL=osmesa"
 )
 
@@ -112,7 +113,8 @@ def make_gymnasium(task: str, render: bool, options: dict[str, Any]) -> Any:
     import gymnasium
 
     try:
-        return gymnasium.make(task, render_mode="rgb_array" if render else None, disable_env_checker=True, **options)
+        drawn = {"render_mode": "rgb_array"} if render else {}
+        return gymnasium.make(task, disable_env_checker=True, **drawn, **options)
     except TypeError as error:
         raise ConfigError(f"env.options: {error}") from error
 
@@ -168,7 +170,7 @@ class DmControl:
 def check_humanoid_bench(task: str) -> None:
     """HumanoidBench: what it needs, then the task."""
     option = f"env=humanoid_bench env.task={task}"
-    require(option, "mujoco", "humanoid_bench", "jax", "flax", how=BENCH)
+    require(option, "mujoco", "dm_control", "humanoid_bench", "jax", "flax", how=BENCH)
     version = metadata.version("mujoco")
     if not version.startswith("3.1."):
         raise ConfigError(f"{option}: mujoco {version} is installed. {BENCH}")
