@@ -102,13 +102,17 @@ class Run:
     @cached_property
     def setting(self) -> str:
         """Everything but method and seed, as text that is equal when the settings are."""
-        rest = {k: v for k, v in self.config.items() if k not in NOT_IDENTITY | {"method", "seed"}}
+        rest = {k: v for k, v in self.config.items() if k not in NOT_IDENTITY | {"method", "boundary", "seed"}}
         return json.dumps([self.metric, rest], sort_keys=True, default=str)
 
     @cached_property
     def variant(self) -> str:
-        """The method with its hyperparameters, as text that is equal when they are."""
-        return json.dumps(self.config.get("method"), sort_keys=True, default=str)
+        """The method with its hyperparameters, and what starts anew beside it (`boundary` of the programs for
+        reinforcement learning), as text that is equal when they are."""
+        method, boundary = self.config.get("method"), self.config.get("boundary")
+        if isinstance(method, dict) and isinstance(boundary, dict):
+            method = {**method, "boundary": boundary}
+        return json.dumps(method, sort_keys=True, default=str)
 
     @property
     def x(self) -> str:

@@ -68,3 +68,12 @@ def test_a_damaged_or_read_only_cache_costs_nothing_but_time(tmp_path, monkeypat
     stored.unlink()
     assert load([str(tmp_path)])[0][0].final() == 0.87
     assert list((tmp_path / cache.FOLDER).iterdir()) == []
+
+
+def test_what_starts_anew_beside_the_weights_belongs_to_the_method(tmp_path):
+    """Methods whose `boundary` differs are compared; one method with two of them has two lines."""
+    write_run(tmp_path, "base", boundary={"target": "keep"})
+    write_run(tmp_path, "fire", boundary={"target": "copy"})
+    write_run(tmp_path, "fire", 1, boundary={"target": "keep"})
+    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    assert [group.label for group in setting.groups] == ["base", "fire (target=copy)", "fire (target=keep)"]
