@@ -19,6 +19,7 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -118,15 +119,19 @@ def _flatten(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _flatten(value, f"{prefix}.{i}" if prefix else str(i))
 
 
-def examine(tensors: Mapping[str, Tensor]) -> tuple[list[Finding], list[str]]:
+def examine(tensors: Mapping[str, Tensor], stacked: str | None = None) -> tuple[list[Finding], list[str]]:
     """A finding for each weight, and a line for each one that could not be examined.
 
     Optimizer states (names with `exp_avg`, `momentum_buffer` and the like) are passed over; tied copies count once.
+
+    Args:
+        tensors: by name.
+        stacked: see `matrices_of`.
     """
     findings, refused = [], []
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, tensor in tensors.items():
-        matrices = _matrices(name, tensor)
+        matrices = matrices_of(name, tensor, stacked)
         key = (tensor.data_ptr(), tuple(tensor.shape))
         if matrices is None or key in seen:
             continue
@@ -142,14 +147,35 @@ def examine(tensors: Mapping[str, Tensor]) -> tuple[list[Finding], list[str]]:
 _STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum")
 
 
-def _matrices(name: str, tensor: Tensor) -> Tensor | None:
-    """(count, m, n) in float64, or None for what is no weight matrix."""
+def chosen(tensors: Mapping[str, Tensor], only: str | None) -> dict[str, Tensor]:
+    """The tensors whose names match the pattern; a run's checkpoint also holds initial weights and target networks.
+
+    Raises:
+        CheckpointError: none does.
+    """
+    found = {name: tensor for name, tensor in tensors.items() if fnmatchcase(name, only or "*")}
+    if not found:
+        raise CheckpointError(f"--only={only}: no name matches; there are {', '.join(list(tensors)[:6])}, ...")
+    return found
+
+
+def matrices_of(name: str, tensor: Tensor, stacked: str | None = None) -> Tensor | None:
+    """The matrices (count, m, n) of a weight in float64, or None for what is none.
+
+    Args:
+        name: in the checkpoint.
+        tensor: the weight.
+        stacked: pattern of names whose 3-dimensional weights are layers side by side, (count, m, n), and not kernels
+            of Conv1d, (m, n, positions): shapes cannot tell.
+    """
     last = name.rsplit(".", 1)[-1]
     if tensor.ndim < 2 or tensor.ndim > 5 or not tensor.is_floating_point() or last.endswith("bias") or last in _STATE:
         return None
     if min(tensor.shape) == 0 or min(tensor.shape[:2]) < 2:
         return None  # vectors, depthwise convolutions, class tokens
     weight = tensor.detach().to(torch.float64)
+    if weight.ndim == 3 and stacked is not None and fnmatchcase(name, stacked):
+        return weight
     return weight[None] if weight.ndim == 2 else weight.flatten(2).movedim(-1, 0)
 
 
@@ -235,14 +261,23 @@ def plot(findings: list[Finding], path: str | Path) -> None:
     plt.close(figure)
 
 
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """The options `--only` and `--stacked`."""
+    parser.add_argument("--only", metavar="PATTERN", help="weights whose names match, such as '*.trainer.model.*'")
+    parser.add_argument(
+        "--stacked", metavar="PATTERN", help="3-dimensional weights of these names are layers side by side, not Conv1d"
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 0, or 2 with one line on stderr for a file that cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m fire_core.audit", description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", help="a .safetensors file or a .pt file of tensors")
+    add_choice(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw the spectra into this .png or .pdf")
     options = parser.parse_args(arguments)
     try:
-        findings, refused = examine(load_tensors(options.checkpoint))
+        findings, refused = examine(chosen(load_tensors(options.checkpoint), options.only), options.stacked)
         if not findings and not refused:
             raise CheckpointError(f"{options.checkpoint}: holds no weight matrices")
         if options.plot:

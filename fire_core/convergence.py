@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fire_core.audit import CheckpointError, _blocks, _matrices, load_tensors
+from fire_core.audit import CheckpointError, _blocks, add_choice, chosen, load_tensors, matrices_of
 from fire_core.metrics import dfi, sfe
 from fire_core.polar import NORM_INITS, SOLVERS, polar
 
@@ -89,11 +89,11 @@ def family(name: str, size: int, draws: int, seed: int) -> Tensor:
     raise ValueError(f"family {name!r}: expected one of {', '.join(FAMILIES)}")
 
 
-def from_checkpoint(path: Path, limit: int) -> list[Tensor]:
+def from_checkpoint(path: Path, limit: int, only: str | None = None, stacked: str | None = None) -> list[Tensor]:
     """The matrices of a checkpoint as same-shape batches in float32; at most `limit` of each shape, evenly spaced."""
     by_shape: dict[tuple[int, int], list[Tensor]] = {}
-    for name, tensor in load_tensors(path).items():
-        matrices = _matrices(name, tensor)
+    for name, tensor in chosen(load_tensors(path), only).items():
+        matrices = matrices_of(name, tensor, stacked)
         for _, block in _blocks(name, matrices) if matrices is not None else []:
             by_shape.setdefault((block.shape[-2], block.shape[-1]), []).extend(block.float())
     batches = []
@@ -279,6 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("checkpoints", nargs="*", type=Path, help=".pt or .safetensors files of weights")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--size", type=int, nargs="+", default=[256], help="n of the random families")
+    add_choice(parser)
     parser.add_argument("--draws", type=int, default=8, help="matrices of each family")
     parser.add_argument("--limit", type=int, default=6, help="matrices of each shape in a checkpoint")
     parser.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=SOLVERS)
@@ -294,7 +295,7 @@ def main(arguments: list[str] | None = None) -> int:
             weights[f"{name} {W.shape[-2]}x{W.shape[-1]}"] = [W]
     try:
         for path in options.checkpoints:
-            weights[path.stem] = from_checkpoint(path, options.limit)
+            weights[path.stem] = from_checkpoint(path, options.limit, options.only, options.stacked)
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 2

@@ -106,6 +106,25 @@ def test_command_line_reads_nested_checkpoints_and_plots(tmp_path):
     assert (tmp_path / "spectra.png").stat().st_size > 5000
 
 
+def test_only_what_is_asked_for_and_stacks_of_layers(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    content = {"model": {"twins.weight": torch.randn(2, 12, 10, generator=generator)}, "init": {"w": torch.randn(9, 9)}}
+    torch.save(content, tmp_path / "x.pt")
+    tensors = audit.chosen(audit.load_tensors(tmp_path / "x.pt"), "model.*")
+    (stacked,), (kernels,) = (audit.examine(tensors, pattern)[0] for pattern in ("*twins*", None))
+    assert (stacked.matrices, stacked.shape) == (2, (12, 10))
+    assert (kernels.matrices, kernels.shape) == (10, (2, 12))
+    spectra = torch.linalg.svdvals(content["model"]["twins.weight"].double())
+    assert stacked.condition == pytest.approx(float((spectra[:, 0] / spectra[:, -1]).max()))
+    code, out, err = run(str(tmp_path / "x.pt"), "--only", "model.*", "--stacked", "*twins*")
+    assert code == 0
+    assert "12x10" in "".join(out)
+    assert "init.w" not in "".join(out)
+    code, out, err = run(str(tmp_path / "x.pt"), "--only", "modle.*")
+    assert (code, len(err)) == (2, 1)
+    assert "--only=modle.*: no name matches; there are model.twins.weight, init.w" in err[0]
+
+
 def test_safetensors(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     path = tmp_path / "model.safetensors"
