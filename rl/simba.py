@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,33 @@ from fire_core.units import Units, between
 
 EPS = 1e-6  # of every layer norm
 LOG_STD = (-10.0, 2.0)
+
+
+class _Affine(torch.autograd.Function):
+    """x W^T + b for stacks of matrices; autograd's own gradient of W^T would have to be copied to be one of W."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.baddbmm(bias.view(len(weight), 1, -1), x, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            gradient @ weight if wanted[0] else None,
+            gradient.mT @ x if wanted[1] else None,
+            gradient.sum(1).flatten() if wanted[2] else None,
+        )
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x (n, batch, d_in), weight (n, d_out, d_in), bias (n * d_out,) -> (n, batch, d_out); in bfloat16 under autocast."""
+    if torch.is_autocast_enabled(x.device.type):
+        x, weight, bias = x.bfloat16(), weight.bfloat16(), bias.bfloat16()
+    out: Tensor = _Affine.apply(x, weight, bias)
+    return out
 
 
 class BatchedLinear(nn.Linear):
@@ -40,7 +68,7 @@ class BatchedLinear(nn.Linear):
         self.bias = nn.Parameter(torch.zeros(n * d_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias.view(self.n, 1, -1), x, self.weight.mT)
+        return affine(x, self.weight, self.bias)
 
     def member(self, i: int) -> nn.Linear:
         """Layer i by itself, a view."""
