@@ -42,7 +42,7 @@ class _Affine(torch.autograd.Function):
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x (n, batch, d_in), weight (n, d_out, d_in), bias (n * d_out,) -> (n, batch, d_out); in bfloat16 under autocast."""
+    """x (n, batch, d_in), weight (n, d_out, d_in), bias (n * d_out,) -> (n, batch, d_out); bfloat16 under autocast."""
     if torch.is_autocast_enabled(x.device.type):
         x, weight, bias = x.bfloat16(), weight.bfloat16(), bias.bfloat16()
     out: Tensor = _Affine.apply(x, weight, bias)

@@ -1,11 +1,13 @@
 """The SAC program: each method through the midpoint, what restarts there, sharing, pre-emption, errors, composition."""
 
+import errno
 import json
 import os
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hydra
 import pytest
@@ -19,6 +21,7 @@ from fire_core.harness.run import Run
 from rl import sac
 from rl.sac_learner import Learner
 from rl.sac_task import Task
+from rl.store import Ring, RingStore
 from tests.harness.runner import wait_for
 from tests.harness.zygote import Zygote
 from tests.rl.sac_runs import TINY, assert_same, compose, final_state, only_run, rows, run
@@ -193,6 +196,25 @@ def test_experiments_are_the_papers() -> None:
                     assert c.method.coef == 0.8
                 if method == "fire":
                     assert (c.method.iterations, c.method.scale) == (10, "modular")
+
+
+@pytest.mark.parametrize("failures", [1, 100])
+def test_a_full_disk_costs_checkpoints_and_no_more(
+    failures: int, tmp_path: Path, sweep: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the replay: the first half's end, then everything; the run goes on from memory."""
+    real, calls = RingStore.save, 0
+
+    def save(store: RingStore, ring: Ring) -> dict[str, Any]:
+        nonlocal calls
+        calls += 1
+        if calls <= failures:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(store, ring)
+
+    monkeypatch.setattr(RingStore, "save", save)
+    run("method=fire", f"paths.runs={tmp_path}", "metrics=cheap")
+    assert rows(only_run(tmp_path)) == rows(sweep["fire"])
 
 
 @pytest.fixture(scope="module")
