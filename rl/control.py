@@ -270,9 +270,9 @@ class Worker:
         """Play the episode again up to where it was."""
         self.episode = state["episode"] - 1
         self.begin()
-        for action in state["actions"].numpy():
+        for action in state["actions"].cpu().numpy():
             self.step(action)
-        if self.episode != state["episode"] or not np.array_equal(self.observation, state["observation"].numpy()):
+        if self.episode != state["episode"] or not np.array_equal(self.observation, state["observation"].cpu().numpy()):
             log.warning("an episode played again came out otherwise: this environment is not deterministic here")
 
 
@@ -376,5 +376,5 @@ class Statistics:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.mean, self.variance = state["mean"].numpy().copy(), state["variance"].numpy().copy()
+        self.mean, self.variance = (state[name].cpu().numpy().copy() for name in ("mean", "variance"))
         self.count = state["count"]
