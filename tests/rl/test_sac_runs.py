@@ -198,6 +198,20 @@ def test_experiments_are_the_papers() -> None:
                     assert (c.method.iterations, c.method.scale) == (10, "modular")
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", ["fire", "pi", "redo"])
+def test_a_gpu_trains_and_resumes(method: str, tmp_path: Path) -> None:
+    """With the update as a CUDA graph; compiled too in one case, which takes its time."""
+    options = (f"method={method}", "device=cuda", f"compile={method == 'fire'}", f"paths.runs={tmp_path}")
+    run(*options)
+    folder = only_run(tmp_path)
+    (folder / "DONE").unlink()
+    kept = sorted((folder / "checkpoints").glob("*.pt"))
+    kept[-1].unlink() if len(kept) > 1 else None
+    run(*options)
+    assert [row["env_steps"] for row in rows(folder)] == [100, 200, 300, 400]
+
+
 @pytest.mark.parametrize("failures", [1, 100])
 def test_a_full_disk_costs_checkpoints_and_no_more(
     failures: int, tmp_path: Path, sweep: dict[str, Path], monkeypatch: pytest.MonkeyPatch
