@@ -19,6 +19,8 @@ NEVER = 1_000_000_000  # frames
 class Atari:
     """An emulator of `rl.episodes`: grey 84x84 frames, the maximum of the last two of each four (Nature DQN).
 
+    With `colour` it shows the same game to people: frames (210, 160, 3), and nothing stacked.
+
     Args:
         game: its name in any spelling (`beam_rider`, `BeamRider`).
         envs: how many at once.
@@ -27,13 +29,14 @@ class Atari:
         fire_reset: press fire at an episode's start in games that wait for it.
         max_frames: after so many an episode is cut.
         threads: of the emulator; None: one for each environment, as far as there are cores.
+        colour: for people.
 
     Raises:
         ConfigError: there is no such game or its ROM is missing.
     """
 
     stack = 4
-    frame = (84, 84)
+    frame: tuple[int, ...] = (84, 84)
     dtype = torch.uint8
 
     def __init__(
@@ -45,8 +48,13 @@ class Atari:
         fire_reset: bool = False,
         max_frames: int = 108_000,
         threads: int | None = None,
+        colour: bool = False,
     ) -> None:
         self.envs = envs
+        picture = {}
+        if colour:
+            self.stack, self.frame = 1, (210, 160, 3)
+            picture = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
         self.random = sticky > 0 or noop_max > 0
         # Episodes are cut here: in one that ALE itself ends, the last frame is mixed with the one before. After a
         # termination nobody looks at it, but after a cut it is bootstrapped from.
@@ -63,6 +71,7 @@ class Atari:
             # Ended episodes are begun anew by `reset`, with seeds of our choice, before the next step; so the
             # environment's own automatic reset never comes to pass, and the last frame of an episode is seen.
             autoreset_mode=AutoresetMode.NEXT_STEP,
+            **picture,
         )
         self.actions = int(self._env.single_action_space.n)
         self._lives = np.zeros(envs, dtype=np.int64)

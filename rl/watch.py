@@ -1,0 +1,110 @@
+"""A video of a trained agent: `python -m rl.watch run=runs/dqn/...`."""
+
+import hashlib
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+import torch
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from PIL import Image
+
+from fire_core.harness.checkpoint import DIGITS
+from fire_core.harness.cli import job, run_program
+from fire_core.harness.config import Paths
+from fire_core.harness.errors import ConfigError
+
+PLAYERS = {"dqn": "rl.watch_dqn", "sac": "rl.watch_sac"}  # by program; each has a function `play`
+
+
+@dataclass
+class WatchConfig:
+    """Options of `rl.watch`; `conf/watch.yaml` tells what they mean."""
+
+    program: str = "rl.watch"
+    run: str | None = None
+    out: str | None = None
+    steps: int = 1500
+    episodes: int = 1
+    epsilon: float = 0.001
+    seed: int = 0
+    fps: int = 15
+    device: str = "cpu"
+    paths: Paths | None = None
+
+
+ConfigStore.instance().store(name="watch_schema", node=WatchConfig)
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="watch")
+def main(config: DictConfig) -> None:
+    """Let the agent play, and write what it saw and did."""
+    with job(config) as outcome:
+        if config.run is None:
+            raise ConfigError("run= is needed: a folder below runs/dqn or runs/sac")
+        for option in ("steps", "episodes", "fps"):
+            if config[option] < 1:
+                raise ConfigError(f"{option} must be at least 1, got {config[option]}")
+        folder = Path(config.run)
+        out = Path(config.out) if config.out else folder / "agent.gif"
+        if out.suffix not in (".gif", ".mp4"):
+            raise ConfigError(f"out={out} must end in .gif or .mp4")
+        trained, state = load_run(folder)
+        if trained.get("program") not in PLAYERS:
+            raise ConfigError(f"run={folder} is a run of {trained.get('program')}, not of {' or '.join(PLAYERS)}")
+        player: Any = importlib.import_module(PLAYERS[trained.program])
+        frames, returns = player.play(trained, state, config)
+        write_video(out, frames, config.fps)
+        told = ", ".join(f"{value:g}" for value in returns) or "no episode ended"
+        print(f"{out}: {len(frames)} steps; returns: {told}")
+        outcome.state = "done"
+
+
+def load_run(folder: Path) -> tuple[DictConfig, dict[str, Any]]:
+    """A run's configuration, and the state in its newest whole checkpoint.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint.
+    """
+    if not (folder / "config.yaml").exists():
+        raise ConfigError(f"run={folder} is not the folder of a run: it has no config.yaml")
+    config = OmegaConf.load(folder / "config.yaml")
+    assert isinstance(config, DictConfig)
+    for path in sorted((folder / "checkpoints").glob("step-*.pt"), reverse=True):
+        if hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS] == path.stem.rsplit("-", 1)[-1]:
+            return config, torch.load(path, map_location="cpu", weights_only=True)["state"]["trainer"]
+    raise ConfigError(f"run={folder} has no whole checkpoint")
+
+
+def write_video(path: Path, frames: Iterable[np.ndarray], fps: int) -> None:
+    """Write pictures (height, width, 3) of bytes as a GIF or, with ffmpeg through imageio, as MP4.
+
+    Raises:
+        ConfigError: ffmpeg is not there, or the folder cannot be written to.
+    """
+    pictures = list(frames)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".gif":
+            first, *rest = [Image.fromarray(picture).quantize(64) for picture in pictures]
+            first.save(path, save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
+            return
+        import imageio.v3
+
+        even = [picture[: len(picture) // 2 * 2, : picture.shape[1] // 2 * 2] for picture in pictures]
+        imageio.v3.imwrite(path, np.stack(even), fps=fps, codec="libx264")
+    except OSError as error:
+        if error.filename:
+            raise ConfigError(f"out={path}: {error.strerror}") from None
+        raise ConfigError(f"out={path}: {error}; pip install imageio[ffmpeg], or take a .gif") from None
+    except (ImportError, TypeError) as error:
+        raise ConfigError(f"out={path}: pip install imageio[ffmpeg], or take a .gif ({error})") from None
+
+
+if __name__ == "__main__":
+    run_program(main, "watch")

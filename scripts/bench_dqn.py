@@ -1,0 +1,257 @@
+"""Agent steps a second of DQN's whole loop, against a plain loop, interleaved in one run.
+
+    python scripts/bench_dqn.py                       the paper's sizes: 4 environments, an update a step, batch 32
+    python scripts/bench_dqn.py --threads 2 precision=bfloat16 compile=default     options of rl.dqn
+    python scripts/bench_dqn.py device=cuda compile=reduce-overhead                a GPU
+    python scripts/bench_dqn.py --store 40000         the replay on disk: seconds and bytes for so many real frames
+
+The plain loop is what one finds in single-file implementations: Gymnasium's AsyncVectorEnv with wrapped environments, a
+replay of stacked frames in numpy, eager float32 updates, `loss.item()` now and then. Both train networks of the same
+shape on the same game and take turns, so that whatever else the machine does falls on both alike; ratios are medians
+over the rounds. Then our update alone, on batches that are there already, in a tight loop: what the rest of the loop
+costs beside it.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    import sys
+
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import ale_py
+import gymnasium
+import hydra
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from fire_core.harness.cli import CONF
+from rl.dqn import Learner, one_step, td_batch
+from rl.dqn_task import Task
+from rl.frames import FrameReplay
+from rl.q_network import NatureCNN
+from rl.store import RingStore
+
+START = 2000  # steps of random play before the first update, in both loops
+
+
+class Skip(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Four frames a step, the maximum of the last two."""
+
+    def step(self, action: Any) -> Any:
+        total, last = 0.0, []
+        for _ in range(4):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total, last = total + float(reward), [*last[-1:], observation]
+            if terminated or truncated:
+                break
+        return np.max(last, axis=0), total, terminated, truncated, info
+
+
+class Shrink(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """84x84, by area."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.observation_space = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8)
+
+    def observation(self, observation: Any) -> Any:
+        return np.asarray(Image.fromarray(observation).resize((84, 84), Image.Resampling.BOX))
+
+
+def wrapped(game: str) -> gymnasium.Env[Any, Any]:
+    """One game as single-file implementations wrap it."""
+    gymnasium.register_envs(ale_py)
+    name = "".join(part.capitalize() for part in game.split("_"))
+    env = gymnasium.make(f"ALE/{name}-v5", obs_type="grayscale", frameskip=1, repeat_action_probability=0.0)
+    env = gymnasium.wrappers.StickyAction(Skip(env), 0.25)
+    return gymnasium.wrappers.FrameStackObservation(Shrink(env), 4)
+
+
+class PlainLoop:
+    """The loop of single-file implementations.
+
+    Args:
+        game: ALE's name.
+        envs: how many.
+        width: of the network.
+        device: of the network.
+        capacity: of the replay.
+    """
+
+    def __init__(self, game: str, envs: int, width: float, device: torch.device, capacity: int) -> None:
+        self.envs, self.device, self.rows = envs, device, capacity // envs
+        self.env = gymnasium.vector.AsyncVectorEnv([lambda: wrapped(game)] * envs)
+        self.actions = int(self.env.single_action_space.n)  # type: ignore[attr-defined]
+        self.q, self.target = (NatureCNN(self.actions, width=width).to(device) for _ in range(2))
+        self.optimizer = torch.optim.Adam(self.q.parameters(), lr=6.25e-5, eps=1.5e-4)
+        self.observations = np.zeros((self.rows, envs, 4, 84, 84), dtype=np.uint8)
+        self.next_observations = np.zeros_like(self.observations)
+        self.taken = np.zeros((self.rows, envs), dtype=np.int64)
+        self.rewards, self.dones = (np.zeros((self.rows, envs), dtype=np.float32) for _ in range(2))
+        self.now, _ = self.env.reset(seed=0)
+        self.added = 0
+
+    def step(self, learn: bool = True) -> None:
+        """One step of every environment and as many updates."""
+        with torch.no_grad():
+            best = self.forward(self.q, torch.as_tensor(self.now, device=self.device)).argmax(1).cpu().numpy()
+        explore = np.random.default_rng(self.added).random(self.envs) < 0.05
+        action = np.where(explore, self.env.action_space.sample(), best)
+        following, reward, terminated, _, _ = self.env.step(action)
+        at = self.added % self.rows
+        self.observations[at], self.next_observations[at] = self.now, following
+        self.taken[at], self.rewards[at], self.dones[at] = action, np.sign(reward), terminated
+        self.now, self.added = following, self.added + 1
+        for _ in range(self.envs if learn else 0):
+            self.update()
+
+    def forward(self, net: NatureCNN, x: torch.Tensor) -> torch.Tensor:
+        """As single-file implementations write it."""
+        values: torch.Tensor = net.head(net.encoder(x / 255.0))
+        return values
+
+    def update(self) -> None:
+        """Of 32 transitions."""
+        row = np.random.randint(0, min(self.added, self.rows), 32)  # noqa: NPY002
+        env = np.random.randint(0, self.envs, 32)  # noqa: NPY002
+        columns = (self.observations, self.next_observations, self.taken, self.rewards, self.dones)
+        x, following, action, reward, done = (torch.as_tensor(c[row, env], device=self.device) for c in columns)
+        with torch.no_grad():
+            y = reward + 0.99 * self.forward(self.target, following).max(1).values * (1 - done)
+        loss = F.smooth_l1_loss(self.forward(self.q, x).gather(1, action[:, None]).squeeze(1), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+def ours(overrides: list[str], capacity: int) -> tuple[Learner, RingStore]:
+    """A learner of rl.dqn with its replay's store, as `train` has them."""
+    options = ["scale=paper", "tracker=none", f"replay.capacity={capacity}", f"learning_starts={START}", *overrides]
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose("dqn", options)
+    learner = Learner.new(Task.from_config(config))
+    learner.optimizer = learner.new_optimizer()
+    return learner, RingStore(Path(tempfile.mkdtemp()) / "replay")
+
+
+def alone(learner: Learner) -> Callable[[], None]:
+    """An update on a batch that is there, targets included; as many as a step of the loop makes."""
+    size, count = learner.task.config.batch_size, learner.task.config.num_envs
+    batch = learner.replay.sample(count * size, torch.Generator().manual_seed(0))
+    batch = batch._replace(frames=batch.frames.clone())
+
+    def run() -> None:
+        frames, actions, targets = td_batch(learner, batch)
+        assert learner.optimizer is not None
+        for i in range(count):
+            rows = slice(i * size, (i + 1) * size)
+            loss, _ = learner.loss(frames[rows, :-1], actions[rows], targets[rows])
+            learner.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            learner.optimizer.step()
+
+    return run
+
+
+def rate(step: Callable[[], object], seconds: float, each: int, device: torch.device) -> float:
+    """Agent steps a second."""
+    done, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        step()
+        done += each
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return done / (time.perf_counter() - start)
+
+
+def bench_store(frames: int, game: str) -> None:
+    """Play at random for so many frames; tell how long saving blocks and what a million frames take on the disk."""
+    from rl.atari import make
+
+    env = make(4, 0, "bench", game)
+    replay, store = FrameReplay(frames, 4, (84, 84)), RingStore(Path(tempfile.mkdtemp()) / "replay")
+    replay.start(torch.arange(4), env.begin())
+    generator = torch.Generator().manual_seed(0)
+    blocked = 0.0
+    for _ in range(frames // 4 - 1):
+        actions = torch.randint(env.emulator.actions, (4,), generator=generator)
+        env.send(actions)
+        step = env.recv()
+        replay.append(step.frames, actions, step.rewards, step.terminated)
+        replay.start(step.ended, step.first)
+        start = time.perf_counter()
+        store.follow(replay)
+        blocked = max(blocked, time.perf_counter() - start)
+    time.sleep(2)  # as training would go on
+    start = time.perf_counter()
+    manifest = store.save(replay)
+    saving = time.perf_counter() - start
+    size = sum((store.folder / name).stat().st_size for name in manifest["segments"])
+    start = time.perf_counter()
+    other = RingStore(store.folder)
+    other.load(FrameReplay(frames, 4, (84, 84)), manifest)
+    loading = time.perf_counter() - start
+    each = size / len(replay)
+    print(f"{game}: {len(replay)} frames on disk in {size / 1e6:.1f} MB, {each / 1e3:.2f} GB a million")
+    print(
+        f"a save blocked {saving:.2f} s, handing a segment over {blocked:.3f} s at most; loading took {loading:.1f} s"
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4, help="of each turn")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch, in both loops")
+    parser.add_argument("--capacity", type=int, default=20_000, help="of both replays")
+    parser.add_argument("--store", type=int, default=0, help="measure the replay on disk with so many frames instead")
+    parser.add_argument("overrides", nargs="*", help="options of rl.dqn")
+    given = parser.parse_args()
+    overrides = [*given.overrides, f"threads={given.threads}"]
+    learner, store = ours(overrides, given.capacity)
+    config, device = learner.task.config, learner.task.device
+    if given.store:
+        return bench_store(given.store, config.env.game)
+    plain = PlainLoop(config.env.game, config.num_envs, config.model.width, device, given.capacity)
+    torch.use_deterministic_algorithms(False)
+    while learner.step < START + config.num_envs:
+        one_step(learner, store, acts=False)
+    while plain.added * config.num_envs < START:
+        plain.step(learn=False)
+    update = alone(learner)
+    update(), plain.step()
+    turns = {
+        "plain loop": plain.step,
+        "this loop": lambda: one_step(learner, store, acts=False),
+        "this update alone": update,
+    }
+    told: dict[str, list[float]] = {name: [] for name in turns}
+    for _ in range(given.rounds):
+        for name, step in turns.items():
+            told[name].append(rate(step, given.seconds, config.num_envs, device))
+    for name, rates in told.items():
+        low, middle, high = min(rates), statistics.median(rates), max(rates)
+        print(f"{name:18} {middle:8.1f} agent steps/s (from {low:.1f} to {high:.1f})")
+    for label, a, b in (
+        ("this loop / plain loop", "this loop", "plain loop"),
+        ("time of a step / of its update alone", "this update alone", "this loop"),
+    ):
+        ratios = [x / y for x, y in zip(told[a], told[b], strict=True)]
+        print(f"{label}: {statistics.median(ratios):.2f} (from {min(ratios):.2f} to {max(ratios):.2f})")
+    plain.env.close()
+    store.close()
+
+
+if __name__ == "__main__":
+    main()
