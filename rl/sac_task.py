@@ -11,6 +11,7 @@ from omegaconf import MISSING, DictConfig
 
 from fire_core.harness import seeding
 from fire_core.harness.build import build
+from fire_core.harness.cli import CONF
 from fire_core.harness.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.errors import ConfigError
 from fire_core.harness.plasticity import LEVELS
@@ -97,6 +98,9 @@ class Task:
         check(config)
         device = resolve_device(config.device)
         set_up_torch(device, config.threads, config.deterministic)
+        if "suite" not in config.env:
+            tasks = sorted(f.stem for f in (CONF / "env").glob("*.yaml") if "rl.control." in f.read_text())
+            raise ConfigError(f"env={config.env.name} is no task for rl.sac; accepted: {', '.join(tasks)}")
         control: Control = build("env", config.env)
         networks: Networks = build("networks", config.networks)
         env = control.make()
