@@ -162,7 +162,7 @@ def test_methods_that_cannot_work_here_are_refused(method: str) -> None:
         ("networks.critic_width=0", "networks.critic_width must be at least 1"),
         ("networks.kind=cnn", "networks.kind=cnn is unknown; accepted: simba, mlp"),
         ("env.task=Hoper-v5", "near: Hopper-v5"),
-        ("env=cartpole", "no task for rl.sac; accepted: ant, dmc"),
+        ("env=breakout", "no task for rl.sac; accepted: ant, dmc"),
         ("precision=float16", "accepted: float32, bfloat16"),
     ],
 )
