@@ -131,14 +131,15 @@ def _show(root: Path, name: str) -> int:
 
 def _prune(chosen: list[Status], checkpoints: bool, yes: bool) -> int:
     for status in chosen:
-        target = status.folder / "checkpoints" if checkpoints else status.folder
-        if status.state == "running" or (checkpoints and status.state != "done") or not target.exists():
+        parts = [status.folder / "checkpoints", status.folder / "replay"] if checkpoints else [status.folder]
+        if status.state == "running" or (checkpoints and status.state != "done"):
             continue
         if yes and not _free(status.folder):
             continue
-        print(f"{'removed' if yes else 'would remove'} {target} ({status.state})")
-        if yes:
-            shutil.rmtree(target)
+        for target in [part for part in parts if part.exists()]:
+            print(f"{'removed' if yes else 'would remove'} {target} ({status.state})")
+            if yes:
+                shutil.rmtree(target)
     return 0
 
 

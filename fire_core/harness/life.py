@@ -63,15 +63,21 @@ def live(
             log.info("%s goes on from step %d", folder, state["step"])
         elif config.cache.enabled and first is not None:
             label = f"{config.program}-{'-'.join(kind)}-s{config.seed}"
-            shared = shared_first_phase(
-                Path(config.cache.dir), label, first, yaml, lambda e: train(e, e.resume(device), 1), device, every
-            )
+
+            def first_phase(entry: Run) -> dict[str, Any]:
+                return train(entry, _of_no_method(entry.resume(device)), 1)
+
+            shared = shared_first_phase(Path(config.cache.dir), label, first, yaml, first_phase, device, every)
             if shared is not None:
-                state, rows = shared
-                state["method"] = None
+                state, rows = _of_no_method(shared[0]), shared[1]
                 run.append_rows(rows)
         summary = train(run, state, None)
         run.finish(summary)
         log.info("%s: %s %.4f", folder, headline, summary[headline])
         outcome.state = "done"
         return summary
+
+
+def _of_no_method(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A state of a shared first phase, which another method's run may have trained, or begun."""
+    return None if state is None else {**state, "method": None}

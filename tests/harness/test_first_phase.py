@@ -55,6 +55,20 @@ def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygot
     assert_same(fire, calm)
 
 
+def test_another_method_takes_over_what_the_dead_holder_began(tmp_path: Path, zygote: Zygote) -> None:
+    """A method's state (ReDo counts epochs) belongs to its own phases, not to the shared first one."""
+    options = (LONG[1], "checkpoint.every_seconds=0")
+    holder = zygote.start(tmp_path, "vision.train", *tiny("method=base", *options), before="holds")
+    wait_until_held(holder)
+    os.kill(holder, signal.SIGKILL)
+    zygote.end(tmp_path, holder)
+    answer = zygote.run(tmp_path, "vision.train", *tiny("method=redo", *options))
+    assert answer.code == 0, answer.err
+    assert zygote.run(tmp_path / "calm", "vision.train", *tiny("method=redo", *options, "cache=off")).code == 0
+    (redo,) = tmp_path.glob("runs/vision/*-redo-*")
+    assert_same(redo, only_run(tmp_path / "calm" / "runs"))
+
+
 @pytest.mark.parametrize("damage", ["checkpoint", "no checkpoint", "metrics", "DONE"])
 def test_a_damaged_entry_is_not_used(damage: str, tmp_path: Path, zygote: Zygote) -> None:
     assert zygote.run(tmp_path, "vision.train", *tiny("method=base")).code == 0

@@ -64,11 +64,14 @@ def test_a_run_that_runs(root: Path, zygote: Zygote, capsys: pytest.CaptureFixtu
 
 def test_prune_says_before_it_does(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoints = next((root / "vision").glob("*-base-*")) / "checkpoints"
+    replay = checkpoints.with_name("replay")  # what an agent remembers is of no use without its weights
+    replay.mkdir()
     assert runs.main(["--runs", str(root), "prune", "--checkpoints"]) == 0
     assert capsys.readouterr().out.startswith("would remove ")
     assert checkpoints.exists()
     assert runs.main(["--runs", str(root), "prune", "--checkpoints", "--yes"]) == 0
     assert not checkpoints.exists()
+    assert not replay.exists()
     assert len(list((root / "vision").glob("*/checkpoints"))) >= 1, "those of runs that are not done stay"
     assert runs.main(["--runs", str(root), "prune", "--state", "failed,interrupted", "--yes"]) == 0
     assert [folder.name.split("-")[2] for folder in (root / "vision").iterdir()] == ["base"]
