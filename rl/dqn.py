@@ -8,7 +8,8 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,9 @@ class Learner:
         self.exploring = seeding.generator(config.seed, "exploration")
         self.sampling = seeding.generator(config.seed, "replay")
         self.meter = Meter(self.task.device)  # of the method's work within a phase
+        # A second core works out the targets of coming updates; it adds in the same order as the first would.
+        alone = self.task.device.type != "cpu" or config.compile != "off"
+        self.helper = None if alone else ThreadPoolExecutor(1, thread_name_prefix="targets")
         self.clear_sums()
         self.build_functions()
 
@@ -139,16 +143,21 @@ class Learner:
             with task.autocast():
                 return td_target(self.target, observations, rewards, terminated, gamma)
 
-        def loss(observations: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        def values(observations: Tensor, actions: Tensor) -> Tensor:
             with task.autocast():
-                values = chosen(self.q, observations, actions)
-            return huber(values, targets), values.detach().mean()
+                return chosen(self.q, observations, actions)
 
-        self.greedy, self.bootstrap, self.loss = greedy, bootstrap, loss
+        self.greedy, self.bootstrap, self.values = greedy, bootstrap, values
         if task.config.compile != "off":
             torch.compiler.reset()
             wrap: Any = functools.partial(torch.compile, mode=task.config.compile, dynamic=False)
-            self.greedy, self.bootstrap, self.loss = wrap(greedy), wrap(bootstrap), wrap(loss)
+            self.greedy, self.bootstrap, self.values = wrap(greedy), wrap(bootstrap), wrap(values)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.env.close()
+        if self.helper is not None:
+            self.helper.shutdown()
 
     def clear_sums(self) -> None:
         """Start counting for the next row."""
@@ -220,7 +229,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     title = f"{config.method.name} seed {config.seed}"
     with (
         contextlib.closing(store),
-        contextlib.closing(learner.env),
+        contextlib.closing(learner),
         Preemption() as preemption,
         progress_bar(config.total_steps, learner.step, title, config.progress) as bar,
     ):
@@ -295,13 +304,15 @@ def best_actions(learner: Learner, observations: Tensor, acts: bool = True) -> T
 
 
 def update(learner: Learner, count: int, acts: bool) -> None:
-    """Make `count` updates; the target network stands still meanwhile, so that their targets come from one pass."""
+    """Make `count` updates."""
     config, optimizer = learner.task.config, learner.optimizer
     assert optimizer is not None
-    frames, actions, targets = td_batch(learner, learner.replay.sample(count * config.batch_size, learner.sampling))
-    for part in torch.arange(count * config.batch_size).split(config.batch_size):
-        rows = slice(int(part[0]), int(part[-1]) + 1)
-        loss, value = learner.loss(frames[rows, :-1], actions[rows], targets[rows])
+    batch = on_device(learner, learner.replay.sample(count * config.batch_size, learner.sampling))
+    targets = targets_of(learner, batch)
+    observations, actions = (part.split(config.batch_size) for part in (batch.frames[:, :-1], batch.actions))
+    for i in range(count):
+        values = learner.values(observations[i], actions[i])
+        loss = huber(values, targets[i]())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if acts:
@@ -315,16 +326,33 @@ def update(learner: Learner, count: int, acts: bool) -> None:
             with learner.meter:
                 learner.method.after_step(learner.net, make_context(learner))
         learner.loss_sum += loss.detach()
-        learner.value_sum += value
+        learner.value_sum += values.detach().mean()
     learner.updates_since += count
+
+
+def targets_of(learner: Learner, batch: Batch) -> list[Callable[[], Tensor]]:
+    """The targets (batch_size,) of each update, to be asked for when they are needed.
+
+    The target network stands still between two steps. So a GPU takes all in one pass, and on a CPU the helper is ahead.
+    """
+    size, inputs = learner.task.config.batch_size, (batch.frames[:, 1:], batch.rewards, batch.terminated)
+    if learner.helper is None:
+        parts = learner.bootstrap(*inputs).split(size)
+        return [functools.partial(Tensor.detach, part) for part in parts]
+    split = zip(*(part.split(size) for part in inputs), strict=True)
+    return [learner.helper.submit(learner.bootstrap, *part).result for part in split]
+
+
+def on_device(learner: Learner, batch: Batch) -> Batch:
+    """The transitions where the networks are, with the rewards that are learnt from."""
+    batch = Batch(*(part.to(learner.task.device, non_blocking=True) for part in batch))
+    return batch._replace(rewards=batch.rewards.sign()) if learner.task.config.reward_clip else batch
 
 
 def td_batch(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Frames (B, stack + 1, ...), actions (B,) and targets (B,) on the device."""
-    frames, actions, rewards, terminated = (part.to(learner.task.device, non_blocking=True) for part in batch)
-    if learner.task.config.reward_clip:
-        rewards = rewards.sign()
-    return frames, actions, learner.bootstrap(frames[:, 1:], rewards, terminated)
+    batch = on_device(learner, batch)
+    return batch.frames, batch.actions, learner.bootstrap(batch.frames[:, 1:], batch.rewards, batch.terminated)
 
 
 def crossed(step: int, by: int, every: int) -> bool:

@@ -35,8 +35,9 @@ import torch.nn.functional as F
 from PIL import Image
 
 from fire_core.harness.cli import CONF
-from rl.dqn import Learner, one_step, td_batch
+from rl.dqn import Learner, on_device, one_step, targets_of
 from rl.dqn_task import Task
+from rl.dqn_update import huber
 from rl.frames import FrameReplay
 from rl.q_network import NatureCNN
 from rl.store import RingStore
@@ -151,11 +152,12 @@ def alone(learner: Learner) -> Callable[[], None]:
     batch = batch._replace(frames=batch.frames.clone())
 
     def run() -> None:
-        frames, actions, targets = td_batch(learner, batch)
+        there = on_device(learner, batch)
+        targets = targets_of(learner, there)
         assert learner.optimizer is not None
         for i in range(count):
             rows = slice(i * size, (i + 1) * size)
-            loss, _ = learner.loss(frames[rows, :-1], actions[rows], targets[rows])
+            loss = huber(learner.values(there.frames[rows, :-1], there.actions[rows]), targets[i]())
             learner.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             learner.optimizer.step()
