@@ -197,9 +197,13 @@ class Run:
         """Whether the next checkpoint's time has come."""
         return time.monotonic() >= self._next_checkpoint
 
+    def postpone(self) -> None:
+        """No checkpoint is due before its time has come again: what it must name could not be written."""
+        self._next_checkpoint = time.monotonic() + self.every_seconds
+
     def checkpoint(self, step: int, trainer: dict[str, Any]) -> bool:
         """Write a checkpoint; a full disk costs the checkpoint, not the run. Returns whether it was written."""
-        self._next_checkpoint = time.monotonic() + self.every_seconds
+        self.postpone()
         self.unsaved = trainer
         try:
             if not self._write_pending():
