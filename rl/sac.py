@@ -56,14 +56,15 @@ def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
     task = Task.from_config(config)
     whole: Any = OmegaConf.to_container(config, resolve=True)
     what = identity(whole)
+    # Methods act from the midpoint on, and what restarts or is measured there does not shape what comes before it.
+    later = {"method", "boundary", "metrics"} | ({"cuda_graph"} if task.device.type == "cpu" else set())
     return live(
         config,
         outcome,
         functools.partial(train, task),
         groups=("env",),
         what=what,
-        # Methods act from the midpoint on, and what restarts there does not shape what comes before it.
-        first={key: value for key, value in what.items() if key not in ("method", "boundary")},
+        first={key: value for key, value in what.items() if key not in later},
         headline="eval/return",
         device=task.device,
         total_steps=task.phase_ends[-1],
@@ -116,6 +117,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     preemption.leave()
     learner.workers.close()
     store.close()
+    learner.agent.penalty = None  # the learner's own: a cycle that would keep the replay until the next collection
     return {"eval/return": learner.row["eval/return"], "steps": learner.step, "seconds": learner.seconds}
 
 
@@ -125,6 +127,7 @@ def save(run: Run, learner: Learner, store: RingStore, keep: int) -> None:
         manifest = store.save(learner.replay)
     except OSError as error:
         log.warning("no checkpoint at step %d in %s: %s", learner.step, run.folder, error.strerror or error)
+        run.postpone()
         run.unsaved = learner.state_dict(learner.replay.state_dict())
         return
     if run.checkpoint(learner.step, learner.state_dict(manifest)):
@@ -178,14 +181,16 @@ def begin_phase(task: Task, run: Run, learner: Learner, index: int) -> None:
     seeding.seed_everything(seeding.derive(task.config.seed, "phase", index))
     learner.generator = seeding.generator(task.config.seed, "stream", index)
     learner.phase = index
+    forgetful = list(learner.agent.optimizers.values()) if task.config.boundary.optimizer == "forget" else []
     learner.boundary = act_at_boundary(
         learner.net,
         learner.method,
-        make_context(task, learner, learner.net),
+        make_context(task, learner, learner.net, forgetful),
         name=task.config.method.name,
         device=task.device,
         measure=lambda: measure(task, learner),
         run=run,
+        with_spectra=task.config.metrics != "off",
         afterwards=lambda: restart(task, learner),
     )
     learner.clear_sums(task.device)
@@ -202,7 +207,7 @@ def restart(task: Task, learner: Learner) -> None:
         learner.statistics = Statistics(task.observations, task.config.normalize_observations)
     kept = learner.agent.optimizers
     learner.prepare(task)
-    if how.optimizer == "keep":
+    if how.optimizer != "new":
         learner.agent.optimizers = kept
         learner.make_fast(task)
 
@@ -243,7 +248,7 @@ def log_row(task: Task, run: Run, learner: Learner) -> None:
 # ------------------------------------------------------------------------------------------- what methods look at
 
 
-def make_context(task: Task, learner: Learner, net: Net, optimizers: list[Optimizer] | None = None) -> Context:
+def make_context(task: Task, learner: Learner, net: Net, optimizers: list[Optimizer]) -> Context:
     """The moment, as a method sees it: inputs are (batch, observations + actions), targets the critics' y."""
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -257,7 +262,7 @@ def make_context(task: Task, learner: Learner, net: Net, optimizers: list[Optimi
         generator=seeding.generator(task.config.seed, "method", learner.phase, learner.step),
         batches=batches,
         loss=functools.partial(probe_loss, task, net),
-        optimizers=list(learner.agent.optimizers.values()) if optimizers is None else optimizers,
+        optimizers=optimizers,
     )
 
 

@@ -34,6 +34,7 @@ class Learner:
     generator: torch.Generator  # of action noise, noise within updates and the choice of transitions
     agent: Update = field(init=False)  # the networks' update, with the optimizers
     update: Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor] = field(init=False)  # the same, made fast
+    timed: bool = field(init=False)  # whether `method_meter` sees what the method does within updates
     method_meter: Meter = field(init=False)  # of the method's work since the last row
     phase: int = 0
     step: int = 0  # decisions, of all environments together
@@ -86,13 +87,17 @@ class Learner:
         self.update = compiled(self.agent) if compile_it else self.agent
         if cuda and task.config.cuda_graph is not False:
             self.update = CudaGraph(self.update)
+        self.timed = self.update is self.agent
 
     def penalty(self, name: str) -> Tensor | None:
-        """The method's, of one network."""
+        """The method's, of one network. Its time is only taken where the update is neither compiled nor recorded."""
         if name not in self.net.modules:
             return None
+        net = Net({name: self.net.modules[name]}, {name: self.net.init[name]}, "sac")
+        if not self.timed:
+            return self.method.penalty(net)
         with self.method_meter:
-            return self.method.penalty(Net({name: self.net.modules[name]}, {name: self.net.init[name]}, "sac"))
+            return self.method.penalty(net)
 
     def clear_sums(self, device: torch.device) -> None:
         """Start counting for the next row."""

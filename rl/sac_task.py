@@ -17,6 +17,7 @@ from fire_core.harness.errors import ConfigError
 from fire_core.harness.plasticity import LEVELS
 from fire_core.methods import Method, Net
 from rl.control import Control, Worker, time_limit
+from rl.memory import check_fits
 from rl.sac_update import Temperature, Update, adamw, discount
 from rl.simba import Actor, Critics, Networks
 
@@ -25,7 +26,7 @@ from rl.simba import Actor, Critics, Networks
 class Boundary:
     """What starts anew at the midpoint, beside what the method does to the weights of actor and critics."""
 
-    optimizer: str = "new"  # new, keep
+    optimizer: str = "new"  # new, forget (what the method changed), keep
     temperature: str = "keep"  # new, keep
     target: str = "keep"  # copy (of the critics as the method left them), keep
     statistics: str = "keep"  # of observations: new, keep
@@ -62,7 +63,7 @@ class SacConfig(Trunk):
 
 
 CHOICES = {
-    "boundary.optimizer": ("new", "keep"),
+    "boundary.optimizer": ("new", "forget", "keep"),
     "boundary.temperature": ("new", "keep"),
     "boundary.target": ("copy", "keep"),
     "boundary.statistics": ("new", "keep"),
@@ -115,6 +116,7 @@ class Task:
                 f"env_steps={config.env_steps} are {decisions} decisions; the first half must be more than "
                 f"random_steps={config.random_steps}"
             )
+        check_fits("replay_size", config.replay_size, 4 * (2 * sizes[0] + sizes[1] + 2), device)
         networks = dataclasses.replace(networks, bfloat16=config.precision == "bfloat16")
         task = cls(config, device, control, networks, *sizes, gamma, [decisions // 2, decisions])
         check_method(build("method", config.method), task)
@@ -166,10 +168,19 @@ def check(config: DictConfig) -> None:
     for option in ("lr", "temperature", "tau"):
         if not config[option] > 0:
             raise ConfigError(f"{option} must be positive, got {config[option]}")
+    if config.tau > 1:
+        raise ConfigError(f"tau must be in (0, 1], got {config.tau}")
+    if config.weight_decay < 0:
+        raise ConfigError(f"weight_decay must be at least 0, got {config.weight_decay}")
+    if config.checkpoint.keep < 1:
+        raise ConfigError(f"checkpoint.keep must be at least 1, got {config.checkpoint.keep}")
+    if config.cuda_graph and resolve_device(config.device).type != "cuda":
+        raise ConfigError("cuda_graph=true needs device=cuda")
     if config.gamma is not None and not 0 <= config.gamma < 1:
         raise ConfigError(f"gamma must be in [0, 1), got {config.gamma}")
-    if config.replay_size < config.batch_size:
-        raise ConfigError(f"replay_size={config.replay_size} must be at least batch_size={config.batch_size}")
+    for option in ("batch_size", "num_envs"):
+        if config.replay_size < config[option]:
+            raise ConfigError(f"replay_size={config.replay_size} must be at least {option}={config[option]}")
     for option, accepted in CHOICES.items():
         group, _, key = option.rpartition(".")
         value = config[group][key] if group else config[key]
@@ -190,6 +201,9 @@ def check_method(method: Method, task: Task) -> None:
                 f"method={name} works at every optimizer step ({hook}), which rl.sac has no place for; it runs "
                 "base, full_reset, snp, pi, fire, fire_exact, redo, l2init and parseval"
             )
+    keeps = task.config.boundary.optimizer != "new"
+    if keeps and type(method).reshape is not Method.reshape:
+        raise ConfigError(f"method={name} puts new weights into the networks: it needs boundary.optimizer=new")
     plain = Net({"actor": task.actor(), "critic": task.networks.critics(task.observations, task.actions, 0)}, {}, "sac")
     try:
         method.check(plain)

@@ -144,6 +144,24 @@ def test_what_restarts_is_data(tmp_path: Path) -> None:
     assert learner.agent.temperature().item() != pytest.approx(task.config.temperature, rel=1e-7)
 
 
+@pytest.mark.parametrize("optimizer", ["keep", "forget"])
+def test_an_injected_head_needs_a_new_optimizer(optimizer: str) -> None:
+    with pytest.raises(ConfigError, match=r"method=pi .* needs boundary\.optimizer=new"):
+        Task.from_config(compose("method=pi", f"boundary.optimizer={optimizer}"))
+
+
+@pytest.mark.parametrize("method", ["full_reset", "snp", "fire"])
+def test_kept_and_forgetful_optimizers(method: str, tmp_path: Path) -> None:
+    """keep: nothing is forgotten, whatever the method changed; forget: what it changed."""
+    _, kept, _ = midpoint(method, tmp_path / "keep", "boundary.optimizer=keep")
+    _, forgot, _ = midpoint(method, tmp_path / "forget", "boundary.optimizer=forget")
+    for name in ("actor", "critic"):
+        parameters = list(getattr(kept.agent, name).parameters())
+        assert len(kept.agent.optimizers[name].state) == len(parameters)
+        left = sum(p.ndim == 1 for p in parameters) if method == "fire" else 0
+        assert len(forgot.agent.optimizers[name].state) == left
+
+
 @pytest.mark.parametrize("method", REFUSED)
 def test_methods_that_cannot_work_here_are_refused(method: str) -> None:
     with pytest.raises(ConfigError, match=f"method={method}.*it runs base"):
@@ -164,6 +182,12 @@ def test_methods_that_cannot_work_here_are_refused(method: str) -> None:
         ("env.task=Hoper-v5", "near: Hopper-v5"),
         ("env=breakout", "no task for rl.sac; accepted: ant, dmc"),
         ("precision=float16", "accepted: float32, bfloat16"),
+        ("tau=2", "tau must be in"),
+        ("weight_decay=-1", "weight_decay must be at least 0"),
+        ("checkpoint.keep=0", "checkpoint.keep must be at least 1"),
+        ("cuda_graph=true", "cuda_graph=true needs device=cuda"),
+        ("num_envs=2000", "replay_size=1000 must be at least num_envs=2000"),
+        ("replay_size=1_000_000_000_000", "replay_size=1000000000000 needs .* fits"),
     ],
 )
 def test_bad_input_is_named(option: str, said: str) -> None:
@@ -178,7 +202,10 @@ def test_every_configuration_composes() -> None:
             assert compose(f"env={env}").env.task
     for networks in ("simba", "mlp"):
         for scale in ("smoke", "small", "paper"):
-            assert compose(f"scale={scale}", f"networks={networks}").networks.kind == networks
+            config = compose(f"scale={scale}", f"networks={networks}")
+            assert config.networks.kind == networks
+            if (scale, networks) == ("small", "mlp"):  # plain SAC's, whatever the budget
+                assert (config.networks.critic_width, config.networks.critic_depth) == (256, 2)
 
 
 def test_experiments_are_the_papers() -> None:
@@ -228,8 +255,17 @@ def test_a_full_disk_costs_checkpoints_and_no_more(
         return real(store, ring)
 
     monkeypatch.setattr(RingStore, "save", save)
-    run("method=fire", f"paths.runs={tmp_path}", "metrics=cheap")
+    run("method=fire", f"paths.runs={tmp_path}", "metrics=cheap", "checkpoint.every_seconds=0.2")
     assert rows(only_run(tmp_path)) == rows(sweep["fire"])
+    assert calls < 60  # not at every one of 400 steps
+
+
+def test_what_is_measured_at_the_midpoint_does_not_part_first_halves(tmp_path: Path, sweep: dict[str, Path]) -> None:
+    (entry,) = (sweep["base"].parents[1] / ".cache").iterdir()
+    run(f"paths.runs={tmp_path}", f"cache.dir={entry.parent}", "metrics=off")
+    assert [folder.name for folder in entry.parent.iterdir()] == [entry.name]
+    assert not (only_run(tmp_path) / "spectra.json").exists()
+    assert (sweep["base"] / "spectra.json").exists()
 
 
 @pytest.fixture(scope="module")
