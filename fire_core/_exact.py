@@ -11,8 +11,6 @@ about 6e-8 times the condition number, so the condition number is brought down i
 - whatever does not arrive, and everything rank-deficient: QR and SVD in float64, one matrix at a time.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -23,6 +21,7 @@ from fire_core._steps import (
     gram,
     gram_dfi,
     iterate,
+    minimax_ladder,
     minimax_steps,
     prepare,
     take,
@@ -120,36 +119,40 @@ def _top(G: Tensor, rounds: int) -> Tensor:
     return size.flatten()
 
 
-def _newton(X: Tensor, inverse: Tensor, gamma: Tensor) -> Tensor:
-    return X.mul(0.5 * gamma).add_(inverse.mT / (2 * gamma))
+def _newton(X: Tensor, inverse_t: Tensor, gamma: Tensor) -> Tensor:
+    """Newton's iteration from X and X^-T, which is overwritten."""
+    return X.mul(0.5 * gamma).add_(inverse_t.div_(2 * gamma))
 
 
 def _inverse(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverses of X (B, n, n), and whether LU met no zero pivot, (B,).
+    """Transposed inverses of X (B, n, n), and whether LU met no zero pivot, (B,).
+
+    LAPACK returns an inverse by columns, so that its transpose is what lies in order.
 
     One matrix at a time: with two threads or more, torch 2.15 (MKL) mixes up the pivots of a batch of n >= 160
     and returns wrong inverses without a word.
     """
-    inverse, fine = torch.empty_like(X), torch.empty(len(X), dtype=torch.bool)
+    inverse_t, infos = torch.empty_like(X), []
     for b, matrix in enumerate(X):
-        inverse[b], info = torch.linalg.inv_ex(matrix)
-        fine[b] = info == 0
-    return inverse, fine
+        inverse, info = torch.linalg.inv_ex(matrix)
+        inverse_t[b] = inverse.mT
+        infos.append(info)
+    return inverse_t, torch.stack(infos) == 0
 
 
 def _square(W: Tensor) -> tuple[Tensor, Tensor]:
     X = W.double()
-    inverse, fine = _inverse(X)
+    inverse_t, fine = _inverse(X)
     v = W[:, :1]
     for _ in range(2):  # sigma_max, roughly: a bad guess costs steps, not accuracy
         v = (v / fro(v)) @ W.mT @ W
-    top, bottom = fro(v).sqrt().double(), fro(inverse)  # ||X^-1||_F is 1 / sigma_min or a little more
+    top, bottom = fro(v).sqrt().double(), fro(inverse_t)  # ||X^-1||_F is 1 / sigma_min or a little more
     fine &= (1.25 * top * bottom < SQUARE_COND).flatten()  # false for NaN
     if not fine.all():
         eye = torch.eye(X.shape[-1], dtype=X.dtype)
-        X[~fine], inverse[~fine], top[~fine], bottom[~fine] = eye, eye, 1.0, 1.0
-    X = _newton(X, inverse, (bottom / top).sqrt())
-    del inverse
+        X[~fine], inverse_t[~fine], top[~fine], bottom[~fine] = eye, eye, 1.0, 1.0
+    X = _newton(X, inverse_t, (bottom / top).sqrt())
+    del inverse_t
     Y, high, G = _condition(X, working_dtype(W))
     hard = high > 200
     if hard.any():  # a second Newton iteration takes condition 500 to 11
@@ -157,12 +160,41 @@ def _square(W: Tensor) -> tuple[Tensor, Tensor]:
         Z = _newton(Z, _inverse(Z)[0], high[hard].rsqrt()[:, None, None])
         Y[hard], high[hard], G[hard] = _condition(Z, working_dtype(W))
     del X
-    # Rounded up to quarters of a power of two, so that few schedules are ever computed.
-    u = 2 ** (math.ceil(4 * math.log2(float(high.max()))) / 4)
-    (a, b, c), *steps = minimax_steps(1 / u) or [PAPER]
-    Y = take(Y, G, (a / u, b / u**3, c / u**5), out=torch.empty_like(Y))
-    X, settled = _settle(Y, steps)
+    X, settled = _settle(_shrink(Y, G, high), [])
     return X, fine & settled
+
+
+def _shrink(Y: Tensor, G: Tensor, high: Tensor) -> Tensor:
+    """Minimax steps that take all singular values from [1, high] to nearly 1.
+
+    The worst matrix of a batch sets the schedule, and the others join it at the step that they need: few do need the
+    first ones, in which the batch would otherwise wait for its outliers.
+
+    Args:
+        Y: (B, n, n); overwritten.
+        G: its Gram matrices.
+        high: (B,) bounds.
+    """
+    needed = 1 / high.float()
+    ladder = minimax_ladder(1)
+    while ladder[0][1] > float(needed.min()):
+        ladder = minimax_ladder(len(ladder) + 1)
+    lows = torch.tensor([low for _, low in ladder])
+    first = (lows[None] <= needed[:, None]).sum(1) - 1  # the step at which each one joins
+    first, order = first.sort(stable=True)
+    Y, G = Y[order], G[order]
+    X, Z, active = torch.empty_like(Y), torch.empty_like(Y), 0
+    for number, (step, low) in enumerate(ladder):
+        if active:
+            take(X[:active], gram(X[:active]), step, out=Z[:active])
+        joined = active + int((first == number).sum())
+        if joined > active:
+            a, b, c = step
+            take(Y[active:joined], G[active:joined], (a * low, b * low**3, c * low**5), out=Z[active:joined])
+        X, Z, active = Z, X, joined
+    out = torch.empty_like(X)
+    out[order] = X
+    return out
 
 
 def _condition(X: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fire_core import _exact
-from fire_core._steps import MUON, PAPER, Step, all_finite, fro, gram, iterate, prepare, upper_bound
+from fire_core._steps import MUON, PAPER, Step, all_finite, fro, gram, iterate, prepare, upper_bound, working_dtype
 
 NORM_INITS = ("frobenius", "spectral", "power", "schatten4")
 SOLVERS = ("newton_schulz", "exact", "muon")
@@ -283,6 +283,12 @@ def _iterated(W: Tensor, steps: list[Step], norm_init: str, tol: float | None) -
 
 
 def _from_start(W: Tensor, steps: list[Step], norm_init: str, tol: float | None) -> tuple[Tensor, int]:
+    if norm_init == "frobenius" and W.device.type == "cpu" and not torch.compiler.is_compiling():
+        X = torch.empty(W.shape, dtype=working_dtype(W)).copy_(W)
+        norm = fro(X)
+        low, high = norm.aminmax()  # of ordinary size: `prepare` would scale by powers of two, which changes no bit
+        if float(low) > 1e-15 and float(high) < 1e15:
+            return iterate(X.div_(norm), steps, tol)
     X = prepare(W)
     norm = _start(X, norm_init)
     return iterate(X.div_(torch.where(norm > 0, norm, 1)), steps, tol)
