@@ -463,6 +463,7 @@ def save(run: Run, store: RingStore, learner: Learner) -> None:
         if learner.step >= learner.task.ends[learner.phase]:
             raise TrainingError(f"no room for the replay in {store.folder}: {error.strerror or error}") from error
         log.warning("no checkpoint at step %d in %s: %s", learner.step, run.folder, error.strerror or error)
+        run.postpone()
         return
     if run.checkpoint(learner.step, {**state, "replay": manifest}):
         store.committed(manifest, keep=1 if finished else run.keep)

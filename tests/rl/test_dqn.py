@@ -11,7 +11,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.harness.cli import CONF, Outcome
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.errors import ConfigError, TrainingError
+from fire_core.harness.run import Run
 from rl import dqn
 from rl.boundary import build_method
 from rl.dqn import Learner, Task, begin_phase, crossed, one_step, run_one
@@ -224,3 +225,30 @@ def test_a_network_without_a_head_cannot_be_injected(tmp_path: Path) -> None:
     method: Any = build_method(compose("method=pi").method)
     with pytest.raises(ValueError, match="injectable"):
         method.check(Net({"model": Bare()}, {}))
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does training try again at every step."""
+    tries, put_off, save = [], [], RingStore.save
+
+    def full(store: RingStore, ring: Any) -> dict[str, Any]:
+        if max(ring.written) < 40:
+            tries.append(max(ring.written))
+            raise OSError(28, "No space left on device")
+        return save(store, ring)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(RingStore, "save", full)
+        broken.setattr(Run, "postpone", lambda run: put_off.append(run))  # else how often is a matter of time
+        rough = run(tmp_path / "rough", "checkpoint.every_seconds=0")
+    assert len(put_off) >= len(tries) > 0
+    assert same(weights(rough), weights(run(tmp_path / "calm")))
+
+
+def test_no_room_for_the_shared_first_phase_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(store: RingStore, ring: Any) -> dict[str, Any]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RingStore, "save", full)
+    with pytest.raises(TrainingError, match="no room for the replay"):
+        run(tmp_path)
