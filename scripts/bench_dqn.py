@@ -35,7 +35,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from fire_core.harness.cli import CONF
-from rl.dqn import Learner, on_device, one_step, targets_of
+from rl.dqn import one_step
+from rl.dqn_learner import Learner, on_device, targets_of
 from rl.dqn_task import Task
 from rl.dqn_update import huber
 from rl.frames import FrameReplay

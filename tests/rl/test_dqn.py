@@ -13,9 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 from fire_core.harness.cli import CONF, Outcome
 from fire_core.harness.errors import ConfigError, TrainingError
 from fire_core.harness.run import Run
-from rl import dqn
 from rl.boundary import build_method
-from rl.dqn import Learner, Task, begin_phase, crossed, one_step, run_one
+from rl.dqn import begin_phase, crossed, one_step, run_one
+from rl.dqn_learner import Learner, td_batch
+from rl.dqn_task import Task
+from rl.evaluation import epsilon_greedy
 from rl.store import RingStore
 from tests.harness.runner import rows, same
 from tests.rl.dqn_runs import ATARI, TINY, compose, run, weights
@@ -71,7 +73,7 @@ def test_targets_of_one_pass_are_those_of_each_batch(tmp_path: Path) -> None:
     learner = learner_of(base=ATARI)
     stepped(learner, tmp_path, 60)
     batch = learner.replay.sample(24, torch.Generator().manual_seed(0))
-    frames, _, targets = dqn.td_batch(learner, batch)
+    frames, _, targets = td_batch(learner, batch)
     rewards, ended = batch.rewards.sign(), batch.terminated
     for part in torch.arange(24).split(8):
         alone = learner.bootstrap(frames[part, 1:], rewards[part], ended[part])
@@ -81,8 +83,8 @@ def test_targets_of_one_pass_are_those_of_each_batch(tmp_path: Path) -> None:
 def test_shared_exploration_is_one_draw_for_all() -> None:
     generator = torch.Generator().manual_seed(0)
     best = torch.full((64,), 99)
-    shared = [dqn.epsilon_greedy(best, 4, 0.5, generator, True) for _ in range(20)]
-    each = [dqn.epsilon_greedy(best, 4, 0.5, generator, False) for _ in range(20)]
+    shared = [epsilon_greedy(best, 4, 0.5, generator, True) for _ in range(20)]
+    each = [epsilon_greedy(best, 4, 0.5, generator, False) for _ in range(20)]
     assert {(actions == 99).sum().item() for actions in shared} == {0, 64}
     assert all(0 < (actions == 99).sum() < 64 for actions in each)
 
