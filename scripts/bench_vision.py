@@ -26,6 +26,7 @@ from fire_core.harness.cli import CONF
 from fire_core.optimizer import set_rate_factor
 from vision.benchmarks import Phase
 from vision.data import ImageData
+from vision.task import compiled
 
 
 class PlainImages(Dataset):  # type: ignore[type-arg]
@@ -56,6 +57,8 @@ def ours(task: trainer.Task, steps: int) -> Callable[[], None]:
     """`steps` steps of the trainer's own loop."""
     learner = trainer.Learner.new(task)
     trainer.begin_phase(task, learner, 0)
+    if task.config.compile:
+        learner.forward = compiled(learner.model)
 
     def go() -> None:
         for number, (images, labels) in enumerate(trainer.batches(task, 0)):
