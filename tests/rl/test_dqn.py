@@ -22,6 +22,7 @@ from rl.store import RingStore
 from tests.harness.runner import rows, same
 from tests.rl.dqn_runs import ATARI, TINY, compose, run, weights
 
+SHORT = ("total_steps=160", "midpoint=100")
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 
 
@@ -242,9 +243,9 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypa
     with monkeypatch.context() as broken:
         broken.setattr(RingStore, "save", full)
         broken.setattr(Run, "postpone", lambda run: put_off.append(run))  # else how often is a matter of time
-        rough = run(tmp_path / "rough", "checkpoint.every_seconds=0")
+        rough = run(tmp_path / "rough", "checkpoint.every_seconds=0", *SHORT)
     assert len(put_off) >= len(tries) > 0
-    assert same(weights(rough), weights(run(tmp_path / "calm")))
+    assert same(weights(rough), weights(run(tmp_path / "calm", *SHORT)))
 
 
 def test_no_room_for_the_shared_first_phase_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

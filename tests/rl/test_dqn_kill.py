@@ -18,7 +18,7 @@ from tests.harness.runner import Record, final_state, in_child, rows, same
 from tests.harness.test_kill import killed_at
 from tests.rl.dqn_runs import ATARI, TINY, run
 
-KILLS = 14
+KILLS = 11
 OPTIONS = ("method=pi", "checkpoint.every_seconds=0.05")
 
 
