@@ -9,6 +9,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
 from fire_core.harness.build import build
+from fire_core.harness.cli import CONF
 from fire_core.harness.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.errors import ConfigError
 from fire_core.harness.plasticity import LEVELS
@@ -111,6 +112,9 @@ class Task:
         Raises:
             ConfigError: an option is out of its range, or the replay does not fit into memory.
         """
+        if "game" not in config.env:
+            games = sorted(f.stem for f in (CONF / "env").glob("*.yaml") if "rl.control." not in f.read_text())
+            raise ConfigError(f"env={config.env.name} has no discrete actions; accepted: {', '.join(games)}")
         check_options(config)
         device = resolve_device(config.device)
         set_up_torch(device, config.threads, config.deterministic)
