@@ -216,7 +216,7 @@ def test_bad_options_are_told(option: str, tmp_path: Path) -> None:
 def test_a_task_of_the_other_program_is_told() -> None:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = hydra.compose("dqn", ["env=humanoid"])
-    with pytest.raises(ConfigError, match=r"env=Humanoid-v5 has no discrete actions; accepted: asterix, .*, cartpole, "):
+    with pytest.raises(ConfigError, match=r"env=Humanoid-v5 has no discrete actions; accepted: asterix, .*cartpole"):
         Task.from_config(config)
 
 
