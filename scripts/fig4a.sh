@@ -19,7 +19,7 @@ methods=method=base,full_reset,snp,pi,fire
 
 for panel in "${panels[@]}"; do
     if [[ $panel == small ]]; then
-        sweep=("$methods" seed=0,1)
+        sweep=("$methods" seed=0,1,2)
     else
         sweep=("experiment=fig4a_$panel" "$methods" seed=0,1,2,3,4)
     fi
