@@ -33,6 +33,7 @@ CPU_CHUNK, GPU_CHUNK = 2**18, 2**26  # entries handled at once: bounds the memor
 SETTLED_DFI = 2e-6  # a DfI below this before the last step is below 1e-11 after it (the step squares it)
 SQUARE_COND = 4e6  # beyond: the singular value decomposition decides the rank
 TALL_COND = 1e5  # beyond: the Gram matrix has lost the small singular values, even in float64
+LONGEST = 12  # steps of a schedule, which reach condition 1e6; a bound beyond that (infinite, say) does not hang it
 GPU_LOW = 1e-4  # relative singular value that the first pass on a GPU settles; smaller ones take a second
 
 
@@ -177,10 +178,10 @@ def _shrink(Y: Tensor, G: Tensor, high: Tensor) -> Tensor:
     """
     needed = 1 / high.float()
     ladder = minimax_ladder(1)
-    while ladder[0][1] > float(needed.min()):
+    while ladder[0][1] > float(needed.min()) and len(ladder) < LONGEST:
         ladder = minimax_ladder(len(ladder) + 1)
     lows = torch.tensor([low for _, low in ladder])
-    first = (lows[None] <= needed[:, None]).sum(1) - 1  # the step at which each one joins
+    first = (lows[None] <= needed[:, None]).sum(1).clamp_min(1) - 1  # the step at which each joins
     first, order = first.sort(stable=True)
     Y, G = Y[order], G[order]
     X, Z, active = torch.empty_like(Y), torch.empty_like(Y), 0

@@ -3,6 +3,7 @@
 Two phases of equal length in one task; a method acts between them. Read from `main` down.
 """
 
+import contextlib
 import functools
 import logging
 import time
@@ -85,7 +86,12 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
 
     title = f"{config.method.name} seed {config.seed}"
     total = task.phase_ends[-1]
-    with Preemption() as preemption, progress_bar(total, learner.step, title, config.progress) as bar:
+    with (
+        contextlib.closing(store),
+        contextlib.closing(learner.workers),
+        Preemption() as preemption,
+        progress_bar(total, learner.step, title, config.progress) as bar,
+    ):
         for index, end in enumerate(task.phase_ends[:stop]):
             if index < learner.phase:
                 continue
@@ -115,8 +121,6 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 if preemption.received:
                     log.warning("%s: stopped by %s at step %d", run.folder, preemption.received.name, learner.step)
                     preemption.leave()
-    learner.workers.close()
-    store.close()
     learner.agent.penalty = None  # the learner's own: a cycle that would keep the replay until the next collection
     return {"eval/return": learner.row["eval/return"], "steps": learner.step, "seconds": learner.seconds}
 
