@@ -20,13 +20,19 @@ def build_method(node: Mapping[str, Any]) -> Method:
     """The method of a `method` group that also has `boundary`.
 
     Raises:
-        ConfigError: an option is unknown.
+        ConfigError: an option is unknown, or leaves what the method adds without training.
     """
     for option, accepted in (("target", TARGETS), ("optimizer", OPTIMIZERS)):
         value = node["boundary"][option]
         if value not in accepted:
             raise ConfigError(f"method.boundary.{option}={value} is unknown; accepted: {', '.join(accepted)}")
     method: Method = build("method", {key: node[key] for key in node if key != "boundary"})
+    kind, name, boundary = type(method), node["name"], node["boundary"]
+    reshapes = kind.reshape is not Method.reshape
+    if (reshapes or kind.optimizer is not Method.optimizer) and boundary["optimizer"] != "new":
+        raise ConfigError(f"method={name} trains with an optimizer of its own: it needs method.boundary.optimizer=new")
+    if reshapes and boundary["target"] in ("act", "follow"):
+        raise ConfigError(f"method={name} acts on target networks itself: take method.boundary.target=keep or copy")
     return method
 
 

@@ -16,7 +16,7 @@ class Classic:
         envs: how many at once.
 
     Raises:
-        ConfigError: there is no such task, or its actions cannot be counted.
+        ConfigError: there is no such task, its actions cannot be counted, or its observations are no vector.
     """
 
     stack = 1
@@ -32,9 +32,10 @@ class Classic:
         if not isinstance(space, gymnasium.spaces.Discrete):
             raise ConfigError(f"env.game={task}: DQN needs a task with discrete actions")
         self.envs, self.actions = envs, int(space.n)
-        shape = self._envs[0].observation_space.shape
-        assert shape is not None
-        self.frame = tuple(shape)
+        seen = self._envs[0].observation_space
+        if not isinstance(seen, gymnasium.spaces.Box) or len(seen.shape) != 1:
+            raise ConfigError(f"env.game={task}: observations must be a vector of numbers, not {seen}")
+        self.frame = seen.shape
         self._pending = np.zeros(envs, dtype=np.int64)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:

@@ -190,6 +190,10 @@ def check_options(config: DictConfig) -> None:
             raise ConfigError(f"{option}={config[option]} is unknown; accepted: {', '.join(accepted)}")
     if config.midpoint >= config.total_steps:
         raise ConfigError(f"midpoint={config.midpoint} must come before total_steps={config.total_steps}")
+    if config.epsilon.fraction <= 0:
+        raise ConfigError(f"epsilon.fraction must be positive, got {config.epsilon.fraction}")
+    if config.learning_starts >= config.midpoint:
+        raise ConfigError(f"learning_starts={config.learning_starts} must come before midpoint={config.midpoint}")
     if config.learning_starts < config.num_envs:
         raise ConfigError(f"learning_starts must be at least num_envs={config.num_envs}, got {config.learning_starts}")
     for option in FRACTIONS:

@@ -11,7 +11,6 @@ can never mean different rows by one name; it appears under its name only when i
 import hashlib
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -119,7 +118,7 @@ class RingStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in manifest["segments"]:
             env, start, stop = (int(part) for part in name.split("-")[:3])
-            columns = _read(self._fetch(name, elsewhere))
+            columns = _decode(self._fetch(name, elsewhere))
             first = max(start, manifest["written"][env] - ring.rows)
             for key, value in columns.items():
                 column = ring.columns[key]
@@ -134,17 +133,23 @@ class RingStore:
         """Wait for the thread."""
         self._thread.shutdown()
 
-    def _fetch(self, name: str, elsewhere: Iterable[Path]) -> Path:
-        own = self.folder / name
-        for folder in elsewhere:
-            if not own.exists() and (folder / name).exists():
+    def _fetch(self, name: str, elsewhere: Iterable[Path]) -> bytes:
+        """A sound segment's bytes; brought here if it lies elsewhere."""
+        own, places = self.folder / name, [folder / name for folder in elsewhere]
+        for place in (own, *places):
+            if (data := _sound(place)) is None:
+                continue
+            if place != own:
+                own.unlink(missing_ok=True)  # damaged
                 try:
-                    os.link(folder / name, own)
+                    os.link(place, own)
                 except OSError:  # another file system
-                    shutil.copyfile(folder / name, own)
-        if not own.exists():
-            raise TrainingError(f"the replay's segment {own} is missing: remove {self.folder.parent} to train it anew")
-        return own
+                    write_atomically(own, data)
+            return data
+        damaged = [str(place) for place in (own, *places) if place.exists()]
+        what = f"is damaged in {' and '.join(damaged)}" if damaged else f"is missing in {self.folder}"
+        remove = " and ".join(str(place.parents[1]) for place in (own, *places))
+        raise TrainingError(f"the replay's segment {name} {what}: remove {remove} to train anew")
 
     def _finished(self, env: int, start: int) -> str:
         segment = self._segments.get((env, start))
@@ -156,7 +161,7 @@ class RingStore:
         data = _encode(columns)
         name = f"{env:03d}-{start:012d}-{stop:012d}-{hashlib.sha256(data).hexdigest()[:DIGITS]}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / name).exists():
+        if _sound(self.folder / name) is None:
             write_atomically(self.folder / name, data)
         return name
 
@@ -179,15 +184,17 @@ def _encode(columns: dict[str, np.ndarray]) -> bytes:
     return json.dumps(about).encode() + b"\n" + b"".join(parts)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """The columns of a segment.
+def _sound(path: Path) -> bytes | None:
+    """A segment's bytes; None if there is none, or it is not what its name says."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return data if hashlib.sha256(data).hexdigest()[:DIGITS] == path.name.rsplit("-", 1)[-1] else None
 
-    Raises:
-        TrainingError: it is not what its name says.
-    """
-    data = path.read_bytes()
-    if hashlib.sha256(data).hexdigest()[:DIGITS] != path.name.rsplit("-", 1)[-1]:
-        raise TrainingError(f"the replay's segment {path} is damaged: remove {path.parents[1]} to train it anew")
+
+def _decode(data: bytes) -> dict[str, Tensor]:
+    """The columns of a segment."""
     head, _, rest = data.partition(b"\n")
     columns, at = {}, 0
     for about in json.loads(head):

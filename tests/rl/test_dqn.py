@@ -194,6 +194,9 @@ BAD = {
     "learning_starts=1": "learning_starts must be at least num_envs=2",
     "exploration=both": "exploration=both is unknown; accepted: each, shared",
     "compile=fast": "compile=fast is unknown",
+    "epsilon.fraction=0": "epsilon.fraction must be positive",
+    "learning_starts=300": "learning_starts=300 must come before midpoint=200",
+    "env.game=FrozenLake-v1": "observations must be a vector of numbers, not Discrete",
     "gamma=1.5": "gamma must be in",
     "eval.epsilon=2": "eval.epsilon must be in",
     "lr=0": "lr must be positive",
@@ -211,6 +214,25 @@ def test_bad_options_are_told(option: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=BAD[option]):
         run_one(compose(option, f"paths.runs={tmp_path}"), Outcome(""))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("method=pi", "method.boundary.optimizer=keep"), "needs method.boundary.optimizer=new"),
+        (("method=muon", "method.boundary.optimizer=keep"), "needs method.boundary.optimizer=new"),
+        (("method=pi", "method.boundary.target=act"), "take method.boundary.target=keep or copy"),
+    ],
+)
+def test_what_would_never_be_trained_is_refused(options: tuple[str, str], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        run_one(compose(*options, f"paths.runs={tmp_path}"), Outcome(""))
+
+
+def test_a_network_without_convolutions_is_shrunk_not_reset() -> None:
+    assert compose("method=snp").method.layout == "all"
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        assert hydra.compose("dqn", ["method=snp"]).method.layout == "dqn"
 
 
 def test_a_task_of_the_other_program_is_told() -> None:

@@ -86,6 +86,23 @@ def test_takes_segments_from_the_shared_first_phase(tmp_path: Path) -> None:
     RingStore(tmp_path / "run" / "replay", 8).load(new(), manifest)
 
 
+def test_damage_is_mended_from_the_shared_first_phase_while_that_is_sound(tmp_path: Path) -> None:
+    naive = played(40, shared := RingStore(tmp_path / "cache" / "replay", 8))
+    manifest = shared.save(naive.replay)
+    own, first = tmp_path / "run" / "replay", manifest["segments"][0]
+    own.mkdir(parents=True)
+    (own / first).write_bytes(b"half of a copy")  # by a process that was killed
+    RingStore(own, 8).load(loaded := new(), manifest, [shared.folder])
+    assert_equal(loaded, naive.replay)
+    for folder in (own, shared.folder):
+        (folder / first).unlink()
+        (folder / first).write_bytes(b"damaged")
+    with pytest.raises(TrainingError, match=f"remove {tmp_path / 'run'} and {tmp_path / 'cache'} to train anew"):
+        RingStore(own, 8).load(new(), manifest, [shared.folder])
+    naive = played(40, again := RingStore(shared.folder, 8))  # trained anew there: what is damaged is written again
+    RingStore(shared.folder, 8).load(new(), again.save(naive.replay))
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
 def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     naive = played(30, store := RingStore(tmp_path / "replay", 8))
