@@ -471,3 +471,17 @@ def test_one_synchronisation_for_a_model():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(seen) == 1
+
+
+def test_matrices_of_one_batch_join_the_schedule_where_they_need_it():
+    """None is left to the repair by SVD, which would hide a wrong schedule behind its time."""
+    generator = torch.Generator().manual_seed(0)
+    W = torch.stack([with_condition(48, c, generator) for c in (1.0, 3.0, 30.0, 1e3, 1e5, 2e6, 10.0)])
+    out = torch.empty_like(W)
+    assert _exact.launch(W, out).all()
+    assert (torch.linalg.svdvals(out.double()) - 1).abs().max() <= 2e-6
+
+
+def with_condition(n: int, condition: float, generator: torch.Generator) -> torch.Tensor:
+    U, V = (torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0] for _ in range(2))
+    return (U * torch.logspace(0, -math.log10(condition), n, dtype=torch.float64) @ V).float()
