@@ -101,8 +101,9 @@ class Learner:
             self.greedy, self.bootstrap, self.values = wrap(greedy), wrap(bootstrap), wrap(values)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and break the cycle of the functions with this object, which would keep the replay."""
         self.env.close()
+        del self.greedy, self.bootstrap, self.values
         if self.helper is not None:
             self.helper.shutdown()
 

@@ -1,6 +1,8 @@
 """The trainer: what it does when, what it writes, what it refuses."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +235,19 @@ def test_a_network_without_convolutions_is_shrunk_not_reset() -> None:
     assert compose("method=snp").method.layout == "all"
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         assert hydra.compose("dqn", ["method=snp"]).method.layout == "dqn"
+
+
+def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = []
+    build_replay = Task.build_replay
+    monkeypatch.setattr(Task, "build_replay", lambda task: replays.append(weakref.ref(r := build_replay(task))) or r)
+    gc.collect()
+    gc.disable()
+    try:
+        run_one(compose(f"paths.runs={tmp_path}"), Outcome(""))
+        assert [replay() for replay in replays] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_task_of_the_other_program_is_told() -> None:
