@@ -118,7 +118,6 @@ class Task:
         check_options(config)
         device = resolve_device(config.device)
         set_up_torch(device, config.threads, config.deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # 90 fills an update, read by none
         replay_device = device if config.replay.device == "auto" else resolve_device(config.replay.device)
         probe = make_env(config, 1, "check")
         emulator = probe.emulator

@@ -1,5 +1,6 @@
 """What is fixed before the first step of a vision run: options, data on the device, phases."""
 
+import contextlib
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import hydra
 import torch
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig
+from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fire_core.harness.build import build
@@ -57,7 +58,7 @@ ConfigStore.instance().store(name="vision_schema", node=VisionConfig)
 class Task:
     """What is fixed before the first step: data on the device, phases, options. Everything else is a `Learner`."""
 
-    config: DictConfig
+    config: VisionConfig  # plain, as a look into a DictConfig takes as long as a small operation
     device: torch.device
     data: ImageData
     phases: list[Phase]
@@ -90,8 +91,10 @@ class Task:
             data.train_labels.numpy(), data.test_labels.numpy(), epochs=config.epochs, seed=config.seed
         )
         method = build("method", config.method)
-        task = cls(config, device, data.to(device), phases, benchmark.methods_from_phase, method.acts_within_phases)
-        model = build_model(config, data)  # wrong options show before anything is written
+        options = OmegaConf.to_object(config)
+        assert isinstance(options, VisionConfig)
+        task = cls(options, device, data.to(device), phases, benchmark.methods_from_phase, method.acts_within_phases)
+        model = build_model(options, data)  # wrong options show before anything is written
         try:
             method.check(Net({"model": model}, {}))
         except ValueError as error:
@@ -117,24 +120,26 @@ class Task:
 
     def train_batch(self, pick: Tensor) -> tuple[Tensor, Tensor]:
         """Training images (b, C, H, W), normalised, and labels (b,) of these indices."""
-        images = self.data.normalise_train(self.data.train_images[pick])
-        return images.contiguous(memory_format=self.memory_format), self.data.train_labels[pick]
+        images = self.data.train_images[pick].contiguous(memory_format=self.memory_format)
+        return self.data.normalise_train(images), self.data.train_labels[pick]
 
     def test_batch(self, pick: Tensor) -> tuple[Tensor, Tensor]:
         """Test images (b, C, H, W), normalised, and labels (b,) of these indices."""
-        images = self.data.normalise_test(self.data.test_images[pick])
-        return images.contiguous(memory_format=self.memory_format), self.data.test_labels[pick]
+        images = self.data.test_images[pick].contiguous(memory_format=self.memory_format)
+        return self.data.normalise_test(images), self.data.test_labels[pick]
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """bfloat16 where it is asked for."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+        if self.config.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
 
 
-def build_model(config: DictConfig, data: ImageData) -> nn.Module:
+def build_model(config: VisionConfig, data: ImageData) -> nn.Module:
     """The network of `model=`, for the data's classes and image shape."""
     also = {"num_classes": data.num_classes, "in_channels": data.in_channels, "image_size": data.image_size}
-    accepted = inspect.signature(hydra.utils.get_object(config.model._target_)).parameters
-    options = {key: config.model[key] for key in config.model if key != "layout"}
+    accepted = inspect.signature(hydra.utils.get_object(config.model["_target_"])).parameters
+    options = {key: value for key, value in config.model.items() if key != "layout"}
     model: nn.Module = build("model", options, **{key: also[key] for key in also if key in accepted})
     return model
 

@@ -153,7 +153,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         learner.load_state_dict(state)
     began = time.monotonic() - learner.seconds
 
-    title = f"{config.method.name} seed {config.seed}"
+    title = f"{config.method['name']} seed {config.seed}"
     with Preemption() as preemption, progress_bar(task.total_steps, learner.step, title, config.progress) as bar:
         for index, phase in enumerate(task.phases[:stop]):
             if index < learner.phase:
@@ -208,7 +208,7 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
             learner.net,
             learner.method,
             make_context(task, learner),
-            name=config.method.name,
+            name=config.method["name"],
             device=task.device,
             measure=lambda: measure(task, learner, index),
             run=run,
@@ -258,7 +258,8 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
     if penalty is not None:  # on its own, so that its time is the method's
         with learner.method_meter:
             penalty.backward()
-    norm = nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip or math.inf)
+    trained = [p for group in optimizer.param_groups for p in group["params"]]  # quicker than a walk through modules
+    norm = nn.utils.clip_grad_norm_(trained, config.grad_clip or math.inf)
     if looks and not is_finite(learner, norm, config.on_nan):
         return give_back(kept)
     optimizer.step()
@@ -357,10 +358,11 @@ def rate_factor(task: Task, learner: Learner) -> float:
 
 def is_finite(learner: Learner, value: Tensor, on_nan: str) -> bool:
     """Whether the step goes on with this loss or gradient norm; raises unless such steps are to be skipped."""
-    if on_nan == "skip":
-        return bool(torch.isfinite(value))
-    check_finite(learner.step, value)
-    return True
+    if math.isfinite(value.item()):
+        return True
+    if on_nan == "stop":
+        check_finite(learner.step, value)
+    return False
 
 
 def give_back(kept: list[tuple[Tensor, Tensor]]) -> None:

@@ -81,6 +81,8 @@ def set_up_torch(device: torch.device, threads: int | None, deterministic: bool 
         raise ConfigError(f"threads must be at least 1, got {threads}")
     torch.set_num_threads(OWN_THREADS if threads is None else threads)
     torch.use_deterministic_algorithms(device.type == "cpu" if deterministic is None else deterministic)
+    # Else torch fills all memory that it allocates: hundreds of fills a step, of what none reads.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def identity(config: dict[str, Any], *also_without: str) -> dict[str, Any]:

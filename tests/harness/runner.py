@@ -19,7 +19,15 @@ from vision.train import run_one
 
 T = TypeVar("T")
 Record = Callable[[str, object], None]  # pytest's record_property
-TINY = ("scale=smoke", "tracker=none", "progress=false", "threads=1", "model.width=4", "batch_size=128")
+TINY = (
+    "scale=smoke",
+    "tracker=none",
+    "progress=false",
+    "threads=1",
+    "model=small_resnet",
+    "model.width=4",
+    "batch_size=128",
+)
 CLOCKS = ("seconds", "method/seconds")  # differ from run to run
 
 

@@ -9,9 +9,9 @@ from tests.harness.zygote import Zygote
 CASES = {
     ("method=fier",): "error: method=fier is unknown (did you mean fire?); accepted: base,",
     ("lr=abc",): "error: lr=abc: Value 'abc' of type 'str' could not be converted to Float",
-    ("model.width=-1",): "error: model.width must be >= 1, got -1",
+    ("model.hidden=-1",): "error: model.hidden must be >= 1, got -1",
     ("lerning_rate=1",): "error: option lerning_rate is unknown; accepted: ",
-    ("model.widht=8",): "error: option model.widht is unknown (did you mean width?); accepted: ",
+    ("model.hiden=8",): "error: option model.hiden is unknown (did you mean hidden?); accepted: ",
     ("dataset=cifar10", "dataset.root=nowhere"): "error: dataset=cifar10 is not there: put ",
     ("method=fire", "method.solver=exat"): "error: method.solver=exat is unknown; accepted: newton_schulz, exact",
     ("benchmark.ratio=500",): "error: benchmark.ratio must be in [1, 100]",
@@ -30,13 +30,13 @@ def test_wrong_input(arguments: tuple[str, ...], tmp_path: Path, zygote: Zygote)
 
 
 def test_a_traceback_when_asked_for(tmp_path: Path, zygote: Zygote) -> None:
-    answer = zygote.run(tmp_path, "vision.train", "model.width=-1", HYDRA_FULL_ERROR="1")
+    answer = zygote.run(tmp_path, "vision.train", "model.hidden=-1", HYDRA_FULL_ERROR="1")
     assert answer.code != 0
     assert "Traceback" in answer.err
 
 
 def test_a_sweep_goes_on_past_a_failed_job_and_tells_of_all(tmp_path: Path, zygote: Zygote) -> None:
-    options = ("scale=smoke", "tracker=none", "progress=false", "model.width=4")
+    options = ("scale=smoke", "tracker=none", "progress=false", "model.hidden=4")
     first = zygote.run(tmp_path, "vision.train", *options, "method=snp", "method.coef=7,0.5", "-m")
     table = [line for line in first.err.splitlines() if line.startswith("scale=smoke")]
     assert first.code == 2

@@ -34,7 +34,7 @@ def kill(units: Units, unit: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", ["small_resnet", "resnet18", "vgg", "vit"])
+@pytest.mark.parametrize("name", ["mlp", "small_resnet", "resnet18", "vgg", "vit"])
 def test_the_dead_are_found_and_made_new_and_the_function_stays(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]()

@@ -18,7 +18,7 @@ from fire_core.units import (
     weight,
 )
 from language.model import GPT
-from vision.models import VGG16, ResNet18, SmallResNet, ViT
+from vision.models import MLP, VGG16, ResNet18, SmallResNet, ViT
 
 GPT_SIZES = {"vocab_size": 11, "block_size": 6, "n_layer": 2, "n_embd": 16, "hidden": 10}
 VIT_SIZES = {"image_size": 8, "dim": 12, "depth": 2, "heads": 2, "dim_head": 5, "mlp_dim": 14}
@@ -37,6 +37,8 @@ class Tiny(VGG16):
 
 
 MODELS = {
+    "mlp": lambda: MLP(4, 3, image_size=8, hidden=6, depth=3),
+    "mlp_biases": lambda: MLP(4, 3, image_size=8, hidden=6, depth=3, norm=False),
     "small_resnet": lambda: SmallResNet(4, 3, width=4, stages=3, depth=2),
     "resnet18": lambda: ResNet18(4, width=4),
     "vgg": Tiny,
@@ -121,7 +123,7 @@ def test_recycled_units_say_nothing_but_can_learn(model: nn.Module) -> None:
 
 
 def test_every_hidden_layer_of_the_networks_is_in_the_graph() -> None:
-    for name in ("small_resnet", "resnet18", "vgg"):
+    for name in ("mlp", "mlp_biases", "small_resnet", "resnet18", "vgg"):
         network = MODELS[name]()
         layers = {m for m in network.modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
         graph = unit_graph({"model": network})

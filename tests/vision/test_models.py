@@ -10,11 +10,12 @@ from omegaconf import OmegaConf
 
 import conf
 from fire_core.harness.errors import ConfigError
-from vision.models import VGG16, ResNet18, SmallResNet, ViT, timm_model, torchvision_model
+from vision.models import MLP, VGG16, ResNet18, SmallResNet, ViT, timm_model, torchvision_model
 from vision.task import build_model
 
 CONFIGS = sorted(Path(conf.__file__).parent.glob("model/*.yaml"))
 TINY = {
+    "mlp": ["model.hidden=4"],
     "small_resnet": ["model.width=4"],
     "resnet18": ["model.width=4"],
     "vgg16": ["model.hidden=8"],
@@ -41,9 +42,19 @@ def test_small_resnet_halves_the_image_at_each_further_stage():
     assert model(images).shape == (2, 10)
 
 
+def test_mlp_has_norms_or_biases():
+    images = torch.randn(3, 2, 4, 4)
+    for norm in (True, False):
+        model = MLP(7, in_channels=2, image_size=4, hidden=5, depth=2, norm=norm)
+        assert model(images).shape == (3, 7)
+        assert sum(isinstance(m, torch.nn.BatchNorm1d) for m in model.modules()) == 2 * norm
+        assert (model.backbone.fc0.bias is None) == norm
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (lambda: MLP(10, depth=0), r"^depth must be >= 1, got 0$"),
         (lambda: SmallResNet(10, width=-1), r"^width must be >= 1, got -1$"),
         (lambda: SmallResNet(10, depth=0), r"^depth must be >= 1, got 0$"),
         (lambda: SmallResNet(10, width=1.5), r"^width must be a whole number, got 1.5$"),
