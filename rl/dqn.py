@@ -66,7 +66,7 @@ def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
         functools.partial(train, task),
         groups=("env",),
         what=what,
-        first={key: value for key, value in what.items() if key != "method"},
+        first={key: value for key, value in what.items() if key not in ("method", "metrics")},
         headline="eval/return",
         device=task.device,
         total_steps=config.total_steps,

@@ -17,14 +17,36 @@ def available_bytes(device: torch.device | str = "cpu") -> int | None:
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    group = Path("/sys/fs/cgroup")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
-            free.append(int((group / limit).read_text()) - int((group / used).read_text()))
-    return min(free) if free else None
+    return min(free + left_in_groups(), default=None)
+
+
+def left_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """What each control group around this process, of version 1 or 2, lets it take before it is killed.
+
+    Page cache that has not been used again counts as free: the kernel drops it first.
+    """
+    left = []
+    with contextlib.suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            old = controllers == "memory"
+            limit, used, cache = (
+                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+                if old
+                else ("memory.max", "memory.current", "inactive_file")
+            )
+            top = root / "memory" if old else root
+            group = top / path.lstrip("/")
+            for folder in (group, *group.parents):
+                with contextlib.suppress(OSError, ValueError, KeyError):  # no such group, or "max"
+                    told = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
+                    taken = int((folder / used).read_text()) - int(told[cache])
+                    left.append(int((folder / limit).read_text()) - taken)
+                if folder == top:
+                    break
+    return left
 
 
 def check_fits(option: str, capacity: int, bytes_each: float, device: torch.device | str, spare: float = 0.9) -> None:

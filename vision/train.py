@@ -66,7 +66,7 @@ def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
         functools.partial(train, task),
         groups=("benchmark", "dataset"),
         what=what,
-        first={key: value for key, value in what.items() if key != "method"} if shared else None,
+        first={key: value for key, value in what.items() if key not in ("method", "metrics")} if shared else None,
         headline="test/accuracy",
         device=task.device,
         total_steps=task.total_steps,

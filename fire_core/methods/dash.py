@@ -38,6 +38,8 @@ class Dash(Method):
         ValueError: an option is out of its range.
     """
 
+    follows_gradients = True
+
     def __init__(
         self,
         alpha: float = 0.3,

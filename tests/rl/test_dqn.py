@@ -224,6 +224,10 @@ def test_bad_options_are_told(option: str, tmp_path: Path) -> None:
         (("method=pi", "method.boundary.optimizer=keep"), "needs method.boundary.optimizer=new"),
         (("method=muon", "method.boundary.optimizer=keep"), "needs method.boundary.optimizer=new"),
         (("method=pi", "method.boundary.target=act"), "take method.boundary.target=keep or copy"),
+        (
+            ("method=dash", "method.boundary.target=act"),
+            "target networks have none: method.boundary.target=copy or keep",
+        ),
     ],
 )
 def test_what_would_never_be_trained_is_refused(options: tuple[str, str], says: str, tmp_path: Path) -> None:
