@@ -3,7 +3,8 @@
 A weight matrix does not tell which of its rows belong to which column of another one: a residual stream has several
 producers and several readers, a flattened map gives each channel many columns, and in a transformer the layer that
 runs next is seldom the one that reads. So a model says it itself, in a method `unit_graph()` that returns a list of
-`Units`; methods that score and recycle units (ReDo, CBP, SNR) know nothing else of it.
+`Units`; methods that score and recycle units (ReDo, CBP, SNR) know nothing else of it. For a model that says nothing,
+`fire_core.traced_units` finds what can be found.
 """
 
 from __future__ import annotations
@@ -76,22 +77,23 @@ def between(name: str, producer: nn.Module, consumer: nn.Module, norm: nn.Module
 
 
 def unit_graph(modules: Mapping[str, nn.Module]) -> list[Units]:
-    """The units that the modules declare.
+    """The units that the modules declare; those of a module that declares none are read off a trace of it.
 
     Raises:
-        ValueError: a module has no `unit_graph()`.
+        ValueError: a module has neither a `unit_graph()` nor a `forward` that can be traced, or there are no units.
     """
+    from fire_core.traced_units import traced_units  # which needs this module
+
     graph: list[Units] = []
-    for module in modules.values():
-        declare = getattr(unwrap(module), "unit_graph", None)
-        if declare is None:
-            raise ValueError(
-                f"{type(unwrap(module)).__name__} does not declare its units: give it a method unit_graph() "
-                "(see fire_core.units), or take one of this project's own models"
-            )
-        graph += declare()
+    for module in map(unwrap, modules.values()):
+        declare = getattr(module, "unit_graph", None)
+        graph += traced_units(module) if declare is None else declare()
     if not graph:
-        raise ValueError(f"{', '.join(modules)}: no hidden units are declared")
+        kinds = ", ".join(type(unwrap(module)).__name__ for module in modules.values())
+        raise ValueError(
+            f"no hidden units of {kinds} are declared or can be traced: give it a method unit_graph() "
+            "(see fire_core.units), or take one of this project's own models"
+        )
     return graph
 
 

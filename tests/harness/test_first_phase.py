@@ -114,7 +114,9 @@ def test_another_seed_or_length_is_another_first_phase(tmp_path: Path, zygote: Z
         answer = zygote.run(tmp_path, "vision.train", *tiny(*options))
         assert answer.code == 0
         assert TRAINING in answer.err
-    same_phase = zygote.run(tmp_path, "vision.train", *tiny("seed=1", "method=fire", "metrics=off", "checkpoint.keep=3"))
+    same_phase = zygote.run(
+        tmp_path, "vision.train", *tiny("seed=1", "method=fire", "metrics=off", "checkpoint.keep=3")
+    )
     assert TAKEN in same_phase.err
 
 

@@ -101,5 +101,5 @@ def test_refused_options(options: dict[str, object]) -> None:
 
 
 def test_a_network_without_units_is_refused_before_a_run() -> None:
-    with pytest.raises(ValueError, match="does not declare its units"):
+    with pytest.raises(ValueError, match="no hidden units of Linear"):
         ReDo().check(Net({"model": nn.Linear(2, 2)}, {}))

@@ -80,26 +80,30 @@ def permutation(units: Units, model: nn.Module) -> Tensor:
     return torch.arange(units.count).view(-1, width).roll(1, dims=1).flatten()
 
 
+@torch.no_grad()
+def permute_(units: Units, order: Tensor) -> None:
+    """Put units into another order: rows of their writers, entries of their norms, columns of their readers."""
+    for producer in units.producers:
+        rows = slice(producer.start, producer.start + units.count)
+        for tensor in (producer.layer.weight, producer.layer.bias):
+            if tensor is not None:
+                tensor[rows] = tensor[rows][order]
+    for norm in units.norms:
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            tensor.copy_(tensor[order])
+    for consumer in units.consumers:
+        columns = torch.arange(units.count)[:, None] if consumer.columns is None else consumer.columns
+        w = weight(consumer.layer)
+        new = w.clone()
+        new[:, columns.flatten()] = w[:, columns[order].flatten()]
+        w.copy_(new)
+
+
 def test_units_are_interchangeable(model: nn.Module) -> None:
     """Permuting a group's rows, norm entries and columns leaves the function alone: no reader or writer is missing."""
     before = outputs(model)
     for units in unit_graph({"model": model}):
-        order = permutation(units, model)
-        with torch.no_grad():
-            for producer in units.producers:
-                rows = slice(producer.start, producer.start + units.count)
-                for tensor in (producer.layer.weight, producer.layer.bias):
-                    if tensor is not None:
-                        tensor[rows] = tensor[rows][order]
-            for norm in units.norms:
-                for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
-                    tensor.copy_(tensor[order])
-            for consumer in units.consumers:
-                columns = torch.arange(units.count)[:, None] if consumer.columns is None else consumer.columns
-                w = weight(consumer.layer)
-                new = w.clone()
-                new[:, columns.flatten()] = w[:, columns[order].flatten()]
-                w.copy_(new)
+        permute_(units, permutation(units, model))
         after = outputs(model)
         torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
 
@@ -227,7 +231,7 @@ def test_optimizers_forget_the_recycled_and_nothing_else() -> None:
 
 
 def test_a_network_without_a_graph_is_refused_with_advice() -> None:
-    with pytest.raises(ValueError, match=r"Linear does not declare its units: give it a method unit_graph\(\)"):
+    with pytest.raises(ValueError, match=r"no hidden units of Linear .*: give it a method unit_graph\(\)"):
         unit_graph({"model": nn.Linear(2, 2)})
 
 
