@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -84,10 +85,13 @@ def unit_graph(modules: Mapping[str, nn.Module]) -> list[Units]:
     """
     from fire_core.traced_units import traced_units  # which needs this module
 
+    roots = [unwrap(module) for module in modules.values()]
+    users = Counter(id(p) for root in roots for p in root.parameters())
+    shared = {key for key, count in users.items() if count > 1}
     graph: list[Units] = []
-    for module in map(unwrap, modules.values()):
-        declare = getattr(module, "unit_graph", None)
-        graph += traced_units(module) if declare is None else declare()
+    for root in roots:
+        declare = getattr(root, "unit_graph", None)
+        graph += traced_units(root, shared) if declare is None else declare()
     if not graph:
         kinds = ", ".join(type(unwrap(module)).__name__ for module in modules.values())
         raise ValueError(

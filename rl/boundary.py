@@ -31,7 +31,7 @@ def build_method(node: Mapping[str, Any]) -> Method:
     reshapes = kind.reshape is not Method.reshape
     if (reshapes or kind.optimizer is not Method.optimizer) and boundary["optimizer"] != "new":
         raise ConfigError(f"method={name} trains with an optimizer of its own: it needs method.boundary.optimizer=new")
-    if kind.follows_gradients and boundary["target"] in ("act", "follow"):
+    if method.follows_gradients and boundary["target"] in ("act", "follow"):
         raise ConfigError(
             f"method={name} follows gradients, target networks have none: method.boundary.target=copy or keep"
         )

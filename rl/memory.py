@@ -29,9 +29,9 @@ def left_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
     with contextlib.suppress(OSError):
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers not in ("", "memory"):
+            old = "memory" in controllers.split(",")
+            if controllers and not old:
                 continue
-            old = controllers == "memory"
             limit, used, cache = (
                 ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
                 if old
@@ -40,10 +40,12 @@ def left_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
             top = root / "memory" if old else root
             group = top / path.lstrip("/")
             for folder in (group, *group.parents):
-                with contextlib.suppress(OSError, ValueError, KeyError):  # no such group, or "max"
-                    told = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
-                    taken = int((folder / used).read_text()) - int(told[cache])
-                    left.append(int((folder / limit).read_text()) - taken)
+                with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+                    free = int((folder / limit).read_text()) - int((folder / used).read_text())
+                    with contextlib.suppress(OSError, ValueError, KeyError):
+                        told = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
+                        free += int(told[cache])
+                    left.append(free)
                 if folder == top:
                     break
     return left

@@ -38,8 +38,6 @@ class Dash(Method):
         ValueError: an option is out of its range.
     """
 
-    follows_gradients = True
-
     def __init__(
         self,
         alpha: float = 0.3,
@@ -60,6 +58,7 @@ class Dash(Method):
         self.alpha, self.minimum, self.mode, self.variant = alpha, minimum, mode, variant
         self.every, self.rate = every, rate
         self.acts_within_phases = variant == "step"
+        self.follows_gradients = variant == "boundary"
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         if self.variant == "boundary":

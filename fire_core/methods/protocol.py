@@ -84,7 +84,7 @@ class Method:
         acts_within_phases: whether any hook but `at_boundary` does something; such a method may shape a first phase
             in which it is active, which is then not shared with other methods. Those hooks are called in phases in
             which the benchmark lets methods act.
-        follows_gradients: whether it acts by gradients of the loss, which a target network does not have.
+        follows_gradients: whether it acts at a boundary by gradients of the loss, which a target network does not have.
     """
 
     acts_within_phases = False

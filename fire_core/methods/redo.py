@@ -34,7 +34,7 @@ class ReDo(Method):
         variant: plain or reference.
 
     Raises:
-        ValueError: an option is out of its range, or the network does not declare its units.
+        ValueError: an option is out of its range, or the network has no units that are known.
     """
 
     acts_within_phases = True

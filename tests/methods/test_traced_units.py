@@ -124,6 +124,21 @@ WAYS: dict[str, tuple[Callable[[Net2, Tensor], Tensor], int, int]] = {
     "other means": (lambda m, x: m.head(m.two(m.one(x)).mean((1, 2))), 4, 1),
     "tokens": (lambda m, x: m.head(m.layer_norm(m.two(m.one(x)).flatten(2).transpose(1, 2)).mean(1)), 6, 1),
     "the output too": (lambda m, x: m.two(m.one(x)).flatten(1), 6, 1),
+    "a weight read": (lambda m, x: m.head(m.two(m.one(x)).mean((2, 3))) * m.head.weight.sum(1) + m.one.bias[:4], 6, 0),
+    "clamped by a weight": (lambda m, x: m.head((m.two(y := m.one(x)) + y.clamp(max=m.scale)).mean((2, 3))), 6, 0),
+    "flattened elsewhere": (lambda m, x: m.head(m.two(m.one(x)).flatten(end_dim=1)), 4, 1),
+    "not by the batch": (lambda m, x: m.head(m.two(m.one(x)).view(x.size(0) * 6, -1)), 16, 1),
+    "maps of two sizes": (
+        lambda m, x: m.head(torch.cat([m.two(y := m.one(x)).flatten(1), F.max_pool2d(y, 2).flatten(1)], 1)),
+        120,
+        0,
+    ),
+    "by keyword": (lambda m, x: m.head(input=m.two(m.one(x)).mean((2, 3))), 6, 1),
+    "pooled over channels": (
+        lambda m, x: m.head(F.avg_pool3d(m.two(m.one(x)), (3, 1, 1), 1, (1, 0, 0)).mean((2, 3))),
+        6,
+        1,
+    ),
     "max pool": (lambda m, x: m.head(F.adaptive_avg_pool2d(F.max_pool2d(m.two(m.one(x)), 2), 1).flatten(1)), 6, 2),
 }
 
@@ -145,6 +160,62 @@ def test_a_layer_with_a_gain_of_its_own_is_left_alone() -> None:
 
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.ReLU(), Gained(8, 8), nn.ReLU(), nn.Linear(8, 3))
     assert len(check_permutations(model, 5, 6)) == 1
+
+
+def test_tied_layers_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+    assert len(check_permutations(model, 5, 6)) == 3
+    model[3].weight = model[2].weight
+    assert check_permutations(model, 5, 6) == []
+    trunk = nn.Linear(6, 8)
+    actor, critic = (nn.Sequential(trunk, nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, out)) for out in (2, 1))
+    assert [units.name for units in unit_graph({"actor": actor, "critic": critic})] == ["1", "1"]
+
+
+class Moody(nn.Module):
+    """What it reads depends on the mode, it keeps what it has seen, and it may toss a coin."""
+
+    def __init__(self, coin: bool) -> None:
+        super().__init__()
+        self.one, self.two, self.three, self.head = (nn.Linear(6, 6) for _ in range(4))
+        self.coin, self.kept = coin, None
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        self.kept, self.calls = x, self.calls + 1
+        if extra is not None or (self.coin and self.training and torch.rand(()) < 0.5):
+            return x
+        hidden = self.one(x).relu()
+        hidden = self.two(hidden) if self.training else self.three(hidden)
+        return self.head(hidden.relu())
+
+
+def test_units_hold_in_both_modes_and_the_network_stays_as_it_is() -> None:
+    model = Moody(coin=False).eval()
+    assert check_permutations(model, 5, 6) == []
+    assert model.kept.dtype == torch.float64
+    assert traced_units(model) == []
+    assert type(model.kept) is Tensor
+    assert not model.training
+    model = Moody(coin=True)
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match=r"cannot be traced \(its forward pass draws random numbers\)"):
+        traced_units(model)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_layer_that_reads_a_unit_at_two_places_is_one_consumer() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.one(x)
+            return self.head(torch.cat([y, (y + self.two(y)).relu()], -1))
+
+    (units,) = check_permutations(Twice(), 5, 6)
+    assert [c.columns.shape for c in units.consumers if c.columns is not None] == [(8, 2)]
 
 
 def test_a_pool_over_features_is_no_pool_over_space() -> None:

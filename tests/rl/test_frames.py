@@ -133,7 +133,7 @@ def test_too_little_memory_is_said_with_the_number_that_fits(monkeypatch: pytest
         ("0::/job/step", "job", ("memory.max", "memory.current", "inactive_file")),
         ("0::/host/path/unseen/in/the/container", "", ("memory.max", "memory.current", "inactive_file")),
         (
-            "7:memory:/job/step",
+            "7:memory,hugetlb:/job/step",
             "memory/job",
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ),
