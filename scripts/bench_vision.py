@@ -1,7 +1,7 @@
 """Images per second of the trainer's loop against a plain loop, interleaved in one run.
 
     python scripts/bench_vision.py                                  # the digits default
-    python scripts/bench_vision.py model=resnet18 --size 32 --batch 64 --threads 2 precision=bfloat16
+    python scripts/bench_vision.py model=resnet18 --size 32 --batch 256 --threads 2 --steps 2 precision=bfloat16
 
 The plain loop is what one writes first: a DataLoader without workers over PIL images and torchvision transforms,
 float32, eager, `loss.item()` at each step. Both train the same network from the same weights on the same images; what
