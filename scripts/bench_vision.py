@@ -58,7 +58,7 @@ def ours(task: trainer.Task, steps: int) -> Callable[[], None]:
     learner = trainer.Learner.new(task)
     trainer.begin_phase(task, learner, 0)
     if task.config.compile:
-        learner.forward = compiled(learner.model)
+        learner.forward = compiled(learner.model, task.config.cuda_graph)
 
     def go() -> None:
         for number, (images, labels) in enumerate(trainer.batches(task, 0)):

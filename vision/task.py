@@ -42,6 +42,7 @@ class VisionConfig(Trunk):
     precision: str = "float32"  # float32, bfloat16 (autocast)
     memory_format: str = "channels_last"  # of images and filters: channels_last, contiguous
     compile: bool = False  # torch.compile the training passes
+    cuda_graph: bool = False  # with compile=true on a GPU: replay them as CUDA graphs
 
 
 CHOICES = {
@@ -84,6 +85,8 @@ class Task:
             if config[option] not in accepted:
                 raise ConfigError(f"{option}={config[option]} is unknown; accepted: {', '.join(accepted)}")
         device = resolve_device(config.device)
+        if config.cuda_graph and not (config.compile and device.type == "cuda"):
+            raise ConfigError("cuda_graph=true needs compile=true and device=cuda")
         set_up_torch(device, config.threads, config.deterministic)
         data = build("dataset", config.dataset)
         benchmark = build("benchmark", config.benchmark)
@@ -144,10 +147,10 @@ def build_model(config: VisionConfig, data: ImageData) -> nn.Module:
     return model
 
 
-def compiled(model: nn.Module) -> nn.Module:
+def compiled(model: nn.Module, cuda_graph: bool = False) -> nn.Module:
     """The network for training passes, compiled anew: a method's hooks differ between phases.
 
     Not in `vision.train`: what the launchers pickle of a main program must not name `torch.compiler.config`.
     """
     torch.compiler.reset()
-    return torch.compile(model)  # type: ignore[return-value]
+    return torch.compile(model, mode="reduce-overhead" if cuda_graph else None)  # type: ignore[return-value]

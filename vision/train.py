@@ -162,7 +162,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 begin_phase(task, learner, index, run)
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
             if config.compile and (acts or learner.forward is learner.model):
-                learner.forward = compiled(learner.model)
+                learner.forward = compiled(learner.model, config.cuda_graph)
             steps_per_epoch = phase.passes_per_epoch * phase.steps_per_pass(config.batch_size)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for images, labels in batches(task, index, start=learner.phase_step):
