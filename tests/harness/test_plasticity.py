@@ -41,11 +41,13 @@ def test_numbers_are_those_of_the_probe() -> None:
     assert dormant >= 1
 
 
-def test_a_network_that_declares_no_units_has_no_dormant_ratio() -> None:
-    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
-    numbers = plasticity(Net.of({"model": model}), lambda: model(torch.randn(9, 5)).sum())
-    assert numbers.keys() == CHEAP - {"dormant_ratio"}
-    assert plasticity(Net.of({"model": model}), lambda: model(torch.randn(9, 5)).sum(), "off") == {}
+def test_a_network_whose_units_are_not_known_has_no_dormant_ratio() -> None:
+    for between, known in ((nn.ReLU(), True), (nn.LayerNorm(7), False)):
+        model = nn.Sequential(nn.Linear(5, 7), between, nn.Linear(7, 3))
+        loss = lambda model=model: model(torch.randn(9, 5)).sum()  # noqa: E731
+        numbers = plasticity(Net.of({"model": model}), loss)
+        assert numbers.keys() == (CHEAP if known else CHEAP - {"dormant_ratio"})
+        assert plasticity(Net.of({"model": model}), loss, "off") == {}
 
 
 def test_rows_after_a_boundary_carry_them_before_and_after(tmp_path: Path) -> None:
