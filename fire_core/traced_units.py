@@ -9,7 +9,6 @@ weight, or are more than torch's own layers. Inputs are taken to be batches of v
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import logging
 import operator
@@ -333,14 +332,15 @@ def _units(stream: _Stream, modules: dict[str, nn.Module]) -> Units:
     return Units(" + ".join(stream.producers), stream.count, producers, tuple(consumers), norms)
 
 
-def traced_units(model: nn.Module, shared: Set[int] = frozenset()) -> list[Units]:
+def traced_units(model: nn.Module, shared: Set[int] = frozenset(), say: bool = False) -> list[Units]:
     """The units of a network whose `forward` can be traced, as far as all who write and read them are known.
 
-    They are the same in training and evaluation mode. Layers whose outputs are none are named in one line of the log.
+    They are the same in training and evaluation mode.
 
     Args:
         model: stays as it is.
         shared: ids of parameters that are used outside of it too.
+        say: in one line of the log, which layers' outputs are none, where that is more than the last layer.
 
     Raises:
         ValueError: the network cannot be traced.
@@ -350,20 +350,19 @@ def traced_units(model: nn.Module, shared: Set[int] = frozenset()) -> list[Units
         evaluating, training = (_looked_through(model, shared, mode) for mode in (False, True))
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"{kind} does not declare its units and cannot be traced ({reason})") from error
+        raise ValueError(
+            f"{kind} does not declare its units and cannot be traced ({reason}): give it a method unit_graph() "
+            "(see fire_core.units)"
+        ) from error
     modules = dict(model.named_modules())
     graph = [_units(stream, modules) for what, stream in training.items() if what in evaluating]
     writers = {producer.layer for units in graph for producer in units.producers}
     layers = {name: m for name, m in modules.items() if isinstance(m, (nn.Linear, _ConvNd))}
     without = [name for name, layer in layers.items() if layer not in writers]
-    if graph:
+    if say and graph and len(without) > 1:
         shown = ", ".join(without[:4]) + (", ..." if len(without) > 4 else "")
         groups = f"{len(graph)} group{'s' * (len(graph) > 1)}"
-        _say(f"units of {kind} by tracing: {groups}; {len(without)} of {len(layers)} layers are left alone: {shown}")
+        log.info(
+            f"units of {kind} by tracing: {groups}; {len(without)} of {len(layers)} layers are left alone: {shown}"
+        )
     return graph
-
-
-@functools.cache
-def _say(text: str) -> None:
-    """To the log, once in a process: each phase looks at the units anew."""
-    log.info(text)

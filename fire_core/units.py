@@ -77,8 +77,12 @@ def between(name: str, producer: nn.Module, consumer: nn.Module, norm: nn.Module
     return Units(name, count, (Producer(producer),), (Consumer(consumer, columns),), () if norm is None else (norm,))
 
 
-def unit_graph(modules: Mapping[str, nn.Module]) -> list[Units]:
+def unit_graph(modules: Mapping[str, nn.Module], say: bool = False) -> list[Units]:
     """The units that the modules declare; those of a module that declares none are read off a trace of it.
+
+    Args:
+        modules: by name.
+        say: in the log, what a trace left out.
 
     Raises:
         ValueError: a module has neither a `unit_graph()` nor a `forward` that can be traced, or there are no units.
@@ -91,7 +95,7 @@ def unit_graph(modules: Mapping[str, nn.Module]) -> list[Units]:
     graph: list[Units] = []
     for root in roots:
         declare = getattr(root, "unit_graph", None)
-        graph += traced_units(root, shared) if declare is None else declare()
+        graph += traced_units(root, shared, say) if declare is None else declare()
     if not graph:
         kinds = ", ".join(type(unwrap(module)).__name__ for module in modules.values())
         raise ValueError(

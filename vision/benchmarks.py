@@ -25,8 +25,12 @@ class Phase:
     passes_per_epoch: int = 1
 
     def steps_per_pass(self, batch_size: int) -> int:
-        """Optimizer steps of one pass; the last batch may be smaller."""
-        return -(-len(self.train) // batch_size)
+        """Optimizer steps of one pass; the last batch may be smaller.
+
+        A last image alone joins the batch before it: batch norm has no variance of one.
+        """
+        batches = -(-len(self.train) // batch_size)
+        return batches - (batches > 1 and len(self.train) % batch_size == 1)
 
     def steps(self, batch_size: int) -> int:
         """Optimizer steps of the whole phase."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fire_core.harness.build import build
 from fire_core.harness.config import Trunk, resolve_device, set_up_torch
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.errors import ConfigError, one_line
 from fire_core.harness.plasticity import LEVELS
 from fire_core.methods import Net
 from vision.benchmarks import Phase
@@ -97,7 +97,8 @@ class Task:
         options = OmegaConf.to_object(config)
         assert isinstance(options, VisionConfig)
         task = cls(options, device, data.to(device), phases, benchmark.methods_from_phase, method.acts_within_phases)
-        model = build_model(options, data)  # wrong options show before anything is written
+        model = build_model(options, data).to(memory_format=task.memory_format)
+        task.check_takes_images(model)  # this and wrong options show before anything is written
         try:
             method.check(Net({"model": model}, {}))
         except ValueError as error:
@@ -106,6 +107,21 @@ class Task:
             ) from error
         build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])
         return task
+
+    def check_takes_images(self, model: nn.Module) -> None:
+        """Refuse a network, on the CPU, that cannot take the images as they will be laid out in memory.
+
+        Raises:
+            ConfigError: with what the network says.
+        """
+        images = self.test_batch(torch.arange(2, device=self.device))[0].cpu()
+        try:
+            with torch.no_grad(), Net({"model": model}, {}).mode(training=False):
+                model(images)
+        except Exception as error:
+            hint = " (memory_format=contiguous may help)" if self.config.memory_format == "channels_last" else ""
+            name, shape = self.config.model["name"], tuple(images.shape)
+            raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
 
     @property
     def total_steps(self) -> int:
@@ -141,7 +157,11 @@ class Task:
 def build_model(config: VisionConfig, data: ImageData) -> nn.Module:
     """The network of `model=`, for the data's classes and image shape."""
     also = {"num_classes": data.num_classes, "in_channels": data.in_channels, "image_size": data.image_size}
-    accepted = inspect.signature(hydra.utils.get_object(config.model["_target_"])).parameters
+    try:
+        accepted = inspect.signature(hydra.utils.get_object(config.model["_target_"])).parameters
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"model._target_={config.model['_target_']} cannot be imported: {reason}") from error
     options = {key: value for key, value in config.model.items() if key != "layout"}
     model: nn.Module = build("model", options, **{key: also[key] for key in also if key in accepted})
     return model

@@ -58,7 +58,7 @@ def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
     """Take the run to its end from wherever it stands; its summary."""
     task = Task.from_config(config)
     whole: Any = OmegaConf.to_container(config, resolve=True)
-    what = identity(whole)
+    what = identity(whole, "cuda_graph")  # which replays the same kernels
     shared = len(task.phases) > 1 and not task.method_acts_in(0)
     return live(
         config,
@@ -283,8 +283,8 @@ def batches(task: Task, index: int, start: int = 0) -> Iterator[tuple[Tensor, Te
         if batch == 0 or step == start:
             generator = seeding.generator(task.config.seed, "order", index, number)
             order = samples[torch.randperm(len(samples), generator=generator)].to(task.device)
-        pick = order[batch * size : (batch + 1) * size]
-        yield task.train_batch(pick)
+        end = len(order) if batch == per_pass - 1 else (batch + 1) * size
+        yield task.train_batch(order[batch * size : end])
 
 
 def one_pass(task: Task, index: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -295,15 +295,14 @@ def one_pass(task: Task, index: int) -> Iterator[tuple[Tensor, Tensor]]:
 @torch.inference_mode()
 def evaluate(task: Task, learner: Learner, index: int) -> float:
     """Accuracy on the phase's test set, in evaluation mode."""
-    learner.model.eval()
     chosen = torch.from_numpy(task.phases[index].test).to(task.device)
     correct = torch.zeros((), device=task.device)
-    for pick in chosen.split(task.config.eval_batch_size):
-        images, labels = task.test_batch(pick)
-        with task.autocast():
-            logits = learner.model(images)
-        correct += (logits.argmax(1) == labels).sum()
-    learner.model.train()
+    with learner.net.mode(training=False):
+        for pick in chosen.split(task.config.eval_batch_size):
+            images, labels = task.test_batch(pick)
+            with task.autocast():
+                logits = learner.model(images)
+            correct += (logits.argmax(1) == labels).sum()
     return correct.item() / len(chosen)
 
 

@@ -7,3 +7,8 @@ class ConfigError(ValueError):
 
 class TrainingError(RuntimeError):
     """Training itself cannot go on (a loss that is not finite, say); the message says where it stopped."""
+
+
+def one_line(error: Exception) -> str:
+    """The first line of what an error says, or its type."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

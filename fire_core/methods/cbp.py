@@ -54,7 +54,7 @@ class ContinualBackprop(Method):
 
     def check(self, net: Net) -> None:
         if self.variant != "reference":
-            unit_graph(net.modules)
+            unit_graph(net.modules, say=True)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:

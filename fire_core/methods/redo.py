@@ -57,7 +57,7 @@ class ReDo(Method):
 
     def check(self, net: Net) -> None:
         if self.variant != "reference":
-            unit_graph(net.modules)
+            unit_graph(net.modules, say=True)
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         self.epochs += 1

@@ -61,7 +61,7 @@ class SelfNormalizedResets(Method):
 
     def check(self, net: Net) -> None:
         if self.variant != "reference":
-            unit_graph(net.modules)
+            unit_graph(net.modules, say=True)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:

@@ -11,6 +11,8 @@ CASES = {
     ("lr=abc",): "error: lr=abc: Value 'abc' of type 'str' could not be converted to Float",
     ("model.hidden=-1",): "error: model.hidden must be >= 1, got -1",
     ("lerning_rate=1",): "error: option lerning_rate is unknown; accepted: ",
+    ("model.norm=no",): "error: model.norm must be true or false, got 'no'",
+    ("model._target_=my.Net",): "error: model._target_=my.Net cannot be imported: ",
     ("model.hiden=8",): "error: option model.hiden is unknown (did you mean hidden?); accepted: ",
     ("dataset=cifar10", "dataset.root=nowhere"): "error: dataset=cifar10 is not there: put ",
     ("method=fire", "method.solver=exat"): "error: method.solver=exat is unknown; accepted: newton_schulz, exact",

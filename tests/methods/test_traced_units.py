@@ -13,7 +13,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from fire_core.methods import Net
 from fire_core.methods.redo import ReDo
-from fire_core.traced_units import _say, traced_units
+from fire_core.traced_units import traced_units
 from fire_core.units import Units, unit_graph
 from tests.methods.test_units import permute_
 from vision.models import MLP, VGG16, ResNet18, SmallResNet
@@ -225,20 +225,20 @@ def test_a_pool_over_features_is_no_pool_over_space() -> None:
 
 def test_a_network_that_cannot_be_traced_is_refused_in_one_line() -> None:
     model = Net2(lambda m, x: m.one(x) if x.sum() > 0 else m.two(x))
-    with pytest.raises(ValueError, match=r"^Net2 does not declare its units and cannot be traced \([^\n]+\)$"):
+    with pytest.raises(
+        ValueError, match=r"^Net2 does not declare its units and cannot be traced \([^\n]+\): give it a [^\n]+$"
+    ):
         unit_graph({"model": model})
     with pytest.raises(ValueError, match="cannot be traced"):
         ReDo().check(Net({"model": model}, {}))
 
 
-def test_what_is_left_out_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    model = Net2(WAYS["groups"][0])
-    _say.cache_clear()
+def test_what_is_left_out_is_said_by_the_method_that_needs_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            traced_units(model)
+        for name in ("groups", "plain"):
+            traced_units(Net2(WAYS[name][0]))
+        ReDo().check(Net({"model": Net2(WAYS["groups"][0])}, {}))
+        ReDo().check(Net({"model": nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))}, {}))
     (record,) = caplog.records
-    assert (
-        record.getMessage()
-        == "units of Net2 by tracing: 1 group; 4 of 5 layers are left alone: one, grouped, back, head"
-    )
+    told = "units of Net2 by tracing: 1 group; 4 of 5 layers are left alone: one, grouped, back, head"
+    assert record.getMessage() == told

@@ -6,12 +6,8 @@ import torch
 import torchvision
 from torch import nn
 
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.errors import ConfigError, one_line
 from vision.models.checks import check_positive
-
-
-def _one_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _unknown(library: str, architecture: str, names: list[str]) -> ConfigError:
@@ -47,7 +43,7 @@ def check_fits(model: nn.Module, architecture: str, in_channels: int, image_size
         model.eval()(torch.zeros(1, in_channels, image_size, image_size, device=device))
     except Exception as error:
         raise ConfigError(
-            f"model.name={architecture} cannot take images of {image_size}x{image_size}: {_one_line(error)}"
+            f"model.name={architecture} cannot take images of {image_size}x{image_size}: {one_line(error)}"
         ) from error
     model.train()
 
@@ -82,7 +78,7 @@ def torchvision_model(
     try:
         model = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
     except Exception as error:
-        raise ConfigError(f"model.name={architecture} cannot be built: {_one_line(error)}") from error
+        raise ConfigError(f"model.name={architecture} cannot be built: {one_line(error)}") from error
     change_first_convolution(model, in_channels)
     check_fits(model, architecture, in_channels, image_size)
     return model
@@ -118,6 +114,6 @@ def timm_model(architecture: str, num_classes: int, in_channels: int = 3, image_
         except TypeError:  # a model for images of any size
             model = timm.create_model(architecture, **options)
     except Exception as error:
-        raise ConfigError(f"model.name={architecture} cannot be built: {_one_line(error)}") from error
+        raise ConfigError(f"model.name={architecture} cannot be built: {one_line(error)}") from error
     check_fits(model, architecture, in_channels, image_size)
     return model

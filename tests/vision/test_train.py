@@ -1,0 +1,57 @@
+"""Details of the loop: batches, evaluation, and networks that cannot take the images."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vision.train as trainer
+from fire_core.harness.errors import ConfigError
+from tests.harness.runner import compose
+from vision.benchmarks import Phase
+
+
+class Viewing(nn.Module):
+    """Flattens by `view`, which only works on maps that lie in memory channel by channel."""
+
+    def __init__(self, num_classes: int, **sizes: int) -> None:
+        super().__init__()
+        self.conv, self.drop, self.head = nn.Conv2d(1, 4, 3), nn.Dropout(), nn.Linear(144, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.conv(x))
+        return self.head(x.view(x.size(0), -1))
+
+
+VIEWING = ("model._target_=tests.vision.test_train.Viewing",)
+
+
+@pytest.mark.parametrize(
+    ("images", "size", "sizes"),
+    [(10, 4, [4, 4, 2]), (9, 4, [4, 5]), (8, 4, [4, 4]), (1, 4, [1]), (3, 1, [1, 1, 1]), (5, 4, [5])],
+)
+def test_an_image_alone_joins_the_batch_before_it(images: int, size: int, sizes: list[int]) -> None:
+    task = trainer.Task.from_config(compose("benchmark=warm_start", f"batch_size={size}"))
+    task.phases = [Phase(np.arange(images), np.arange(1), epochs=2)]
+    seen = [len(labels) for _, labels in trainer.batches(task, 0)]
+    assert seen == 2 * sizes
+    assert task.total_steps == len(seen)
+    assert [len(labels) for _, labels in trainer.batches(task, 0, start=1)] == seen[1:]
+
+
+def test_a_network_that_cannot_take_the_images_is_refused_before_a_run() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^model=small_resnet cannot take images \(2, 1, 8, 8\): view size .*contiguous"
+    ):
+        trainer.Task.from_config(compose(*VIEWING))
+    trainer.Task.from_config(compose(*VIEWING, "memory_format=contiguous"))
+
+
+def test_evaluation_leaves_frozen_parts_in_evaluation_mode() -> None:
+    task = trainer.Task.from_config(compose(*VIEWING, "memory_format=contiguous"))
+    learner = trainer.Learner.new(task)
+    learner.model.drop.eval()
+    trainer.evaluate(task, learner, 0)
+    assert learner.model.training
+    assert not learner.model.drop.training
+    assert torch.is_grad_enabled()
