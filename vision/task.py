@@ -114,12 +114,12 @@ class Task:
         Raises:
             ConfigError: with what the network says.
         """
-        images = self.test_batch(torch.arange(2, device=self.device))[0].cpu()
+        images = self.test_batch(torch.arange(1, device=self.device))[0].cpu()
         try:
             with torch.no_grad(), Net({"model": model}, {}).mode(training=False):
                 model(images)
         except Exception as error:
-            hint = " (memory_format=contiguous may help)" if self.config.memory_format == "channels_last" else ""
+            hint = " (memory_format=contiguous may help)" if "view size" in str(error) else ""
             name, shape = self.config.model["name"], tuple(images.shape)
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
 

@@ -41,7 +41,7 @@ def test_an_image_alone_joins_the_batch_before_it(images: int, size: int, sizes:
 
 def test_a_network_that_cannot_take_the_images_is_refused_before_a_run() -> None:
     with pytest.raises(
-        ConfigError, match=r"^model=small_resnet cannot take images \(2, 1, 8, 8\): view size .*contiguous"
+        ConfigError, match=r"^model=small_resnet cannot take images \(1, 1, 8, 8\): view size .*contiguous"
     ):
         trainer.Task.from_config(compose(*VIEWING))
     trainer.Task.from_config(compose(*VIEWING, "memory_format=contiguous"))
