@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.options.errors import ConfigError
 from language.data import Mixture, TokenFile
 from language.schedule import Length, phase_length
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.options.errors import ConfigError
 
 # Not the library itself: its tests, bundled programs, and the text of which `pydoc` is made.
 SKIPPED = {

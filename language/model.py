@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core.units import Consumer, Producer, Units
+from fire_core.units.graph import Consumer, Producer, Units
 
 ACTIVATIONS = ("gelu", "relu2", "swiglu")
 IGNORED = -1  # a target that does not count
@@ -194,7 +194,7 @@ class GPT(nn.Module):
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units`: of each block the values and the perceptron's hidden layer."""
+        """The hidden units, see `fire_core.units.graph`: of each block the values and the perceptron's hidden layer."""
         graph = []
         for i, block in enumerate(self.transformer["h"]):
             attention, mlp = block.attn, block.mlp

@@ -20,12 +20,12 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from tqdm import tqdm
 
-from fire_core.harness.build import build
-from fire_core.harness.checkpoint import write_atomically
-from fire_core.harness.cli import job, run_program
-from fire_core.harness.config import Paths, check_name, digest
-from fire_core.harness.errors import ConfigError
-from fire_core.harness.lock import FolderLock, NoLocks
+from fire_core.harness.options.build import build
+from fire_core.harness.options.cli import CONF, job, run_program
+from fire_core.harness.options.config import Paths, check_name, digest
+from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.run.checkpoint import write_atomically
+from fire_core.harness.run.lock import FolderLock, NoLocks
 from language.corpora import Corpus
 from language.data import SPLITS, TokenFile, open_tokens, write_header
 from language.tokenizers import Tokenizer, get_tokenizer
@@ -51,7 +51,7 @@ class PrepareConfig:
 ConfigStore.instance().store(name="language_prepare_schema", node=PrepareConfig)
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="language_prepare")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="language_prepare")
 def main(config: DictConfig) -> None:
     """Prepare one corpus, unless that is already done."""
     with job(config) as outcome:

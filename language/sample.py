@@ -11,11 +11,11 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from fire_core.harness import seeding
-from fire_core.harness.checkpoint import DIGITS
-from fire_core.harness.cli import job, run_program
-from fire_core.harness.config import Paths, resolve_device
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.options.cli import CONF, job, run_program
+from fire_core.harness.options.config import Paths, resolve_device
+from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.run.checkpoint import DIGITS
+from fire_core.harness.training import seeding
 from language.model import GPT
 from language.task import build_model
 from language.tokenizers import get_tokenizer
@@ -41,7 +41,7 @@ class SampleConfig:
 ConfigStore.instance().store(name="language_sample_schema", node=SampleConfig)
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="language_sample")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="language_sample")
 def main(config: DictConfig) -> None:
     """Print samples."""
     with job(config) as outcome:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
-from fire_core.sharing import is_sharded
+from fire_core.weights.distributed import is_sharded
 from language.model import GPT
 
 

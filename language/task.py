@@ -10,16 +10,16 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from fire_core.harness import seeding
-from fire_core.harness.build import build
-from fire_core.harness.config import Trunk, identity, set_up_torch
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.options.build import build
+from fire_core.harness.options.config import Trunk, identity, set_up_torch
+from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.training import seeding
 from fire_core.methods import Method, Net
 from language.benchmark import Phase
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
 from language.prepare import load
-from language.team import Team
+from language.process_group import Team
 from language.tokenizers import get_tokenizer
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.options.errors import ConfigError
 
 TOKENIZERS = ("byte", "gpt2")
 

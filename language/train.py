@@ -20,29 +20,29 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fire_core.harness import seeding
-from fire_core.harness.boundary import act_after_epoch, act_at_boundary
-from fire_core.harness.build import build
-from fire_core.harness.cli import Outcome, job, run_program
-from fire_core.harness.console import progress_bar, show
-from fire_core.harness.life import live
-from fire_core.harness.measure import Meter, check_finite, total_dfi
-from fire_core.harness.run import Run
-from fire_core.harness.signals import Preemption
+from fire_core.harness.options.build import build
+from fire_core.harness.options.cli import CONF, Outcome, job, run_program
+from fire_core.harness.run.execute import live
+from fire_core.harness.run.folder import Run
+from fire_core.harness.training import seeding
+from fire_core.harness.training.boundary import act_after_epoch, act_at_boundary
+from fire_core.harness.training.console import progress_bar, show
+from fire_core.harness.training.measure import Meter, check_finite, total_dfi
+from fire_core.harness.training.signals import Preemption
 from fire_core.methods import Context, Method, Net
-from fire_core.optimizer import parts_of, set_rate_factor
-from fire_core.sharing import full, local
+from fire_core.weights.distributed import full, local
+from fire_core.weights.optimizer_state import parts_of, set_rate_factor
 from language.model import GPT
+from language.process_group import Team, leave
 from language.schedule import learning_rate
 from language.sharded import gathered, shard_, spread
 from language.speed import NextTokenLoss, flops_per_token, peak_flops
 from language.task import Task, build_model, draw, first_phase_shape
-from language.team import Team, leave
 
 log = logging.getLogger(__name__)
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="language")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="language")
 def main(config: DictConfig) -> float:
     """Train one configuration, unless that is already done; go on where it was interrupted.
 

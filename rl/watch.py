@@ -14,12 +14,12 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
-from fire_core.harness.checkpoint import DIGITS
-from fire_core.harness.cli import job, run_program
-from fire_core.harness.config import Paths
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.options.cli import CONF, job, run_program
+from fire_core.harness.options.config import Paths
+from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.run.checkpoint import DIGITS
 
-PLAYERS = {"dqn": "rl.watch_dqn", "sac": "rl.watch_sac"}  # by program; each has a function `play`
+PLAYERS = {"dqn": "rl.dqn.watch", "sac": "rl.sac.watch"}  # by program; each has a function `play`
 
 
 @dataclass
@@ -41,7 +41,7 @@ class WatchConfig:
 ConfigStore.instance().store(name="watch_schema", node=WatchConfig)
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="watch")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="watch")
 def main(config: DictConfig) -> None:
     """Let the agent play, and write what it saw and did."""
     with job(config) as outcome:

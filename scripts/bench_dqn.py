@@ -34,14 +34,14 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from fire_core.harness.cli import CONF
-from rl.dqn import one_step
-from rl.dqn_learner import Learner, on_device, targets_of
-from rl.dqn_task import Task
-from rl.dqn_update import huber
-from rl.frames import FrameReplay
-from rl.q_network import NatureCNN
-from rl.store import RingStore
+from fire_core.harness.options.cli import CONF
+from rl.common.replay_store import RingStore
+from rl.dqn.frames import FrameReplay
+from rl.dqn.learner import Learner, on_device, targets_of
+from rl.dqn.networks import NatureCNN
+from rl.dqn.task import Task
+from rl.dqn.train import one_step
+from rl.dqn.update import huber
 
 START = 2000  # steps of random play before the first update, in both loops
 
@@ -179,7 +179,7 @@ def rate(step: Callable[[], object], seconds: float, each: int, device: torch.de
 
 def bench_store(frames: int, game: str) -> None:
     """Play at random for so many frames; tell how long saving blocks and what a million frames take on the disk."""
-    from rl.atari import make
+    from rl.dqn.atari import make
 
     env = make(4, 0, "bench", game)
     replay, store = FrameReplay(frames, 4, (84, 84)), RingStore(Path(tempfile.mkdtemp()) / "replay")

@@ -21,11 +21,11 @@ from typing import Any
 
 import hydra
 
-import fire_core.harness.life
+import fire_core.harness.run.execute
 import vision.train
-from fire_core.harness.cli import CONF, Outcome
-from fire_core.harness.run import Run
-from fire_core.harness.tracker import Wandb
+from fire_core.harness.options.cli import CONF, Outcome
+from fire_core.harness.run.folder import Run
+from fire_core.harness.run.tracker import Wandb
 
 KINDS = ("off", "on")
 COLUMNS = ("wall clock", "training process", "its children")
@@ -66,8 +66,8 @@ def one_run(kind: str, options: list[str], folder: str) -> list[float]:
     config = hydra.compose("vision", [f"paths.runs={folder}", "cache=off", "progress=false", *options])
     calls, waiting = [0.0], [0.0]
     if kind == "off":
-        config.tracker = {"_target_": "fire_core.harness.tracker.Tracker", "name": "none"}
-        fire_core.harness.life.Run = Silent  # type: ignore[misc]
+        config.tracker = {"_target_": "fire_core.harness.run.tracker.Tracker", "name": "none"}
+        fire_core.harness.run.execute.Run = Silent  # type: ignore[misc]
     else:
         for name in CALLS:
             setattr(Run, name, timed(getattr(Run, name), calls))

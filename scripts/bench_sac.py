@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl.control import Control, Workers
-from rl.sac_update import Batch, CudaGraph, Temperature, Update, adamw, compiled
-from rl.simba import Networks, plain_critic
+from rl.sac.control import Control, Workers
+from rl.sac.networks import Networks, plain_critic
+from rl.sac.update import Batch, CudaGraph, Temperature, Update, adamw, compiled
 
 SQUASHING = torch.distributions.TanhTransform()
 

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 import vision.train as trainer
-from fire_core.harness.cli import CONF
-from fire_core.optimizer import set_rate_factor
+from fire_core.harness.options.cli import CONF
+from fire_core.weights.optimizer_state import set_rate_factor
 from vision.benchmarks import Phase
 from vision.data import ImageData
 from vision.task import compiled

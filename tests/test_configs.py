@@ -9,8 +9,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 import vision.train  # noqa: F401  registers the schema
-from fire_core.harness.build import build
-from fire_core.harness.cli import CONF
+from fire_core.harness.options.build import build
+from fire_core.harness.options.cli import CONF
 from fire_core.methods import Method, Net
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("fig2*.yaml"))

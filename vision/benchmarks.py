@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.options.errors import ConfigError
 from vision.data.splits import class_phases, sample_phases, warm_start_phases
 
 

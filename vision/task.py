@@ -11,10 +11,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from fire_core.harness.build import build
-from fire_core.harness.config import Trunk, resolve_device, set_up_torch
-from fire_core.harness.errors import ConfigError, one_line
-from fire_core.harness.plasticity import LEVELS
+from fire_core.harness.options.build import build
+from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
+from fire_core.harness.options.errors import ConfigError, one_line
+from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Net
 from vision.benchmarks import Phase
 from vision.data import ImageData

@@ -19,20 +19,20 @@ import torch.nn.functional as F
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from fire_core.harness import seeding
-from fire_core.harness.boundary import act_after_epoch, act_at_boundary
-from fire_core.harness.build import build
-from fire_core.harness.cli import Outcome, job, run_program
-from fire_core.harness.config import identity
-from fire_core.harness.console import progress_bar, show
-from fire_core.harness.errors import TrainingError
-from fire_core.harness.life import live
-from fire_core.harness.measure import Meter, check_finite
-from fire_core.harness.plasticity import plasticity
-from fire_core.harness.run import Run
-from fire_core.harness.signals import Preemption
+from fire_core.harness.options.build import build
+from fire_core.harness.options.cli import CONF, Outcome, job, run_program
+from fire_core.harness.options.config import identity
+from fire_core.harness.options.errors import TrainingError
+from fire_core.harness.run.execute import live
+from fire_core.harness.run.folder import Run
+from fire_core.harness.training import seeding
+from fire_core.harness.training.boundary import act_after_epoch, act_at_boundary
+from fire_core.harness.training.console import progress_bar, show
+from fire_core.harness.training.measure import Meter, check_finite
+from fire_core.harness.training.plasticity import plasticity
+from fire_core.harness.training.signals import Preemption
 from fire_core.methods import Context, Method, Net
-from fire_core.optimizer import parts_of, set_rate_factor
+from fire_core.weights.optimizer_state import parts_of, set_rate_factor
 from vision.benchmarks import Phase
 from vision.schedule import reference, warmup
 from vision.task import Task, build_model, compiled
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 PROBE = 256  # test images on which plasticity is measured
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="vision")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="vision")
 def main(config: DictConfig) -> float:
     """Train one configuration, unless that is already done; go on where it was interrupted.
 

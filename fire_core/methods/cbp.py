@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fire_core.methods import _reference
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.units import Consumer, Units, Watch, he_normal, mean_magnitude, recycle_, unit_graph, weight
+from fire_core.methods.reference import ReferenceCBP, chain
+from fire_core.units.graph import Consumer, Units, Watch, he_normal, mean_magnitude, recycle_, unit_graph, weight
 
 VARIANTS = ("plain", "reference")
 
@@ -22,11 +22,11 @@ class ContinualBackprop(Method):
         a <- a + 1;  m <- decay m + (1 - decay) mean|h|;  d <- d + rate * (units with a > maturity)
     and while d >= 1 the mature unit of least utility m / (1 - decay^a) * mean|outgoing weight| is replaced: new
     incoming weights, outgoing weights of zero, no history in the optimizer, a = m = 0, d <- d - 1.
-    h is what the unit's readers see, through the units that the model declares (`fire_core.units`).
+    h is what the unit's readers see, through the units that the model declares (`fire_core.units.graph`).
 
     No step waits for a GPU: which units are replaced is decided there, and how many are mature is counted here.
 
-    `variant=reference` does what the authors' code does, see `_reference.ReferenceCBP`.
+    `variant=reference` does what the authors' code does, see `reference.ReferenceCBP`.
 
     Args:
         rate: part of the mature units that is replaced in a step.
@@ -50,7 +50,7 @@ class ContinualBackprop(Method):
             raise ValueError(f"variant={variant} is unknown; accepted: {', '.join(VARIANTS)}")
         self.rate, self.maturity, self.decay, self.variant = rate, maturity, decay, variant
         self.state: dict[str, Any] = {}
-        self.reference: _reference.ReferenceCBP | None = None
+        self.reference: ReferenceCBP | None = None
 
     def check(self, net: Net) -> None:
         if self.variant != "reference":
@@ -59,8 +59,7 @@ class ContinualBackprop(Method):
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
         if self.variant == "reference":
-            chain = _reference.chain(net.modules)
-            self.reference = _reference.ReferenceCBP(chain, self.rate, self.maturity, self.decay, self.state)
+            self.reference = ReferenceCBP(chain(net.modules), self.rate, self.maturity, self.decay, self.state)
             with self.reference.watch.on():
                 yield
             return

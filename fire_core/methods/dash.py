@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.optimizer import reset_optimizer_state
+from fire_core.weights.optimizer_state import reset_optimizer_state
 
 VARIANTS = ("boundary", "step")
 MODES = ("eval", "train")

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from fire_core.layout import PRESETS
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.polar import NORM_INITS, SOLVERS
-from fire_core.reinit import SCALES, fire_
+from fire_core.polar.factor import NORM_INITS, SOLVERS
+from fire_core.reinit.fire import SCALES, fire_
+from fire_core.weights.layout import PRESETS
 
 
 class Fire(Method):
@@ -18,7 +18,7 @@ class Fire(Method):
         solver: newton_schulz or exact.
         iterations: Newton-Schulz steps.
         norm_init: frobenius, spectral, power or schatten4.
-        layout: which weights, see `fire_core.layout`; None: the network's own.
+        layout: which weights, see `fire_core.weights.layout`; None: the network's own.
         scale: modular, orthogonal, match_init.
         blend: in [0, 1]; 1 projects all the way.
 

@@ -1,7 +1,7 @@
 """Start every phase from the initial weights: full plasticity, nothing kept but the data."""
 
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.optimizer import reset_optimizer_state
+from fire_core.weights.optimizer_state import reset_optimizer_state
 
 
 class FullReset(Method):

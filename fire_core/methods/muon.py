@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.layout import resolve
 from fire_core.methods.protocol import Method, Net
+from fire_core.weights.layout import resolve
 
 VARIANTS = ("plain", "reference")
 

@@ -16,7 +16,7 @@ class Net:
     Attributes:
         modules: what is trained, by name (`{"model": ...}`; `{"actor": ..., "critic": ...}`).
         init: for each module its `state_dict` (parameters and buffers) at the start of the run.
-        layout: which weights a projection touches, by name (see `fire_core.layout`).
+        layout: which weights a projection touches, by name (see `fire_core.weights.layout`).
         targets: the slowly following copies of modules, by the module's name, where training has such.
     """
 

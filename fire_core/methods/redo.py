@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fire_core.methods import _reference
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.units import Watch, mean_magnitude, recycle_, uniform, unit_graph
+from fire_core.methods.reference import chain
+from fire_core.units.graph import Watch, mean_magnitude, recycle_, uniform, unit_graph
 
 VARIANTS = ("plain", "reference")
 
@@ -19,7 +19,7 @@ class ReDo(Method):
 
     The score of unit i of a layer is E|h_i| / mean_k E|h_k|; at most `threshold` is dormant. A dormant unit gets new
     incoming weights, outgoing weights of zero, and no history in the optimizer. h is what the unit's readers see,
-    after norm and nonlinearity, through the units that the model declares (`fire_core.units`).
+    after norm and nonlinearity, through the units that the model declares (`fire_core.units.graph`).
 
     `variant=reference` does what the authors' code does, which differs from the cited paper: scores are taken before
     normalisation, layers are chained in execution order whatever the skips and heads, outgoing weights and moments
@@ -63,7 +63,7 @@ class ReDo(Method):
         self.epochs += 1
         if self.epochs % self.every:
             return {}
-        reference = _reference.chain(net.modules) if self.variant == "reference" else None
+        reference = chain(net.modules) if self.variant == "reference" else None
         graph = unit_graph(net.modules) if reference is None else []
         watch = Watch(graph, mean_magnitude, only_training=False) if reference is None else reference.watch_redo()
         masks = [dormant(activity, self.threshold) for activity in self._look(net, context, watch)]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fire_core.methods import _reference
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.units import Watch, peak, recycle_, uniform, unit_graph
+from fire_core.methods.reference import chain
+from fire_core.units.graph import Watch, peak, recycle_, uniform, unit_graph
 
 VARIANTS = ("plain", "reference")
 
@@ -21,7 +21,7 @@ class SelfNormalizedResets(Method):
     After each step, for every unit: it fires if it is above 0 anywhere in the batch, which ends its silence; a silence
     that reaches the unit's threshold recycles it. Every `every` steps thresholds follow the silences seen since the
     last time (see `Silences`). A recycled unit gets new incoming weights, outgoing weights of zero, and no history in
-    the optimizer. Units and what their readers see of them: as the model declares (`fire_core.units`).
+    the optimizer. Units and what their readers see of them: as the model declares (`fire_core.units.graph`).
 
     `variant=reference` does what the authors' code does: thresholds fall to one batch at the very first step and
     whenever a unit has shown no silence, units are looked at before normalisation in layers chained in execution
@@ -65,7 +65,7 @@ class SelfNormalizedResets(Method):
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
-        self.reference = _reference.chain(net.modules) if self.variant == "reference" else None
+        self.reference = chain(net.modules) if self.variant == "reference" else None
         self.graph = unit_graph(net.modules) if self.reference is None else []
         self.seen: Any = Watch(self.graph, peak) if self.reference is None else self.reference.watch_snr()
         with self.seen.on():

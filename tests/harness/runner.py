@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import hydra
 import torch
 
-from fire_core.harness.cli import CONF, Outcome
+from fire_core.harness.options.cli import CONF, Outcome
 from vision.train import run_one
 
 T = TypeVar("T")

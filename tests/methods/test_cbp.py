@@ -9,8 +9,8 @@ from torch import nn
 
 from fire_core.methods import Context, Net
 from fire_core.methods.cbp import ContinualBackprop, outgoing
-from fire_core.units import Units, between, unit_graph
-from tests.methods.test_units import MODELS
+from fire_core.units.graph import Units, between, unit_graph
+from tests.units.test_graph import MODELS
 
 
 class Perceptron(nn.Module):

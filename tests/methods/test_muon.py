@@ -9,7 +9,7 @@ from torch import nn
 
 from fire_core.methods import Net
 from fire_core.methods.muon import MuonOptimizer, Together, as_matrix, hidden_weights
-from fire_core.optimizer import reset_optimizer_state
+from fire_core.weights.optimizer_state import reset_optimizer_state
 from tests.harness.runner import only_run, rows, run
 from vision.models import SmallResNet, ViT
 

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from fire_core.methods import Context, Net
 from fire_core.methods.redo import ReDo, dormant
-from fire_core.units import Units, unit_graph
-from tests.methods.test_units import MODELS
+from fire_core.units.graph import Units, unit_graph
+from tests.units.test_graph import MODELS
 
 
 def context(model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...] = ()) -> Context:

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-import rl.dqn  # noqa: F401  registers the schema
-from fire_core.harness.cli import CONF
+import rl.dqn.train  # noqa: F401  registers the schema
+from fire_core.harness.options.cli import CONF
 from fire_core.methods import Context, Method, Net
-from rl import dqn_update
-from rl.boundary import build_method, forgetful, next_optimizer, update_targets
-from rl.dqn_update import epsilon
-from rl.frames import FrameReplay
-from rl.q_network import NatureCNN
-from rl.scores import human_normalised
+from rl.common.boundary import build_method, forgetful, next_optimizer, update_targets
+from rl.dqn import update as dqn_update
+from rl.dqn.frames import FrameReplay
+from rl.dqn.networks import NatureCNN
+from rl.dqn.scores import human_normalised
+from rl.dqn.update import epsilon
 from tests.parity import fill, golden
 
 FACTS = golden.facts("dqn_facts")

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fire_core import fire_, shrink_and_perturb_
-from fire_core.layout import resolve
-from fire_core.polar import newton_schulz
+from fire_core.polar.factor import newton_schulz
+from fire_core.weights.layout import resolve
 from tests.parity import fill, golden
 from tests.parity.trees import module_from
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from fire_core.polar import newton_schulz, polar_factor
+from fire_core.polar.factor import newton_schulz, polar_factor
 from tests.parity import golden
 
 OUT = golden.tensors("ns", "out.")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods import Context
-from fire_core.methods._reference import OutputWatch, chain
 from fire_core.methods.redo import dormant
-from fire_core.units import between, mean_magnitude, recycle_, redraw_rows_, uniform
+from fire_core.methods.reference import OutputWatch, chain
+from fire_core.units.graph import between, mean_magnitude, recycle_, redraw_rows_, uniform
 from tests.parity import golden
 from tests.parity.trees import module_from
 

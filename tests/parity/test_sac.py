@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fire_core.harness.cli import CONF
+from fire_core.harness.options.cli import CONF
 from fire_core.methods import Context, Method, Net
 from fire_core.methods.fire import Fire
 from fire_core.methods.full_reset import FullReset
 from fire_core.methods.snp import ShrinkAndPerturb
-from rl.control import Statistics
-from rl.sac import restart
-from rl.sac_learner import Learner
-from rl.sac_task import Task
-from rl.sac_update import (
+from rl.sac.control import Statistics
+from rl.sac.learner import Learner
+from rl.sac.networks import Actor, Critics, Networks, part
+from rl.sac.task import Task
+from rl.sac.train import restart
+from rl.sac.update import (
     Batch,
     Temperature,
     Update,
@@ -30,7 +31,6 @@ from rl.sac_update import (
     move_target_,
     temperature_loss,
 )
-from rl.simba import Actor, Critics, Networks, part
 from tests.parity import golden
 
 FACTS = golden.facts("sac_facts")

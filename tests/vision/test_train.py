@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import vision.train as trainer
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.options.errors import ConfigError
 from tests.harness.runner import compose
 from vision.benchmarks import Phase
 

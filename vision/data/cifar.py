@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torchvision import datasets
 
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.options.errors import ConfigError
 from vision.data.files import md5_of, unpacked
 from vision.data.images import ImageData
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.options.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
-from fire_core.harness.errors import ConfigError
+from fire_core.harness.options.errors import ConfigError
 from vision.data.decode import cached, decode, fingerprint
 from vision.data.images import ImageData
 from vision.models.checks import check_positive

@@ -6,7 +6,7 @@ import torch
 import torchvision
 from torch import nn
 
-from fire_core.harness.errors import ConfigError, one_line
+from fire_core.harness.options.errors import ConfigError, one_line
 from vision.models.checks import check_positive
 
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from fire_core.units import Units, between
+from fire_core.units.graph import Units, between
 from vision.models.checks import check_positive
 
 
@@ -51,7 +51,7 @@ class MLP(nn.Module):
         return self.head(self.backbone(images))  # (N, num_classes)
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units`: each layer is read by the next one, the last by the head."""
+        """The hidden units, see `fire_core.units.graph`: each layer is read by the next one, the last by the head."""
         layers = [m for m in self.backbone if isinstance(m, nn.Linear)]
         norms = [m for m in self.backbone if isinstance(m, nn.BatchNorm1d)] or [None] * len(layers)
         readers = [*layers[1:], self.head]

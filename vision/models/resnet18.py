@@ -5,7 +5,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from fire_core.units import Units, between
+from fire_core.units.graph import Units, between
 from vision.models.checks import check_choice, check_positive
 from vision.models.small_resnet import residual_units, stage, stem
 
@@ -64,7 +64,7 @@ class ResNet18(nn.Module):
         return self.head(features.mean(dim=(2, 3)))  # (N, num_classes)
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units`."""
+        """The hidden units, see `fire_core.units.graph`."""
         first, *stages = self.backbone
         hidden, _, last = self.head
         return [*residual_units(first, stages, hidden), between("head", hidden, last)]

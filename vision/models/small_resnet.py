@@ -5,7 +5,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, conv1x1
 
-from fire_core.units import Consumer, Producer, Units, between
+from fire_core.units.graph import Consumer, Producer, Units, between
 from vision.models.checks import check_positive
 
 
@@ -98,6 +98,6 @@ class SmallResNet(nn.Module):
         return self.head(features.mean(dim=(2, 3)))  # (N, num_classes)
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units`."""
+        """The hidden units, see `fire_core.units.graph`."""
         first, *stages = self.backbone
         return residual_units(first, stages, self.head)

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torchvision.models.vgg import cfgs, make_layers
 
-from fire_core.units import Units, between
+from fire_core.units.graph import Units, between
 from vision.models.checks import check_choice, check_positive
 from vision.models.resnet18 import VARIANTS, move_statistics
 
@@ -56,7 +56,7 @@ class VGG16(nn.Module):
         return self.head(features.flatten(1))  # (N, num_classes)
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units`: each layer is read by the next one."""
+        """The hidden units, see `fire_core.units.graph`: each layer is read by the next one."""
         layers = [layer for layer in (*self.backbone, *self.head) if isinstance(layer, (nn.Conv2d, nn.Linear))]
         norms = [layer for layer in self.backbone if isinstance(layer, nn.BatchNorm2d)]
         norms += [None] * (len(layers) - len(norms))

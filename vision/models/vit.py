@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core.units import Units, between
+from fire_core.units.graph import Units, between
 from vision.models.checks import check_positive
 
 
@@ -159,7 +159,7 @@ class ViT(nn.Module):
         return self.head(self.backbone(images))  # (N, num_classes)
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units`: of each block the values and the perceptron's hidden layer.
+        """The hidden units, see `fire_core.units.graph`: of each block the values and the perceptron's hidden layer.
 
         Queries and keys have no reader but each other; the residual stream is normalised across its channels.
         """

@@ -1,0 +1,1 @@
+"""Options of programs: configuration, checks, errors, command line."""

@@ -1,0 +1,195 @@
+"""How a program starts and ends: one clear line for what the user can mend, a traceback only when asked for.
+
+A program is `if __name__ == "__main__": run_program(main, "vision")` around a `@hydra.main` function, whose body is
+within `with job(config) as outcome`. `HYDRA_FULL_ERROR=1` in the environment brings tracebacks back.
+"""
+
+import contextlib
+import difflib
+import errno
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fire_core.harness.options.errors import ConfigError, TrainingError
+from fire_core.harness.training.console import show_log
+from fire_core.harness.training.signals import leave_politely
+
+EXIT_CONFIG, EXIT_TRAINING = 2, 3
+USER_ERRORS = (ConfigError, TrainingError, HydraException, OmegaConfBaseException)
+OUT_OF_MEMORY = "can't allocate memory|not enough memory|out of memory"
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
+PLUGINS = 'pip install -e ".[cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
+CONF = Path(__file__).parents[3] / "conf"
+SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in whatever process, tell how they ended
+
+
+@dataclass
+class Outcome:
+    """How one job of a sweep ended: `state` is done, skipped (was done before), failed or stopped."""
+
+    run: str
+    state: str = "failed"
+    result: str = ""
+
+
+@contextlib.contextmanager
+def job(config: DictConfig) -> Iterator[Outcome]:
+    """Around the body of a job: says what it tells of the user's errors on one line, and notes how it ended."""
+    show_log()
+    leave_politely()
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    outcome = Outcome(" ".join(overrides) or "(no options)")
+    try:
+        yield outcome
+    except SystemExit:
+        outcome.state = "stopped"
+        outcome.result = "start the same command again and it goes on"
+        raise
+    except Exception as error:
+        known = out_of_memory(error) or error
+        outcome.result = one_line(known) if isinstance(known, USER_ERRORS) else f"{type(known).__name__}: {known}"
+        alone = not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.RUN
+        if isinstance(known, USER_ERRORS) and alone and not _wants_traceback():
+            _leave(known)
+        if known is error:
+            raise
+        raise known from error
+    finally:
+        if HydraConfig.initialized() and (folder := os.environ.get(SWEEP_LOG)):
+            number = HydraConfig.get().job.num
+            with contextlib.suppress(OSError):
+                (Path(folder) / f"{number}.json").write_text(json.dumps(asdict(outcome)))
+
+
+def out_of_memory(error: Exception) -> TrainingError | None:
+    """What to lower, if `error` says that memory is short (torch has a class of its own for GPUs only)."""
+    for cause in (error, error.__cause__):
+        text = str(cause).split("\n")[0]
+        known = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
+        if known or (isinstance(cause, RuntimeError) and re.search(OUT_OF_MEMORY, text)):
+            return TrainingError(
+                f"out of memory ({text or 'the system gives no more'}): lower batch_size=, eval_batch_size= or the "
+                "model's size, run fewer jobs at once, or on a GPU set precision=bfloat16"
+            )
+    return None
+
+
+class SweepTable(Callback):
+    """Gives a sweep a folder where its jobs, also those on other machines, tell how they ended (conf/house.yaml)."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Make the folder and tell the jobs by the environment."""
+        folder = Path(config.hydra.sweep.dir).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ[SWEEP_LOG] = tempfile.mkdtemp(dir=folder)
+
+
+def run_program(main: Callable[[], object], config_name: str) -> None:
+    """Call a `@hydra.main` function; after a sweep, show how each of its jobs ended."""
+    asked = _wants_traceback()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
+    os.environ["FIRE_TRACEBACK"] = "1" if asked else "0"
+    try:
+        main()
+    except Exception as error:
+        if asked or not mendable(error):
+            raise
+        _show_sweep()
+        _leave(error, config_name)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    finally:
+        _show_sweep()
+
+
+def mendable(error: Exception) -> bool:
+    """Whether the user can mend it, so that its message says enough."""
+    return (
+        isinstance(error, USER_ERRORS)
+        or (isinstance(error, OSError) and error.errno in CANNOT_WRITE)
+        or NO_PLUGIN in str(error)
+    )
+
+
+def _wants_traceback() -> bool:
+    return os.environ.get("FIRE_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR")) == "1"
+
+
+def _leave(error: BaseException, config_name: str | None = None) -> None:
+    print(f"error: {one_line(error, config_name)}", file=sys.stderr)
+    raise SystemExit(EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG) from None
+
+
+def _show_sweep() -> None:
+    """A table of all jobs so far, if there were several; once."""
+    folder = os.environ.pop(SWEEP_LOG, None)
+    if folder is None:
+        return
+    files = sorted(Path(folder).glob("*.json"), key=lambda path: int(path.stem))
+    outcomes = [Outcome(**json.loads(file.read_text())) for file in files]
+    shutil.rmtree(folder, ignore_errors=True)
+    if len(outcomes) > 1:
+        width = max(len(outcome.run) for outcome in outcomes)
+        for outcome in outcomes:
+            print(f"{outcome.run:<{width}}  {outcome.state:<8}  {outcome.result}", file=sys.stderr)
+
+
+def one_line(error: BaseException, config_name: str | None = None) -> str:
+    """An error's message, and that of the error underneath it, on one line, with the accepted names and a near one."""
+    parts = [str(error)]
+    if isinstance(error, HydraException) and error.__cause__ is not None:
+        parts.append(str(error.__cause__))
+    text = "\n".join(parts)
+    choice = re.search(
+        r"Could not find '(?:.*/)?([^/']+)'.*?Available options in '([^']+)':\n((?:\t[^\n]*\n?)+)", text, re.S
+    )
+    if choice:
+        more = f"; others: {PLUGINS}" if choice[2].startswith("hydra/") else ""
+        return f"{choice[2]}={choice[1]} is unknown{_near(choice[1], choice[3].split())}{more}"
+    if NO_PLUGIN in text:
+        return f"the launcher or sweeper is not installed: {PLUGINS}"
+    key = re.search(r"Could not override '([^']+)'", text)
+    if key:
+        parent, _, name = key[1].rpartition(".")
+        return f"option {key[1]} is unknown{_near(name, _keys(parent, config_name))}"
+    merging = re.search(r"Error merging override (\S+)\n(.*)", text)
+    if merging:
+        return f"{merging[1]}: {merging[2]}"
+    return " ".join(re.sub(r"\b(full_key|object_type|reference_type)[:=] ?\S+", "", text).split())
+
+
+def _near(name: str, accepted: list[str]) -> str:
+    near = difflib.get_close_matches(name, accepted, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"{hint}; accepted: {', '.join(accepted)}" if accepted else hint
+
+
+def _keys(parent: str, config_name: str | None) -> list[str]:
+    """The keys of a node of the program's default configuration."""
+    if config_name is None:
+        return []
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose(config_name)
+    node = OmegaConf.select(config, parent) if parent else config
+    return [str(key) for key in node] if isinstance(node, DictConfig) else []

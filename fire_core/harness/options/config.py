@@ -1,0 +1,122 @@
+"""The typed trunk that every program shares, and what a configuration's identity is."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fire_core.harness.options.errors import ConfigError
+
+# What says where, on what schedule or for whom a run is recorded, not what it computes.
+NOT_IDENTITY = ("paths", "tracker", "cache", "checkpoint", "progress", "scale")
+PLACES = ("root", "download", "cache")  # of a data set: where its files are; one's own folder is named by `path`
+
+OWN_THREADS = torch.get_num_threads()  # as the environment has it (OMP_NUM_THREADS)
+
+
+@dataclass
+class Paths:
+    """Folders, relative to where the program is started."""
+
+    runs: str = "runs"
+    data: str = "data"
+
+
+@dataclass
+class Checkpointing:
+    """When checkpoints are written; a phase's end and a signal always write one."""
+
+    every_seconds: float = 60.0
+    keep: int = 2
+
+
+@dataclass
+class Trunk:
+    """Options of every program; `conf/` fills in the rest."""
+
+    program: str = "???"
+    seed: int = 0
+    device: str = "auto"  # auto, cpu, cuda, cuda:<n>, mps
+    # CPU threads of torch. Sums depend on it, so it is part of what a run is. null: the machine's cores, or a job's
+    # share of them in a sweep with hydra/launcher=joblib; numbers then differ between machines.
+    threads: int | None = 1
+    deterministic: bool | None = None  # null: true on CPU, false elsewhere
+    on_nan: str = "stop"  # stop, skip
+    progress: bool = True
+    paths: Paths = field(default_factory=Paths)
+    checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    tracker: Any = None
+    cache: Any = None
+    scale: str = "small"
+
+
+def resolve_device(name: str) -> torch.device:
+    """The torch device for `device=`.
+
+    Raises:
+        ConfigError: the name is unknown or the machine has no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device={name} is unknown; accepted: auto, cpu, cuda, cuda:<n>, mps") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device={name}: torch sees {torch.cuda.device_count()} CUDA devices; use device=cpu or auto")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("device=mps: this machine or torch build has no MPS; use device=cpu or auto")
+    return device
+
+
+def set_up_torch(device: torch.device, threads: int | None, deterministic: bool | None) -> None:
+    """Threads and determinism of this process, also when a job of a sweep before this one chose others.
+
+    Raises:
+        ConfigError: `threads` is not positive.
+    """
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads must be at least 1, got {threads}")
+    torch.set_num_threads(OWN_THREADS if threads is None else threads)
+    torch.use_deterministic_algorithms(device.type == "cpu" if deterministic is None else deterministic)
+    # Else torch fills all memory that it allocates: hundreds of fills a step, of what none reads.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def identity(config: dict[str, Any], *also_without: str) -> dict[str, Any]:
+    """The part of a resolved configuration that shapes a run's numbers."""
+    part = {key: value for key, value in config.items() if key not in (*NOT_IDENTITY, *also_without)}
+    if isinstance(part.get("dataset"), dict):
+        part["dataset"] = {key: value for key, value in part["dataset"].items() if key not in PLACES}
+    part["device"] = resolve_device(str(config["device"])).type
+    return part
+
+
+def digest(config: dict[str, Any], length: int = 8) -> str:
+    """A short hexadecimal name for a configuration, the same on every machine."""
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def differing_keys(one: Any, other: Any, prefix: str = "") -> list[str]:
+    """Dotted keys in which two configurations differ, each with both values."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return [
+            line
+            for key in sorted(one.keys() | other.keys(), key=str)
+            for line in differing_keys(one.get(key), other.get(key), f"{prefix}.{key}" if prefix else str(key))
+        ]
+    return [] if one == other else [f"{prefix} ({one} against {other})"]
+
+
+def check_name(option: str, name: str) -> str:
+    """A name that goes into a path, if it is a plain one.
+
+    Raises:
+        ConfigError: it could lead out of the folder that it is meant for.
+    """
+    if not name or name.startswith(".") or any(not (c.isalnum() or c in "._-+") for c in name):
+        raise ConfigError(f"{option}={name!r} goes into a path: use letters, digits, '.', '_', '-' and '+' only")
+    return name

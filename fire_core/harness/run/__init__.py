@@ -1,0 +1,1 @@
+"""A run: its folder, lock, checkpoints, shared first phase, tracker."""

@@ -1,0 +1,118 @@
+"""Checkpoints that survive a kill at any moment.
+
+A checkpoint is one file, `step-<step>-<sha256>.pt`. It is written under a temporary name, flushed to the disk and
+renamed, so that a name of that form is always a whole file; the digest in the name tells when it no longer is. Files
+are read with `weights_only=True`: no code in a file is ever run.
+"""
+
+import hashlib
+import io
+import logging
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fire_core.harness.options.config import differing_keys
+from fire_core.harness.options.errors import ConfigError
+
+log = logging.getLogger(__name__)
+FORMAT = 1
+DIGITS = 32  # of the digest, in the file name
+
+
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
+    """Write a file that is either the old one or the whole new one, whatever happens.
+
+    Raises:
+        OSError: the disk is full or read-only; the old file is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries (new and renamed files) to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some network file systems cannot; the rename itself is done
+        log.debug("cannot fsync %s: %s", folder, error)
+    finally:
+        os.close(descriptor)
+
+
+def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any], keep: int = 2) -> Path:
+    """Write `state` as the newest checkpoint of `folder` and delete all but the newest `keep`.
+
+    Args:
+        folder: made if absent.
+        step: optimizer steps since the start of the run; orders the checkpoints.
+        state: nested dicts, lists and tuples of tensors, numbers and strings.
+        config: what the run is; a checkpoint is only ever loaded for an equal config.
+        keep: how many checkpoints stay.
+
+    Raises:
+        OSError: the disk is full or read-only; earlier checkpoints are as they were.
+    """
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, "config": config, "step": step, "state": state}, buffer)
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()[:DIGITS]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step:012d}-{digest}.pt"
+    write_atomically(path, buffer.getbuffer())
+    for old in _newest_first(folder)[keep:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def load_newest(folder: Path, config: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any] | None:
+    """The state of the newest readable checkpoint of `folder`, or None if there is none.
+
+    A damaged checkpoint is named in a warning and the one before it is used.
+
+    Raises:
+        ConfigError: the checkpoint belongs to another config; the message lists the keys that differ.
+    """
+    for leftover in folder.glob(".*.tmp"):  # of a process killed while it wrote
+        leftover.unlink(missing_ok=True)
+    for path in _newest_first(folder):
+        try:
+            content = _read(path, device)
+        except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+            log.warning("checkpoint %s is damaged (%s): using the one before it", path, _first_line(error))
+            continue
+        if difference := differing_keys(content["config"], config):
+            raise ConfigError(f"checkpoint {path} belongs to another config; it differs in {', '.join(difference)}")
+        state: dict[str, Any] = content["state"]
+        return state
+    return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*.pt"), reverse=True)
+
+
+def _read(path: Path, device: torch.device | str) -> dict[str, Any]:
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest()[:DIGITS] != path.stem.rsplit("-", 1)[-1]:
+        raise ValueError("its content does not match its checksum")
+    content = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"not a checkpoint of format {FORMAT}")
+    return content
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:200] or type(error).__name__

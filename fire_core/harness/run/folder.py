@@ -1,0 +1,299 @@
+"""A run folder: what the run is, what it measured, where it stands.
+
+<runs>/<program>/<readable name>-<hash of the config>/
+    config.yaml      the resolved configuration
+    env.json         versions, git commit, hardware
+    metrics.jsonl    one JSON object a line, `step` strictly increasing: the truth that trackers mirror
+    spectra.json     singular values of every weight before and after each boundary
+    checkpoints/     the newest two
+    DONE             a JSON summary, written last
+    FAILED           or one line that says why training stopped; gone when the run is started again
+"""
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from fire_core.harness.options.errors import ConfigError, TrainingError
+from fire_core.harness.run import checkpoint
+from fire_core.harness.run.lock import FolderLock, NoLocks
+from fire_core.harness.run.tracker import Tracker
+
+log = logging.getLogger(__name__)
+PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "gymnasium", "ale-py", "wandb", "scikit-learn")
+
+
+class Run:
+    """One run and its folder, locked against a second process while it is open.
+
+    Args:
+        folder: the run's folder; its name is made by the caller from the config's hash.
+        identity: the part of the config that shapes the numbers (see `fire_core.harness.options.config.identity`).
+        config_yaml: the whole resolved config, for the reader.
+        tracker: mirrors rows; None mirrors nothing.
+        every_seconds: how often `checkpoint_due` says yes.
+        keep: checkpoints kept.
+        wait: wait for another process that holds the run instead of raising.
+        total_steps: optimizer steps of the whole run, for whoever asks how far it is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: dict[str, Any],
+        config_yaml: str,
+        tracker: Tracker | None = None,
+        every_seconds: float = 60.0,
+        keep: int = 2,
+        wait: bool = False,
+        total_steps: int | None = None,
+    ) -> None:
+        self.folder = folder
+        self.identity = identity
+        self.config_yaml = config_yaml
+        self.tracker = tracker or Tracker()
+        self.every_seconds = every_seconds
+        self.keep = keep
+        self.wait = wait
+        self.total_steps = total_steps
+        self._lock = FolderLock(folder)
+        self._pending: list[str] = []  # rows that could not be written yet (disk full)
+        self.unsaved: dict[str, Any] | None = None  # what the newest checkpoint should hold, if it found no room
+        self._good_bytes = 0  # metrics.jsonl is whole up to here
+        self._last_step = -1
+        self._next_checkpoint = 0.0
+
+    def __enter__(self) -> Self:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._acquire()
+        except OSError as error:
+            raise ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see paths.runs=)") from None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):  # not a signal's SystemExit: such a run is interrupted, not failed
+            with contextlib.suppress(OSError):
+                (self.folder / "FAILED").write_text(f"{kind.__name__ if kind else ''}: {error}".split("\n")[0] + "\n")
+        self.tracker.finish()
+        self._lock.release()
+
+    def _acquire(self) -> None:
+        said = False
+        began = time.monotonic()
+        try:
+            while not self._lock.acquire():
+                # `fire_core.runs` holds a lock for an instant to see whether it is free.
+                if not self.wait and time.monotonic() - began > 1:
+                    raise ConfigError(
+                        f"run {self.folder.name} is being trained by {self._lock.holder}; wait for it or stop it"
+                    )
+                if self.wait and not said:
+                    log.info("waiting for %s, which trains %s", self._lock.holder, self.folder.name)
+                    said = True
+                time.sleep(0.1)
+        except NoLocks as error:
+            if self.wait:
+                raise
+            log.warning("%s has no locks (%s): see to it that no one else trains this run", self.folder, error)
+
+    # ---- where the run stands
+
+    @property
+    def done(self) -> dict[str, Any] | None:
+        """The summary of a finished run, else None."""
+        try:
+            summary: dict[str, Any] = json.loads((self.folder / "DONE").read_text())
+            return summary
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+
+    def resume(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
+        """The state to go on from (None at the start); rows written after it are cut off, as they will come again."""
+        state = self.newest_state(device)
+        self._good_bytes = state["metrics_bytes"] if state else 0
+        self._last_step = state["last_row_step"] if state else -1
+        metrics = self.folder / "metrics.jsonl"
+        size = metrics.stat().st_size if metrics.exists() else 0
+        if size < self._good_bytes:
+            raise ConfigError(f"{metrics} is shorter than its checkpoint says; remove {self.folder} to start anew")
+        if size > self._good_bytes:
+            os.truncate(metrics, self._good_bytes)
+        about = environment() | {"total_steps": self.total_steps}
+        try:
+            checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
+            checkpoint.write_atomically(self.folder / "env.json", json.dumps(about, indent=2).encode())
+            (self.folder / "FAILED").unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see paths.runs=)") from None
+        self.tracker.start(self.folder, self.identity)
+        self._next_checkpoint = time.monotonic() + self.every_seconds
+        return state["trainer"] if state else None
+
+    def newest_state(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
+        """The newest readable checkpoint's content."""
+        return checkpoint.load_newest(self.folder / "checkpoints", self.identity, device)
+
+    # ---- what it measures
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Append one row; `row["step"]` must be larger than in the row before.
+
+        A full disk does not stop the run: rows wait in memory until they can be written.
+        """
+        if row["step"] <= self._last_step:
+            raise ValueError(f"step {row['step']} after step {self._last_step}: rows must go forward")
+        self._last_step = row["step"]
+        self._pending.append(json.dumps(row) + "\n")
+        self._write_pending()
+        self.tracker.log(row)
+
+    def append_rows(self, text: str) -> None:
+        """Take over rows that another folder holds (a shared first phase's)."""
+        self._pending.append(text)
+        self._last_step = json.loads(text.rstrip("\n").rsplit("\n", 1)[-1])["step"] if text else -1
+        self._write_pending()
+        for line in text.splitlines():
+            self.tracker.log(json.loads(line))
+
+    def rows(self) -> str:
+        """The text of all rows so far, those included that wait for room."""
+        path = self.folder / "metrics.jsonl"
+        written = path.read_bytes()[: self._good_bytes].decode() if path.exists() else ""
+        return written + "".join(self._pending)
+
+    def _write_pending(self) -> bool:
+        data = "".join(self._pending).encode()
+        if not data:
+            return True
+        path = self.folder / "metrics.jsonl"
+        try:
+            with open(path, "ab", buffering=0) as file:
+                if file.write(data) != len(data):
+                    raise OSError("only a part fitted")
+                self._good_bytes += len(data)
+                self._pending.clear()
+            return True
+        except OSError as error:
+            log.warning("cannot write %s (%s): rows wait in memory", path, error.strerror or error)
+            if path.exists():
+                os.truncate(path, self._good_bytes)  # half a line must not stay
+            return False
+
+    # ---- what it keeps
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the next checkpoint's time has come."""
+        return time.monotonic() >= self._next_checkpoint
+
+    def postpone(self) -> None:
+        """No checkpoint is due before its time has come again: what it must name could not be written."""
+        self._next_checkpoint = time.monotonic() + self.every_seconds
+
+    def checkpoint(self, step: int, trainer: dict[str, Any]) -> bool:
+        """Write a checkpoint; a full disk costs the checkpoint, not the run. Returns whether it was written."""
+        self.postpone()
+        self.unsaved = trainer
+        try:
+            if not self._write_pending():
+                return False
+            self._sync_metrics()
+            state = {"trainer": trainer, "metrics_bytes": self._good_bytes, "last_row_step": self._last_step}
+            checkpoint.save(self.folder / "checkpoints", step, state, self.identity, self.keep)
+        except (OSError, RuntimeError) as error:  # torch.save reports a failed write as RuntimeError
+            log.warning("no checkpoint at step %d in %s: %s", step, self.folder, str(error).split("\n")[0])
+            return False
+        self.unsaved = None
+        return True
+
+    def _sync_metrics(self) -> None:
+        path = self.folder / "metrics.jsonl"
+        if path.exists():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+
+    def keep_spectra(self, phase: int, spectra: dict[str, dict[str, list[float]]]) -> None:
+        """Put the singular values at a boundary into spectra.json; a disk that refuses them does not stop the run."""
+        path = self.folder / "spectra.json"
+        try:
+            kept = json.loads(path.read_text()) if path.exists() else {}
+            checkpoint.write_atomically(path, json.dumps({**kept, str(phase): spectra}).encode())
+        except (OSError, ValueError) as error:
+            log.warning("cannot write %s: %s", path, str(error).split("\n")[0])
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Mark the run as done.
+
+        Raises:
+            TrainingError: the last rows or the mark could not be written; started again, the run goes on from its
+                last checkpoint.
+        """
+        try:
+            if not self._write_pending():
+                raise OSError("the last rows could not be written")
+            self._sync_metrics()
+            checkpoint.write_atomically(self.folder / "DONE", (json.dumps(summary) + "\n").encode())
+        except OSError as error:
+            raise TrainingError(
+                f"cannot finish {self.folder} ({error.strerror or error}): make room and start the same command again"
+            ) from None
+
+
+def environment() -> dict[str, Any]:
+    """Versions, git commit and hardware of this process."""
+    versions: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": ["python", *sys.orig_argv[1:]],
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": processor_name(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "packages": versions,
+        "git": git_commit(),
+    }
+
+
+def processor_name() -> str:
+    """The CPU's name as the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def git_commit() -> str | None:
+    """The commit of this code, with `-dirty` when tracked files are changed; None outside a checkout."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--match="],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,120 @@
+"""Mirrors of `metrics.jsonl`. A mirror that is slow, absent or broken never stops or slows training."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class Tracker:
+    """Mirrors nothing: `tracker=none`, and the interface of all trackers."""
+
+    def start(self, folder: Path, config: dict[str, Any]) -> None:
+        """The run begins (or goes on) in `folder`."""
+
+    def log(self, row: dict[str, Any]) -> None:
+        """One row has gone to metrics.jsonl."""
+
+    def finish(self) -> None:
+        """The process leaves the run, done (its folder holds `DONE`) or not."""
+
+
+class Wandb(Tracker):
+    """Weights & Biases, offline unless asked otherwise: no account, no prompt, no network.
+
+    A process of its own (`harness.run.wandb_mirror`) follows metrics.jsonl, so that training neither waits for
+    wandb nor shares an interpreter with it. If it cannot start, dies or hangs, a warning is given and training goes on;
+    nothing is lost, as the run folder holds everything.
+
+    Args:
+        mode: offline or online.
+        project: wandb project.
+        entity: wandb team or user; None: wandb's default.
+        patience: seconds to wait at the end for wandb to take the last rows.
+    """
+
+    def __init__(
+        self, mode: str = "offline", project: str = "fire", entity: str | None = None, patience: float = 30.0
+    ) -> None:
+        self.mode, self.project, self.entity, self.patience = mode, project, entity, patience
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self, folder: Path, config: dict[str, Any]) -> None:
+        order = {
+            "folder": str(folder.absolute()),
+            "config": config,
+            "mode": self.mode,
+            "project": self.project,
+            "entity": self.entity,
+        }
+        try:
+            self._process = subprocess.Popen(
+                # By its path: `-m` would import the package, and so torch, at three times the cost.
+                [sys.executable, "-P", str(Path(__file__).with_name("wandb_mirror.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for training, which then tells the mirror
+            )
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            self._give_up(str(error))
+
+    def log(self, row: dict[str, Any]) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self._give_up()
+
+    def finish(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()  # the end of its input: take what is left and go
+            code = self._process.wait(self.patience)
+        except subprocess.TimeoutExpired:
+            self._give_up(f"no answer within {self.patience:g} s")
+        except OSError:
+            self._give_up()
+        else:
+            if code != 0:
+                self._give_up()
+            else:
+                self._close()
+
+    def _give_up(self, why: str = "") -> None:
+        """Warn once, and leave no process behind."""
+        if self._process is not None:
+            for process in (*_children(self._process.pid), self._process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            self._process.wait()
+            assert self._process.stdout is not None
+            told = self._process.stdout.read().strip()  # its last words, if it had any
+            why = why or told or f"its process ended with code {self._process.returncode}"
+        log.warning("wandb stopped (%s): training goes on, metrics.jsonl is complete", why)
+        self._close()
+
+    def _close(self) -> None:
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None and not pipe.closed:
+                    pipe.close()
+        self._process = None
+
+
+def _children(process: int) -> list[int]:
+    """Processes that a process has started: wandb's service, which may be the one that hangs (known on Linux only)."""
+    try:
+        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []

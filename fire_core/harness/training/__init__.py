@@ -1,0 +1,1 @@
+"""What trainers share: boundaries, measurements, seeding, signals, console."""

@@ -1,0 +1,223 @@
+"""What the authors' reference code does in ReDo, SNR and CBP where it departs from the papers that it cites.
+
+The figures of the FIRE paper come from that code, so `variant=reference` repeats its behaviour: the facts are in the
+golden data's NOTES (A1 to A13), and the parity tests hold these functions to its numbers. Where a method's file is the
+algorithm, this one is the difference. Nothing else uses it.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from fire_core.methods.protocol import Context
+from fire_core.units.graph import he_normal, mean_magnitude, peak, redraw_rows_, uniform, weight
+from fire_core.weights.topology import unwrap
+
+SIDE_BRANCHES = ("shortcut", "downsample")
+PROJECTIONS = ("to_q", "to_k", "to_v")
+
+
+@dataclass
+class Link:
+    """A layer of the chain, with the batch norm and the max-pool that follow it."""
+
+    name: str
+    layer: nn.Module
+    norm: nn.Module | None = None
+    pool: nn.Module | None = None
+
+    @property
+    def projects(self) -> bool:
+        """Whether it makes queries, keys or values."""
+        return self.name.rpartition(".")[2] in PROJECTIONS
+
+
+@dataclass
+class Chain:
+    """The linear layers and convolutions in the order in which they run, side branches left out.
+
+    Each one is taken to be read by the next one, whatever the skips and the attention between them.
+    """
+
+    links: list[Link]
+
+    def watch_redo(self) -> "OutputWatch":
+        """Mean rectified outputs, of projections mean absolute ones; in every mode."""
+
+        def reduce(link: Link, x: Tensor, dims: Sequence[int]) -> Tensor:
+            return mean_magnitude(x if link.projects else x.relu(), dims)
+
+        return OutputWatch(self.links, reduce, only_training=False)
+
+    def watch_snr(self) -> "OutputWatch":
+        """The largest rectified output."""
+        return OutputWatch(self.links, lambda link, x, dims: peak(x, dims), only_training=True)
+
+    @torch.no_grad()
+    def recycle_(self, masks: Sequence[Tensor], context: Context) -> None:
+        """Draw the incoming weights of masked units anew. The last mask is dropped.
+
+        Outgoing weights and moments stay, for the reference changes copies of them. Step counters of all weights
+        that it touches, or means to touch, start again.
+        """
+        for link, after, mask in zip(self.links, self.links[1:], masks[:-1], strict=False):
+            index = mask.nonzero().flatten()
+            if len(index):
+                redraw_rows_(link.layer, index, uniform, context.generator, draw_bias=True)
+                touched = [link.layer.weight, link.layer.bias, after.layer.weight]
+                for optimizer in context.optimizers:
+                    for parameter in touched:
+                        if isinstance(parameter, Tensor) and "step" in optimizer.state.get(parameter, {}):
+                            optimizer.state[parameter]["step"].zero_()
+
+
+def chain(modules: Mapping[str, nn.Module]) -> Chain:
+    """The chain of some networks whose modules are registered in the order in which they run."""
+    links: list[Link] = []
+    for root in modules.values():
+        for name, module in unwrap(root).named_modules():
+            if any(word in name for word in SIDE_BRANCHES):
+                continue
+            if isinstance(module, (nn.Linear, _ConvNd)):
+                links.append(Link(name, module))
+            elif links and isinstance(module, _BatchNorm) and links[-1].norm is None:
+                links[-1].norm = module
+            elif links and isinstance(module, nn.MaxPool2d) and links[-1].pool is None:
+                links[-1].pool = module
+    return Chain(links)
+
+
+class OutputWatch:
+    """As `units.Watch`, but of the layers' own outputs, before norm and nonlinearity."""
+
+    def __init__(
+        self, links: list[Link], reduce: Callable[[Link, Tensor, Sequence[int]], Tensor], only_training: bool
+    ) -> None:
+        self.links, self.reduce, self.only_training = links, reduce, only_training
+        self.samples = 0
+        self._seen: dict[str, Tensor] = {}
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator["OutputWatch"]:
+        """Hooks on the layers within this block."""
+        with contextlib.ExitStack() as hooks:
+            for link in self.links:
+                hooks.callback(link.layer.register_forward_hook(self._hook(link)).remove)
+            yield self
+
+    def _hook(self, link: Link) -> Callable[[nn.Module, tuple[Tensor], Tensor], None]:
+        def look(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+            if self.only_training and not layer.training:
+                return
+            with torch.no_grad():
+                x = output.detach()
+                channel = x.ndim - (weight(layer).ndim - 1 if isinstance(layer, _ConvNd) else 1)
+                self._seen[link.name] = self.reduce(link, x, [d for d in range(x.ndim) if d != channel])
+                self.samples = len(x)
+
+        return look
+
+    def read(self) -> list[Tensor]:
+        """(units,) for each layer."""
+        return [self._seen[link.name] for link in self.links]
+
+
+class ReferenceCBP:
+    """Continual backpropagation as in the reference code.
+
+    Against `ContinualBackprop`: magnitudes are sums that never decay (A6) and outlive the unit (A7); debts grow by all
+    units once one is mature; a linear layer that reads a convolution makes units of its inputs, whole channels are
+    drawn anew for one of them and the wrong ages are cleared (A8, A9); a layer before or among projections has no
+    reader, and utility is its magnitude; layers are worked off front to back, so a row drawn in the next layer brings
+    zeroed columns back; the optimizer is not told. Where the reference would crash for want of mature units (A10), it
+    replaces those there are.
+
+    Args:
+        layers: the chain.
+        rate, maturity, decay: see `ContinualBackprop`.
+        state: filled here, or from a checkpoint: lists with an entry for each layer but the last.
+    """
+
+    def __init__(self, layers: Chain, rate: float, maturity: int, decay: float, state: dict[str, Any]) -> None:
+        self.rate, self.maturity, self.decay, self.state = rate, maturity, decay, state
+        self.links = layers.links[:-1]
+        self.readers = [
+            None if link.projects or after.projects else after.layer
+            for link, after in zip(layers.links, layers.links[1:], strict=False)
+        ]
+        self.watch = OutputWatch(self.links, self.reduce, only_training=True)
+        if not state:
+            sizes = [self._count(i) for i in range(len(self.links))]
+            devices = [weight(link.layer).device for link in self.links]
+            for key in ("age", "magnitude"):
+                state[key] = [torch.zeros(size, device=at) for size, at in zip(sizes, devices, strict=True)]
+            state["debt"] = [0.0 for _ in sizes]
+        self.utility: list[Tensor | None] = [None for _ in self.links]  # as of the last replacement
+
+    def _flattens(self, i: int) -> bool:
+        return isinstance(self.links[i].layer, _ConvNd) and isinstance(self.readers[i], nn.Linear)
+
+    def _count(self, i: int) -> int:
+        reader = self.readers[i]
+        return weight(reader).shape[1] if reader is not None and self._flattens(i) else len(weight(self.links[i].layer))
+
+    def reduce(self, link: Link, x: Tensor, dims: Sequence[int]) -> Tensor:
+        """Mean |output| of a layer's units; in front of a linear layer, rows of its width mix channels and places."""
+        i = self.links.index(link)
+        if link.pool is not None:
+            x = link.pool(x)
+        return mean_magnitude(x.reshape(-1, self._count(i)), [0]) if self._flattens(i) else mean_magnitude(x, dims)
+
+    def step(self, context: Context) -> None:
+        """After an optimizer step."""
+        self.update(self.watch.read(), context.generator)
+
+    @torch.no_grad()
+    def update(self, features: list[Tensor], generator: torch.Generator) -> list[Tensor]:
+        """One step from the mean |feature| of every layer's units; the indices of the replaced ones."""
+        chosen = [self._choose(i, feature) for i, feature in enumerate(features)]
+        for i, index in enumerate(chosen):
+            if len(index):
+                self._replace_(i, index, generator)
+        return chosen
+
+    def _choose(self, i: int, feature: Tensor) -> Tensor:
+        age: Tensor = self.state["age"][i]
+        magnitude: Tensor = self.state["magnitude"][i]
+        debt = self.state["debt"]
+        age += 1
+        magnitude += (1 - self.decay) * feature
+        mature = age > self.maturity
+        if mature.any():
+            debt[i] += self.rate * len(age)
+        number = int(debt[i])
+        debt[i] -= number
+        number = min(number, int(mature.sum()))
+        if not number:
+            return age.new_zeros(0, dtype=torch.int64)
+        reader = self.readers[i]
+        utility = magnitude if reader is None else magnitude * weight(reader).abs().transpose(0, 1).flatten(1).mean(1)
+        index = utility.masked_fill(~mature, torch.inf).topk(number, largest=False).indices
+        utility[index] = 0  # without a reader this is the magnitude itself
+        self.utility[i] = utility
+        return index
+
+    def _replace_(self, i: int, index: Tensor, generator: torch.Generator) -> None:
+        link, reader = self.links[i], self.readers[i]
+        rows = index
+        if self._flattens(i):
+            rows = torch.unique(index // (self._count(i) // len(weight(link.layer))))
+        if reader is not None:
+            weight(reader)[:, index] = 0
+        redraw_rows_(link.layer, rows, he_normal, generator)
+        if link.norm is not None:
+            for name, value in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+                tensor = getattr(link.norm, name)
+                tensor[rows] = value
+        self.state["age"][i][rows] = 0

@@ -1,0 +1,315 @@
+"""Polar factors of batches of matrices: the projection at the heart of FIRE.
+
+The nearest isometry to W = U S V^T in the Frobenius norm is its polar factor U V^T (for m < n: nearest co-isometry).
+FIRE (Han et al., ICLR 2026, arXiv 2602.08040) approximates it by a fixed number of cubic Newton-Schulz steps, which
+leave small singular values below 1; the solver `exact` computes it. The two are different methods: neither ever
+stands in for the other. Nothing here knows an nn.Module or scales its result.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fire_core.polar import exact
+from fire_core.polar.steps import MUON, PAPER, Step, all_finite, fro, gram, iterate, prepare, upper_bound, working_dtype
+
+NORM_INITS = ("frobenius", "spectral", "power", "schatten4")
+SOLVERS = ("newton_schulz", "exact", "muon")
+CHUNK = 2**18  # entries of a CPU batch in flight: three float32 buffers of 1 MB, which caches hold
+
+
+class NonFiniteError(ValueError):
+    """NaN or Inf in the input.
+
+    Attributes:
+        group: position of the batch in the list given to `polar_many` (0 for `polar`).
+        indices: flat positions of the bad matrices within that batch.
+    """
+
+    def __init__(self, group: int, indices: list[int]) -> None:
+        super().__init__(f"NaN or Inf in matrices {indices} of the batch")
+        self.group = group
+        self.indices = indices
+
+
+@dataclass(frozen=True)
+class PolarReport:
+    """What `polar` did to a batch.
+
+    Attributes:
+        solver: as asked for.
+        iterations: Newton-Schulz or Muon steps taken; 0 for `exact`.
+        rank: (...,) int64, the singular values above 2.4e-7 of the largest (float64 input: m eps); None unless `exact`.
+        completed: (...,) bool, True where the null space was filled from `init` or a Gaussian; None unless `exact`.
+    """
+
+    solver: str
+    iterations: int
+    rank: Tensor | None = None
+    completed: Tensor | None = None
+
+
+@torch.no_grad()
+def newton_schulz(W: Tensor, iterations: int = 10, norm_init: str = "frobenius", tol: float | None = None) -> Tensor:
+    """Cubic Newton-Schulz steps X <- 1.5 X - 0.5 X X^T X from X = W / norm, the projection as the paper lists it.
+
+    Every singular value s follows s <- 1.5 s - 0.5 s^3; singular vectors stay. All choices of `norm_init` start in
+    (0, 1], so no matrix diverges; a singular value that starts at s needs about log(1 / s) / log(1.5) steps.
+    Half precisions are computed in float32. Zero matrices stay zero (the reference code gives NaN); NaN and Inf
+    spread within their own matrix. With `tol=None` it compiles with `fullgraph=True`; compiled code keeps the
+    matmul precision that the user set, otherwise float32 products are full float32 whatever was set.
+
+    Args:
+        W: (..., m, n).
+        iterations: steps, at least 0.
+        norm_init: what W is divided by. `frobenius`: ||W||_F, as in the paper; up to log_1.5(sqrt(n)) steps late.
+            `spectral`: the largest singular value, by eigenvalues of the Gram matrix in float64. `schatten4`:
+            ||W^T W||_F^(1/2), at most n^(1/4) above it. `power`: the Schatten norm of order 16, by squaring
+            the Gram matrix twice: at most n^(1/16) above it, an upper bound for every matrix (a power iteration
+            on a vector would bound it from below).
+        tol: stop as soon as every matrix handled together has ||X^T X - I||_F^2 <= tol; None takes all steps.
+
+    Returns:
+        (..., m, n) in W's dtype.
+
+    Raises:
+        ValueError: unknown `norm_init`, or `iterations` < 0.
+    """
+    _check(iterations, norm_init)
+    if torch.compiler.is_compiling():
+        return _iterated(W, [PAPER] * iterations, norm_init, tol)[0]
+    with full_precision(W.device.type):
+        return _iterated(W, [PAPER] * iterations, norm_init, tol)[0]
+
+
+def polar_factor(
+    W: Tensor,
+    solver: str = "exact",
+    *,
+    iterations: int = 10,
+    norm_init: str = "frobenius",
+    tol: float | None = None,
+    init: Tensor | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """`polar` without the report."""
+    return polar(W, solver, iterations=iterations, norm_init=norm_init, tol=tol, init=init, seed=seed)[0]
+
+
+def polar(
+    W: Tensor,
+    solver: str = "exact",
+    *,
+    iterations: int = 10,
+    norm_init: str = "frobenius",
+    tol: float | None = None,
+    init: Tensor | None = None,
+    seed: int = 0,
+) -> tuple[Tensor, PolarReport]:
+    """Polar factors of a batch of matrices, and what was done.
+
+    `exact` promises for a full-rank float32 matrix of condition number up to 1e6: singular values within 2e-6 of 1,
+    DfI / n <= 1e-11, and ||X - U V^T||_F / sqrt(n) <= 1e-5 against a float64 SVD, with n the smaller side. A
+    rank-deficient matrix has no unique nearest isometry: its null space is filled with the nearest
+    isometry to `init` there, else to a Gaussian drawn from `seed`, and the report says so. The result is the same for
+    the same input, device and number of threads.
+
+    Args:
+        W: (..., m, n), float16, bfloat16, float32 or float64; any batch shape, empty ones included.
+        solver: `exact`; `newton_schulz` (the paper's); `muon` (the quintic of Jordan et al., 2024, whose singular
+            values keep wandering in about 0.7 to 1.2: for comparison tables only).
+        iterations: steps of `newton_schulz` and `muon`.
+        norm_init: see `newton_schulz`, which alone uses it.
+        tol: see `newton_schulz`, which alone uses it.
+        init: (..., m, n), the initial weights, to fill null spaces in `exact`.
+        seed: of the Gaussian that fills what `init` does not.
+
+    Returns:
+        (..., m, n) in W's dtype and device, never aliasing W; and the report.
+
+    Raises:
+        NonFiniteError: a ValueError that says which matrices hold NaN or Inf.
+        ValueError: an unknown name, or `iterations` < 0.
+    """
+    return polar_many(
+        [W],
+        solver,
+        iterations=iterations,
+        norm_init=norm_init,
+        tol=tol,
+        inits=[init],
+        seed=seed,
+    )[0]
+
+
+@torch.no_grad()
+def polar_many(
+    batches: Sequence[Tensor],
+    solver: str = "exact",
+    *,
+    iterations: int = 10,
+    norm_init: str = "frobenius",
+    tol: float | None = None,
+    inits: Sequence[Tensor | None] | None = None,
+    seed: int = 0,
+    known_finite: bool = False,
+) -> list[tuple[Tensor, PolarReport]]:
+    """`polar` of several batches, of different shapes, with one wait for the GPU in all.
+
+    Args:
+        batches: each (..., m, n), all on one device.
+        solver: see `polar`.
+        iterations: see `polar`.
+        norm_init: see `polar`.
+        tol: see `polar`; a value makes every step wait for the GPU.
+        inits: the `init` of each batch.
+        seed: see `polar`.
+        known_finite: the caller has looked for NaN and Inf; on a CPU, nobody looks again.
+
+    Returns:
+        The result and report of each batch.
+
+    Raises:
+        NonFiniteError: see `polar`; nothing is returned then.
+        ValueError: see `polar`.
+    """
+    if solver not in SOLVERS:
+        raise ValueError(f"solver={solver!r}: expected one of {', '.join(SOLVERS)}")
+    _check(iterations, norm_init)
+    on_cpu = all(W.device.type == "cpu" for W in batches)
+    flags = [] if on_cpu and known_finite else [all_finite(W) for W in batches]
+    if on_cpu:  # LAPACK does not take NaN, and looking costs no wait
+        _raise_if_bad([flag.tolist() for flag in flags])
+    results: list[tuple[Tensor, int]] = []
+    arrived: list[Tensor] = []
+    with full_precision(batches[0].device.type if batches else "cpu"):
+        for W in batches:
+            if solver == "exact":
+                X = torch.empty(W.shape, dtype=W.dtype, device=W.device)
+                arrived.append(_launch(W, X))
+                results.append((X, 0))
+            elif solver == "newton_schulz":
+                results.append(_iterated(W, [PAPER] * iterations, norm_init, tol))
+            else:
+                results.append(_iterated(W, [MUON] * iterations, "frobenius", None))
+        if not on_cpu:
+            everything = torch.cat(flags + arrived).tolist()  # the one wait
+            sizes = [len(flag) for flag in flags]
+            _raise_if_bad(_split(everything, sizes))
+            fine = _split(everything[sum(sizes) :], sizes)
+        else:
+            fine = [flag.tolist() for flag in arrived]
+        if solver != "exact":
+            return [(X, PolarReport(solver, steps)) for X, steps in results]
+        starts = inits if inits is not None else [None] * len(batches)
+        return [
+            (X, _repair(W, X, f, init, seed)) for W, (X, _), f, init in zip(batches, results, fine, starts, strict=True)
+        ]
+
+
+def _split(values: list[bool], sizes: list[int]) -> list[list[bool]]:
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    return [values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _raise_if_bad(finite: list[list[bool]]) -> None:
+    for group, flags in enumerate(finite):
+        if not all(flags):
+            raise NonFiniteError(group, [i for i, ok in enumerate(flags) if not ok])
+
+
+def _check(iterations: int, norm_init: str) -> None:
+    if norm_init not in NORM_INITS:
+        raise ValueError(f"norm_init={norm_init!r}: expected one of {', '.join(NORM_INITS)}")
+    if iterations < 0:
+        raise ValueError(f"iterations={iterations}: expected 0 or more")
+
+
+@contextmanager
+def full_precision(device: str) -> Iterator[None]:
+    """No TF32 or bfloat16 inside matmuls, whatever the caller set; no autocast.
+
+    By the setting of each backend: `torch.get_float32_matmul_precision` raises where a user has set these.
+    """
+    known: Any = torch.backends
+    backends = (known.cuda.matmul, known.mkldnn.matmul)
+    changed = [(b, b.fp32_precision) for b in backends if b.fp32_precision != "ieee"]  # setting it takes a while
+    try:
+        for backend, _ in changed:
+            backend.fp32_precision = "ieee"
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        for backend, precision in changed:
+            backend.fp32_precision = precision
+
+
+def _tall(W: Tensor) -> Tensor:
+    """W (..., m, n) as a view (B, larger, smaller)."""
+    flat = W.reshape(-1, *W.shape[-2:])
+    return flat.mT if W.shape[-1] > W.shape[-2] else flat
+
+
+def _start(X: Tensor, norm_init: str) -> Tensor:
+    """An upper bound (B, 1, 1) on the singular values of X (B, m, n); of `spectral` up to rounding."""
+    if norm_init == "frobenius":
+        return fro(X)
+    if norm_init == "spectral":
+        top: Tensor = torch.linalg.eigvalsh(gram(X.double()))[:, -1]
+        return top.clamp_min(0).sqrt().to(X.dtype)[:, None, None]
+    return upper_bound(X, 0 if norm_init == "schatten4" else 2)
+
+
+def _iterated(W: Tensor, steps: list[Step], norm_init: str, tol: float | None) -> tuple[Tensor, int]:
+    """In the matmul precision that is set, see `full_precision`."""
+    if W.numel() == 0:
+        return torch.empty_like(W), 0
+    source = _tall(W)
+    size = max(1, CHUNK // (W.shape[-1] * W.shape[-2])) if W.device.type == "cpu" else len(source)
+    if len(source) <= size or torch.compiler.is_compiling():
+        X, taken = _from_start(source, steps, norm_init, tol)
+        return (X.mT if W.shape[-1] > W.shape[-2] else X).to(W.dtype).reshape(W.shape), taken
+    out = torch.empty(W.shape, dtype=W.dtype, device=W.device)
+    target, taken = _tall(out), 0
+    for i in range(0, len(source), size):
+        X, k = _from_start(source[i : i + size], steps, norm_init, tol)
+        target[i : i + size] = X
+        taken = max(taken, k)
+    return out, taken
+
+
+def _from_start(W: Tensor, steps: list[Step], norm_init: str, tol: float | None) -> tuple[Tensor, int]:
+    if norm_init == "frobenius" and W.device.type == "cpu" and not torch.compiler.is_compiling():
+        X = torch.empty(W.shape, dtype=working_dtype(W)).copy_(W)
+        norm = fro(X)
+        low, high = norm.aminmax()  # of ordinary size: `prepare` would scale by powers of two, which changes no bit
+        if float(low) > 1e-15 and float(high) < 1e15:
+            return iterate(X.div_(norm), steps, tol)
+    X = prepare(W)
+    norm = _start(X, norm_init)
+    return iterate(X.div_(torch.where(norm > 0, norm, 1)), steps, tol)
+
+
+def _launch(W: Tensor, out: Tensor) -> Tensor:
+    if W.numel() == 0:
+        return torch.ones(W.shape[:-2].numel(), dtype=torch.bool, device=W.device)
+    return exact.launch(_tall(W), _tall(out))
+
+
+def _repair(W: Tensor, X: Tensor, fine: list[bool], init: Tensor | None, seed: int) -> PolarReport:
+    """Redo the matrices that did not arrive, in place in X; the report of `exact`."""
+    full = min(W.shape[-2:])
+    ranks = [full] * len(fine)
+    if all(fine):
+        rank = torch.full(W.shape[:-2], full, dtype=torch.int64, device=W.device)
+        return PolarReport("exact", 0, rank, rank < full)
+    source, target = _tall(W), _tall(X)
+    start = None if init is None else _tall(init)
+    for b in (b for b, ok in enumerate(fine) if not ok):
+        target[b], ranks[b] = exact.repair(source[b], None if start is None else start[b], seed)
+    rank = torch.tensor(ranks, dtype=torch.int64, device=W.device).reshape(W.shape[:-2])
+    return PolarReport("exact", 0, rank, rank < full)

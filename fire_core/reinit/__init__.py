@@ -1,0 +1,1 @@
+"""FIRE on a model: `fire_`, its report, shrink and perturb."""

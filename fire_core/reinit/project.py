@@ -1,0 +1,240 @@
+"""The engine of `fire_`: same-shape batches of a model's matrices, solved, scaled, measured and written."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fire_core.metrics import dfi, sfe
+from fire_core.polar.factor import NonFiniteError, PolarReport, polar, polar_many
+from fire_core.reinit.report import Row
+from fire_core.weights import distributed
+from fire_core.weights.layout import Entry
+
+# Elements that one batch holds at most, unless a single parameter has more: bounds the memory beyond the weights.
+BATCH_ELEMENTS = 2**21
+
+
+@dataclass(frozen=True)
+class Solve:
+    """How to turn a batch of weights into a batch of new weights."""
+
+    solver: str
+    iterations: int
+    norm_init: str
+    tol: float | None
+    seed: int
+    min_norm: float
+    blend: float
+    measure: bool
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Entries whose matrices have one shape, dtype and device."""
+
+    entries: list[Entry]
+    team: distributed.Team
+    first: int = 0  # how many matrices the batches before hold: leftovers of the sharing go round
+
+    @property
+    def count(self) -> int:
+        return sum(entry.count for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What this process has to project of a batch."""
+
+    batch: Batch
+    mine: Tensor  # (b,) positions of these matrices in the batch
+    W: Tensor  # (b, d_out, d_in) in working precision
+    s: Tensor  # (b, 1, 1) scales
+
+
+def make_waves(entries: list[Entry], group: object) -> list[list[Batch]]:
+    """Batches that are solved together: one after the other on a CPU, to hold few copies; all at once on a GPU, which
+    then waits for the host once."""
+    alike: dict[tuple[object, ...], list[Batch]] = {}
+    room: dict[tuple[object, ...], int] = {}
+    dealt = 0
+    for entry in entries:
+        p, team = entry.parameter, distributed.team(entry.parameter, group)
+        key = (entry.shape, p.dtype, p.device, id(team.group))
+        size = entry.count * math.prod(entry.shape)
+        if size > room.get(key, -1):
+            alike.setdefault(key, []).append(Batch([], team, dealt))
+            room[key] = BATCH_ELEMENTS
+        alike[key][-1].entries.append(entry)
+        room[key] -= size
+        dealt += entry.count
+    waves: dict[object, list[Batch]] = {}
+    for number, batch in enumerate(batch for batches in alike.values() for batch in batches):
+        device = batch.entries[0].parameter.device
+        waves.setdefault(device if device.type == "cuda" else number, []).append(batch)
+    return list(waves.values())
+
+
+def project(
+    wave: list[Batch], how: Solve, scales: Mapping[str, float], initial: Mapping[str, Tensor]
+) -> dict[str, Row]:
+    """Solve the batches of a wave, write them, and give a row for each entry."""
+    begin = time.perf_counter()
+    works = [_work(batch, scales) for batch in wave]
+    finished = [_finish(work, Q, did, how, initial) for work, (Q, did) in zip(works, _solve(works, how), strict=True)]
+    cost = {e.label: e.count * math.prod(e.shape) * min(e.shape) for batch in wave for e in batch.entries}
+    parts = [
+        torch.split(stats.cpu(), [e.count for e in w.batch.entries])
+        for w, (stats, _) in zip(works, finished, strict=True)
+    ]
+    second = (time.perf_counter() - begin) / max(1, sum(cost.values()))
+    return {
+        entry.label: _row(entry, part, scales[entry.label], did, second * cost[entry.label])
+        for work, split, (_, did) in zip(works, parts, finished, strict=True)
+        for entry, part in zip(work.batch.entries, split, strict=True)
+    }
+
+
+def _work(batch: Batch, scales: Mapping[str, float]) -> Work:
+    W = stack([(entry, entry.parameter) for entry in batch.entries])
+    filled = [W.new_full((entry.count, 1, 1), scales[entry.label]) for entry in batch.entries]
+    s = filled[0] if len(filled) == 1 else torch.cat(filled)
+    mine = batch.team.mine(len(W), batch.first, W.device)
+    return Work(batch, mine, W, s) if batch.team.group is None else Work(batch, mine, W[mine], s[mine])
+
+
+def stack(pairs: list[tuple[Entry, Tensor]]) -> Tensor:
+    """The matrices of all entries in working precision, (b, d_out, d_in); may be a view of a single weight."""
+    device, dtype = pairs[0][0].parameter.device, working_dtype(pairs[0][0].parameter)
+    views = [entry.view(distributed.full(weight)).to(device, dtype) for entry, weight in pairs]
+    flat = [view.reshape(entry.count, *entry.shape) for view, (entry, _) in zip(views, pairs, strict=True)]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def _solve(works: list[Work], how: Solve) -> list[tuple[Tensor, PolarReport]]:
+    """New weights before scaling, (b, d_out, d_in) each: polar factors, or the blend in units of the scale."""
+    if how.blend == 0:
+        return [(work.W / work.s, PolarReport("none", 0)) for work in works]
+    if how.blend < 1:
+        return [(_blend(work.W, work.s, how.blend), PolarReport("svd", 0)) for work in works]
+    try:
+        return polar_many(
+            [work.W for work in works],
+            how.solver,
+            iterations=how.iterations,
+            norm_init=how.norm_init,
+            tol=how.tol,
+            seed=how.seed,
+            known_finite=all(work.W.device.type == "cpu" for work in works),  # by `fire_`, before anything is solved
+        )
+    except NonFiniteError as error:  # found here only on a GPU, where looking beforehand would be one more wait
+        work = works[error.group]
+        bad = set(work.mine[error.indices].tolist())
+        raise ValueError(not_finite(_touched(work.batch, bad))) from None
+
+
+def _blend(W: Tensor, s: Tensor, t: float) -> Tensor:
+    U, S, Vh = torch.linalg.svd(W.double(), full_matrices=False)
+    S = (S / s.double()[:, 0]) ** (1 - t)
+    blended: Tensor = (U * S[:, None, :]) @ Vh
+    return blended.to(W.dtype)
+
+
+def _touched(batch: Batch, positions: set[int]) -> list[str]:
+    """Names of the entries that hold these matrices of the batch."""
+    names, at = [], 0
+    for entry in batch.entries:
+        names += [entry.name] if positions & set(range(at, at + entry.count)) else []
+        at += entry.count
+    return names
+
+
+def _finish(
+    work: Work, Q: Tensor, did: PolarReport, how: Solve, initial: Mapping[str, Tensor]
+) -> tuple[Tensor, PolarReport]:
+    """Complete, scale, measure and write; the statistics (count, 6) of the whole batch."""
+    if did.completed is not None and bool(did.completed.any()):
+        _complete(work, Q, did.completed, how, initial)
+    W, s, p = work.W, work.s, work.batch.entries[0].parameter
+    # Half precision: what is measured is what will be stored.
+    new = W.clone() if how.blend == 0 else Q.mul_(s).to(p.dtype).to(W.dtype)
+    # Without measurements nothing here lives on the GPU, and reading it will not wait.
+    device = W.device if how.measure or how.min_norm > 0 or work.batch.team.group is not None else torch.device("cpu")
+    stats = torch.zeros(len(W), 6, dtype=torch.float64, device=device)
+    if how.min_norm > 0:
+        skip = torch.linalg.matrix_norm(W) < how.min_norm
+        new = torch.where(skip[:, None, None], W, new)
+        stats[:, 5] = skip
+    stats[:, :3] = torch.stack([dfi(W / s), dfi(new / s), sfe(new, W)], dim=1) if how.measure else math.nan
+    if did.rank is not None and did.completed is not None:
+        stats[:, 3], stats[:, 4] = did.rank, did.completed
+    _write(work.batch.entries, work.batch.team.gather(new, work.mine, work.batch.count))
+    return work.batch.team.gather(stats, work.mine, work.batch.count), did
+
+
+def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Solve, initial: Mapping[str, Tensor]) -> None:
+    """Solve rank-deficient matrices again with their initial weights, in place in Q; rare, so nothing is kept ready."""
+    positions = work.mine.cpu()
+    at = 0
+    for entry in work.batch.entries:
+        here = deficient.cpu() & (positions >= at) & (positions < at + entry.count)
+        if bool(here.any()) and any(name in initial for name in (entry.name, *entry.aliases)):
+            starts = stack([(entry, initial_of(entry, initial))])[positions[here] - at]
+            Q[here] = polar(work.W[here], how.solver, init=starts, seed=how.seed)[0]
+        at += entry.count
+
+
+def _write(entries: list[Entry], new: Tensor) -> None:
+    for entry, part in zip(entries, torch.split(new, [entry.count for entry in entries]), strict=True):
+        target = entry.parameter
+        if distributed.is_sharded(target):
+            whole = entry.rows is None  # else the other rows have to be fetched
+            target = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+            target = target if whole else distributed.full(entry.parameter).clone()
+        view = entry.view(target)
+        view.copy_(part.reshape(view.shape))
+        if target is not entry.parameter:
+            distributed.write_(entry.parameter, target)
+
+
+def _row(entry: Entry, part: Tensor, scale: float, did: PolarReport, seconds: float) -> Row:
+    before, after, moved, _, completed, skipped = part.sum(0).tolist()
+    rank = int(part[:, 3].min()) if did.rank is not None and len(part) else None
+    return Row(
+        name=entry.label,
+        shape=entry.shape,
+        matrices=entry.count,
+        action="skip" if len(part) and skipped == len(part) else "project",
+        dfi_before=before,
+        dfi_after=after,
+        sfe=moved,
+        scale=scale,
+        solver=did.solver,
+        iterations=did.iterations,
+        rank=rank,
+        completed=int(completed),
+        skipped=int(skipped),
+        seconds=seconds,
+    )
+
+
+def initial_of(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
+    for name in (entry.name, *entry.aliases):
+        if name in initial:
+            if initial[name].shape != entry.parameter.shape:
+                raise ValueError(
+                    f"init[{name!r}] has shape {tuple(initial[name].shape)}, the model {tuple(entry.parameter.shape)}"
+                )
+            return distributed.full(initial[name])
+    raise ValueError(f"init has no {entry.name!r}: give the model's initial state_dict() as init")
+
+
+def not_finite(names: list[str]) -> str:
+    return f"NaN or Inf in {', '.join(dict.fromkeys(names))}: the model is unchanged"
+
+
+def working_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

@@ -1,0 +1,308 @@
+"""How far does each solver get, on which weights? The counterpart of the paper's table 10.
+
+    python -m fire_core.convergence                                      # random families
+    python -m fire_core.convergence model.pt other.safetensors --out results
+    python -m fire_core.convergence --families square --size 64 --draws 100 --solvers newton_schulz
+
+Solver x norm_init x iterations on random families and on the matrices of given checkpoints: what DfI, SFE and extreme
+singular values each reaches, at which cost. Writes convergence.md, .csv, .tex, .png and .pdf into --out. All
+figures are measured: DfI, SFE and singular values in float64 on the float32 results, matmul FLOPs by torch's
+counter (eigenvalue, LU and SVD routines are not matmuls and not in it), seconds by the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from fire_core.metrics import dfi, sfe
+from fire_core.polar.factor import NORM_INITS, SOLVERS, polar
+from fire_core.tools.audit import CheckpointError, _blocks, add_choice, chosen, load_tensors, matrices_of
+
+FAMILIES = ("square", "tall", "wide", "ill-conditioned", "rank-deficient")
+ARRIVED = 1e-6  # of DfI / n: what "converged" means in the step counts
+
+
+@dataclass(frozen=True)
+class Row:
+    """One solver on one set of matrices; n is the smaller side of a matrix, means and extremes are over matrices."""
+
+    weights: str
+    solver: str
+    norm_init: str
+    iterations: int
+    dfi_mean: float
+    dfi_per_n: float  # the largest
+    sfe_mean: float
+    sigma_min: float
+    sigma_max: float
+    matmul_gflop: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Newton-Schulz steps until DfI / n <= 1e-6, matrix by matrix; limit + 1 where the limit was not enough."""
+
+    weights: str
+    matrices: int
+    condition: float  # median
+    median: dict[str, float]  # by norm_init
+    worst: dict[str, int]
+
+
+def family(name: str, size: int, draws: int, seed: int) -> Tensor:
+    """Random matrices (draws, m, n) in float32, entries of variance 1 / max(m, n) unless said otherwise.
+
+    Args:
+        name: `square` n x n, `tall` 4n x n and `wide` n x 4n are Gaussian; `ill-conditioned` is n x n with singular
+            values spaced geometrically from 1 to 1e-4; `rank-deficient` n x n of rank 3n / 5, a product of Gaussians.
+        size: n.
+        draws: number of matrices.
+        seed: of the generator.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def gaussian(m: int, n: int) -> Tensor:
+        return torch.randn(draws, m, n, generator=generator, dtype=torch.float64) / math.sqrt(max(m, n))
+
+    if name in ("square", "tall", "wide"):
+        return gaussian(size * (4 if name == "tall" else 1), size * (4 if name == "wide" else 1)).float()
+    if name == "rank-deficient":
+        rank = 3 * size // 5
+        return (gaussian(size, rank) @ gaussian(rank, size)).float()
+    if name == "ill-conditioned":
+        U, V = torch.linalg.qr(gaussian(size, size))[0], torch.linalg.qr(gaussian(size, size))[0]
+        W: Tensor = (U * torch.logspace(0, -4, size, dtype=torch.float64)) @ V.mT
+        return W.float()
+    raise ValueError(f"family {name!r}: expected one of {', '.join(FAMILIES)}")
+
+
+def from_checkpoint(path: Path, limit: int, only: str | None = None, stacked: str | None = None) -> list[Tensor]:
+    """The matrices of a checkpoint as same-shape batches in float32; at most `limit` of each shape, evenly spaced."""
+    by_shape: dict[tuple[int, int], list[Tensor]] = {}
+    for name, tensor in chosen(load_tensors(path), only).items():
+        matrices = matrices_of(name, tensor, stacked)
+        for _, block in _blocks(name, matrices) if matrices is not None else []:
+            by_shape.setdefault((block.shape[-2], block.shape[-1]), []).extend(block.float())
+    batches = []
+    for group in by_shape.values():
+        count = min(limit, len(group))
+        batches.append(torch.stack([group[i * len(group) // count] for i in range(count)]))
+    return batches
+
+
+def measure(label: str, batches: Sequence[Tensor], solver: str, norm_init: str, iterations: int) -> Row:
+    """Run one solver on all batches."""
+    dfis, sfes, per_n, low, high = [], [], [], math.inf, 0.0
+    begin = time.perf_counter()
+    results = [polar(W, solver, iterations=iterations, norm_init=norm_init)[0] for W in batches]
+    seconds = time.perf_counter() - begin
+    flops = 0
+    for W in batches:
+        with FlopCounterMode(display=False) as counter:
+            polar(W[:1], solver, iterations=iterations, norm_init=norm_init)
+        flops += counter.get_total_flops() * len(W)
+    for W, X in zip(batches, results, strict=True):
+        d = dfi(X.double())
+        s = torch.linalg.svdvals(X.double())
+        dfis += d.tolist()
+        per_n += (d / min(W.shape[-2:])).tolist()
+        sfes += sfe(W.double(), X.double()).tolist()
+        low, high = min(low, float(s.min())), max(high, float(s.max()))
+    return Row(
+        label,
+        solver,
+        norm_init,
+        iterations,
+        statistics.fmean(dfis),
+        max(per_n),
+        statistics.fmean(sfes),
+        low,
+        high,
+        flops / 1e9,
+        seconds,
+    )
+
+
+def count_steps(label: str, batches: Sequence[Tensor], norm_inits: Sequence[str], limit: int = 200) -> Steps:
+    """How many Newton-Schulz steps each matrix needs, from each start."""
+    taken: dict[str, list[int]] = {norm_init: [] for norm_init in norm_inits}
+    conditions = []
+    for W in batches:
+        s = torch.linalg.svdvals(W.double())
+        conditions += (s[:, 0] / s[:, -1].clamp_min(1e-300)).tolist()
+        tol = ARRIVED * min(W.shape[-2:])
+        for norm_init, counts in taken.items():
+            for matrix in W:
+                X, report = polar(matrix, "newton_schulz", iterations=limit, norm_init=norm_init, tol=tol)
+                arrived = report.iterations < limit or float(dfi(X.double())) <= tol
+                counts.append(report.iterations if arrived else limit + 1)
+    return Steps(
+        label,
+        len(conditions),
+        statistics.median(conditions),
+        {norm_init: statistics.median(counts) for norm_init, counts in taken.items()},
+        {norm_init: max(counts) for norm_init, counts in taken.items()},
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+def _number(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return "not finite" if not math.isfinite(value) else f"{value:.3g}"
+
+
+HEADER = ("solver", "norm_init", "steps", "DfI", "max DfI / n", "SFE", "sigma min", "sigma max", "GFLOP", "seconds")
+
+
+def _cells(row: Row) -> list[str]:
+    return [_number(getattr(row, field.name)) for field in fields(Row)][1:]
+
+
+def markdown(rows: Sequence[Row], steps: Sequence[Steps], command: str) -> str:
+    """All tables as one document."""
+    lines = ["# Convergence", "", f"Made by `{command}` with torch {torch.__version__}.", ""]
+    if steps:
+        starts = list(steps[0].median)
+        lines += [f"## Newton-Schulz steps until DfI / n <= {ARRIVED:g}: median (worst matrix)", ""]
+        lines += ["| weights | matrices | median condition | " + " | ".join(starts) + " |"]
+        lines += ["|---|---:|---:|" + "---:|" * len(starts)]
+        for entry in steps:
+            cells = [f"{entry.median[start]:g} ({entry.worst[start]})" for start in starts]
+            lines.append(f"| {entry.weights} | {entry.matrices} | {entry.condition:.3g} | " + " | ".join(cells) + " |")
+        lines += ["", "201: 200 steps were not enough.", ""]
+    for label in dict.fromkeys(row.weights for row in rows):
+        lines += [f"## {label}", "", "| " + " | ".join(HEADER) + " |", "|---|---|" + "---:|" * (len(HEADER) - 2)]
+        lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows if row.weights == label]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def latex(rows: Sequence[Row]) -> str:
+    """The same rows as a LaTeX table (booktabs)."""
+
+    def safe(text: str) -> str:
+        return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&").replace("#", r"\#")
+
+    lines = [r"\begin{tabular}{lll" + "r" * (len(HEADER) - 2) + "}", r"\toprule"]
+    lines += [" & ".join(safe(name) for name in ("weights", *HEADER)) + r" \\", r"\midrule"]
+    lines += [" & ".join(safe(cell) for cell in (row.weights, *_cells(row))) + r" \\" for row in rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def plot(rows: Sequence[Row], paths: Sequence[Path]) -> None:
+    """The largest DfI / n over iterations: a panel for each set of weights, a line for each solver and start."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    labels = list(dict.fromkeys(row.weights for row in rows))
+    columns = min(3, len(labels))
+    height = -(-len(labels) // columns)
+    figure, axes = plt.subplots(
+        height, columns, figsize=(3.4 * columns, 2.6 * height), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, label in zip(axes.flat, labels, strict=False):
+        lines: dict[str, list[tuple[int, float]]] = {}
+        for row in (row for row in rows if row.weights == label):
+            name = row.norm_init if row.solver == "newton_schulz" else row.solver
+            lines.setdefault(name, []).append((row.iterations, max(row.dfi_per_n, 1e-16)))
+        for i, (name, points) in enumerate(lines.items()):
+            if name == "exact":
+                axis.axhline(points[0][1], color="black", ls="--", lw=1, label=name)
+            else:
+                style = ("o-", "s-", "^-", "v-", "x:")[min(i, 4)]
+                axis.plot(*zip(*points, strict=True), style, ms=3, lw=1, label=name)
+        axis.set(yscale="log", title=label, xlabel="iterations")
+        axis.title.set_fontsize(8)
+    for axis in axes.flat[len(labels) :]:
+        axis.set_visible(False)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("largest DfI / n")
+    axes[0, 0].legend(fontsize=6, frameon=False)
+    for path in paths:
+        figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str) -> None:
+    """All five files into `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "convergence.md").write_text(markdown(rows, steps, command))
+    (out / "convergence.tex").write_text(latex(rows))
+    with (out / "convergence.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+    plot(rows, [out / "convergence.png", out / "convergence.pdf"])
+
+
+# ----------------------------------------------------------------------------------------------------------- command
+
+
+def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) -> tuple[list[Row], list[Steps]]:
+    """Everything the options ask for, on every set of weights."""
+    rows, steps = [], []
+    for label, batches in weights.items():
+        for solver in options.solvers:
+            starts = options.norm_inits if solver == "newton_schulz" else ["frobenius" if solver == "muon" else "-"]
+            for norm_init in starts:
+                for iterations in [0] if solver == "exact" else options.iterations:
+                    start = NORM_INITS[0] if norm_init == "-" else norm_init
+                    row = measure(label, batches, solver, start, iterations)
+                    rows.append(Row(**(asdict(row) | {"norm_init": norm_init})))
+                    print(f"{label}: {' '.join(_cells(rows[-1]))}", file=sys.stderr)
+        if "newton_schulz" in options.solvers:
+            steps.append(count_steps(label, batches, options.norm_inits))
+    return rows, steps
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 0, or 2 with one line on stderr for a file that cannot be used."""
+    parser = argparse.ArgumentParser(prog="python -m fire_core.convergence", description=__doc__.split("\n")[0])
+    parser.add_argument("checkpoints", nargs="*", type=Path, help=".pt or .safetensors files of weights")
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=FAMILIES)
+    parser.add_argument("--size", type=int, nargs="+", default=[256], help="n of the random families")
+    add_choice(parser)
+    parser.add_argument("--draws", type=int, default=8, help="matrices of each family")
+    parser.add_argument("--limit", type=int, default=6, help="matrices of each shape in a checkpoint")
+    parser.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=SOLVERS)
+    parser.add_argument("--norm-inits", nargs="+", default=list(NORM_INITS), choices=NORM_INITS)
+    parser.add_argument("--iterations", type=int, nargs="+", default=[1, 2, 5, 8, 10, 12, 15, 20, 25, 30])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/convergence"))
+    options = parser.parse_args(arguments)
+    weights: dict[str, Sequence[Tensor]] = {}
+    for size in options.size:
+        for name in options.families:
+            W = family(name, size, options.draws, options.seed)
+            weights[f"{name} {W.shape[-2]}x{W.shape[-1]}"] = [W]
+    try:
+        for path in options.checkpoints:
+            weights[path.stem] = from_checkpoint(path, options.limit, options.only, options.stacked)
+    except CheckpointError as error:
+        print(error, file=sys.stderr)
+        return 2
+    given = sys.argv[1:] if arguments is None else arguments
+    command = " ".join(
+        ["python -m fire_core.convergence", *(Path(a).name if Path(a).is_absolute() else a for a in given)]
+    )
+    write(*run(weights, options), options.out, command)
+    print(f"wrote {options.out}/convergence.md, .csv, .tex, .png, .pdf")
+    return 0

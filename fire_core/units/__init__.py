@@ -1,0 +1,1 @@
+"""Hidden units: which there are, what they do, how to recycle them."""

@@ -1,0 +1,1 @@
+"""Parameters as matrices: layouts, known architectures, optimizer state, distributed weights."""

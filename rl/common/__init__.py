@@ -1,0 +1,1 @@
+"""What both agents share: replay on disk, memory, boundary, evaluation."""

@@ -1,0 +1,73 @@
+"""How much memory is left, so that a replay that does not fit is refused before training."""
+
+import contextlib
+from pathlib import Path
+
+import torch
+
+from fire_core.harness.options.errors import ConfigError
+
+
+def available_bytes(device: torch.device | str = "cpu") -> int | None:
+    """Free memory of the machine, this container or the GPU; None where the system does not tell."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = []
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    return min(free + left_in_groups(), default=None)
+
+
+def left_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """What each control group around this process, of version 1 or 2, lets it take before it is killed.
+
+    Page cache that has not been used again counts as free: the kernel drops it first.
+    """
+    left = []
+    with contextlib.suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            old = "memory" in controllers.split(",")
+            if controllers and not old:
+                continue
+            limit, used, cache = (
+                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+                if old
+                else ("memory.max", "memory.current", "inactive_file")
+            )
+            top = root / "memory" if old else root
+            group = top / path.lstrip("/")
+            for folder in (group, *group.parents):
+                with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+                    free = int((folder / limit).read_text()) - int((folder / used).read_text())
+                    with contextlib.suppress(OSError, ValueError, KeyError):
+                        told = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
+                        free += int(told[cache])
+                    left.append(free)
+                if folder == top:
+                    break
+    return left
+
+
+def check_fits(option: str, capacity: int, bytes_each: float, device: torch.device | str, spare: float = 0.9) -> None:
+    """Refuse a replay that does not fit.
+
+    Args:
+        option: which the user can lower.
+        capacity: its value.
+        bytes_each: memory of one transition.
+        device: where it is to be.
+        spare: share of the free memory that may be used.
+
+    Raises:
+        ConfigError: with the number that fits.
+    """
+    free = available_bytes(device)
+    if free is not None and capacity * bytes_each > spare * free:
+        fits = int(spare * free / bytes_each) // 1000 * 1000
+        raise ConfigError(
+            f"{option}={capacity} needs {capacity * bytes_each / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "
+            f"free on {device}; {option}={fits} fits"
+        )

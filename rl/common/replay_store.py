@@ -1,0 +1,206 @@
+"""Rings of rows on disk, for checkpoints that need not write everything again.
+
+A ring (`FrameReplay`, or whatever has `columns`, `written`, `rows` and `loaded`) only ever appends rows. So
+its history is cut into segments of some rows of one environment; each is written once, by a thread, as soon as it is
+full. Saving writes the rest, and returns a manifest of file names for the trainer's checkpoint.
+
+A segment is compressed (each row XORed with the one before it, then zlib) and named by its SHA-256, so two processes
+can never mean different rows by one name; it appears under its name only when it is whole and on the disk.
+"""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fire_core.harness.options.errors import TrainingError
+from fire_core.harness.run.checkpoint import write_atomically
+
+DIGITS = 32  # of the digest, in the file name
+
+
+class Ring(Protocol):
+    """What is stored.
+
+    Attributes:
+        columns: name -> (envs, rows, ...).
+        written: rows ever appended, for each environment.
+        rows: length of a ring.
+    """
+
+    columns: dict[str, Tensor]
+    written: list[int]
+    rows: int
+
+    def loaded(self, written: list[int]) -> None:
+        """Called after the columns were filled."""
+
+
+class RingStore:
+    """The segments of one ring in one folder.
+
+    Args:
+        folder: made if absent.
+        rows: of a segment; a save writes at most that many rows an environment.
+    """
+
+    def __init__(self, folder: Path, rows: int = 1024) -> None:
+        self.folder, self.rows = folder, rows
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
+        self._segments: dict[tuple[int, int], str | Future[str]] = {}  # (environment, start) -> file name
+        self._manifests: list[set[str]] = []  # of checkpoints that are still there
+
+    def follow(self, ring: Ring) -> None:
+        """Write the segments that have become full, in the background. Call it after every few rows."""
+        size = min(self.rows, ring.rows)
+        for env, written in enumerate(ring.written):
+            start = (written // size - 1) * size
+            if start >= 0 and (env, start) not in self._segments:
+                data = _rows(ring, env, start, start + size)
+                self._segments[env, start] = self._thread.submit(self._write, env, start, start + size, data)
+
+    def save(self, ring: Ring) -> dict[str, Any]:
+        """Have every row of the ring on the disk.
+
+        Returns:
+            A manifest for `load`, of plain numbers and strings.
+
+        Raises:
+            OSError: the disk is full or read-only.
+        """
+        size = min(self.rows, ring.rows)
+        self.follow(ring)
+        names = []
+        for env, written in enumerate(ring.written):
+            for start in range(max(written - ring.rows, 0) // size * size, written, size):
+                if start + size > written:  # not full: written again by the next save
+                    names.append(self._write(env, start, written, _rows(ring, env, start, written)))
+                    continue
+                try:
+                    names.append(self._finished(env, start))
+                except OSError:  # the disk may have room again
+                    if start < written - ring.rows:
+                        raise  # its rows are gone
+                    names.append(self._write(env, start, start + size, _rows(ring, env, start, start + size)))
+                    self._segments[env, start] = names[-1]
+        gone = [key for key in self._segments if key[1] + size <= ring.written[key[0]] - ring.rows]
+        for key in gone:
+            del self._segments[key]
+        return {"written": list(ring.written), "segments": names}
+
+    def committed(self, manifest: dict[str, Any], keep: int) -> None:
+        """The checkpoint with this manifest, the last save's, is written: remove what none of the last `keep` needs."""
+        self._manifests = [*self._manifests, set(manifest["segments"])][-keep:]
+        needed = set().union(*self._manifests)
+        for path in self.folder.glob("*"):  # nothing is under way: `save` has waited for the thread
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def load(self, ring: Ring, manifest: dict[str, Any], elsewhere: Iterable[Path] = ()) -> None:
+        """Fill a ring with the rows of a manifest.
+
+        Args:
+            ring: an empty one of the same sizes.
+            manifest: of `save`.
+            elsewhere: folders in which segments may lie that this one lacks; they are linked or copied here.
+
+        Raises:
+            TrainingError: a segment is missing or damaged.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in manifest["segments"]:
+            env, start, stop = (int(part) for part in name.split("-")[:3])
+            columns = _decode(self._fetch(name, elsewhere))
+            first = max(start, manifest["written"][env] - ring.rows)
+            for key, value in columns.items():
+                column = ring.columns[key]
+                at = torch.arange(first, stop, device=column.device) % ring.rows
+                column[env, at] = value[first - start :].to(column.device)
+            if stop - start == min(self.rows, ring.rows):
+                self._segments[env, start] = name
+        ring.loaded(manifest["written"])
+        self._manifests = [set(manifest["segments"])]
+
+    def close(self) -> None:
+        """Wait for the thread."""
+        self._thread.shutdown()
+
+    def _fetch(self, name: str, elsewhere: Iterable[Path]) -> bytes:
+        """A sound segment's bytes; brought here if it lies elsewhere."""
+        own, places = self.folder / name, [folder / name for folder in elsewhere]
+        for place in (own, *places):
+            if (data := _sound(place)) is None:
+                continue
+            if place != own:
+                own.unlink(missing_ok=True)  # damaged
+                try:
+                    os.link(place, own)
+                except OSError:  # another file system
+                    write_atomically(own, data)
+            return data
+        damaged = [str(place) for place in (own, *places) if place.exists()]
+        what = f"is damaged in {' and '.join(damaged)}" if damaged else f"is missing in {self.folder}"
+        remove = " and ".join(str(place.parents[1]) for place in (own, *places))
+        raise TrainingError(f"the replay's segment {name} {what}: remove {remove} to train anew")
+
+    def _finished(self, env: int, start: int) -> str:
+        segment = self._segments.get((env, start))
+        if segment is None:
+            raise OSError("it was never written")
+        return segment if isinstance(segment, str) else segment.result()
+
+    def _write(self, env: int, start: int, stop: int, columns: dict[str, np.ndarray]) -> str:
+        data = _encode(columns)
+        name = f"{env:03d}-{start:012d}-{stop:012d}-{hashlib.sha256(data).hexdigest()[:DIGITS]}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if _sound(self.folder / name) is None:
+            write_atomically(self.folder / name, data)
+        return name
+
+
+def _rows(ring: Ring, env: int, start: int, stop: int) -> dict[str, np.ndarray]:
+    """Copies of rows `start` to `stop` (counted from the start of training) of one environment."""
+    at = torch.arange(start, stop) % ring.rows
+    return {key: column[env, at.to(column.device)].cpu().numpy() for key, column in ring.columns.items()}
+
+
+def _encode(columns: dict[str, np.ndarray]) -> bytes:
+    """One line of JSON, then each column compressed."""
+    parts, about = [], []
+    for key, values in columns.items():
+        raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
+        change = raw.copy()
+        change[1:] ^= raw[:-1]  # most pixels stay as they were
+        parts.append(zlib.compress(change, 1))
+        about.append({"name": key, "dtype": values.dtype.str, "shape": values.shape, "bytes": len(parts[-1])})
+    return json.dumps(about).encode() + b"\n" + b"".join(parts)
+
+
+def _sound(path: Path) -> bytes | None:
+    """A segment's bytes; None if there is none, or it is not what its name says."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return data if hashlib.sha256(data).hexdigest()[:DIGITS] == path.name.rsplit("-", 1)[-1] else None
+
+
+def _decode(data: bytes) -> dict[str, Tensor]:
+    """The columns of a segment."""
+    head, _, rest = data.partition(b"\n")
+    columns, at = {}, 0
+    for about in json.loads(head):
+        shape: Sequence[int] = about["shape"]
+        raw = np.frombuffer(zlib.decompress(rest[at : at + about["bytes"]]), np.uint8).reshape(shape[0], -1)
+        values = np.bitwise_xor.accumulate(raw, axis=0).view(np.dtype(about["dtype"])).reshape(shape)
+        columns[about["name"]] = torch.from_numpy(values)
+        at += about["bytes"]
+    return columns

@@ -1,0 +1,1 @@
+"""DQN on Atari (figure 4a of the paper): `python -m rl.dqn`."""

@@ -1,0 +1,7 @@
+"""`python -m rl.dqn`."""
+
+from fire_core.harness.options.cli import run_program
+from rl.dqn.train import main
+
+if __name__ == "__main__":
+    run_program(main, "dqn")

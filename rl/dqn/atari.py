@@ -1,0 +1,148 @@
+"""Atari games through ALE's own vector environment: the emulators run in threads of C++, frames come ready-made."""
+
+import difflib
+import os
+
+import numpy as np
+import torch
+from ale_py import roms
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
+
+from fire_core.harness.options.errors import ConfigError
+from rl.dqn.episodes import Episodes
+
+STICKY = ("decision", "frame")
+NEVER = 1_000_000_000  # frames
+
+
+class Atari:
+    """An emulator of `rl.dqn.episodes`: grey 84x84 frames, the maximum of the last two of each four (Nature DQN).
+
+    With `colour` it shows the same game to people: frames (210, 160, 3), and nothing stacked.
+
+    Args:
+        game: its name in any spelling (`beam_rider`, `BeamRider`).
+        envs: how many at once.
+        sticky: chance, for each frame, that the emulator repeats the last action.
+        noop_max: up to so many frames without action at an episode's start.
+        fire_reset: press fire at an episode's start in games that wait for it.
+        max_frames: after so many an episode is cut.
+        threads: of the emulator; None: one for each environment, as far as there are cores.
+        colour: for people.
+
+    Raises:
+        ConfigError: there is no such game or its ROM is missing.
+    """
+
+    stack = 4
+    frame: tuple[int, ...] = (84, 84)
+    dtype = torch.uint8
+
+    def __init__(
+        self,
+        game: str,
+        envs: int,
+        sticky: float = 0.0,
+        noop_max: int = 0,
+        fire_reset: bool = False,
+        max_frames: int = 108_000,
+        threads: int | None = None,
+        colour: bool = False,
+    ) -> None:
+        self.envs = envs
+        picture = {}
+        if colour:
+            self.stack, self.frame = 1, (210, 160, 3)
+            picture = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
+        self.random = sticky > 0 or noop_max > 0
+        # Episodes are cut here: in one that ALE itself ends, the last frame is mixed with the one before. After a
+        # termination nobody looks at it, but after a cut it is bootstrapped from.
+        self._max_frames = max_frames
+        self._env = AtariVectorEnv(
+            find_game(game),
+            envs,
+            num_threads=threads or min(envs, os.cpu_count() or 1),
+            repeat_action_probability=sticky,
+            noop_max=noop_max,
+            use_fire_reset=fire_reset,
+            max_num_frames_per_episode=NEVER,
+            reward_clipping=False,
+            # Ended episodes are begun anew by `reset`, with seeds of our choice, before the next step; so the
+            # environment's own automatic reset never comes to pass, and the last frame of an episode is seen.
+            autoreset_mode=AutoresetMode.NEXT_STEP,
+            **picture,
+        )
+        self.actions = int(self._env.single_action_space.n)
+        self._lives = np.zeros(envs, dtype=np.int64)
+
+    def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
+        """Begin episodes; their first frames, (k, 84, 84)."""
+        mask = np.zeros(self.envs, dtype=bool)
+        mask[which] = True
+        options = {} if mask.all() else {"reset_mask": mask}
+        observations, info = self._env.reset(seed=None if seeds is None else np.array(seeds), options=options)
+        self._lives[which] = info["lives"][which]
+        return observations[which, -1]
+
+    def send(self, actions: np.ndarray) -> None:
+        """Let all environments begin a step."""
+        self._env.send(actions)
+
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Next frames (envs, 84, 84), rewards, terminated, truncated, and whether a life was lost."""
+        observations, rewards, terminated, _, info = self._env.recv()
+        lost, self._lives = info["lives"] < self._lives, info["lives"].copy()
+        truncated = (info["episode_frame_number"] >= self._max_frames) & ~terminated
+        return observations[:, -1], rewards, terminated, truncated, lost
+
+    def close(self) -> None:
+        """The threads end with the object."""
+        del self._env
+
+
+def find_game(name: str) -> str:
+    """ALE's name of a game.
+
+    Raises:
+        ConfigError: there is none, with names near it; or its ROM is missing.
+    """
+    plain = {"".join(filter(str.isalnum, rom)): rom for rom in roms.get_all_rom_ids()}
+    key = "".join(filter(str.isalnum, name)).lower()
+    if key not in plain:
+        near = [plain[k] for k in difflib.get_close_matches(key, plain, 4, 0.5)]
+        hint = f"near it: {', '.join(near)}" if near else f"for example asterix; ale-py knows {len(plain)} games"
+        raise ConfigError(f"env.game={name} is unknown; {hint}")
+    path = roms.get_rom_path(plain[key])
+    if path is None or not path.exists():
+        raise ConfigError(f"env.game={name}: its ROM is missing from ale-py; pip install --force-reinstall ale-py")
+    return plain[key]
+
+
+def make(
+    envs: int,
+    seed: int,
+    purpose: str,
+    game: str,
+    sticky: float = 0.25,
+    sticky_per: str = "decision",
+    noop_max: int = 0,
+    fire_reset: bool = False,
+    life_loss: bool = False,
+    max_frames: int = 400_000,
+    threads: int | None = None,
+) -> Episodes:
+    """Environments for `rl.dqn`; the options are those of conf/env/asterix.yaml.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+    if sticky_per not in STICKY:
+        raise ConfigError(f"env.sticky_per={sticky_per} is unknown; accepted: {', '.join(STICKY)}")
+    if not 0 <= sticky < 1:
+        raise ConfigError(f"env.sticky is a probability below 1, got {sticky}")
+    if noop_max < 0 or max_frames < 1:
+        raise ConfigError(f"env.noop_max={noop_max} and env.max_frames={max_frames}: must be at least 0 and 1")
+    by_frame = sticky_per == "frame"
+    emulator = Atari(game, envs, sticky if by_frame else 0.0, noop_max, fire_reset, max_frames, threads)
+    return Episodes(emulator, seed, purpose, 0.0 if by_frame else sticky, life_loss)

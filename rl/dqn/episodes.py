@@ -1,0 +1,184 @@
+"""Environments side by side, whose episodes can be played again: what the trainer steps, saves and resumes.
+
+An emulator's inner state cannot be copied out, but an episode is a function of its seed and of the actions in it. So
+these are what a checkpoint holds, and a resume plays the episodes that were under way again, in a fraction of the time.
+"""
+
+import logging
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fire_core.harness.training import seeding
+
+log = logging.getLogger(__name__)
+
+
+class Emulator(Protocol):
+    """Environments side by side that know nothing of seeds by name, stacks or resuming (`atari`, `classic`).
+
+    Attributes:
+        envs: how many.
+        actions: number of actions.
+        frame: shape of a frame.
+        dtype: of a frame.
+        stack: frames in an observation.
+        random: whether an episode depends on its seed.
+    """
+
+    envs: int
+    actions: int
+    frame: tuple[int, ...]
+    dtype: torch.dtype
+    stack: int
+    random: bool
+
+    def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
+        """Begin episodes; their first frames, (k, *frame)."""
+
+    def send(self, actions: np.ndarray) -> None:
+        """Let all environments begin a step, (envs,) int64."""
+
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Wait for the step: next frames, rewards, terminated, truncated, and whether a life was lost."""
+
+    def close(self) -> None:
+        """Let go of threads."""
+
+
+class Step(NamedTuple):
+    """What a step of all environments brought, as `rl.dqn.frames.FrameReplay` takes it.
+
+    Attributes:
+        frames: (envs, *frame), in an ended episode its last.
+        rewards: (envs,) float32, as the game gives them.
+        terminated: (envs,) bool; not where a time limit ended the episode.
+        ended: (k,) environments whose episode ended; they have begun new ones.
+        first: (k, *frame) the first frames of those.
+        returns: (k,) sums of rewards of the ended episodes.
+    """
+
+    frames: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    ended: Tensor
+    first: Tensor
+    returns: list[float]
+
+
+class Episodes:
+    """Environments that begin a new episode, of a seed of its own, when one ends.
+
+    Args:
+        emulator: the environments.
+        seed: of all that is random in them.
+        purpose: names the stream, so that evaluation does not share the training's.
+        sticky: chance that a decision is ignored and the last executed action is repeated.
+        life_loss: tell the learner that losing a life terminates; the game goes on all the same.
+
+    Attributes:
+        observations: (envs, stack, *frame) what the next actions are chosen for.
+    """
+
+    def __init__(
+        self, emulator: Emulator, seed: int, purpose: str, sticky: float = 0.0, life_loss: bool = False
+    ) -> None:
+        self.emulator, self.seed, self.purpose = emulator, seed, purpose
+        self.sticky, self.life_loss = sticky, life_loss
+        envs = self.envs = emulator.envs
+        self.numbers = [0] * envs  # episodes begun
+        self.executed: list[list[int]] = [[] for _ in range(envs)]  # actions since their beginning
+        self.returns = np.zeros(envs)
+        self.observations = torch.zeros(envs, emulator.stack, *emulator.frame, dtype=emulator.dtype)
+        self._generator = seeding.generator(seed, purpose, "sticky")
+
+    def begin(self) -> Tensor:
+        """Begin an episode everywhere; the first frames, (envs, *frame)."""
+        return self._begin(list(range(self.envs)))
+
+    def send(self, actions: Tensor) -> None:
+        """Let all environments begin a step with these decisions, (envs,)."""
+        if self.sticky:
+            last = torch.tensor([done[-1] if done else 0 for done in self.executed])
+            actions = torch.where(torch.rand(self.envs, generator=self._generator) < self.sticky, last, actions)
+        for done, action in zip(self.executed, actions.tolist(), strict=True):
+            done.append(action)
+        self.emulator.send(actions.numpy().astype(np.int64))
+
+    def recv(self) -> Step:
+        """Wait for the step; where an episode ended the next one begins."""
+        frames, rewards, terminated, truncated, lost = self.emulator.recv()
+        self.returns += rewards
+        ended = np.flatnonzero(terminated | truncated).tolist()
+        returns = [float(self.returns[env]) for env in ended]
+        step = torch.from_numpy(np.ascontiguousarray(frames))
+        self.observations = torch.cat([self.observations[:, 1:], step[:, None]], dim=1)
+        first = self._begin(ended) if ended else step[:0]
+        return Step(
+            step,
+            torch.from_numpy(rewards.astype(np.float32)),
+            torch.from_numpy(terminated | lost if self.life_loss else terminated),
+            torch.tensor(ended, dtype=torch.int64),
+            first,
+            returns,
+        )
+
+    def close(self) -> None:
+        """Let go of threads."""
+        self.emulator.close()
+
+    def _begin(self, which: list[int]) -> Tensor:
+        # Seeding takes ALE 20 times as long as beginning an episode, so it is done only where it matters.
+        anew = self.emulator.random or max(self.numbers) == 0
+        frames = self._reset(which, [self._seed(env, self.numbers[env]) for env in which] if anew else None)
+        for env in which:
+            self.numbers[env] += 1
+            self.executed[env] = []
+            self.returns[env] = 0
+        return frames
+
+    def _reset(self, which: list[int], seeds: list[int] | None) -> Tensor:
+        frames = torch.from_numpy(np.ascontiguousarray(self.emulator.reset(which, seeds)))
+        self.observations[which] = 0
+        self.observations[which, -1] = frames
+        return frames
+
+    def _seed(self, env: int, number: int) -> int:
+        return seeding.derive(self.seed, self.purpose, env, number) % (2**31 - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seeds and actions of the episodes under way."""
+        return {
+            "numbers": list(self.numbers),
+            "executed": [torch.tensor(done, dtype=torch.uint8) for done in self.executed],
+            "returns": self.returns.tolist(),
+            "observations": self.observations.clone(),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Play the episodes under way again.
+
+        Returns:
+            Whether the environments show what they showed. If not (another version of the emulator), new episodes
+            begin when `begin` is called.
+        """
+        self.numbers, self.returns = list(state["numbers"]), np.array(state["returns"])
+        self.executed = [done.tolist() for done in state["executed"]]
+        self._generator.set_state(state["generator"].cpu())
+        random, everywhere = self.emulator.random, list(range(self.envs))
+        self._reset(everywhere, [self._seed(env, 0) for env in everywhere])
+        longest = max(map(len, self.executed))
+        for t in range(longest + 1):  # each begins late enough that all are where they were at the same time
+            for env, done in enumerate(self.executed):
+                if t == longest - len(done):
+                    self._reset([env], [self._seed(env, self.numbers[env] - 1)] if random else None)
+            if t < longest:
+                at = [t - longest + len(done) for done in self.executed]
+                actions = [done[k] if k >= 0 else 0 for k, done in zip(at, self.executed, strict=True)]
+                self.emulator.send(np.array(actions, dtype=np.int64))
+                frames = torch.from_numpy(np.ascontiguousarray(self.emulator.recv()[0]))
+                self.observations = torch.cat([self.observations[:, 1:], frames[:, None]], dim=1)
+        return torch.equal(self.observations, state["observations"].cpu())

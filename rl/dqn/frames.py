@@ -1,0 +1,162 @@
+"""Replay of single frames: each is kept once and observations are stacked when they are sampled.
+
+One ring of rows for each environment, to which rows are only ever appended:
+
+    row            0      1      2      3      4   |  5      6
+    frame          f0     f1     f2     f3     f4  |  g0     g1        what the environment showed
+    age            0      1      2      3      4   |  0      1         rows since the episode's first
+    action, reward, terminated: what led to the row's frame (nothing, where age is 0)
+
+So row r with age >= 1 is the transition from the stack that ends with row r-1 to the stack that ends with row r, and no
+transition crosses from one episode to the next. Frames before an episode's first are zero, as in ALE.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """Sampled transitions.
+
+    Attributes:
+        frames: (B, stack + 1, *shape); `frames[:, :-1]` is the observation and `frames[:, 1:]` the next one.
+        actions: (B,) int64.
+        rewards: (B,) float32, as they came.
+        terminated: (B,) bool; False where a time limit ended the episode.
+    """
+
+    frames: Tensor
+    actions: Tensor
+    rewards: Tensor
+    terminated: Tensor
+
+
+class FrameReplay:
+    """The rings.
+
+    Args:
+        capacity: rows of all environments together. An episode of T transitions takes T + 1.
+        envs: number of environments, which divides the capacity or leaves a few rows unused.
+        shape: of a frame.
+        dtype: of a frame.
+        stack: frames in an observation.
+        device: where frames are kept. Ages stay on the CPU, so that sampling never waits for a GPU.
+
+    Attributes:
+        columns: name -> (envs, rows, ...).
+        written: rows ever appended, for each environment.
+        rows: length of a ring.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        envs: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.uint8,
+        stack: int = 4,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.rows, self.envs, self.stack, self.shape = capacity // envs, envs, stack, tuple(shape)
+        if self.rows < stack + 2:
+            raise ValueError(f"capacity must be at least {envs * (stack + 2)} for {envs} environments, got {capacity}")
+        size = (envs, self.rows)
+        self.columns = {
+            "frame": torch.zeros(*size, *shape, dtype=dtype, device=device),
+            "action": torch.zeros(size, dtype=torch.uint8, device=device),
+            "reward": torch.zeros(size, device=device),
+            "terminated": torch.zeros(size, dtype=torch.bool, device=device),
+            "age": torch.zeros(size, dtype=torch.int32),
+        }
+        self.written = [0] * envs
+        self._age = torch.zeros(envs, dtype=torch.int32)  # of the newest rows
+        self._every = torch.arange(envs)
+        self._back = torch.arange(stack, -1, -1)  # stack, ..., 1, 0 rows back
+        self._out: dict[int, Tensor] = {}
+
+    @staticmethod
+    def bytes_each(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> int:
+        """Memory of a row: the frame, action 1, reward 4, terminated 1, age 4."""
+        return math.prod(shape) * dtype.itemsize + 10
+
+    def start(self, which: Tensor, frames: Tensor) -> None:
+        """The first frames (k, *shape) of new episodes of the environments `which`, (k,)."""
+        self._age[which] = 0
+        at = self._slots(which)
+        self.columns["frame"][which, at] = frames.to(self.columns["frame"].device)
+        self.columns["age"][which, at] = 0
+        self._count(which)
+
+    def append(self, frames: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor) -> None:
+        """What every environment showed next, (envs, *shape), and what led there, (envs,) each."""
+        at, device = self._slots(self._every), self.columns["frame"].device
+        self._age += 1
+        values = {"frame": frames, "action": actions, "reward": rewards, "terminated": terminated}
+        for name, value in values.items():
+            column = self.columns[name]
+            column[self._every, at] = value.to(device, column.dtype)
+        self.columns["age"][self._every, at] = self._age
+        self._count(self._every)
+
+    def _slots(self, which: Tensor) -> Tensor:
+        return torch.tensor(self.written)[which] % self.rows
+
+    def _count(self, which: Tensor) -> None:
+        for env in which.tolist():
+            self.written[env] += 1
+
+    def __len__(self) -> int:
+        """Rows held."""
+        return sum(min(written, self.rows) for written in self.written)
+
+    def draw(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Environments and row numbers (counted from the start of training) of uniformly drawn transitions, (size,)."""
+        written = torch.tensor(self.written)
+        # In a full ring the oldest rows have lost frames of their stacks.
+        first = torch.where(written > self.rows, written - self.rows + self.stack, 0)
+        ends = (written - first).cumsum(0)
+        starts = ends - (written - first)
+
+        def look(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            env = torch.searchsorted(ends, u, right=True)
+            row = u - starts[env] + first[env]
+            return env, row, self.columns["age"][env, row % self.rows] == 0
+
+        total = int(ends[-1])
+        u = torch.randint(total, (size,), generator=generator)
+        env, row, bad = look(u)
+        while bad.any():  # an episode's first frame is no transition
+            u[bad] = torch.randint(total, (int(bad.sum()),), generator=generator)
+            env, row, bad = look(u)
+        return env, row
+
+    def gather(self, env: Tensor, row: Tensor) -> Batch:
+        """The transitions of these rows. The frames lie in memory that the next call with as many rows writes to."""
+        device, at = self.columns["frame"].device, row % self.rows
+        places = env[:, None] * self.rows + (row[:, None] - self._back) % self.rows  # (B, stack + 1)
+        frame = self.columns["frame"].view(self.envs * self.rows, -1)
+        out = self._out.get(len(row))
+        if out is None:
+            self._out[len(row)] = out = frame.new_empty(places.numel(), frame.shape[1])
+        torch.index_select(frame, 0, places.flatten().to(device, non_blocking=True), out=out)
+        frames = out.view(*places.shape, *self.shape)
+        before = self._back > self.columns["age"][env, at][:, None]  # of the episode's first frame
+        if before.any():
+            frames[before.to(device)] = 0
+        env, at = env.to(device, non_blocking=True), at.to(device, non_blocking=True)
+        rest = (self.columns[name][env, at] for name in ("action", "reward", "terminated"))
+        action, reward, terminated = rest
+        return Batch(frames, action.long(), reward, terminated)
+
+    def sample(self, size: int, generator: torch.Generator) -> Batch:
+        """`size` uniformly drawn transitions, with replacement."""
+        return self.gather(*self.draw(size, generator))
+
+    def loaded(self, written: list[int]) -> None:
+        """Tell that the columns were filled from outside (`rl.common.replay_store`)."""
+        self.written = list(written)
+        newest = (torch.tensor(self.written) - 1).clamp(min=0) % self.rows
+        self._age = self.columns["age"][self._every, newest].clone()

@@ -1,0 +1,1 @@
+"""SAC on humanoids (figure 4b of the paper): `python -m rl.sac`."""

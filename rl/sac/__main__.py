@@ -1,0 +1,7 @@
+"""`python -m rl.sac`."""
+
+from fire_core.harness.options.cli import run_program
+from rl.sac.train import main
+
+if __name__ == "__main__":
+    run_program(main, "sac")

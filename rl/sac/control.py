@@ -1,0 +1,380 @@
+"""Continuous control in MuJoCo: Gymnasium, DeepMind Control and HumanoidBench behind one small interface.
+
+An episode is a function of its seed and its actions, so that is what a checkpoint keeps of an environment: on resume
+the episode is played again up to where it was, in a second or less, and every number inside MuJoCo, in the wrappers
+and in the task is what it was, also where there is no way to read it out.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.training import seeding
+
+log = logging.getLogger(__name__)
+MUJOCO = 'pip install "mujoco>=3.1.6,<4" imageio'
+BENCH = (
+    "HumanoidBench is not on the package index and works with mujoco 3.1.6, not with 3.2 or later: "
+    'pip install "mujoco==3.1.6" "dm_control==1.0.20" jax flax, then '
+    "pip install --no-deps git+https://github.com/carlosferrazza/humanoid-bench (it would pin an old torch), "
+    "and set MUJOCO_GL=egl or MUJOCO_GL=osmesa"
+)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A task, before any environment of it exists.
+
+    Args:
+        suite: gymnasium, dmc or humanoid_bench.
+        task: its name there: Humanoid-v5, humanoid-walk, h1-walk-v0.
+        action_repeat: environment steps for which a decision holds.
+        twin: clipped double Q, for tasks that can end early.
+        options: further arguments of the environment.
+
+    Raises:
+        ConfigError: a package is missing or has another version; the task is unknown.
+        ValueError: `action_repeat` is below 1.
+    """
+
+    suite: str
+    task: str
+    action_repeat: int = 1
+    twin: bool = True
+    options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.suite not in SUITES:
+            raise ValueError(f"suite={self.suite} is unknown; accepted: {', '.join(SUITES)}")
+        if self.action_repeat < 1:
+            raise ValueError(f"action_repeat must be at least 1, got {self.action_repeat}")
+        SUITES[self.suite].check(self.task)
+
+    def make(self, render: bool = False) -> Any:
+        """A new environment with Gymnasium's `reset(seed=)` and `step`; `render`: its `render()` gives RGB arrays."""
+        return SUITES[self.suite].make(self.task, render, self.options or {})
+
+
+# ------------------------------------------------------------------------------------------------------------- suites
+
+
+class Suite(NamedTuple):
+    """How to check for and make the environments of one package."""
+
+    check: Callable[[str], None]
+    make: Callable[[str, bool, dict[str, Any]], Any]
+
+
+def require(option: str, *packages: str, how: str) -> None:
+    """See whether packages can be imported.
+
+    Raises:
+        ConfigError: one cannot; the message says what to install.
+    """
+    absent = [name for name in packages if importlib.util.find_spec(name) is None]
+    if absent:
+        raise ConfigError(f"{option} needs {' and '.join(absent)}: {how}")
+
+
+def unknown(option: str, name: str, accepted: list[str]) -> ConfigError:
+    """An error that tells near names, or all."""
+    near = difflib.get_close_matches(name, accepted, 5, 0.4)
+    return ConfigError(f"{option}={name} is unknown; " + (f"near: {', '.join(near or accepted)}"))
+
+
+def check_gymnasium(task: str) -> None:
+    """Gymnasium's MuJoCo environments, version 4 and 5."""
+    require(f"env.task={task}", "mujoco", "imageio", how=MUJOCO)
+    import gymnasium
+
+    known = [
+        name
+        for name, spec in gymnasium.registry.items()
+        if str(spec.entry_point).startswith("gymnasium.envs.mujoco") and (spec.version or 0) >= 4
+    ]
+    if task not in known:
+        raise unknown("env.task", task, sorted(known))
+
+
+def make_gymnasium(task: str, render: bool, options: dict[str, Any]) -> Any:
+    import gymnasium
+
+    try:
+        drawn = {"render_mode": "rgb_array"} if render else {}
+        return gymnasium.make(task, disable_env_checker=True, **drawn, **options)
+    except TypeError as error:
+        raise ConfigError(f"env.options: {error}") from error
+
+
+def check_dmc(task: str) -> None:
+    """DeepMind Control: domain-task, such as humanoid-walk."""
+    require(f"env=dmc env.task={task}", "dm_control", how='pip install -e ".[dmc]" (or pip install dm_control)')
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it looks for a display, which only rendering needs
+        from dm_control import suite
+
+    known = [f"{domain}-{name}" for domain, name in suite.ALL_TASKS]
+    if task not in known:
+        raise unknown("env.task", task, known)
+
+
+class DmControl:
+    """A task of DeepMind Control with Gymnasium's interface: flat observations, time limits as truncations."""
+
+    def __init__(self, task: str, render: bool, options: dict[str, Any]) -> None:
+        from dm_control import suite
+        from gymnasium.spaces import Box
+
+        domain, _, name = task.partition("-")
+        self.env = suite.load(domain, name, environment_kwargs={"flat_observation": False}, **options)
+        bounds = self.env.action_spec()
+        self.action_space = Box(bounds.minimum.astype(np.float32), bounds.maximum.astype(np.float32))
+        size = sum(int(np.prod(spec.shape)) for spec in self.env.observation_spec().values())
+        self.observation_space = Box(-np.inf, np.inf, (size,))
+        self.max_steps, self.dt = int(self.env._step_limit), self.env.control_timestep()
+
+    def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+        self.env.task._random = np.random.RandomState(seed % 2**32)
+        return self._flat(self.env.reset().observation), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        moment = self.env.step(action)
+        ended = moment.last()
+        terminated = ended and moment.discount == 0
+        return self._flat(moment.observation), float(moment.reward or 0), terminated, ended and not terminated, {}
+
+    def _flat(self, observation: dict[str, Any]) -> np.ndarray:
+        return np.concatenate([np.ravel(value) for value in observation.values()])
+
+    def render(self) -> np.ndarray:
+        pixels: np.ndarray = self.env.physics.render(height=480, width=480, camera_id=0)
+        return pixels
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def check_humanoid_bench(task: str) -> None:
+    """HumanoidBench: what it needs, then the task."""
+    option = f"env=humanoid_bench env.task={task}"
+    require(option, "mujoco", "dm_control", "humanoid_bench", "jax", "flax", how=BENCH)
+    version = metadata.version("mujoco")
+    if not version.startswith("3.1."):
+        raise ConfigError(f"{option}: mujoco {version} is installed. {BENCH}")
+    if os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"):
+        raise ConfigError(f"{option}: MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} is set. {BENCH}")
+    import gymnasium
+
+    importlib.import_module("humanoid_bench")
+    known = [name for name, spec in gymnasium.registry.items() if "humanoid_bench" in str(spec.entry_point)]
+    if task not in known:
+        raise unknown("env.task", task, sorted(known))
+
+
+def make_humanoid_bench(task: str, render: bool, options: dict[str, Any]) -> Any:
+    importlib.import_module("humanoid_bench")
+    return make_gymnasium(task, render, options)
+
+
+SUITES = {
+    "gymnasium": Suite(check_gymnasium, make_gymnasium),
+    "dmc": Suite(check_dmc, DmControl),
+    "humanoid_bench": Suite(check_humanoid_bench, make_humanoid_bench),
+}
+
+
+def time_limit(env: Any) -> int:
+    """Steps after which an episode of this environment is cut."""
+    return int(getattr(env, "max_steps", 0) or env.spec.max_episode_steps or 1000)
+
+
+# ----------------------------------------------------------------------------------------------------------- stepping
+
+
+class Stepped(NamedTuple):
+    """What one decision in one environment brought."""
+
+    before: np.ndarray  # (observations,), where the decision was taken
+    action: np.ndarray  # (actions,), in [-1, 1]
+    reward: float  # summed over the repeats
+    terminated: bool
+    following: np.ndarray  # (observations,); an episode's true last one where it ended
+    ended: tuple[float, int] | None  # return and environment steps of an episode that ended
+
+
+class Worker:
+    """One environment and where its episode stands.
+
+    Args:
+        control: the task.
+        seed: of the run and purpose; episode n is reset with a seed made of it and n.
+        render: whether the environment draws.
+    """
+
+    def __init__(self, control: Control, seed: int, render: bool = False) -> None:
+        self.env, self.repeat, self.seed = control.make(render), control.action_repeat, seed
+        self.low, self.high = self.env.action_space.low, self.env.action_space.high
+        self.episode = -1
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the next episode."""
+        self.episode += 1
+        observation, _ = self.env.reset(seed=seeding.derive(self.seed, "episode", self.episode) % 2**31)
+        self.observation: np.ndarray = np.asarray(observation, np.float32)
+        self.actions: list[np.ndarray] = []
+        self.steps, self.total = 0, 0.0
+
+    def step(self, action: np.ndarray) -> Stepped:
+        """Act, `action` in [-1, 1]; a new episode begins where one ends."""
+        before = self.observation
+        scaled = self.low + (action + 1) / 2 * (self.high - self.low)
+        reward, terminated, truncated, steps = 0.0, False, False, 0
+        for _ in range(self.repeat):
+            observation, part, terminated, truncated, _ = self.env.step(scaled)
+            reward, steps = reward + float(part), steps + 1
+            if terminated or truncated:
+                break
+        following = self.observation = np.asarray(observation, np.float32)
+        self.actions.append(action)
+        self.steps, self.total = self.steps + steps, self.total + reward
+        ended = None
+        if terminated or truncated:
+            ended = (self.total, self.steps)
+            self.begin()
+        return Stepped(before, action, reward, bool(terminated), following, ended)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The episode's number and actions."""
+        actions = np.array(self.actions, np.float32).reshape(len(self.actions), len(self.low))
+        return {
+            "episode": self.episode,
+            "actions": torch.from_numpy(actions),
+            "observation": torch.from_numpy(self.observation.copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Play the episode again up to where it was."""
+        self.episode = state["episode"] - 1
+        self.begin()
+        for action in state["actions"].cpu().numpy():
+            self.step(action)
+        if self.episode != state["episode"] or not np.array_equal(self.observation, state["observation"].cpu().numpy()):
+            log.warning("an episode played again came out otherwise: this environment is not deterministic here")
+
+
+class Workers:
+    """Environments that step in threads while the caller does something else (MuJoCo lets go of Python's lock).
+
+    Args:
+        control: the task.
+        count: environments.
+        seed: of the run; each environment has its own, made of it.
+    """
+
+    def __init__(self, control: Control, count: int, seed: int) -> None:
+        self.workers = [Worker(control, seeding.derive(seed, "environment", i)) for i in range(count)]
+        self.pool = ThreadPoolExecutor(count, "environment")
+        self.waiting: list[Future[Stepped]] = []
+
+    @property
+    def observations(self) -> np.ndarray:
+        """Where the next decisions are taken, (count, observations)."""
+        return np.stack([worker.observation for worker in self.workers])
+
+    def send(self, actions: np.ndarray) -> None:
+        """Start a step, actions (count, actions) in [-1, 1]."""
+        self.waiting = [
+            self.pool.submit(worker.step, action) for worker, action in zip(self.workers, actions, strict=True)
+        ]
+
+    def receive(self) -> list[Stepped]:
+        """Wait for the step."""
+        return [future.result() for future in self.waiting]
+
+    def close(self) -> None:
+        """Wait for the threads and close the environments."""
+        self.pool.shutdown()
+        for worker in self.workers:
+            worker.env.close()
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [worker.state_dict() for worker in self.workers]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        for worker, state in zip(self.workers, states, strict=True):
+            worker.load_state_dict(state)
+
+
+def evaluate(workers: list[Worker], policy: Callable[[np.ndarray], np.ndarray]) -> list[tuple[float, int]]:
+    """Return and length of one episode in each environment, which begin anew and go side by side.
+
+    Args:
+        workers: environments of their own; every evaluation plays the same episodes.
+        policy: observations (k, o) -> actions (k, a).
+    """
+    results: dict[int, tuple[float, int]] = {}
+    for worker in workers:
+        worker.episode = -1
+        worker.begin()
+    while left := [i for i in range(len(workers)) if i not in results]:
+        actions = policy(np.stack([workers[i].observation for i in left]))
+        for i, action in zip(left, actions, strict=True):
+            if (ended := workers[i].step(action).ended) is not None:
+                results[i] = ended
+    return [results[i] for i in range(len(workers))]
+
+
+# --------------------------------------------------------------------------------------------------------- statistics
+
+
+class Statistics:
+    """Running mean and variance of observations (Chan et al.'s parallel update), starting from 0, 1 and count 1e-4.
+
+    Args:
+        size: numbers in an observation.
+        enabled: False: observations stay as they are.
+    """
+
+    def __init__(self, size: int, enabled: bool = True) -> None:
+        self.mean, self.variance, self.count = np.zeros(size), np.ones(size), 1e-4
+        self.enabled = enabled
+
+    def update(self, x: np.ndarray) -> None:
+        """Take in observations (k, size)."""
+        if not self.enabled:
+            return
+        mean, variance, count = x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64), len(x)
+        apart, total = mean - self.mean, self.count + count
+        squares = self.variance * self.count + variance * count + apart**2 * self.count * count / total
+        self.mean, self.variance, self.count = self.mean + apart * count / total, squares / total, total
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and 1 / deviation, (size,) each, in float32."""
+        scale = 1 / np.sqrt(self.variance + 1e-8)
+        both = torch.from_numpy(np.stack([self.mean, scale])).float().to(device, non_blocking=True)
+        return both[0], both[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "mean": torch.from_numpy(self.mean.copy()),
+            "variance": torch.from_numpy(self.variance.copy()),
+            "count": float(self.count),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean, self.variance = (state[name].cpu().numpy().copy() for name in ("mean", "variance"))
+        self.count = state["count"]

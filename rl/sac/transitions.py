@@ -1,0 +1,72 @@
+"""Replay of transitions: preallocated rings on the training device, several batches drawn at once."""
+
+from typing import Any
+
+import torch
+
+from rl.sac.update import Batch
+
+
+class Transitions:
+    """The newest transitions of each environment; `rl.common.replay_store` keeps them on the disk.
+
+    Args:
+        capacity: how many are kept, of all environments together; the memory is taken at once.
+        envs: environments.
+        observations: numbers in an observation.
+        actions: numbers in an action.
+        device: where they live, so that a batch is drawn without a transfer.
+    """
+
+    def __init__(
+        self, capacity: int, envs: int, observations: int, actions: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.rows, self.device = capacity // envs, torch.device(device)
+        shapes = Batch((observations,), (actions,), (), (), (observations,))  # type: ignore[arg-type]
+        self.columns = {
+            name: torch.zeros(envs, self.rows, *shape, device=device)
+            for name, shape in zip(Batch._fields, shapes, strict=True)
+        }
+        self.written = [0] * envs  # since the start of the run; the same for all
+
+    def __len__(self) -> int:
+        return len(self.written) * min(self.written[0], self.rows)
+
+    def add(self, batch: Batch) -> None:
+        """Append a transition of each environment, (envs, ...), over its oldest one once the ring is full."""
+        at = self.written[0] % self.rows
+        for name, new in zip(Batch._fields, batch, strict=True):
+            self.columns[name][:, at].copy_(new)
+        self.written = [count + 1 for count in self.written]
+
+    def sample(self, batches: int, size: int, generator: torch.Generator) -> Batch:
+        """`batches` batches of `size` transitions each, uniform with replacement: (batches, size, ...).
+
+        Args:
+            batches: how many updates they are for.
+            size: of one.
+            generator: on the CPU.
+        """
+        index = torch.randint(len(self), (batches, size), generator=generator).to(self.device, non_blocking=True)
+        filled = min(self.written[0], self.rows)
+        flat = index // filled * self.rows + index % filled
+        return Batch(*(self.columns[name].flatten(0, 1)[flat] for name in Batch._fields))
+
+    def loaded(self, written: list[int]) -> None:
+        """Called by `rl.common.replay_store` once the columns are filled."""
+        self.written = list(written)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, for when there is no room on the disk."""
+        return {"written": list(self.written), "columns": self.columns}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        for name, column in self.columns.items():
+            column.copy_(state["columns"][name])
+        self.loaded(state["written"])
+
+
+def of(batch: Batch, i: int) -> Batch:
+    """The i-th of several batches."""
+    return Batch(*(x[i] for x in batch))

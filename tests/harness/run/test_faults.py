@@ -1,0 +1,236 @@
+"""Real faults, made by the system: training goes on or stops with one clear line, and nothing that was kept is lost."""
+
+import copy
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from analysis.sources import wandb_local
+from fire_core.harness.options.errors import TrainingError
+from tests.harness import faults
+from tests.harness.conftest import LONG
+from tests.harness.runner import (
+    Record,
+    assert_same,
+    compose,
+    final_state,
+    lines,
+    only_run,
+    rows,
+    same,
+    tiny,
+    wait_for,
+    wait_until_held,
+)
+from tests.harness.zygote import Zygote
+from vision import train
+
+OFTEN = "checkpoint.every_seconds=0.05"
+WANDB = tiny(*LONG, "tracker=wandb_offline")
+
+
+@pytest.fixture(autouse=True)
+def counted(request: pytest.FixtureRequest, record_property: Record) -> None:
+    """Each of these tests makes one fault."""
+    record_property("fault made, nothing lost", request.node.name.removeprefix("test_").replace("_", " "))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MB."""
+    with faults.small_disk(tmp_path / "disk", 4) as folder:
+        yield folder
+
+
+def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    options = tiny(*LONG, OFTEN, "paths.runs=disk/runs")
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds", HOLD_AT="2,9")
+    wait_until_held(child)
+    filler = faults.fill(disk)
+    os.kill(child, signal.SIGCONT)
+    wait_until_held(child)  # rows and checkpoints have found no room
+    filler.unlink()
+    os.kill(child, signal.SIGCONT)
+    answer = zygote.end(tmp_path, child)
+    assert answer.code == 0, answer.err
+    assert "No space left on device" in answer.err
+    assert_same(only_run(disk / "runs"), calm)
+
+
+def test_a_disk_that_is_full_when_the_first_phase_ends(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    child = zygote.start(tmp_path, "vision.train", *tiny(*LONG, OFTEN, "cache.dir=disk/cache"), before="holds")
+    wait_until_held(child)
+    faults.fill(disk)
+    os.kill(child, signal.SIGCONT)
+    answer = zygote.end(tmp_path, child)
+    assert answer.code == 0, answer.err
+    assert "the first phase is not shared: it could not be kept in disk/cache/" in answer.err
+    assert_same(only_run(tmp_path / "runs"), calm)
+
+
+def test_a_disk_that_stays_full(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    options = tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
+    wait_until_held(child)
+    filler = faults.fill(disk)
+    os.kill(child, signal.SIGCONT)
+    answer = zygote.end(tmp_path, child)
+    assert answer.code == 3
+    assert "error: cannot finish disk/runs/vision/" in answer.err
+    assert "make room and start the same command again" in answer.err
+    assert "Traceback" not in answer.err
+    full = zygote.run(tmp_path, "vision.train", *options)  # there is no room for anything at all
+    assert full.code in (2, 3)
+    assert full.err.splitlines()[-1].startswith("error: ")
+    filler.unlink()
+    again = zygote.run(tmp_path, "vision.train", *options)
+    assert again.code == 0, again.err
+    assert "goes on from step" in again.err
+    assert_same(only_run(disk / "runs"), calm)
+
+
+def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    options = tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
+    wait_until_held(child)
+    os.kill(child, signal.SIGKILL)
+    zygote.end(tmp_path, child)
+    faults.make_read_only(disk)
+    answer = zygote.run(tmp_path, "vision.train", *options)
+    assert answer.code == 2
+    assert re.fullmatch(r"error: cannot write to disk/runs/vision/\S+: Read-only file system \(.*\)\n", answer.err)
+    faults.make_read_only(disk, False)
+    assert zygote.run(tmp_path, "vision.train", *options).code == 0
+    assert_same(only_run(disk / "runs"), calm)
+
+
+@pytest.mark.parametrize("sweep", [(), ("method=base,fire", "-m")], ids=["run", "sweep"])
+def test_read_only_output(sweep: tuple[str, ...], disk: Path, tmp_path: Path, zygote: Zygote) -> None:
+    faults.make_read_only(disk)
+    answer = zygote.run(tmp_path, "vision.train", *tiny("paths.runs=disk/runs", *sweep))
+    assert answer.code == 2
+    assert "error: " in answer.err
+    assert "Read-only file system" in answer.err
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.skipif(not faults.HAS_SECCOMP, reason="needs seccomp on x86-64 Linux")
+def test_a_file_system_without_locks(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    answer = zygote.run(tmp_path, "vision.train", *tiny(*LONG), before="no_locks")
+    assert answer.code == 0, answer.err
+    assert "has no locks (No locks available): see to it that no one else trains this run" in answer.err
+    assert "the first phase is not shared; choose another cache.dir=" in answer.err
+    assert_same(only_run(tmp_path / "runs"), calm)
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_a_loss_that_explodes(on_nan: str, tmp_path: Path, zygote: Zygote) -> None:
+    options = tiny("lr=1e30", f"on_nan={on_nan}", "cache=off", "checkpoint.every_seconds=0")
+    answer = zygote.run(tmp_path, "vision.train", *options)
+    run = only_run(tmp_path / "runs")
+    assert answer.code == 3
+    told = {"stop": r"error: the loss.* is not finite at step 1; .*on_nan=skip", "skip": "error: every step .*skipped"}
+    assert re.match(told[on_nan], answer.err.splitlines()[-1])
+    assert (run / "FAILED").read_text().startswith("TrainingError: ")
+    assert not (run / "DONE").exists()
+    assert "NaN" not in (run / "metrics.jsonl").read_text() if on_nan == "skip" else True
+    assert all(torch.isfinite(value).all() for value in final_state(run)["model"].values()), "the last good one"
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_a_batch_that_is_not_finite(on_nan: str) -> None:
+    task = train.Task.from_config(compose(f"on_nan={on_nan}"))
+    learner = train.Learner.new(task)
+    train.begin_phase(task, learner, 0)
+    images, labels = next(train.batches(task, 0))
+    train.train_step(task, learner, images, labels, False)
+    before = copy.deepcopy(learner.state_dict())
+    if on_nan == "stop":
+        with pytest.raises(TrainingError, match="is not finite at step"):
+            train.train_step(task, learner, images * float("nan"), labels, False)
+    else:
+        train.train_step(task, learner, images * float("nan"), labels, False)
+        assert same(learner.state_dict(), before), "weights, batch-norm statistics, optimizer, sums: as if never seen"
+        train.train_step(task, learner, images, labels, False)
+        assert learner.seen == 2 * len(labels)
+
+
+def test_out_of_memory(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "vision.train", *tiny("model.width=700"), before="little_memory")
+    assert answer.code == 3
+    assert answer.err.startswith("error: out of memory (")
+    assert "lower batch_size=" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_a_clock_that_jumps(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    child = zygote.start(tmp_path, "vision.train", *tiny(*LONG, OFTEN), before="jumping_clock")
+    wait_for(lambda: lines(tmp_path / "runs") >= 8)
+    os.kill(child, signal.SIGKILL)
+    zygote.end(tmp_path, child)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    for number, file in enumerate(files):
+        os.utime(file, (number % 2 * 4e9,) * 2)  # 1970 or 2096
+    answer = zygote.run(tmp_path, "vision.train", *tiny(*LONG, OFTEN), before="jumping_clock")
+    assert answer.code == 0
+    assert_same(only_run(tmp_path / "runs"), calm)
+    seconds = [row["seconds"] for row in rows(only_run(tmp_path / "runs"), clocks=True)]
+    assert 0 <= seconds[-1] < 1000
+    assert seconds == sorted(seconds)
+
+
+def child_of(process: int, words: str) -> int:
+    """The child process whose command line holds these words, when it is there."""
+    children = Path(f"/proc/{process}/task/{process}/children")
+    return wait_for(lambda: next((int(c) for c in children.read_text().split() if words in command(int(c))), 0))
+
+
+def command(process: int) -> str:
+    """A process's command line; empty if there is none."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def test_wandb_mirrors_every_row(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    answer = zygote.run(tmp_path, "vision.train", *WANDB)
+    assert answer.code == 0
+    assert "wandb" not in answer.err
+    assert_same(only_run(tmp_path / "runs"), calm)
+    (mirrored,) = tmp_path.glob("runs/vision/*/wandb/offline-run-*/*.wandb")
+    run = wandb_local.read_run([mirrored])
+    assert run.finished
+    assert run.config["method"]["name"] == "fire"
+    for key in ("step", "train/loss", "test/accuracy"):
+        assert run.history[key].tolist() == [row[key] for row in rows(calm)]
+
+
+def test_wandb_cannot_start(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    (tmp_path / "wandb.py").write_text("raise ImportError('libssl.so.3 is missing')")
+    answer = zygote.run(tmp_path, "vision.train", *WANDB, PYTHONPATH=str(tmp_path))
+    assert answer.code == 0
+    assert "wandb stopped (ImportError: libssl.so.3 is missing): training goes on" in answer.err
+    assert_same(only_run(tmp_path / "runs"), calm)
+
+
+@pytest.mark.parametrize("who", ["mirror", "service"])
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+def test_wandb_dies_or_hangs(who: str, fault: str, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    child = zygote.start(tmp_path, "vision.train", *WANDB, "tracker.patience=2", before="holds")
+    wait_until_held(child)  # training waits here for wandb, as it never does
+    mirror = child_of(child, "wandb_mirror")
+    service = child_of(mirror, "wandb-core")
+    os.kill(mirror if who == "mirror" else service, signal.Signals[fault])
+    os.kill(child, signal.SIGCONT)
+    answer = zygote.end(tmp_path, child)
+    assert answer.code == 0, answer.err
+    assert answer.err.count("wandb stopped (") == 1, answer.err
+    assert_same(only_run(tmp_path / "runs"), calm)
+    for process in (mirror, service):
+        wait_for(lambda process=process: "wandb" not in command(process))

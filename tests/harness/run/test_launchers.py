@@ -1,0 +1,119 @@
+"""The same numbers alone, in a sweep, side by side and on a queue; and a search that goes on where it stopped."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+import yaml
+
+from fire_core.harness.options.cli import CONF
+from fire_core.harness.options.config import OWN_THREADS, set_up_torch
+from fire_core.harness.options.errors import ConfigError
+from tests.harness.conftest import LONG
+from tests.harness.runner import assert_same, lines, only_run, tiny, wait_for
+from tests.harness.zygote import Zygote
+
+
+def needs(plugin: str) -> pytest.MarkDecorator:
+    """Skip where a launcher or sweeper is not installed."""
+    try:
+        absent = importlib.util.find_spec(f"hydra_plugins.{plugin}") is None
+    except ModuleNotFoundError:  # no plugin at all, so not even the namespace
+        absent = True
+    return pytest.mark.skipif(absent, reason=f'{plugin} is not installed: pip install -e ".[cluster]"')
+
+
+def run_of(folder: Path, method: str) -> Path:
+    """The run of a method."""
+    (run,) = folder.glob(f"runs/vision/*-{method}-*")
+    return run
+
+
+def test_in_a_sweep_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    options = tiny("method=full_reset,fire", LONG[1], "deterministic=false,null", "-m")
+    assert zygote.run(tmp_path, "vision.train", *options).code == 0
+    runs = [run for run in tmp_path.glob("runs/vision/*-fire-*") if run.name == calm.name]
+    assert_same(runs[0], calm)
+
+
+def test_a_job_does_not_inherit_threads_or_determinism() -> None:
+    device = torch.device("cpu")
+    set_up_torch(device, 2, False)
+    assert not torch.are_deterministic_algorithms_enabled()
+    set_up_torch(device, None, None)
+    assert torch.get_num_threads() == OWN_THREADS
+    set_up_torch(device, 1, None)
+    assert torch.get_num_threads() == 1
+    assert torch.are_deterministic_algorithms_enabled(), "the default on a CPU"
+    with pytest.raises(ConfigError, match="threads must be at least 1, got 0"):
+        set_up_torch(device, 0, None)
+
+
+@needs("hydra_joblib_launcher")
+def test_side_by_side_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    options = tiny("method=fire,snp", "lr=0.001,0", LONG[1], "-m")
+    for state, launcher in (("done", ["hydra/launcher=cores", "hydra.launcher.n_jobs=2"]), ("skipped", [])):
+        answer = zygote.run(tmp_path, "vision.train", *launcher, *options)
+        assert answer.code == 2
+        table = [line for line in answer.err.splitlines() if re.search("  (done|skipped|failed)  ", line)]
+        assert [len(re.findall(rf"{state} .*accuracy", line)) for line in table] == [1, 0, 1, 0], answer.err
+        assert [line.count("failed    lr must be positive, got 0.0") for line in table] == [0, 1, 0, 1]
+    assert_same(run_of(tmp_path, "fire"), calm)
+
+
+@needs("hydra_submitit_launcher")
+def test_a_job_on_a_queue_requeues_itself(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    options = tiny(*LONG, "cache=off", "checkpoint.every_seconds=1000", "hydra/launcher=submitit_local", "-m")
+    sweep = zygote.start(tmp_path, "vision.train", *options)
+    wait_for(lambda: lines(tmp_path / "runs") >= 2)
+    run = only_run(tmp_path / "runs")
+    job = int((run / ".lock").read_text().split()[1])
+    os.kill(job, signal.SIGUSR2)  # as Slurm does before the job's time is over
+    answer = zygote.end(tmp_path, sweep)
+    assert answer.code == 0, answer.err
+    (log,) = tmp_path.glob("runs/.sweeps/.submitit/*/*_log.err")
+    told = log.read_text()
+    assert "stopped by SIGUSR2 at step " in told
+    assert "Requeued job" in "".join(file.read_text() for file in log.parent.glob("*_log.*"))
+    assert "goes on from step " in told
+    assert_same(run, calm)
+
+
+@needs("hydra_submitit_launcher")
+@needs("hydra_joblib_launcher")
+def test_the_launchers_that_are_set_up_here() -> None:
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        slurm, cores = (
+            hydra.compose("vision", [f"hydra/launcher={name}"], return_hydra_config=True).hydra.launcher
+            for name in ("slurm", "cores")
+        )
+    assert slurm._target_.endswith("SlurmLauncher")
+    assert slurm.max_num_timeout > 0, "else a job whose time is over is not requeued"
+    assert cores._target_.endswith("JoblibLauncher")
+
+
+@needs("hydra_optuna_sweeper")
+def test_a_search_goes_on_where_it_stopped(tmp_path: Path, zygote: Zygote) -> None:
+    options = tiny("experiment=tune_snp")
+    first = zygote.run(tmp_path, "vision.train", *options, "hydra.sweeper.n_trials=2", "-m")
+    assert first.code == 0, first.err
+    again = zygote.run(tmp_path, "vision.train", *options, "hydra.sweeper.n_trials=3", "-m")
+    assert again.code == 0, again.err
+    table = [line for line in again.err.splitlines() if line.startswith("method.coef=")]
+    assert [line.count("skipped") for line in table] == [1, 1, 0]
+    best = yaml.safe_load((tmp_path / "runs/.sweeps/optimization_results.yaml").read_text())
+    results = [json.loads(file.read_text())["test/accuracy"] for file in tmp_path.glob("runs/vision/*/DONE")]
+    assert len(results) == 3
+    assert best["best_value"] == max(results)
+
+
+def test_a_launcher_that_is_not_there(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "vision.train", "hydra/launcher=dask", "-m")
+    assert answer.code == 2
+    assert re.match(r"error: hydra/launcher=dask is unknown; accepted: .*; others: pip install", answer.err)

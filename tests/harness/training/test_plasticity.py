@@ -1,0 +1,60 @@
+"""Plasticity numbers of a boundary against direct computation."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fire_core.harness.training.plasticity import plasticity
+from fire_core.methods import Net
+from tests.harness.runner import only_run, rows, run
+from tests.units.test_graph import MODELS
+
+CHEAP = {"dfi", "stable_rank", "dormant_ratio"}
+FULL = CHEAP | {"effective_rank", "srank", "weight_stable_rank", "sharpness"}
+
+
+def test_numbers_are_those_of_the_probe() -> None:
+    torch.manual_seed(0)
+    model = MODELS["vgg"]()
+    with torch.no_grad():
+        model.head[0].bias[2] = -100  # one dead unit
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    x, y = torch.randn(20, 3, 8, 8), torch.arange(20) % 4
+    numbers = plasticity(Net.of({"model": model}), lambda: F.cross_entropy(model(x), y), "full")
+    assert numbers.keys() == FULL
+    assert model.training
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    model.eval()
+    with torch.no_grad():
+        flat = model.backbone(x).flatten(1)
+        hidden = F.relu(model.head[0](flat)).double()
+        first = model.backbone[:4](x).abs().mean((0, 2, 3))
+        second = model.backbone(x).abs().mean((0, 2, 3))
+    values = torch.linalg.svdvals(hidden)
+    assert numbers["stable_rank"] == pytest.approx(float(values.square().sum() / values[0] ** 2), rel=1e-4)
+    layers = [first, second, hidden.abs().mean(0)]
+    dormant = sum(int((layer <= 0.1 * layer.mean()).sum()) for layer in layers)
+    assert numbers["dormant_ratio"] == pytest.approx(dormant / sum(map(len, layers)))
+    assert dormant >= 1
+
+
+def test_a_network_whose_units_are_not_known_has_no_dormant_ratio() -> None:
+    for between, known in ((nn.ReLU(), True), (nn.LayerNorm(7), False)):
+        model = nn.Sequential(nn.Linear(5, 7), between, nn.Linear(7, 3))
+        loss = lambda model=model: model(torch.randn(9, 5)).sum()  # noqa: E731
+        numbers = plasticity(Net.of({"model": model}), loss)
+        assert numbers.keys() == (CHEAP if known else CHEAP - {"dormant_ratio"})
+        assert plasticity(Net.of({"model": model}), loss, "off") == {}
+
+
+def test_rows_after_a_boundary_carry_them_before_and_after(tmp_path: Path) -> None:
+    run("method=fire", "dataset.train_size=256", "metrics=full", f"paths.runs={tmp_path}")
+    (row,) = [row for row in rows(only_run(tmp_path)) if "boundary/sfe" in row]
+    for key in (*FULL, "test_accuracy"):
+        assert f"boundary/{key}_before" in row
+        assert f"boundary/{key}_after" in row
+    assert row["boundary/dfi_after"] < row["boundary/dfi_before"]
+    assert row["boundary/weight_stable_rank_after"] > row["boundary/weight_stable_rank_before"]

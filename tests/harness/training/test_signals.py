@@ -1,0 +1,86 @@
+"""A signal ends the step, writes a checkpoint and leaves with code 75; the same command goes on to the same numbers."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from fire_core.harness.training.signals import EXIT_PREEMPTED, Preemption
+from tests.harness.conftest import LONG
+from tests.harness.runner import Record, assert_same, final_state, only_run, tiny, wait_for, wait_until_held
+from tests.harness.zygote import Zygote
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_costs_nothing(name: str, tmp_path: Path, zygote: Zygote, calm: Path, record_property: Record) -> None:
+    options = tiny(*LONG, "checkpoint.every_seconds=1000", "cache=off")
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
+    wait_until_held(child)
+    os.kill(child, signal.Signals[name])
+    os.kill(child, signal.SIGCONT)
+    answer = zygote.end(tmp_path, child)
+    assert answer.code == EXIT_PREEMPTED, answer.err
+    assert f"stopped by {name} at step" in answer.err
+    run = only_run(tmp_path / "runs")
+    assert not (run / "DONE").exists()
+    assert not (run / "FAILED").exists()
+    stopped = final_state(run)["step"]  # the checkpoint is of the step at which it left, not of a phase's end
+    assert f"at step {stopped}" in answer.err
+    again = zygote.run(tmp_path, "vision.train", *options)
+    assert again.code == 0
+    assert f"goes on from step {stopped}" in again.err
+    assert_same(run, calm)
+    record_property(f"{name}: left at step {stopped}, went on bit for bit", "yes")
+
+
+def test_the_second_ctrl_c_leaves_at_once(tmp_path: Path, zygote: Zygote) -> None:
+    options = tiny("model.width=128", "batch_size=1280", "epochs=100", "cache=off", "benchmark.ratio=100")
+    child = zygote.start(tmp_path, "vision.train", *options)
+    wait_for(lambda: list(tmp_path.glob("runs/vision/*/env.json")))
+    time.sleep(0.3)  # into the first step, which takes a second or more
+    for _ in range(50):
+        os.kill(child, signal.SIGINT)
+        time.sleep(0.01)  # two at the same instant would be one to the kernel
+    answer = zygote.end(tmp_path, child)
+    assert answer.code == 130, answer.err
+    assert not list(tmp_path.glob("runs/vision/*/checkpoints/*"))
+
+
+def test_a_sweep_stops_as_a_whole_and_goes_on(tmp_path: Path, zygote: Zygote) -> None:
+    options = tiny("method=base,fire", "epochs=6", "-m")
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
+    wait_until_held(child)
+    os.kill(child, signal.SIGTERM)
+    os.kill(child, signal.SIGCONT)
+    answer = zygote.end(tmp_path, child)
+    assert answer.code == EXIT_PREEMPTED
+    assert len(list(tmp_path.glob("runs/vision/*"))) == 1, "the second job was not begun"
+    again = zygote.run(tmp_path, "vision.train", *options)
+    assert again.code == 0
+    assert len(list(tmp_path.glob("runs/vision/*/DONE"))) == 2
+
+
+def test_submitit_s_own_handler_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    def requeue(number: int, frame: object) -> None:
+        told.append(number)
+        raise SystemExit(144)
+
+    before = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        for executor, name, code in (("local", "SIGUSR1", 144), ("local", "SIGTERM", 75), (None, "SIGUSR2", 75)):
+            monkeypatch.delenv("SUBMITIT_EXECUTOR", raising=False)
+            if executor:
+                monkeypatch.setenv("SUBMITIT_EXECUTOR", executor)
+            with Preemption() as preemption:
+                os.kill(os.getpid(), signal.Signals[name])
+                with pytest.raises(SystemExit) as left:
+                    preemption.leave()
+            assert left.value.code == code
+        assert told == [signal.SIGUSR2]
+        assert signal.getsignal(signal.SIGUSR2) is requeue, "handlers are put back"
+    finally:
+        signal.signal(signal.SIGUSR2, before)

@@ -1,0 +1,427 @@
+"""fire_ and shrink_and_perturb_ on models, against float64 SVD."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fire_core
+from fire_core import dfi, fire_, shrink_and_perturb_
+from tests.networks import GPT
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 9, 20),
+        nn.ReLU(),
+        nn.Linear(20, 4),
+    )
+
+
+def polar64(W: Tensor) -> Tensor:
+    U, _, Vh = torch.linalg.svd(W.double(), full_matrices=False)
+    return U @ Vh
+
+
+def matrices(weight: Tensor) -> Tensor:
+    """(..., d_out, d_in), independently of the layout module."""
+    return weight.permute(2, 3, 0, 1) if weight.ndim == 4 else weight[None]
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters() if p.ndim > 1}
+
+
+def test_exact_is_the_scaled_polar_factor_of_every_kernel_position():
+    model = network()
+    before = copy.deepcopy(weights(model))
+    report = fire_(model, solver="exact")
+    for name, weight in weights(model).items():
+        W = matrices(before[name])
+        scale = math.sqrt(weight.shape[0] / weight.shape[1]) / (weight[0, 0].numel() if weight.ndim == 4 else 1)
+        torch.testing.assert_close(matrices(weight).double(), scale * polar64(W), rtol=0, atol=2e-6)
+        row = next(row for row in report if row.name == name)
+        assert row.scale == pytest.approx(scale)
+        assert row.dfi_before == pytest.approx(float(dfi(W.double() / scale).sum()), rel=1e-4)
+        assert row.sfe == pytest.approx(float((weight.double() - before[name].double()).square().sum()), rel=1e-4)
+        assert row.dfi_after < 1e-9
+        assert row.rank == min(weight.shape[:2])
+
+
+def test_parameters_buffers_and_identity():
+    model = network()
+    ids = {name: (id(p), p.data_ptr()) for name, p in model.named_parameters()}
+    rest = {n: t.clone() for n, t in model.state_dict().items() if n not in weights(model)}
+    report = fire_(model)
+    assert {name: (id(p), p.data_ptr()) for name, p in model.named_parameters()} == ids
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in rest.items())
+    assert all(p.requires_grad for p in model.parameters())
+    assert {row.name for row in report} == weights(model).keys()
+    assert sorted(report.kept) == sorted(n for n, _ in model.named_parameters() if n not in weights(model))
+
+
+def test_deterministic_bit_for_bit():
+    first, second = network(), network()
+    for solver in ("newton_schulz", "exact"):
+        fire_(first, solver=solver)
+        fire_(second, solver=solver)
+        assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_batches_do_not_change_the_numbers(monkeypatch):
+    whole, parts = GPT(), GPT()
+    parts.load_state_dict(whole.state_dict())
+    fire_(whole, solver="exact")
+    monkeypatch.setattr("fire_core.reinit.project.BATCH_ELEMENTS", 200)
+    fire_(parts, solver="exact")
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("solver", fire_core.polar.factor.SOLVERS)
+def test_nan_names_the_parameter_and_changes_nothing(solver, bad):
+    model = network()
+    with torch.no_grad():
+        model[4].weight[3, 5] = bad
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match=r"NaN or Inf in 4\.weight: the model is unchanged"):
+        fire_(model, solver=solver, optimizer=optimizer)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) or name == "4.weight"
+    assert torch.equal(model[4].weight.isfinite(), before["4.weight"].isfinite())
+    fire_(model, solver=solver, exclude="4.weight")
+
+
+def test_a_single_bad_weight_in_a_single_batch():
+    model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    with torch.no_grad():
+        model["b"].weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match=r"NaN or Inf in b\.weight"):
+        fire_(model)
+
+
+# ------------------------------------------------------------------------------------------- rank, zeros, odd shapes
+
+
+def test_dead_rows_are_filled_from_the_initial_weights():
+    model = nn.Sequential(nn.Linear(6, 6))
+    init = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        model[0].weight[2:4] = 0
+        model[0].weight[:, 1] = 0  # rank 4
+    report = fire_(model, solver="exact", init=init)
+    assert (report.rows[0].rank, report.rows[0].completed) == (4, 1)
+    assert report.rows[0].dfi_after < 1e-9
+    from_init = model[0].weight.detach().clone()
+    gaussian = copy.deepcopy(model)
+    with torch.no_grad():
+        gaussian[0].weight.copy_(init["0.weight"])
+        gaussian[0].weight[2:4] = 0
+        gaussian[0].weight[:, 1] = 0
+    fire_(gaussian, solver="exact")
+    # Without init a Gaussian fills the two lost directions: another matrix, the same where W had something to say.
+    W = init["0.weight"].clone()
+    W[2:4] = 0
+    W[:, 1] = 0
+    _, S, Vh = torch.linalg.svd(W.double())
+    V = Vh[:4].mT  # row space
+    assert S[4] < 1e-12
+    torch.testing.assert_close(from_init.double() @ V, gaussian[0].weight.detach().double() @ V, atol=1e-5, rtol=0)
+    assert not torch.allclose(from_init, gaussian[0].weight, atol=1e-2)
+    start = init["0.weight"]
+    assert (from_init - start).square().sum() < (gaussian[0].weight - start).square().sum()
+
+
+def test_completion_of_one_kernel_position_among_many():
+    model = network()
+    init = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        model[0].weight[:, :, 1, 2] = 0
+    report = fire_(model, solver="exact", init=init)
+    row = report.rows[0]
+    assert (row.rank, row.completed, row.matrices) == (0, 1, 9)
+    # A zero matrix becomes what the initial one projects to.
+    expected = row.scale * polar64(init["0.weight"][:, :, 1, 2])
+    torch.testing.assert_close(model[0].weight[:, :, 1, 2].detach().double(), expected, atol=1e-5, rtol=0)
+
+
+def test_the_paper_variant_leaves_zero_matrices_zero():
+    model = network()
+    with torch.no_grad():
+        model[0].weight[:, :, 1, 2] = 0
+    report = fire_(model)
+    assert not model[0].weight[:, :, 1, 2].any()
+    assert report.rows[0].dfi_after >= 3  # it says so
+
+
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
+def test_vectors_scalars_empty_and_tiny(solver):
+    model = nn.ModuleDict(
+        {"row": nn.Linear(5, 1), "column": nn.Linear(1, 5), "one": nn.Linear(1, 1), "tiny": nn.Linear(4, 3)}
+    )
+    model.empty = nn.Parameter(torch.zeros(0, 3))
+    with torch.no_grad():
+        model["tiny"].weight.mul_(1e-30)
+    old = copy.deepcopy(weights(model))
+    fire_(model, solver=solver, iterations=40, include="empty", scale="orthogonal")
+    for name, weight in weights(model).items():
+        if weight.numel():
+            torch.testing.assert_close(weight.double(), polar64(old[name]), rtol=0, atol=3e-6)
+
+
+# --------------------------------------------------------------------------------------------- scale, min_norm, blend
+
+
+def test_scale_orthogonal():
+    model = network()
+    report = fire_(model, solver="exact", scale="orthogonal")
+    for weight in weights(model).values():
+        assert float(dfi(matrices(weight)).sum()) < 1e-8
+    assert {row.scale for row in report} == {1.0}
+
+
+INITS = {
+    "uniform": lambda w: nn.init.uniform_(w, -0.02, 0.02),
+    "kaiming": lambda w: nn.init.kaiming_normal_(w),
+    "residual": lambda w: nn.init.normal_(w, std=0.02 / math.sqrt(24)),
+}
+
+
+@pytest.mark.parametrize("initialise", INITS.values(), ids=INITS.keys())
+def test_scale_match_init_keeps_the_root_mean_square_of_the_initialisation(initialise):
+    model = network()
+    for weight in weights(model).values():
+        initialise(weight)
+    init = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for weight in weights(model).values():
+            weight.mul_(3).add_(0.01)
+    fire_(model, solver="exact", scale="match_init", init=init)
+    for name, weight in weights(model).items():
+        rms = init[name].square().mean().sqrt()
+        torch.testing.assert_close(weight.square().mean().sqrt(), rms, rtol=1e-5, atol=0)
+        spectra = torch.linalg.svdvals(matrices(weight).double())
+        assert spectra.max() / spectra.min() < 1 + 1e-5  # one scale for the whole weight
+
+
+def test_scale_match_init_refuses_zero_and_missing_initial_weights():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"1\.weight is zero in init"):
+        fire_(model, scale="match_init", init={**before, "1.weight": torch.zeros(3, 3)})
+    with pytest.raises(ValueError, match=r"init has no '0\.weight'"):
+        fire_(model, scale="match_init")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9, 2.0])
+@pytest.mark.parametrize("layer", [nn.Linear(30, 50), nn.Linear(50, 30), nn.Conv2d(30, 40, 3)])
+def test_scale_variance_factor_sets_the_output_variance(layer, factor):
+    model = nn.Sequential(copy.deepcopy(layer))
+    fire_(model, solver="exact", scale="variance_factor", variance_factor=factor)
+    shape = (4000, 50 if model[0].weight.shape[1] == 50 else 30)
+    x = torch.randn(
+        shape if isinstance(layer, nn.Linear) else (60, 30, 10, 10), generator=torch.Generator().manual_seed(0)
+    )
+    with torch.no_grad():
+        model[0].bias.zero_()
+        ratio = model(x).square().mean() / x.square().mean()
+    assert float(ratio) == pytest.approx(factor, rel=0.05)
+
+
+def test_min_norm_leaves_small_matrices_alone():
+    model = network()
+    with torch.no_grad():
+        model[4].weight.mul_(1e-4)
+        model[0].weight[:, :, 0, 0] *= 1e-4
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    model(torch.randn(2, 3, 5, 5)).sum().backward()
+    optimizer.step()
+    report = fire_(model, min_norm=1e-2, optimizer=optimizer)
+    actions = {row.name: (row.action, row.skipped) for row in report}
+    assert actions == {"0.weight": ("project", 1), "4.weight": ("skip", 1), "6.weight": ("project", 0)}
+    assert torch.equal(model[4].weight, before["4.weight"])
+    assert torch.equal(model[0].weight[:, :, 0, 0], before["0.weight"][:, :, 0, 0])
+    assert not torch.equal(model[0].weight, before["0.weight"])
+    assert model[4].weight in optimizer.state
+    assert model[6].weight not in optimizer.state
+    assert all(p is not model[4].weight for p in report.parameters)
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
+def test_blend_turns_between_the_spectra(t):
+    model = network()
+    before = copy.deepcopy(weights(model))
+    scales = {row.name: row.scale for row in fire_(model, solver="exact", blend=t)}
+    for name, weight in weights(model).items():
+        W = matrices(before[name]).double()
+        U, S, Vh = torch.linalg.svd(W, full_matrices=False)
+        expected = (U * (S ** (1 - t) * scales[name] ** t)[..., None, :]) @ Vh
+        torch.testing.assert_close(matrices(weight).double(), expected, rtol=0, atol=2e-6)
+        if t == 0:
+            assert torch.equal(weight, before[name])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"solver": "svd"}, "solver='svd'.*newton_schulz, exact, muon"),
+        ({"norm_init": "fro"}, "norm_init='fro'.*frobenius"),
+        ({"scale": "modlar"}, "scale='modlar'.*modular, orthogonal"),
+        ({"blend": 1.5}, "blend=1.5"),
+        ({"min_norm": -1}, "min_norm=-1"),
+        ({"variance_factor": 0.0}, r"variance_factor=0\.0"),
+        ({"iterations": -1}, "iterations=-1"),
+        ({"layout": "dqn"}, r"init has no '4\.weight'"),
+        ({"layout": "dqn", "init": {"4.weight": torch.zeros(2, 2)}}, r"init\['4\.weight'\] has shape \(2, 2\)"),
+    ],
+)
+def test_errors_name_the_option_and_change_nothing(kwargs, message):
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        fire_(model, **kwargs)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# --------------------------------------------------------------------------------------------- ties, dtypes, compile
+
+
+def test_ties_survive():
+    model = GPT()
+    fire_(model, solver="exact")
+    assert model.lm_head.weight is model.transformer["wte"].weight
+    W = model.lm_head.weight.detach()
+    torch.testing.assert_close(W.mT @ W, torch.eye(12) * 40 / 12, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes_are_computed_in_float32_or_better(dtype):
+    model = network().to(dtype)
+    before = copy.deepcopy(weights(model))
+    report = fire_(model, solver="exact")
+    for name, weight in weights(model).items():
+        assert weight.dtype == dtype
+        row = next(row for row in report if row.name == name)
+        expected = row.scale * polar64(matrices(before[name]))
+        exactly = matrices(weight).double() - expected
+        ulp = torch.finfo(dtype).eps / 2 * expected.abs() + (torch.finfo(dtype).tiny if dtype != torch.float64 else 0)
+        assert (exactly.abs() <= ulp * 1.01 + 1e-6).all()  # one rounding at the end
+        assert row.dfi_after == pytest.approx(
+            float(dfi(matrices(weight).double() / row.scale).sum()), rel=1e-3, abs=1e-9
+        )
+
+
+def test_a_compiled_model_goes_on_without_recompiling():
+    torch._dynamo.reset()  # what other tests have compiled is not to be recompiled here
+    model = network().eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.randn(2, 3, 5, 5)
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        compiled(x)
+        report = fire_(compiled)
+        assert {row.name for row in report} == weights(model).keys()
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_channels_last_weights():
+    plain, strided = network(), network().to(memory_format=torch.channels_last)
+    fire_(plain)
+    fire_(strided)
+    assert strided[0].weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(plain[0].weight, strided[0].weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
+def test_gpu_agrees_with_cpu(solver):
+    here, there = network(), network().cuda()
+    fire_(here, solver=solver, iterations=30)
+    fire_(there, solver=solver, iterations=30)
+    for a, b in zip(here.parameters(), there.parameters(), strict=True):
+        torch.testing.assert_close(a, b.cpu(), rtol=0, atol=5e-6)
+    with torch.no_grad():
+        there[4].weight[0, 0] = math.nan
+    before = there[0].weight.clone()
+    with pytest.raises(ValueError, match=r"NaN or Inf in 4\.weight"):
+        fire_(there, solver=solver)
+    assert torch.equal(there[0].weight, before)
+
+
+# ------------------------------------------------------------------------------------------ report, reinit, S&P
+
+
+def test_report_prints_a_table_and_adds_up():
+    report = fire_(GPT(n_layer=1), layout="gpt")
+    text = str(report).splitlines()
+    assert text[0].split()[:4] == ["name", "shape", "n", "action"]
+    assert len(text) == 1 + len(report) + 1
+    assert "transformer.h.0.attn.c_attn.weight[q]" in text[2]
+    assert report.total("dfi_after") == pytest.approx(sum(row.dfi_after for row in report))
+    assert report.to_dicts()[0]["name"] == report.rows[0].name
+    assert report.seconds > 0
+
+
+def test_unmeasured_report():
+    report = fire_(network(), measure=False)
+    assert all(math.isnan(row.dfi_after) for row in report)
+    assert report.total("sfe") == 0
+    assert "nan" not in str(report).lower()
+
+
+def test_reinit_restores_exactly_and_counts_as_changed():
+    model = network()
+    init = {f"module.{name}": value for name, value in copy.deepcopy(model.state_dict()).items()}  # as saved from DDP
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3)
+    conv_bias = model[0].bias.detach().clone()
+    report = fire_(model, layout="dqn", init=init)
+    for name in ("4.weight", "4.bias", "6.weight", "6.bias"):
+        assert torch.equal(model.get_parameter(name).detach(), init[f"module.{name}"])
+    assert torch.equal(model[0].bias, conv_bias)
+    assert [row.action for row in report] == ["project"] + ["reinit"] * 4
+    assert next(row for row in report if row.name == "4.bias").sfe == pytest.approx(20 * 0.09, rel=1e-4)
+
+
+def test_reinit_refuses_initial_weights_that_are_not_finite():
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"NaN or Inf in init\['4\.weight'\]: the model is unchanged"):
+        fire_(model, layout="dqn", init={**before, "4.weight": before["4.weight"] * math.nan})
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_shrink_and_perturb_ends_and_errors():
+    model, other = network(0), network(1)
+    init = copy.deepcopy(other.state_dict())
+    before = copy.deepcopy(model.state_dict())
+    shrink_and_perturb_(model, init, 0.0)
+    assert all(torch.equal(model.state_dict()[n], before[n]) for n in before)
+    with pytest.raises(ValueError, match=r"coef=1\.2"):
+        shrink_and_perturb_(model, init, 1.2)
+    with pytest.raises(ValueError, match=r"init has no '6\.bias'"):
+        shrink_and_perturb_(model, {name: t for name, t in init.items() if name != "6.bias"}, 0.5)
+    assert all(torch.equal(model.state_dict()[n], before[n]) for n in before)
+    shrink_and_perturb_(model, init, 1.0)
+    assert all(torch.equal(p, init[n]) for n, p in model.named_parameters())
+
+
+def test_shrink_and_perturb_of_half_precision_rounds_once():
+    model = network(0).bfloat16()
+    init = copy.deepcopy(network(1).state_dict())
+    before = copy.deepcopy(model.state_dict())
+    shrink_and_perturb_(model, init, 0.8)
+    for name, p in model.named_parameters():
+        expected = (0.2 * before[name].float() + 0.8 * init[name].float()).bfloat16()
+        assert torch.equal(p.detach(), expected)

@@ -1,0 +1,141 @@
+"""Segments of a ring on disk: what is loaded is what was there, whatever happened in between."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fire_core.harness.options.errors import TrainingError
+from rl.common import replay_store as module
+from rl.common.replay_store import RingStore
+from rl.dqn.frames import FrameReplay
+from tests.rl.dqn.test_frames import SHAPE, Naive, sampled
+
+
+def new(capacity: int = 96) -> FrameReplay:
+    return FrameReplay(capacity, 2, SHAPE)
+
+
+def played(steps: int, store: RingStore | None = None, replay: FrameReplay | None = None) -> Naive:
+    naive = Naive(replay or new(), seed=steps)
+    for _ in range(steps):
+        naive.step()
+        if store:
+            store.follow(naive.replay)
+    return naive
+
+
+def assert_equal(one: FrameReplay, other: FrameReplay) -> None:
+    assert one.written == other.written
+    assert sampled(one, 300) == sampled(other, 300)
+    assert torch.equal(one._age, other._age)
+
+
+@pytest.mark.parametrize("rows", [4, 7, 1024])
+@pytest.mark.parametrize("steps", [1, 20, 100])
+def test_load_gives_back_what_was_saved(tmp_path: Path, steps: int, rows: int) -> None:
+    """Rings that are not full, full, and overwritten; segments longer than the ring too."""
+    naive = played(steps, writer := RingStore(tmp_path / "a", rows))
+    manifest = writer.save(naive.replay)
+    RingStore(tmp_path / "a", rows).load(loaded := new(), manifest)
+    assert_equal(loaded, naive.replay)
+    writer.close()
+
+
+def test_goes_on_after_a_load(tmp_path: Path) -> None:
+    """Save, play on from the loaded ring, save again: full segments of the first save are not written again."""
+    naive = played(50, first := RingStore(tmp_path, 8))
+    manifest = first.save(naive.replay)
+    first.committed(manifest, 2)
+    second = RingStore(tmp_path, 8)
+    second.load(loaded := new(), manifest)
+    for replay, writer in ((naive.replay, first), (loaded, second)):
+        for k in range(30):
+            frames = torch.full((2, *SHAPE), k, dtype=torch.uint8)
+            replay.append(frames, torch.tensor([1, 2]), torch.ones(2), torch.tensor([False, True]))
+            writer.follow(replay)
+    assert first.save(naive.replay) == second.save(loaded)
+    assert_equal(loaded, naive.replay)
+
+
+def test_removes_what_no_kept_checkpoint_needs(tmp_path: Path) -> None:
+    store, naive = RingStore(tmp_path, 8), played(1)
+    manifests: list[dict[str, Any]] = []
+    for _ in range(12):
+        for _ in range(11):
+            naive.step()
+            store.follow(naive.replay)
+        manifests.append(store.save(naive.replay))
+        store.committed(manifests[-1], keep=2)
+        expected = {name for manifest in manifests[-2:] for name in manifest["segments"]}
+        assert {path.name for path in tmp_path.iterdir()} == expected
+    for manifest in manifests[-2:]:
+        RingStore(tmp_path, 8).load(new(), manifest)
+
+
+def test_takes_segments_from_the_shared_first_phase(tmp_path: Path) -> None:
+    naive = played(40, shared := RingStore(tmp_path / "cache", 8))
+    manifest = shared.save(naive.replay)
+    own = RingStore(tmp_path / "run" / "replay", 8)
+    own.load(loaded := new(), manifest, [tmp_path / "nowhere", tmp_path / "cache"])
+    assert_equal(loaded, naive.replay)
+    for path in (tmp_path / "cache").iterdir():  # the run goes on without the cache
+        path.unlink()
+    RingStore(tmp_path / "run" / "replay", 8).load(new(), manifest)
+
+
+def test_damage_is_mended_from_the_shared_first_phase_while_that_is_sound(tmp_path: Path) -> None:
+    naive = played(40, shared := RingStore(tmp_path / "cache" / "replay", 8))
+    manifest = shared.save(naive.replay)
+    own, first = tmp_path / "run" / "replay", manifest["segments"][0]
+    own.mkdir(parents=True)
+    (own / first).write_bytes(b"half of a copy")  # by a process that was killed
+    RingStore(own, 8).load(loaded := new(), manifest, [shared.folder])
+    assert_equal(loaded, naive.replay)
+    for folder in (own, shared.folder):
+        (folder / first).unlink()
+        (folder / first).write_bytes(b"damaged")
+    with pytest.raises(TrainingError, match=f"remove {tmp_path / 'run'} and {tmp_path / 'cache'} to train anew"):
+        RingStore(own, 8).load(new(), manifest, [shared.folder])
+    naive = played(40, again := RingStore(shared.folder, 8))  # trained anew there: what is damaged is written again
+    RingStore(shared.folder, 8).load(new(), again.save(naive.replay))
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
+    naive = played(30, store := RingStore(tmp_path / "replay", 8))
+    manifest = store.save(naive.replay)
+    victim = tmp_path / "replay" / manifest["segments"][1]
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    if damage == "missing":
+        victim.unlink()
+    else:
+        victim.write_bytes(data[:-5] if damage == "cut" else data)
+    with pytest.raises(TrainingError, match="missing" if damage == "missing" else "damaged"):
+        RingStore(tmp_path / "replay", 8).load(new(), manifest)
+
+
+def test_a_full_disk_is_told_and_made_good_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = RingStore(tmp_path, 8)
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "write_atomically", full)
+        naive = played(20, store)
+        with pytest.raises(OSError, match="No space"):
+            store.save(naive.replay)
+    manifest = store.save(naive.replay)
+    RingStore(tmp_path, 8).load(loaded := new(), manifest)
+    assert_equal(loaded, naive.replay)
+
+
+def test_leftovers_of_a_killed_process_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / ".000-half.tmp").write_bytes(b"half")
+    naive = played(30, store := RingStore(tmp_path, 8))
+    manifest = store.save(naive.replay)
+    store.committed(manifest, 2)
+    assert {path.name for path in tmp_path.iterdir()} == set(manifest["segments"])

@@ -1,0 +1,201 @@
+"""The vector environment against one game stepped frame by frame, and what the trainer sees of episodes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fire_core.harness.options.errors import ConfigError
+from rl.dqn import atari, classic
+from rl.dqn.atari import Atari, find_game
+from rl.dqn.episodes import Episodes, Step
+from rl.dqn.frames import FrameReplay
+from tests.rl.dqn.slow_atari import SlowAtari
+
+STEPS = 260
+
+
+def random_steps(env: Episodes, steps: int, seed: int = 0) -> Iterator[tuple[torch.Tensor, Step]]:
+    dice = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        actions = torch.randint(env.emulator.actions, (env.envs,), generator=dice)
+        env.send(actions)
+        yield actions, env.recv()
+
+
+@pytest.mark.parametrize(("game", "sticky", "max_frames"), [
+    ("breakout", 0.25, 100_000), ("asterix", 0.0, 240), ("pong", 0.25, 4 * 33), ("demon_attack", 0.0, 100_000),
+])  # fmt: skip
+def test_every_step_equals_the_slow_environment_s(game: str, sticky: float, max_frames: int) -> None:
+    """Pixels (rounding apart), rewards and ends, over several episodes; the emulator's own stickiness included."""
+    seed, envs = 11, 2
+    fast = Atari(game, envs, sticky, max_frames=max_frames)
+    slow = [SlowAtari(game, seed + i, sticky, max_frames) for i in range(envs)]
+    frames = fast.reset([0, 1], [seed, seed + 1])
+    stacks = [env.reset() for env in slow]
+    dice, ends = np.random.default_rng(0), 0
+    for _ in range(STEPS):
+        for i in range(envs):
+            assert np.abs(frames[i].astype(int) - stacks[i][-1]).max() <= 1
+        actions = dice.integers(fast.actions, size=envs)
+        fast.send(actions)
+        frames, rewards, terminated, truncated, _ = fast.recv()
+        frames = frames.copy()
+        for i, env in enumerate(slow):
+            stacks[i], reward, end, cut = env.step(actions[i])
+            assert (reward, end, cut) == (rewards[i], terminated[i], truncated[i])
+            if end or cut:
+                ends += 1
+                frames[i], stacks[i] = fast.reset([i], None)[0], env.reset()
+    assert ends >= 2 or max_frames > STEPS * 4
+
+
+@pytest.mark.parametrize("options", [{}, {"noop_max": 30}, {"fire_reset": True}, {"noop_max": 30, "fire_reset": True}])
+def test_our_stacks_are_ale_s(options: dict[str, Any]) -> None:
+    """Also at an episode's start, where ALE has nothing but zeros before the first frame."""
+    emulator = Atari("breakout", 2, max_frames=4 * 30, **options)
+    env = Episodes(emulator, 0, "test")
+    seen: list[np.ndarray] = []
+    recv, reset = emulator._env.recv, emulator._env.reset
+    emulator._env.recv = lambda: seen.append((out := recv())[0].copy()) or out  # type: ignore[func-returns-value, method-assign]
+    emulator._env.reset = lambda **k: seen.append((out := reset(**k))[0].copy()) or out  # type: ignore[func-returns-value, method-assign]
+    env.begin()
+    for _, _ in random_steps(env, 40):
+        assert np.array_equal(env.observations.numpy(), seen[-1])
+
+
+def played(env: Episodes, steps: int, replay: FrameReplay | None = None) -> tuple[FrameReplay, list[torch.Tensor]]:
+    """A replay of these steps, and the observations that the actions were chosen for."""
+    emulator = env.emulator
+    if replay is None:
+        replay = FrameReplay(4000, env.envs, emulator.frame, emulator.dtype, emulator.stack)
+        replay.start(torch.arange(env.envs), env.begin())
+    seen = [env.observations.clone()]
+    for actions, step in random_steps(env, steps):
+        replay.append(step.frames, actions, step.rewards, step.terminated)
+        replay.start(step.ended, step.first)
+        seen.append(env.observations.clone())
+    return replay, seen
+
+
+def test_the_replay_gives_back_the_observations_that_were_acted_on() -> None:
+    env = atari.make(2, 0, "test", "asterix", max_frames=4 * 25)
+    replay, seen = played(env, 80)
+    batch = replay.sample(300, torch.Generator().manual_seed(0))
+    observed = {stack.numpy().tobytes() for step in seen for stack in step}
+    assert all(frames[:-1].numpy().tobytes() in observed for frames in batch.frames)
+    after = [frames[1:].numpy().tobytes() in observed for frames in batch.frames]
+    assert not all(after)  # the last one of an episode is nobody's to act on
+    assert sum(after) > 0.9 * len(after)
+    assert not batch.terminated.any()  # all episodes were cut by the limit
+
+
+def same_steps(one: Episodes, other: Episodes, steps: int) -> None:
+    pairs = zip(random_steps(one, steps, 5), random_steps(other, steps, 5), strict=True)
+    for (_, a), (_, b) in pairs:
+        assert all(torch.equal(x, y) for x, y in zip(a[:5], b[:5], strict=True))
+        assert a.returns == b.returns
+        assert torch.equal(one.observations, other.observations)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"sticky_per": "frame"},
+    {"noop_max": 30, "fire_reset": True, "sticky": 0.0},
+    {"life_loss": True, "max_frames": 4 * 37},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_resumed_environment_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
+    env = atari.make(3, 4, "train", "breakout", **options)
+    played(env, 130)
+    again = atari.make(3, 4, "train", "breakout", threads=1, **options)
+    assert again.load_state_dict(env.state_dict())
+    same_steps(env, again, 90)
+    env.close()
+    again.close()
+
+
+def test_a_resume_at_the_very_start() -> None:
+    env, again = (atari.make(2, 1, "train", "pong") for _ in range(2))
+    env.begin()
+    assert again.load_state_dict(env.state_dict())
+    same_steps(env, again, 20)
+
+
+def test_an_emulator_that_answers_otherwise_is_noticed() -> None:
+    env = atari.make(2, 4, "train", "breakout")
+    played(env, 30)
+    state = env.state_dict()
+    state["observations"][0, -1, 40, 40] ^= 255
+    assert not atari.make(2, 4, "train", "breakout").load_state_dict(state)
+
+
+def test_more_threads_change_nothing() -> None:
+    one, many = (atari.make(4, 0, "train", "asterix", threads=n) for n in (1, 4))
+    for env in (one, many):
+        env.begin()
+    same_steps(one, many, 60)
+
+
+def test_evaluation_has_episodes_of_its_own() -> None:
+    first = [atari.make(2, 0, purpose, "breakout", sticky_per="frame") for purpose in ("train", "eval")]
+    assert first[0]._seed(0, 0) != first[1]._seed(0, 0)
+    assert len({first[0]._seed(env, number) for env in range(4) for number in range(50)}) == 200
+
+
+def test_stickiness_repeats_a_quarter_of_decisions() -> None:
+    env = atari.make(4, 0, "train", "pong", sticky=0.25)
+    env.begin()
+    decided = torch.stack([actions for actions, _ in random_steps(env, 200)], dim=1)
+    assert env.numbers == [1] * 4
+    ignored = (decided != torch.tensor(env.executed)).float().mean().item()
+    assert ignored == pytest.approx(0.25 * 5 / 6, abs=0.05)  # one in six repeats what was decided anyway
+
+
+def test_a_lost_life_terminates_for_the_learner_alone() -> None:
+    env = atari.make(2, 0, "train", "breakout", life_loss=True, fire_reset=True)
+    env.begin()
+    terminated = ended = 0
+    for _, step in random_steps(env, 150):
+        terminated += int(step.terminated.sum())
+        ended += len(step.ended)
+    assert terminated >= 5 * ended + 2
+
+
+def test_unknown_games_are_told_with_near_ones() -> None:
+    assert find_game("BeamRider") == find_game("beam_rider") == "beam_rider"
+    with pytest.raises(ConfigError, match=r"env.game=asterisk is unknown; near it: .*asterix"):
+        find_game("asterisk")
+    with pytest.raises(ConfigError, match="ale-py knows"):
+        find_game("xyzzyxyzzy")
+
+
+def test_a_missing_rom_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atari.roms, "get_rom_path", lambda game: None)
+    with pytest.raises(ConfigError, match="ROM is missing"):
+        find_game("pong")
+
+
+@pytest.mark.parametrize("bad", [{"sticky": 1.0}, {"sticky_per": "day"}, {"noop_max": -1}, {"max_frames": 0}])
+def test_options_out_of_range_are_told(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"env\.{next(iter(bad))}"):
+        atari.make(1, 0, "train", "pong", **bad)
+
+
+def test_classic_control_resumes_too() -> None:
+    env = classic.make(3, 0, "train", "CartPole-v1")
+    replay, seen = played(env, 70)
+    again = classic.make(3, 0, "train", "CartPole-v1")
+    assert again.load_state_dict(env.state_dict())
+    same_steps(env, again, 60)
+    batch = replay.sample(100, torch.Generator())
+    observed = {stack.numpy().tobytes() for step in seen for stack in step}
+    assert all(frames[:-1].numpy().tobytes() in observed for frames in batch.frames)
+    with pytest.raises(ConfigError, match=r"env.game=CartPoly"):
+        classic.make(1, 0, "train", "CartPoly-v1")
+    with pytest.raises(ConfigError, match="discrete"):
+        classic.make(1, 0, "train", "Pendulum-v1")

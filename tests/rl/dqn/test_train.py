@@ -1,0 +1,305 @@
+"""The trainer: what it does when, what it writes, what it refuses."""
+
+import gc
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import torch
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from fire_core.harness.options.cli import CONF, Outcome
+from fire_core.harness.options.errors import ConfigError, TrainingError
+from fire_core.harness.run.folder import Run
+from rl.common.boundary import build_method
+from rl.common.evaluation import epsilon_greedy
+from rl.common.replay_store import RingStore
+from rl.dqn.learner import Learner, td_batch
+from rl.dqn.task import Task
+from rl.dqn.train import begin_phase, crossed, one_step, run_one
+from tests.harness.runner import rows, same
+from tests.rl.dqn.runs import ATARI, TINY, compose, run, weights
+
+SHORT = ("total_steps=160", "midpoint=100")
+METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+
+
+class NoRun:
+    def keep_spectra(self, *told: object) -> None:
+        pass
+
+
+def learner_of(*overrides: str, base: tuple[str, ...] = TINY) -> Learner:
+    learner = Learner.new(Task.from_config(compose(*overrides, base=base)))
+    begin_phase(learner, 0, NoRun())  # type: ignore[arg-type]
+    return learner
+
+
+def stepped(learner: Learner, folder: Path, steps: int) -> None:
+    store = RingStore(folder)
+    while learner.step < steps:
+        one_step(learner, store, acts=False)
+    store.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ the loop
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0, 0.3])
+def test_updates_and_target_copies_come_when_they_should(ratio: float, tmp_path: Path) -> None:
+    learner = learner_of(f"updates_per_step={ratio}", "num_envs=3")
+    store, copies, before = RingStore(tmp_path), [], learner.target.state_dict()["head.fc2.weight"].clone()
+    while learner.step < 220:
+        one_step(learner, store, acts=False)
+        now = learner.target.state_dict()["head.fc2.weight"]
+        if not torch.equal(now, before):
+            copies.append(learner.step)
+            before = now.clone()
+            assert same(learner.target.state_dict(), learner.q.state_dict())
+    assert copies == [step for step in range(3, 221 + 3, 3) if crossed(step, 3, 50) and step > 43]
+    assert learner.updates == pytest.approx(ratio * (learner.step - 42), abs=1)
+    store.close()
+
+
+def test_nothing_is_learnt_before_learning_starts(tmp_path: Path) -> None:
+    learner = learner_of()
+    stepped(learner, tmp_path, 40)
+    assert learner.updates == 0
+    assert same(learner.q.state_dict(), learner.net.init["q"])
+
+
+def test_targets_of_one_pass_are_those_of_each_batch(tmp_path: Path) -> None:
+    learner = learner_of(base=ATARI)
+    stepped(learner, tmp_path, 60)
+    batch = learner.replay.sample(24, torch.Generator().manual_seed(0))
+    frames, _, targets = td_batch(learner, batch)
+    rewards, ended = batch.rewards.sign(), batch.terminated
+    for part in torch.arange(24).split(8):
+        alone = learner.bootstrap(frames[part, 1:], rewards[part], ended[part])
+        torch.testing.assert_close(targets[part], alone)
+
+
+def test_shared_exploration_is_one_draw_for_all() -> None:
+    generator = torch.Generator().manual_seed(0)
+    best = torch.full((64,), 99)
+    shared = [epsilon_greedy(best, 4, 0.5, generator, True) for _ in range(20)]
+    each = [epsilon_greedy(best, 4, 0.5, generator, False) for _ in range(20)]
+    assert {(actions == 99).sum().item() for actions in shared} == {0, 64}
+    assert all(0 < (actions == 99).sum() < 64 for actions in each)
+
+
+# ---------------------------------------------------------------------------------------------------------- whole runs
+
+
+def test_rows_are_what_the_analysis_reads(tmp_path: Path) -> None:
+    folder = run(tmp_path, "method=fire", base=ATARI)
+    told = rows(folder)
+    steps = [row["step"] for row in told]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 240
+    assert [row["env_steps"] for row in told if "eval/return" in row] == [120, 240]
+    assert "eval/normalized_return" in told[-1]
+    (first,) = [row for row in told if "boundary/dfi_after" in row]
+    assert first["phase"] == 1
+    assert first["boundary/dfi_after"] < first["boundary/dfi_before"]
+    done = json.loads((folder / "DONE").read_text())
+    assert done["steps"] == 240
+    assert done["eval/return"] == told[-1]["eval/return"]
+    assert not list((folder / "replay").iterdir())  # a finished run needs none
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_to_the_end(method: str, tmp_path: Path) -> None:
+    final = rows(run(tmp_path, f"method={method}"))[-1]
+    assert final["step"] == 400
+    assert final["phase"] == 1
+
+
+def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
+    often = run(tmp_path / "often", "eval.every=40", "eval.steps=100")
+    seldom = run(tmp_path / "seldom", "eval.every=200")
+    assert same(weights(often), weights(seldom))
+
+
+def test_the_shared_first_phase_is_the_run_s_own(tmp_path: Path) -> None:
+    """And a run that has begun with it no longer needs it."""
+    own = run(tmp_path / "own", "method=snp", "cache=off")
+    run(tmp_path / "shared", "method=base")
+    shared = run(tmp_path / "shared", "method=snp")
+    assert same(weights(own), weights(shared))
+    assert rows(own) == rows(shared)
+    (entry,) = (tmp_path / "shared" / ".cache").glob("dqn-cartpole-*")
+    assert len(list((entry / "replay").iterdir())) == 14  # 12 full segments and 2 begun ones, for the other methods
+
+
+def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
+    one, again, other = (run(tmp_path / name, f"seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert same(weights(one), weights(again))
+    assert not same(weights(one), weights(other))
+
+
+def test_compiled_updates_are_the_same_updates(tmp_path: Path) -> None:
+    plain, compiled = (learner_of(f"compile={how}") for how in ("off", "default"))
+    for name, learner in (("plain", plain), ("compiled", compiled)):
+        stepped(learner, tmp_path / name, 60)
+    assert plain.updates == compiled.updates > 0
+    for key, value in plain.q.state_dict().items():
+        torch.testing.assert_close(compiled.q.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("replay", ["cuda", "cpu"])
+def test_trains_on_a_gpu(tmp_path: Path, replay: str) -> None:
+    assert rows(run(tmp_path, "device=cuda", f"replay.device={replay}", base=ATARI))[-1]["step"] == 240
+
+
+# ------------------------------------------------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_scale_with_every_method_composes(scale: str, method: str) -> None:
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose("dqn", [f"scale={scale}", f"method={method}"])
+    build_method(config.method)
+    assert config.midpoint * 2 == config.total_steps
+
+
+def test_the_paper_s_settings() -> None:
+    facts = json.loads((Path(__file__).parents[2] / "golden" / "dqn_facts.json").read_text())["loop"]
+    for experiment in sorted(path.stem for path in (CONF / "experiment").glob("fig4a_*.yaml")):
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            config = hydra.compose("dqn", [f"experiment={experiment}"])
+        assert config.num_envs == facts["num_envs"]
+        assert config.total_steps == facts["total_timesteps"] - 1
+        assert config.midpoint == facts["midpoint"]
+        assert config.updates_per_step == facts["updates_per_env_step_default"]
+        assert (config.learning_starts, config.target_every) == (facts["learning_starts"], facts["target_period"])
+        assert (config.batch_size, config.gamma, config.lr) == (facts["batch"], facts["gamma"], facts["lr"])
+        assert config.optimizer.eps == facts["adam_eps"]
+        assert (config.eval.every, config.eval.steps, config.eval.epsilon) == (facts["eval_every"], 125_000, 0.001)
+        assert (config.epsilon.start, config.epsilon.end, config.epsilon.fraction) == (1, 0.01, 0.1)
+        assert (config.env.sticky, config.env.sticky_per, config.env.noop_max) == (0.25, "decision", 0)
+        assert config.replay.capacity == 1_000_000
+        assert config.model.width == 1
+        assert (config.exploration, config.model.layout) == ("shared", "dqn")
+
+
+BAD = {
+    "num_envs=0": "num_envs must be positive",
+    "num_envs=-3": "num_envs must be positive",
+    "midpoint=400": "must come before total_steps=400",
+    "learning_starts=1": "learning_starts must be at least num_envs=2",
+    "exploration=both": "exploration=both is unknown; accepted: each, shared",
+    "compile=fast": "compile=fast is unknown",
+    "epsilon.fraction=0": "epsilon.fraction must be positive",
+    "learning_starts=300": "learning_starts=300 must come before midpoint=200",
+    "env.game=FrozenLake-v1": "observations must be a vector of numbers, not Discrete",
+    "gamma=1.5": "gamma must be in",
+    "eval.epsilon=2": "eval.epsilon must be in",
+    "lr=0": "lr must be positive",
+    "replay.capacity=4": "replay.capacity=4 is too small",
+    "replay.capacity=1000000000000": "replay.capacity=1000000000000 needs .* fits",
+    "env.game=NoSuch-v0": "env.game=NoSuch-v0",
+    "method.boundary.target=away": "accepted: act, follow, copy, keep",
+    "method.boundary.optimizer=sell": "accepted: keep, forget, new",
+    "device=cuda:99": "device=cuda:99",
+}
+
+
+@pytest.mark.parametrize("option", BAD)
+def test_bad_options_are_told(option: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=BAD[option]):
+        run_one(compose(option, f"paths.runs={tmp_path}"), Outcome(""))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("method=pi", "method.boundary.optimizer=keep"), "needs method.boundary.optimizer=new"),
+        (("method=muon", "method.boundary.optimizer=keep"), "needs method.boundary.optimizer=new"),
+        (("method=pi", "method.boundary.target=act"), "take method.boundary.target=keep or copy"),
+        (
+            ("method=dash", "method.boundary.target=act"),
+            "target networks have none: method.boundary.target=copy or keep",
+        ),
+    ],
+)
+def test_what_would_never_be_trained_is_refused(options: tuple[str, str], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        run_one(compose(*options, f"paths.runs={tmp_path}"), Outcome(""))
+
+
+def test_a_network_without_convolutions_is_shrunk_not_reset() -> None:
+    assert compose("method=snp").method.layout == "all"
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        assert hydra.compose("dqn", ["method=snp"]).method.layout == "dqn"
+
+
+def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = []
+    build_replay = Task.build_replay
+    monkeypatch.setattr(Task, "build_replay", lambda task: replays.append(weakref.ref(r := build_replay(task))) or r)
+    gc.collect()
+    gc.disable()
+    try:
+        run_one(compose(f"paths.runs={tmp_path}"), Outcome(""))
+        assert [replay() for replay in replays] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_task_of_the_other_program_is_told() -> None:
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose("dqn", ["env=humanoid"])
+    with pytest.raises(ConfigError, match=r"env=Humanoid-v5 has no discrete actions; accepted: asterix, .*cartpole"):
+        Task.from_config(config)
+
+
+@pytest.mark.parametrize("option", ["lr=abc", "method=fier", "env=asterisk", "nonsense=1"])
+def test_misspelt_options_are_told(option: str) -> None:
+    with pytest.raises((HydraException, OmegaConfBaseException)):
+        compose(option)
+
+
+def test_a_network_without_a_head_cannot_be_injected(tmp_path: Path) -> None:
+    class Bare(torch.nn.Module):
+        pass
+
+    from fire_core.methods import Net
+
+    method: Any = build_method(compose("method=pi").method)
+    with pytest.raises(ValueError, match="injectable"):
+        method.check(Net({"model": Bare()}, {}))
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does training try again at every step."""
+    tries, put_off, save = [], [], RingStore.save
+
+    def full(store: RingStore, ring: Any) -> dict[str, Any]:
+        if max(ring.written) < 40:
+            tries.append(max(ring.written))
+            raise OSError(28, "No space left on device")
+        return save(store, ring)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(RingStore, "save", full)
+        broken.setattr(Run, "postpone", lambda run: put_off.append(run))  # else how often is a matter of time
+        rough = run(tmp_path / "rough", "checkpoint.every_seconds=0", *SHORT)
+    assert len(put_off) >= len(tries) > 0
+    assert same(weights(rough), weights(run(tmp_path / "calm", *SHORT)))
+
+
+def test_no_room_for_the_shared_first_phase_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(store: RingStore, ring: Any) -> dict[str, Any]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RingStore, "save", full)
+    with pytest.raises(TrainingError, match="no room for the replay"):
+        run(tmp_path)

@@ -1,0 +1,70 @@
+"""Videos of agents."""
+
+from pathlib import Path
+
+import hydra
+import numpy as np
+import pytest
+from PIL import Image
+
+from fire_core.harness.options.cli import CONF
+from fire_core.harness.options.errors import ConfigError
+from rl import watch
+from rl.dqn import watch as watch_dqn
+from tests.rl.dqn.runs import ATARI, run
+
+
+def options(*overrides: str) -> object:
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("watch", list(overrides))
+
+
+@pytest.mark.parametrize("extra", [(), ("env.sticky_per=frame",)])
+def test_the_picture_is_of_the_game_that_the_agent_plays(tmp_path: Path, extra: tuple[str, ...]) -> None:
+    """Made grey and small, each coloured picture is the frame that the agent sees, over several episodes."""
+    folder = run(tmp_path, "method=pi", "total_steps=120", "midpoint=60", *extra, base=ATARI)
+    trained, state = watch.load_run(folder)
+    seen: list[np.ndarray] = []
+    env = watch_dqn.make_env(trained, 1, "watch/0")
+    kept = watch_dqn.make_env
+
+    class Spy:
+        def __getattr__(self, name: str) -> object:
+            return getattr(env, name)
+
+        def begin(self) -> object:
+            env.begin()
+            seen.append(env.observations[0, -1].numpy().copy())
+            return None
+
+        def recv(self) -> object:
+            step = env.recv()
+            seen.append(step.frames[0].numpy().copy())
+            return step
+
+    watch_dqn.make_env = lambda *told: Spy()  # type: ignore[assignment, return-value]
+    try:
+        pictures, returns = watch_dqn.play(trained, state, options("steps=90", "episodes=2"))  # type: ignore[arg-type]
+    finally:
+        watch_dqn.make_env = kept
+    assert len(returns) == 2  # cut after 40 decisions
+    assert len(pictures) == len(seen) == 81
+    for picture, frame in zip(pictures, seen, strict=True):
+        assert picture.shape == (210, 160, 3)
+        grey = np.asarray(Image.fromarray(picture).convert("L").resize((84, 84), Image.Resampling.BOX), dtype=float)
+        assert np.abs(grey - frame).mean() < 3  # ALE's grey has other weights
+    watch.write_video(tmp_path / "agent.gif", pictures[:12], 15)
+    with Image.open(tmp_path / "agent.gif") as gif:
+        assert gif.size == (160, 210)
+        assert gif.is_animated
+
+
+def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.yaml"):
+        watch.load_run(tmp_path)
+    trained, state = watch.load_run(run(tmp_path))
+    with pytest.raises(ConfigError, match="no pictures"):
+        watch_dqn.play(trained, state, options())  # type: ignore[arg-type]
+    (tmp_path / "config.yaml").write_text("program: dqn")
+    with pytest.raises(ConfigError, match="no whole checkpoint"):
+        watch.load_run(tmp_path)

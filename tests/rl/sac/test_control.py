@@ -1,0 +1,189 @@
+"""MuJoCo tasks: repeats, limits, replayed episodes, statistics, and what is said when something is absent."""
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fire_core.harness.options.errors import ConfigError
+from rl.sac import control
+from rl.sac.control import Control, Statistics, Worker, Workers, evaluate
+from rl.sac.transitions import Transitions
+from rl.sac.update import Batch
+
+TASKS = [
+    Control("gymnasium", "Humanoid-v5"),
+    Control("gymnasium", "Hopper-v5", action_repeat=3),
+    Control("gymnasium", "InvertedDoublePendulum-v5", action_repeat=2),
+]
+needs_dmc = pytest.mark.skipif(importlib.util.find_spec("dm_control") is None, reason="dm_control is not installed")
+
+
+def actions(worker: Worker, count: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.uniform(-1, 1, (count, len(worker.low))).astype(np.float32)
+
+
+def play(worker: Worker, moves: np.ndarray) -> list[tuple[bytes, float]]:
+    return [(s.following.tobytes(), s.reward) for s in map(worker.step, moves)]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.task)
+def test_an_environment_goes_on_bit_for_bit(task: Control) -> None:
+    """From the middle of an episode, also where MuJoCo's own state holds more than positions and velocities."""
+    one, other = Worker(task, 1), Worker(task, 1)
+    play(one, actions(one, 25))
+    assert one.episode > 0
+    other.load_state_dict(one.state_dict())
+    assert play(one, actions(one, 25, 1)) == play(other, actions(one, 25, 1))
+    assert (one.episode, one.steps, one.total) == (other.episode, other.steps, other.total)
+
+
+@needs_dmc
+def test_deepmind_control_goes_on_bit_for_bit_and_never_terminates() -> None:
+    task = Control("dmc", "cartpole-swingup", action_repeat=8)
+    one, other = Worker(task, 1), Worker(task, 1)
+    play(one, actions(one, 20))
+    other.load_state_dict(one.state_dict())
+    moves = actions(one, 110, 1)
+    stepped = [one.step(move) for move in moves]
+    assert [(s.following.tobytes(), s.reward) for s in stepped] == play(other, moves)
+    (ended,) = [s for s in stepped if s.ended]
+    assert ended.ended is not None
+    assert ended.ended[1] == 1000
+    assert not ended.terminated
+
+
+class Count:
+    """An environment that counts: its reward is the number of the step, its action is noted."""
+
+    def __init__(self, ends: int, terminates: bool) -> None:
+        self.ends, self.terminates, self.seen = ends, terminates, []
+        self.action_space = SimpleNamespace(low=np.array([-2.0]), high=np.array([4.0]))
+
+    def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+        self.number = 0
+        return np.zeros(1), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.number += 1
+        self.seen.append(float(action[0]))
+        over = self.number == self.ends
+        return np.full(1, self.number), self.number, over and self.terminates, over and not self.terminates, {}
+
+
+@pytest.mark.parametrize("terminates", [True, False])
+def test_repeats_add_up_rewards_and_stop_with_the_episode(terminates: bool) -> None:
+    env = Count(7, terminates)
+    worker = Worker(SimpleNamespace(make=lambda render: env, action_repeat=3), 0)  # type: ignore[arg-type]
+    steps = [worker.step(np.array([x], np.float32)) for x in (-1, 0, 1)]
+    assert [s.reward for s in steps] == [1 + 2 + 3, 4 + 5 + 6, 7]
+    assert [s.terminated for s in steps] == [False, False, terminates]
+    assert steps[-1].following == [7]  # the true last observation, from which a cut episode's value goes on
+    assert steps[-1].ended == (28, 7)
+    assert worker.observation == [0]  # a new episode
+    assert env.seen == [-2] * 3 + [1] * 3 + [4]
+
+
+def test_workers_step_side_by_side_and_differ() -> None:
+    workers = Workers(TASKS[1], 2, 0)
+    first = workers.observations
+    assert not np.array_equal(first[0], first[1])
+    workers.send(np.zeros((2, 3), np.float32))
+    stepped = workers.receive()
+    assert np.array_equal(first, np.stack([s.before for s in stepped]))
+    assert np.array_equal(workers.observations, np.stack([s.following for s in stepped]))
+    workers.close()
+
+
+def test_evaluation_plays_the_same_episodes_each_time() -> None:
+    judges = [Worker(TASKS[1], seed) for seed in range(3)]
+
+    def still(observations: np.ndarray) -> np.ndarray:
+        return np.zeros((len(observations), 3), np.float32)
+
+    once = evaluate(judges, still)
+    assert once == evaluate(judges, still)
+    assert len({total for total, _ in once}) == 3
+
+
+def test_statistics_are_those_of_all_observations() -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(3, 2, (k, 4)) for k in (1, 5, 100, 2000)]
+    statistics = Statistics(4)
+    for x in parts:
+        statistics.update(x)
+    every = np.concatenate(parts)
+    assert statistics.mean == pytest.approx(every.mean(0), rel=1e-6)
+    assert statistics.variance == pytest.approx(every.var(0), rel=1e-4)
+    other = Statistics(4)
+    other.load_state_dict(statistics.state_dict())
+    for one, two in zip(statistics.tensors(torch.device("cpu")), other.tensors(torch.device("cpu")), strict=True):
+        assert torch.equal(one, two)
+    off = Statistics(4, enabled=False)
+    off.update(every)
+    assert off.mean.tolist() == [0] * 4
+
+
+def numbered(i: int, envs: int) -> Batch:
+    x = torch.arange(envs) * 1000 + i
+    return Batch(x[:, None].expand(-1, 2), x[:, None], x, x % 2, x[:, None].expand(-1, 2) + 1)
+
+
+@pytest.mark.parametrize("count", [3, 5, 13])
+def test_replay_keeps_the_newest_of_each_environment(count: int) -> None:
+    replay = Transitions(10, 2, 2, 1)  # five of each
+    for i in range(count):
+        replay.add(numbered(i, 2))
+    assert len(replay) == 2 * min(count, 5)
+    drawn = replay.sample(4, 500, torch.Generator().manual_seed(0))
+    assert drawn.observation.shape == (4, 500, 2)
+    kept = range(max(count - 5, 0), count)
+    assert set(drawn.reward.flatten().tolist()) == {1000 * env + i for env in range(2) for i in kept}
+    assert torch.equal(drawn.next_observation, drawn.observation + 1)
+    assert torch.equal(drawn.reward[..., None].expand(-1, -1, 2), drawn.observation)
+    shares = torch.bincount((drawn.reward.flatten() >= 1000).long()) / drawn.reward.numel()
+    assert shares.tolist() == pytest.approx([0.5, 0.5], abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("suite", "task", "said"),
+    [
+        ("gymnasium", "Humanoid-v9", "Humanoid-v5"),
+        ("gymnasium", "CartPole-v1", "near"),
+        pytest.param("dmc", "humanoid-wlk", "humanoid-walk", marks=needs_dmc),
+    ],
+)
+def test_an_unknown_task_lists_near_names(suite: str, task: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        Control(suite, task)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("suite", "absent", "said"),
+    [("gymnasium", "mujoco", "pip install"), ("dmc", "dm_control", "dmc"), ("humanoid_bench", "jax", "3.1.6")],
+)
+def test_an_absent_package_says_what_to_install(
+    suite: str, absent: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control.importlib.util, "find_spec", lambda name: None if name == absent else object())
+    with pytest.raises(ConfigError, match=said) as error:
+        Control(suite, "h1-walk-v0")
+    assert absent in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "said"), [("3.2.0", "egl", "3.2.0 is installed"), ("3.1.6", "", "MUJOCO_GL=")]
+)
+def test_humanoid_bench_wants_its_versions(
+    version: str, backend: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(control.metadata, "version", lambda name: version)
+    monkeypatch.setenv("MUJOCO_GL", backend)
+    with pytest.raises(ConfigError, match=said):
+        Control("humanoid_bench", "h1-walk-v0")

@@ -1,0 +1,320 @@
+"""The SAC program: each method through the midpoint, what restarts there, sharing, pre-emption, errors, composition."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from fire_core.harness.options.cli import CONF
+from fire_core.harness.options.config import identity
+from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.run.folder import Run
+from rl.common.replay_store import Ring, RingStore
+from rl.sac import train as sac
+from rl.sac.learner import Learner
+from rl.sac.task import Task
+from tests.harness.runner import wait_for
+from tests.harness.zygote import Zygote
+from tests.rl.sac.runs import TINY, assert_same, compose, final_state, only_run, rows, run
+
+METHODS = ("base", "full_reset", "snp", "pi", "fire", "fire_exact", "redo", "l2init", "parseval")
+REFUSED = ("muon", "cbp", "snr", "dash")
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each method; the first half is trained once."""
+    folders = {}
+    root = tmp_path_factory.mktemp("sweep")
+    for method in METHODS:
+        before = set((root / "sac").glob("*"))
+        run(f"method={method}", f"paths.runs={root}", "metrics=cheap")
+        (folders[method],) = set((root / "sac").glob("*")) - before
+    return folders
+
+
+def test_methods_share_the_first_half_and_differ_after_it(sweep: dict[str, Path]) -> None:
+    (entry,) = (sweep["base"].parents[1] / ".cache").iterdir()
+    assert (entry / "DONE").exists()
+    first = [[row for row in rows(folder) if row["phase"] == 0] for folder in sweep.values()]
+    assert all(part == first[0] for part in first)
+    assert [row["env_steps"] for row in rows(sweep["base"])] == [100, 200, 300, 400]
+    last = {method: json.dumps(rows(folder)[-1]["train/q"]) for method, folder in sweep.items()}
+    last.pop("redo")  # may find nothing dormant
+    assert len(set(last.values())) >= len(last) - 1, last
+
+
+def test_rows_have_what_the_analysis_reads(sweep: dict[str, Path]) -> None:
+    for method, folder in sweep.items():
+        for row in rows(folder):
+            assert {"step", "phase", "env_steps", "eval/return", "eval/return_std", "eval/length"} <= row.keys()
+        boundary = rows(folder)[2]
+        assert {"boundary/dfi_before", "boundary/dfi_after", "boundary/sfe"} <= boundary.keys(), method
+    assert "method/dormant_ratio" in rows(sweep["redo"])[-1]
+    config = OmegaConf.load(sweep["fire"] / "config.yaml")
+    assert (config.env.name, config.method.name) == ("InvertedDoublePendulum-v5", "fire")
+    assert "boundary/dormant_ratio_before" in rows(sweep["fire"])[2]
+
+
+def test_fire_exact_reaches_isometry_and_pi_leaves_the_weights(sweep: dict[str, Path]) -> None:
+    exact, pi = rows(sweep["fire_exact"])[2], rows(sweep["pi"])[2]
+    assert exact["boundary/dfi_after"] < 1e-6 < exact["boundary/dfi_before"]
+    assert pi["boundary/sfe"] == 0
+    names = final_state(sweep["pi"])["modules"]["critic"]
+    assert {"head.old.weight", "head.new.weight", "head.frozen.weight"} <= names.keys()
+
+
+def midpoint(method: str, folder: Path, *overrides: str) -> tuple[Task, Learner, dict[str, torch.Tensor]]:
+    """A learner just behind the midpoint, and its weights before it."""
+    config = compose(f"method={method}", "networks.critic_depth=2", *overrides)
+    task = Task.from_config(config)
+    learner = Learner.new(task)
+    for _ in range(60):
+        learner.workers.send(sac.decide(task, learner))
+        sac.remember(learner, learner.workers.receive())
+    for _ in range(30):
+        sac.learn(task, learner)
+    whole = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(whole, dict)
+    before = {
+        k: v.clone() for name, m in learner.net.modules.items() for k, v in m.state_dict(prefix=f"{name}.").items()
+    }
+    with Run(folder, identity({str(k): v for k, v in whole.items()}), "") as opened:
+        opened.resume()
+        sac.begin_phase(task, opened, learner, 1)
+    learner.workers.close()
+    return task, learner, before
+
+
+@pytest.mark.parametrize("method", ["base", "full_reset", "snp", "fire"])
+def test_what_restarts_at_the_midpoint(method: str, tmp_path: Path) -> None:
+    """As golden's sac_facts.json says of the three resets (tests/parity holds the numbers); base keeps the rest."""
+    task, learner, before = midpoint(method, tmp_path / "run")
+    resets = method != "base"
+    agent, target = learner.agent, learner.net.targets["critic"].state_dict()
+    assert all(not optimizer.state for optimizer in agent.optimizers.values())
+    new = agent.temperature().item() == pytest.approx(task.config.temperature, rel=1e-7)
+    assert new == resets
+    same = all(torch.equal(value, target[name]) for name, value in agent.critic.state_dict().items())
+    assert same == resets
+    assert learner.statistics.count > 1
+    for name, module in learner.net.modules.items():
+        for key, value in module.state_dict().items():
+            kept, initial = torch.equal(value, before[f"{name}.{key}"]), torch.equal(value, learner.net.init[name][key])
+            expected = {"base": (True, False), "full_reset": (False, True), "snp": (False, False)}
+            vector = value.ndim == 1
+            assert (kept, initial) == expected.get(method, (vector, False)), (name, key)
+
+
+def test_injection_leaves_outputs_as_they_are(tmp_path: Path) -> None:
+    task, learner, _ = midpoint("base", tmp_path / "base")
+    _, injected, _ = midpoint("pi", tmp_path / "pi")
+    x, action = torch.randn(5, task.observations), torch.rand(5, task.actions)
+    for one, other in zip(learner.actor(x), injected.actor(x), strict=True):
+        torch.testing.assert_close(other, one)
+    torch.testing.assert_close(injected.agent.critic(x, action), learner.agent.critic(x, action))
+    torch.testing.assert_close(injected.agent.target(x, action), learner.agent.target(x, action))
+    frozen = dict(injected.agent.critic.named_parameters())["head.old.weight"].clone()
+    sac.learn(task, injected)
+    after = dict(injected.agent.critic.named_parameters())
+    assert torch.equal(after["head.old.weight"], frozen)
+    assert not torch.equal(after["head.new.weight"], after["head.frozen.weight"])
+
+
+def test_what_restarts_is_data(tmp_path: Path) -> None:
+    """Everything kept: the optimizers go on with their moments."""
+    options = (
+        "boundary.optimizer=keep",
+        "boundary.temperature=keep",
+        "boundary.target=keep",
+        "boundary.statistics=new",
+    )
+    task, learner, _ = midpoint("l2init", tmp_path / "run", *options)
+    assert all(optimizer.state for optimizer in learner.agent.optimizers.values())
+    assert learner.statistics.count < 1
+    assert learner.agent.temperature().item() != pytest.approx(task.config.temperature, rel=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", ["keep", "forget"])
+def test_an_injected_head_needs_a_new_optimizer(optimizer: str) -> None:
+    with pytest.raises(ConfigError, match=r"method=pi .* needs boundary\.optimizer=new"):
+        Task.from_config(compose("method=pi", f"boundary.optimizer={optimizer}"))
+
+
+@pytest.mark.parametrize("method", ["full_reset", "snp", "fire"])
+def test_kept_and_forgetful_optimizers(method: str, tmp_path: Path) -> None:
+    """keep: nothing is forgotten, whatever the method changed; forget: what it changed."""
+    _, kept, _ = midpoint(method, tmp_path / "keep", "boundary.optimizer=keep")
+    _, forgot, _ = midpoint(method, tmp_path / "forget", "boundary.optimizer=forget")
+    for name in ("actor", "critic"):
+        parameters = list(getattr(kept.agent, name).parameters())
+        assert len(kept.agent.optimizers[name].state) == len(parameters)
+        left = sum(p.ndim == 1 for p in parameters) if method == "fire" else 0
+        assert len(forgot.agent.optimizers[name].state) == left
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_methods_that_cannot_work_here_are_refused(method: str) -> None:
+    with pytest.raises(ConfigError, match=f"method={method}.*it runs base"):
+        Task.from_config(compose(f"method={method}"))
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("env_steps=100", "env_steps=100 are 100 decisions"),
+        ("updates=0", "updates must be at least 1"),
+        ("lr=0", "lr must be positive"),
+        ("gamma=1.0", "gamma must be in"),
+        ("boundary.target=act", "boundary.target=act is unknown; accepted: copy, keep"),
+        ("env.action_repeat=0", "env.action_repeat must be at least 1"),
+        ("networks.critic_width=0", "networks.critic_width must be at least 1"),
+        ("networks.kind=cnn", "networks.kind=cnn is unknown; accepted: simba, mlp"),
+        ("env.task=Hoper-v5", "near: Hopper-v5"),
+        ("env=breakout", "no task for rl.sac; accepted: ant, dmc"),
+        ("precision=float16", "accepted: float32, bfloat16"),
+        ("tau=2", "tau must be in"),
+        ("weight_decay=-1", "weight_decay must be at least 0"),
+        ("checkpoint.keep=0", "checkpoint.keep must be at least 1"),
+        ("cuda_graph=true", "cuda_graph=true needs device=cuda"),
+        ("num_envs=2000", "replay_size=1000 must be at least num_envs=2000"),
+        ("replay_size=1_000_000_000_000", "replay_size=1000000000000 needs .* fits"),
+    ],
+)
+def test_bad_input_is_named(option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Task.from_config(compose(option))
+
+
+def test_every_configuration_composes() -> None:
+    """Environments, budgets, networks."""
+    for env in sorted(path.stem for path in (CONF / "env").glob("*.yaml")):
+        if "rl.sac.control" in (CONF / "env" / f"{env}.yaml").read_text() and env != "mujoco":
+            assert compose(f"env={env}").env.task
+    for networks in ("simba", "mlp"):
+        for scale in ("smoke", "small", "paper"):
+            config = compose(f"scale={scale}", f"networks={networks}")
+            assert config.networks.kind == networks
+            if (scale, networks) == ("small", "mlp"):  # plain SAC's, whatever the budget
+                assert (config.networks.critic_width, config.networks.critic_depth) == (256, 2)
+
+
+def test_experiments_are_the_papers() -> None:
+    """PAPER, section 5."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        for name, task in (("walk", "h1-walk-v0"), ("balance", "h1-balance_simple-v0"), ("run", "h1-run-v0")):
+            for method in METHODS:
+                c = hydra.compose("sac", [f"experiment=fig4b_h1_{name}", f"method={method}"])
+                assert (c.env.task, c.env_steps, c.env.action_repeat, c.updates) == (task, 1_000_000, 2, 2)
+                assert (c.batch_size, c.replay_size, c.random_steps, c.tau) == (256, 1_000_000, 5000, 0.005)
+                assert (c.lr, c.weight_decay, c.temperature, c.target_entropy) == (1e-4, 1e-2, 0.01, -0.5)
+                sizes = c.networks
+                assert (sizes.kind, sizes.actor_width, sizes.actor_depth) == ("simba", 128, 1)
+                assert (sizes.critic_width, sizes.critic_depth, c.eval_episodes) == (512, 2, 10)
+                if method == "snp":
+                    assert c.method.coef == 0.8
+                if method == "fire":
+                    assert (c.method.iterations, c.method.scale) == (10, "modular")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", ["fire", "pi", "redo"])
+def test_a_gpu_trains_and_resumes(method: str, tmp_path: Path) -> None:
+    """With the update as a CUDA graph; compiled too in one case, which takes its time."""
+    options = (f"method={method}", "device=cuda", f"compile={method == 'fire'}", f"paths.runs={tmp_path}")
+    run(*options)
+    folder = only_run(tmp_path)
+    (folder / "DONE").unlink()
+    kept = sorted((folder / "checkpoints").glob("*.pt"))
+    kept[-1].unlink() if len(kept) > 1 else None
+    run(*options)
+    assert [row["env_steps"] for row in rows(folder)] == [100, 200, 300, 400]
+
+
+@pytest.mark.parametrize("failures", [1, 100])
+def test_a_full_disk_costs_checkpoints_and_no_more(
+    failures: int, tmp_path: Path, sweep: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the replay: the first half's end, then everything; the run goes on from memory."""
+    real, calls = RingStore.save, 0
+
+    def save(store: RingStore, ring: Ring) -> dict[str, Any]:
+        nonlocal calls
+        calls += 1
+        if calls <= failures:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(store, ring)
+
+    monkeypatch.setattr(RingStore, "save", save)
+    run("method=fire", f"paths.runs={tmp_path}", "metrics=cheap", "checkpoint.every_seconds=0.2")
+    assert rows(only_run(tmp_path)) == rows(sweep["fire"])
+    assert calls < 60  # not at every one of 400 steps
+
+
+def test_what_is_measured_at_the_midpoint_does_not_part_first_halves(tmp_path: Path, sweep: dict[str, Path]) -> None:
+    (entry,) = (sweep["base"].parents[1] / ".cache").iterdir()
+    run(f"paths.runs={tmp_path}", f"cache.dir={entry.parent}", "metrics=off")
+    assert [folder.name for folder in entry.parent.iterdir()] == [entry.name]
+    assert not (only_run(tmp_path) / "spectra.json").exists()
+    assert (sweep["base"] / "spectra.json").exists()
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    """Runs `rl.sac` in children that have imported everything."""
+    process = Zygote("rl.sac", "gymnasium.envs.mujoco")
+    yield process
+    process.close()
+
+
+def test_a_preempted_run_goes_on_and_a_finished_one_is_skipped(tmp_path: Path, zygote: Zygote) -> None:
+    options = [*TINY, "method=fire", "checkpoint.every_seconds=1000"]
+    longer = [option for option in options if not option.startswith("env_steps")] + ["env_steps=1000"]
+    assert zygote.run(tmp_path / "calm", "rl.sac", *longer).code == 0
+    child = zygote.start(tmp_path / "rough", "rl.sac", *longer)
+    entry = tmp_path / "rough" / "runs" / ".cache"
+    wait_for(lambda: any(p.read_bytes().count(b"\n") >= 2 for p in entry.glob("*/metrics.jsonl")))
+    os.kill(child, signal.SIGTERM)
+    assert zygote.end(tmp_path / "rough", child).code in (75, 0)
+    assert zygote.run(tmp_path / "rough", "rl.sac", *longer).code == 0
+    assert_same(only_run(tmp_path / "calm" / "runs"), only_run(tmp_path / "rough" / "runs"))
+    assert "is done" in zygote.run(tmp_path / "rough", "rl.sac", *longer).err
+
+
+def test_a_sweep_and_the_cache_removed_afterwards(tmp_path: Path, zygote: Zygote) -> None:
+    """A table of the jobs at the end; a run that has begun its second half needs the cache no more."""
+    answer = zygote.run(tmp_path, "rl.sac", *TINY, "method=base,snp", "seed=0,1", "-m")
+    assert answer.code == 0, answer.err
+    assert answer.err.count("  done  ") == 4
+    assert len(list((tmp_path / "runs" / "sac").iterdir())) == 4
+    assert len(list((tmp_path / "runs" / ".cache").iterdir())) == 2
+    shutil.rmtree(tmp_path / "runs" / ".cache")
+    for folder in (tmp_path / "runs" / "sac").iterdir():
+        (folder / "DONE").unlink()
+    answer = zygote.run(tmp_path, "rl.sac", *TINY, "method=base,snp", "seed=0,1", "-m")
+    assert answer.code == 0, answer.err
+    assert answer.err.count("goes on from step 400") == 4
+
+
+def test_help_and_errors_are_short(tmp_path: Path, zygote: Zygote) -> None:
+    told = zygote.run(tmp_path, "rl.sac", "--help")
+    assert told.code == 0
+    assert "python -m rl.sac method=fire" in told.out
+    for option, said in (
+        ("method=fier", "did you mean fire"),
+        ("env.task=Humanoid-v7", "Humanoid-v5"),
+        ("lr=abc", "lr"),
+    ):
+        answer = zygote.run(tmp_path, "rl.sac", *TINY, option)
+        assert answer.code == 2, answer.err
+        assert said in answer.err
+        assert len(answer.err.strip().splitlines()) == 1, answer.err

@@ -1,0 +1,279 @@
+"""The arithmetic of a SAC update: against formulae without autograd, torch.distributions, a plain implementation."""
+
+import importlib.util
+import math
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
+
+from fire_core import fire_
+from fire_core.methods import Net
+from fire_core.methods.parseval import Parseval
+from fire_core.methods.redo import ReDo
+from fire_core.metrics import dfi
+from fire_core.weights.layout import resolve
+from fire_core.weights.optimizer_state import reset_optimizer_state
+from rl.sac.networks import Networks, plain_critic
+from rl.sac.update import (
+    Batch,
+    CudaGraph,
+    Temperature,
+    Update,
+    actor_loss,
+    adamw,
+    compiled,
+    critic_loss,
+    critic_target,
+    discount,
+    squash,
+    temperature_loss,
+)
+
+SIZES = Networks("simba", 8, 1, 12, 2)
+O, A, B = 7, 3, 16
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_log_probability_is_that_of_torch_distributions() -> None:
+    mean, log_std, noise = rand(B, A), 0.3 * rand(B, A, seed=1), rand(B, A, seed=2)
+    action, log_p = squash(mean, log_std, noise)
+    theirs = Independent(TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform()), 1)
+    torch.testing.assert_close(log_p, theirs.log_prob(action), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("u", [-60.0, -12.0, 12.0, 60.0])
+def test_log_probability_where_tanh_is_one(u: float) -> None:
+    """float32 tanh(12) is 1: the density is still right, and so is its gradient."""
+    mean = torch.tensor([[u]], requires_grad=True)
+    _, log_p = squash(mean, torch.zeros(1, 1), torch.zeros(1, 1))
+    exact = -0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - abs(u) - math.log1p(math.exp(-2 * abs(u))))
+    assert log_p.item() == pytest.approx(exact, rel=1e-5)
+    (gradient,) = torch.autograd.grad(log_p.sum(), mean)
+    assert gradient.item() == pytest.approx(2 * math.tanh(u), rel=1e-5)
+
+
+def test_gradients_of_the_policy() -> None:
+    """d log p / d mean = 2 tanh(u), d log p / d log_std = 2 tanh(u) std noise - 1, d action / d mean = 1 - action^2."""
+    mean, log_std = rand(B, A).requires_grad_(), (0.3 * rand(B, A, seed=1)).requires_grad_()
+    noise = rand(B, A, seed=2)
+    action, log_p = squash(mean, log_std, noise)
+    by_mean, by_log_std = torch.autograd.grad(log_p.sum(), (mean, log_std), retain_graph=True)
+    t, std = action.detach(), log_std.detach().exp()
+    torch.testing.assert_close(by_mean, 2 * t)
+    torch.testing.assert_close(by_log_std, 2 * t * std * noise - 1)
+    (of_action,) = torch.autograd.grad(action.sum(), mean)
+    torch.testing.assert_close(of_action, 1 - t**2)
+
+
+def test_gradients_of_the_losses() -> None:
+    q, y, log_p = rand(2, B).requires_grad_(), rand(B, seed=1), rand(B, seed=2).requires_grad_()
+    (of_critic,) = torch.autograd.grad(critic_loss(q, y), q)
+    torch.testing.assert_close(of_critic, 2 * (q.detach() - y) / B)
+    temperature = torch.tensor(0.3, dtype=torch.float64)
+    by_q, by_log_p = torch.autograd.grad(actor_loss(q, log_p, temperature), (q, log_p))
+    lowest = (q.detach() == q.detach().amin(0)).double()
+    torch.testing.assert_close(by_q, -lowest / B)
+    torch.testing.assert_close(by_log_p, torch.full((B,), 0.3 / B, dtype=torch.float64))
+    log_temperature = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
+    (of_temperature,) = torch.autograd.grad(temperature_loss(log_temperature, torch.tensor(2.0), -1.5), log_temperature)
+    assert of_temperature.item() == pytest.approx(math.exp(-1) * 3.5)
+
+
+def test_target_ends_where_the_episode_does_and_not_at_a_time_limit() -> None:
+    q, log_p, reward = torch.tensor([[3.0, 3.0], [2.0, 5.0]]), torch.tensor([1.0, -1.0]), torch.tensor([0.5, 0.5])
+    y = critic_target(q, log_p, torch.tensor(0.1), reward, torch.tensor([1.0, 0.0]), 0.9)
+    torch.testing.assert_close(y, torch.tensor([0.5, 0.5 + 0.9 * (3.0 + 0.1)]))
+
+
+@pytest.mark.parametrize(("steps", "gamma"), [(1000, 0.995), (500, 0.99), (50, 0.95), (100_000, 0.995)])
+def test_discount(steps: int, gamma: float) -> None:
+    """PAPER, section 5: clip((T/5 - 1) / (T/5), 0.95, 0.995)."""
+    assert discount(steps) == pytest.approx(gamma)
+
+
+def agent(sizes: Networks = SIZES, critics: int = 2) -> Update:
+    torch.manual_seed(0)
+    actor, critic, target = sizes.actor(O, A), sizes.critics(O, A, critics), sizes.critics(O, A, critics)
+    target.requires_grad_(False).load_state_dict(critic.state_dict())
+    temperature = Temperature(0.01)
+    nets = {"actor": actor, "critic": critic}
+    optimizers = {name: adamw(net.parameters(), 1e-4, 1e-2) for name, net in nets.items()}
+    optimizers["temperature"] = adamw(temperature.parameters(), 1e-4, 0.0)
+    return Update(actor, critic, target, temperature, optimizers, 0.99, 0.005, -1.5)
+
+
+def batch(seed: int = 0) -> tuple[Batch, Tensor, tuple[Tensor, Tensor]]:
+    x = [rand(*shape, seed=seed + i).float() for i, shape in enumerate([(B, O), (B, A), (B,), (B,), (B, O), (2, B, A)])]
+    rows = Batch(x[0], x[1].tanh(), x[2], (x[3] > 1).float(), x[4])
+    return rows, x[5], (torch.full((O,), 0.1), torch.full((O,), 1.1))
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    """scripts/bench_sac.py, which has a plain implementation."""
+    spec = importlib.util.spec_from_file_location("bench_sac", Path(__file__).parents[3] / "scripts" / "bench_sac.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_ten_updates_are_those_of_a_plain_implementation(bench: ModuleType) -> None:
+    """Two critics one after the other, no fusion, torch's distributions: the same numbers."""
+    update = agent()
+    plain = bench.plain_like(update, SIZES, O, A)
+    for i in range(10):
+        given = batch(10 * i)
+        torch.testing.assert_close(update(*given), plain(*given), rtol=2e-4, atol=2e-5)
+    for i, (critic, target) in enumerate(zip(plain.critics, plain.targets, strict=True)):
+        for net, batched in ((critic, update.critic), (target, update.target)):
+            for p, q in zip(net.parameters(), plain_critic(batched, i).parameters(), strict=True):
+                torch.testing.assert_close(q.detach(), p.detach(), rtol=1e-4, atol=2e-5)
+
+
+def test_nothing_in_an_update_asks_the_device_for_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    update = agent()
+    update(*batch())  # the optimizers make their state
+
+    def asked(*_: object) -> None:
+        raise AssertionError("the host waits for the device")
+
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy"):
+        monkeypatch.setattr(Tensor, name, asked)
+    update(*batch(1))
+
+
+def test_the_whole_update_can_be_compiled() -> None:
+    """Traced by dynamo and autograd's compiler, but run without a code generator, which takes a minute."""
+    torch.compiler.reset()
+    eager, traced = agent(), agent()
+    step = torch.compile(traced.__call__, backend="aot_eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # dynamo looks at .grad of tensors that have none, and hides what that says
+        for i in range(3):
+            torch.testing.assert_close(step(*batch(i)), eager(*batch(i)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["simba", "mlp"])
+def test_single_critic_and_both_networks_learn(kind: str) -> None:
+    update, given = agent(Networks(kind, 8, 2, 12, 2), 1), batch()
+    update.optimizers["critic"].param_groups[0]["lr"] = 3e-3
+    losses = [update(*given)[0].item() for _ in range(200)]
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_bfloat16_is_near_float32() -> None:
+    import dataclasses
+
+    exact, coarse = agent()(*batch()), agent(dataclasses.replace(SIZES, bfloat16=True))(*batch())
+    assert exact.dtype == coarse.dtype == torch.float32
+    torch.testing.assert_close(coarse, exact, rtol=0.05, atol=0.05)
+
+
+def test_fire_sees_each_critic_as_matrices() -> None:
+    """Both critics' kernels and heads become isometries at sqrt(d_out / d_in); biases and norms stay."""
+    critic = agent().critic
+    with torch.no_grad():
+        for p in critic.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    old = {name: p.detach().clone() for name, p in critic.named_parameters()}
+    report = fire_(critic, solver="exact", layout="sac")
+    assert {row.name for row in report} == {name for name in old if old[name].ndim == 3}
+    for entry in resolve(critic, "sac"):
+        if entry.action == "project":
+            d_out, d_in = entry.shape
+            matrices = entry.view(entry.parameter.detach())
+            assert matrices.shape[0] == 2
+            torch.testing.assert_close(dfi(matrices / (d_out / d_in) ** 0.5), torch.zeros(2), rtol=0, atol=1e-8)
+        else:
+            assert torch.equal(entry.parameter.detach(), old[entry.name])
+
+
+def test_views_of_one_critic_compute_and_write_what_the_pair_does() -> None:
+    update = agent()
+    rows, _, _ = batch()
+    both = update.critic(rows.observation, rows.action)
+    for i in range(2):
+        one = plain_critic(update.critic, i)
+        torch.testing.assert_close(one(rows.observation, rows.action), both[i])
+        with torch.no_grad():
+            one.head.bias.add_(1 + i)
+    moved = update.critic(rows.observation, rows.action) - both
+    torch.testing.assert_close(moved, torch.tensor([[1.0], [2.0]]).expand_as(moved))
+
+
+def test_parseval_counts_each_critic() -> None:
+    """The penalty of the batched critics is the sum of those of each by itself."""
+    critic, method = agent().critic, Parseval(coef=0.1, scale=1.5)
+    both = method.penalty(Net({"critic": critic}, {}, "sac"))
+    each = [method.penalty(Net({"critic": plain_critic(critic, i)}, {}, "sac")) for i in range(2)]
+    torch.testing.assert_close(both, sum(each))
+
+
+def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
+    """Through the views of `rl.sac.learner.apart`: the batched weights and AdamW's state change."""
+    from types import SimpleNamespace
+
+    from rl.sac.learner import apart
+
+    update = agent()
+    update(*batch())
+    up, own = update.critic.encoder.blocks[1].up, update.optimizers["critic"]
+    with torch.no_grad():
+        for net in (update.actor, update.critic):
+            for block in net.encoder.blocks:
+                block.up.bias.fill_(9.0)  # no unit is silent
+        up.bias[5], up.weight[0, 5] = -100.0, 0.0  # but unit 5 of the first critic
+    other = up.weight[1].detach().clone()
+    net = Net({"actor": update.actor, "critic": update.critic}, {}, "sac")
+    views, optimizers = apart(SimpleNamespace(agent=update, net=net))
+    rows, _, _ = batch()
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        for name, module in views.modules.items():
+            module(*([inputs[:, :O]] if name == "actor" else inputs.split([O, A], 1)))
+        return targets.sum()
+
+    context = SimpleNamespace(
+        generator=torch.Generator().manual_seed(0),
+        batches=lambda: iter([(torch.cat([rows.observation, rows.action], 1), rows.reward)]),
+        loss=loss,
+        optimizers=optimizers,
+    )
+    ReDo(threshold=0.0, samples=B).after_epoch(views, context)
+    assert up.weight[0, 5].abs().sum() > 0
+    assert torch.equal(update.critic.encoder.blocks[1].down.weight[0, :, 5], torch.zeros(12))
+    assert torch.equal(up.weight[1], other)
+    assert own.state[up.weight]["exp_avg"][0, 5].abs().sum() == 0
+    assert own.state[up.weight]["exp_avg"][0, 4].abs().sum() > 0
+    assert reset_optimizer_state(own, [up.weight]) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("compile_too", [False, True])
+def test_a_cuda_graph_computes_what_single_calls_do(compile_too: bool) -> None:
+    def on_gpu() -> Update:
+        update = agent()
+        for name in ("actor", "critic", "target", "temperature"):
+            getattr(update, name).cuda()
+        for name in ("actor", "critic", "temperature"):
+            lr, decay = 1e-4, 0.0 if name == "temperature" else 1e-2
+            update.optimizers[name] = adamw(getattr(update, name).parameters(), lr, decay)
+        return update
+
+    one, other = on_gpu(), on_gpu()
+    graph = CudaGraph(compiled(other) if compile_too else other, calls=3)
+    for i in range(12):
+        rows, noise, (mean, scale) = batch(10 * i)
+        given = Batch(*(x.cuda() for x in rows)), noise.cuda(), (mean.cuda(), scale.cuda())
+        torch.testing.assert_close(graph(*given), one(*given), rtol=1e-4, atol=1e-4)
+    assert graph.graph is not None

@@ -1,0 +1,39 @@
+"""Videos of SAC policies, and what is said where nothing can be drawn."""
+
+from pathlib import Path
+
+import hydra
+import numpy as np
+import pytest
+from omegaconf import DictConfig
+
+from fire_core.harness.options.cli import CONF
+from fire_core.harness.options.errors import ConfigError
+from rl import watch
+from rl.sac import watch as watch_sac
+from tests.rl.sac.runs import only_run, rows, run
+
+
+@pytest.mark.parametrize("method", ["base", "pi"])
+def test_a_policy_plays_and_is_drawn(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an evaluation: with mean actions and the run's statistics."""
+    run(f"method={method}", f"paths.runs={tmp_path}")
+    monkeypatch.setattr(watch_sac, "picture", lambda env: np.zeros((8, 8, 3), np.uint8))
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        options = hydra.compose("watch", ["episodes=20"])
+    assert isinstance(options, DictConfig)
+    pictures, returns = watch_sac.play(*watch.load_run(only_run(tmp_path)), options)
+    assert len(returns) == 20
+    assert len(pictures) > 20
+    evaluated = rows(only_run(tmp_path))[-1]["eval/return"]
+    assert np.mean(returns) == pytest.approx(evaluated, rel=0.3)
+
+
+def test_where_nothing_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Blind:
+        def render(self) -> None:
+            raise AttributeError("no OpenGL")
+
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    with pytest.raises(ConfigError, match=r"MUJOCO_GL=osmesa.*now MUJOCO_GL=egl: AttributeError"):
+        watch_sac.picture(Blind())

@@ -1,0 +1,187 @@
+"""The audit of checkpoints: numbers against numpy, every layout of file, and refusals in one line."""
+
+import argparse
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fire_core import fire_
+from fire_core.tools import audit
+from tests.networks import GPT, GroupedQueryAttention
+
+
+def run(*arguments: str) -> tuple[int, list[str], list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "fire_core.audit", *arguments], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def weights() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    collapsed = torch.randn(12, 1, generator=generator) @ torch.randn(1, 10, generator=generator)
+    return {
+        "conv.weight": torch.randn(6, 5, 3, 2, generator=generator),
+        "good.weight": torch.randn(12, 10, generator=generator),
+        "collapsed.weight": collapsed + 0.01 * torch.randn(12, 10, generator=generator),
+        "dead.weight": torch.cat([torch.randn(9, 10, generator=generator), torch.zeros(3, 10)]),
+        "good.bias": torch.zeros(12),
+        "steps": torch.tensor(3),
+    }
+
+
+def test_numbers_are_those_of_the_definitions():
+    findings = {f.name: f for f in audit.examine(weights())[0]}
+    assert list(findings) == ["conv.weight", "good.weight", "collapsed.weight", "dead.weight"]
+    for name, finding in findings.items():
+        W = weights()[name].double().numpy()
+        stack = W.transpose(2, 3, 0, 1).reshape(-1, *W.shape[:2]) if W.ndim == 4 else W[None]
+        spectra = np.linalg.svd(stack, compute_uv=False)
+        assert finding.matrices == len(stack)
+        assert finding.shape == stack.shape[1:]
+        stable = (spectra**2).sum(1) / spectra[:, 0] ** 2
+        assert finding.stable_rank == pytest.approx(stable.min())
+        p = spectra / spectra.sum(1, keepdims=True)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            entropy = -np.nansum(p * np.log(p), axis=1)
+        assert finding.effective_rank == pytest.approx(np.exp(entropy).min())
+        unit = spectra / np.sqrt((spectra**2).mean(1, keepdims=True))
+        assert finding.dfi == pytest.approx((((unit**2) - 1) ** 2).sum(1).mean())
+        if name != "dead.weight":
+            assert finding.condition == pytest.approx((spectra[:, 0] / spectra[:, -1]).max())
+
+
+def test_what_would_benefit():
+    findings = {f.name: f.benefits for f in audit.examine(weights())[0]}
+    assert findings == {"conv.weight": False, "good.weight": False, "collapsed.weight": True, "dead.weight": True}
+
+
+def test_fresh_networks_and_projected_ones_need_nothing():
+    torch.manual_seed(0)
+    model = GPT(n_embd=48)
+    assert not any(f.benefits for f in audit.examine(model.state_dict())[0])
+    fire_(model, solver="exact")
+    findings = {f.name: f for f in audit.examine(model.state_dict())[0]}
+    finding = findings["transformer.h.0.attn.c_attn.weight[q]"]
+    assert finding.dfi < 1e-8
+    assert finding.condition == pytest.approx(1, abs=1e-4)
+    assert finding.stable_rank == pytest.approx(48, rel=1e-4)
+
+
+def test_unequal_blocks_stay_one_matrix_and_tied_weights_count_once():
+    names = [f.name for f in audit.examine({**GPT(n_layer=1).state_dict(), **GroupedQueryAttention().state_dict()})[0]]
+    assert "qkv_proj.weight" in names
+    assert "transformer.wte.weight" in names
+    assert "lm_head.weight" not in names
+
+
+def test_not_finite_weights_are_named():
+    findings, refused = audit.examine({"a.weight": torch.full((3, 3), float("nan")), "b.weight": torch.eye(3)})
+    assert [f.name for f in findings] == ["b.weight"]
+    assert refused == ["a.weight: holds NaN or Inf"]
+
+
+def test_command_line_reads_nested_checkpoints_and_plots(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.zeros(1, 4)).sum().backward()
+    optimizer.step()
+    torch.save({"model": {"net": weights()}, "optimizer": optimizer.state_dict(), "step": 7}, path)
+    code, out, err = run(str(path), "--plot", str(tmp_path / "spectra.png"))
+    assert (code, err) == (0, [])
+    assert out[0].split()[:3] == ["name", "shape", "n"]
+    rows = {line.split()[0]: line.split()[-1] == "yes" for line in out[1:5]}
+    assert rows == {
+        "model.net.conv.weight": False,
+        "model.net.good.weight": False,
+        "model.net.collapsed.weight": True,
+        "model.net.dead.weight": True,
+    }
+    assert "2 of 4 weights would benefit from a projection." in out
+    assert (tmp_path / "spectra.png").stat().st_size > 5000
+
+
+def test_only_what_is_asked_for_and_stacks_of_layers(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    content = {"model": {"twins.weight": torch.randn(2, 12, 10, generator=generator)}, "init": {"w": torch.randn(9, 9)}}
+    torch.save(content, tmp_path / "x.pt")
+    tensors = audit.chosen(audit.load_tensors(tmp_path / "x.pt"), "model.*")
+    (stacked,), (kernels,) = (audit.examine(tensors, pattern)[0] for pattern in ("*twins*", None))
+    assert (stacked.matrices, stacked.shape) == (2, (12, 10))
+    assert (kernels.matrices, kernels.shape) == (10, (2, 12))
+    spectra = torch.linalg.svdvals(content["model"]["twins.weight"].double())
+    assert stacked.condition == pytest.approx(float((spectra[:, 0] / spectra[:, -1]).max()))
+    code, out, err = run(str(tmp_path / "x.pt"), "--only", "model.*", "--stacked", "*twins*")
+    assert code == 0
+    assert "12x10" in "".join(out)
+    assert "init.w" not in "".join(out)
+    code, out, err = run(str(tmp_path / "x.pt"), "--only", "modle.*")
+    assert (code, len(err)) == (2, 1)
+    assert "--only=modle.*: no name matches; there are model.twins.weight, init.w" in err[0]
+
+
+def test_safetensors(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "model.safetensors"
+    safetensors.save_file(weights(), path)
+    assert audit.load_tensors(path).keys() == weights().keys()
+    path.write_bytes(b"not a safetensors file at all")
+    with pytest.raises(audit.CheckpointError, match="no readable checkpoint"):
+        audit.load_tensors(path)
+
+
+class Runs:
+    """Unpickling this creates a folder: a stand-in for what a malicious file would do."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def files(tmp_path) -> dict[str, bytes | None]:
+    evil, saved = Runs(str(tmp_path / "ran")), tmp_path / "saved.pt"
+    torch.save({"model": evil}, saved)
+    contents = {"unsafe": saved.read_bytes(), "pickle": pickle.dumps({"model": evil})}
+    torch.save({"model": weights(), "args": argparse.Namespace(lr=1)}, saved)
+    contents["namespace"] = saved.read_bytes()
+    torch.save({"step": 3}, saved)
+    contents["no tensors"] = saved.read_bytes()
+    torch.save({"bias": torch.zeros(3)}, saved)
+    contents["no matrices"] = saved.read_bytes()
+    torch.save(weights(), saved)
+    contents["cut short"] = saved.read_bytes()[:400]
+    return {**contents, "junk": b"hello", "empty": b"", "missing": None}
+
+
+def test_bad_files_are_refused_in_one_line_without_running_them(tmp_path, capsys):
+    for name, content in files(tmp_path).items():
+        path = tmp_path / f"{name}.pt"
+        if content is not None:
+            path.write_bytes(content)
+        assert audit.main([str(path)]) == 2, name
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert captured.err.startswith(str(path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_command_line_exit_code_has_no_traceback(tmp_path):
+    (tmp_path / "junk.pt").write_bytes(b"hello")
+    code, out, err = run(str(tmp_path / "junk.pt"))
+    assert (code, out, len(err)) == (2, [], 1)
+
+
+def test_a_plot_that_cannot_be_written(tmp_path, capsys):
+    torch.save(weights(), tmp_path / "a.pt")
+    assert audit.main([str(tmp_path / "a.pt"), "--plot", str(tmp_path / "nowhere" / "x.png")]) == 2
+    assert audit.main([str(tmp_path / "a.pt"), "--plot", str(tmp_path / "x.nonsense")]) == 2
+    assert [line.startswith("--plot=") for line in capsys.readouterr().err.splitlines()] == [True, True]

@@ -1,0 +1,108 @@
+"""The convergence table: its numbers are right, and its files are readable."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fire_core.tools import convergence
+from fire_core.tools.convergence import FAMILIES, count_steps, family, from_checkpoint, main, measure
+
+
+def test_families_are_what_they_say():
+    for name in FAMILIES:
+        W = family(name, 20, 3, seed=0)
+        assert W.dtype == torch.float32
+        assert torch.equal(W, family(name, 20, 3, seed=0))
+    assert family("tall", 20, 3, 0).shape == (3, 80, 20)
+    assert family("wide", 20, 3, 0).shape == (3, 20, 80)
+    s = torch.linalg.svdvals(family("ill-conditioned", 20, 3, 0).double())
+    torch.testing.assert_close(s[:, 0] / s[:, -1], torch.full((3,), 1e4).double(), rtol=0.05, atol=0)
+    s = torch.linalg.svdvals(family("rank-deficient", 20, 3, 0).double())
+    assert (s[:, 12] < 1e-6 * s[:, 0]).all()
+    assert (s[:, 11] > 1e-6 * s[:, 0]).all()
+    with pytest.raises(ValueError, match="rank-deficient"):
+        family("round", 4, 1, 0)
+
+
+def test_a_row_holds_what_the_iteration_gives():
+    W = family("square", 12, 4, seed=1)
+    row = measure("w", [W], "newton_schulz", "spectral", 3)
+    U, s, Vh = torch.linalg.svd(W.double())
+    t = s / s[:, :1]
+    for _ in range(3):
+        t = 1.5 * t - 0.5 * t**3
+    X = (U * t[:, None, :]) @ Vh
+    assert row.dfi_mean == pytest.approx(float((t**2 - 1).square().sum(-1).mean()), rel=1e-5)
+    assert row.dfi_per_n == pytest.approx(float((t**2 - 1).square().sum(-1).max()) / 12, rel=1e-5)
+    assert row.sfe_mean == pytest.approx(float((W - X).square().sum((-2, -1)).mean()), rel=1e-5)
+    assert (row.sigma_min, row.sigma_max) == pytest.approx((float(t.min()), float(t.max())), rel=1e-4)
+    # For each of the 4 matrices, two products of 2 n^3 a step, and one for the spectral norm.
+    assert row.matmul_gflop == pytest.approx(4 * (3 * 2 + 1) * 2 * 12**3 / 1e9)
+
+
+def test_step_counts_are_the_first_that_suffice():
+    W = family("tall", 16, 3, seed=2)
+    steps = count_steps("w", [W], ["frobenius", "spectral"])
+    s = torch.linalg.svdvals(W.double())
+    for norm_init, start in (("frobenius", s.square().sum(-1, keepdim=True).sqrt()), ("spectral", s[:, :1])):
+        t, needed = s / start, torch.zeros(3)
+        for _ in range(30):
+            needed += (t**2 - 1).square().sum(-1) > 1e-6 * 16
+            t = 1.5 * t - 0.5 * t**3
+        assert steps.median[norm_init] == needed.median()
+        assert steps.worst[norm_init] == needed.max()
+    assert steps.median["spectral"] < steps.median["frobenius"]
+
+
+def test_a_limit_that_is_too_small_is_told():
+    steps = count_steps("w", [family("square", 16, 2, seed=2)], ["frobenius"], limit=3)
+    assert steps.worst["frobenius"] == 4
+
+
+def test_checkpoints_are_cut_and_thinned(tmp_path):
+    torch.save(
+        {
+            "conv.weight": torch.randn(6, 5, 3, 3),
+            "attn.c_attn.weight": torch.randn(12, 4),
+            "fc.weight": torch.randn(7, 4),
+            "fc.bias": torch.randn(7),
+        },
+        tmp_path / "model.pt",
+    )
+    shapes = sorted(tuple(batch.shape) for batch in from_checkpoint(tmp_path / "model.pt", limit=4))
+    assert shapes == [(1, 7, 4), (3, 4, 4), (4, 6, 5)]
+
+
+def test_files(tmp_path):
+    torch.save({"fc.weight": torch.randn(9, 6)}, tmp_path / "net.pt")
+    arguments = [str(tmp_path / "net.pt"), "--families", "square", "rank-deficient", "--size", "10", "--draws", "2"]
+    assert main([*arguments, "--iterations", "2", "5", "--out", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "convergence.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * (4 * 2 + 1 + 2)
+    assert {row["weights"] for row in rows} == {"square 10x10", "rank-deficient 10x10", "net"}
+    exact = [row for row in rows if row["solver"] == "exact"]
+    assert all(float(row["dfi_per_n"]) < 1e-11 for row in exact)
+    text = (tmp_path / "out" / "convergence.md").read_text()
+    assert text.count("| exact |") == 3
+    assert str(tmp_path) not in text
+    tex = (tmp_path / "out" / "convergence.tex").read_text()
+    assert tex.count(r"\\") == len(rows) + 1
+    assert r"newton\_schulz" in tex
+    assert (tmp_path / "out" / "convergence.png").read_bytes()[1:4] == b"PNG"
+    assert (tmp_path / "out" / "convergence.pdf").read_bytes()[:4] == b"%PDF"
+
+
+def test_an_unreadable_file_is_one_line(tmp_path, capsys):
+    assert main([str(tmp_path / "none.pt"), "--families", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_module_runs():
+    done = subprocess.run(
+        [sys.executable, "-m", "fire_core.convergence", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "norm-inits" in done.stdout

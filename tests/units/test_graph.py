@@ -1,0 +1,240 @@
+"""Unit graphs: what models declare is true, recycled units are new and say nothing, observation leaves no trace."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fire_core.units.graph import (
+    Units,
+    Watch,
+    between,
+    he_normal,
+    mean_magnitude,
+    peak,
+    recycle_,
+    uniform,
+    unit_graph,
+    weight,
+)
+from language.model import GPT
+from vision.models import MLP, VGG16, ResNet18, SmallResNet, ViT
+
+GPT_SIZES = {"vocab_size": 11, "block_size": 6, "n_layer": 2, "n_embd": 16, "hidden": 10}
+VIT_SIZES = {"image_size": 8, "dim": 12, "depth": 2, "heads": 2, "dim_head": 5, "mlp_dim": 14}
+
+
+class Tiny(VGG16):
+    """VGG-16's code on narrow layers: a flattened 2x2 map in front of the head."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.backbone = nn.Sequential(
+            nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(5, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
+        )  # fmt: skip
+        self.head = nn.Sequential(nn.Linear(24, 7), nn.ReLU(), nn.Linear(7, 4))
+
+
+MODELS = {
+    "mlp": lambda: MLP(4, 3, image_size=8, hidden=6, depth=3),
+    "mlp_biases": lambda: MLP(4, 3, image_size=8, hidden=6, depth=3, norm=False),
+    "small_resnet": lambda: SmallResNet(4, 3, width=4, stages=3, depth=2),
+    "resnet18": lambda: ResNet18(4, width=4),
+    "vgg": Tiny,
+    "vit": lambda: ViT(4, **VIT_SIZES),
+    "gpt": lambda: GPT(n_head=4, bias=True, **GPT_SIZES),
+    "gpt_gqa_swiglu": lambda: GPT(n_head=4, n_kv_head=2, activation="swiglu", **GPT_SIZES),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    torch.manual_seed(0)
+    network = MODELS[request.param]()
+    with torch.no_grad():
+        for parameter in network.parameters():  # norms and biases too: nothing symmetric by its initial value
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return network
+
+
+def outputs(model: nn.Module) -> Tensor:
+    """In train mode, so that batch statistics are looked at too; running statistics stay."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        if isinstance(model, GPT):
+            tokens = torch.randint(11, (5, 6), generator=generator)
+            result = model(tokens, tokens)[0]
+        else:
+            result = model(torch.randn(5, 3, 8, 8, generator=generator))
+    model.load_state_dict(state)
+    return result
+
+
+def permutation(units: Units, model: nn.Module) -> Tensor:
+    """Values may change places within their head alone: another head looks at other tokens."""
+    width = units.count
+    if units.name.endswith("values"):
+        width = 5 if isinstance(model, ViT) else GPT_SIZES["n_embd"] // 4
+    return torch.arange(units.count).view(-1, width).roll(1, dims=1).flatten()
+
+
+@torch.no_grad()
+def permute_(units: Units, order: Tensor) -> None:
+    """Put units into another order: rows of their writers, entries of their norms, columns of their readers."""
+    for producer in units.producers:
+        rows = slice(producer.start, producer.start + units.count)
+        for tensor in (producer.layer.weight, producer.layer.bias):
+            if tensor is not None:
+                tensor[rows] = tensor[rows][order]
+    for norm in units.norms:
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            tensor.copy_(tensor[order])
+    for consumer in units.consumers:
+        columns = torch.arange(units.count)[:, None] if consumer.columns is None else consumer.columns
+        w = weight(consumer.layer)
+        new = w.clone()
+        new[:, columns.flatten()] = w[:, columns[order].flatten()]
+        w.copy_(new)
+
+
+def test_units_are_interchangeable(model: nn.Module) -> None:
+    """Permuting a group's rows, norm entries and columns leaves the function alone: no reader or writer is missing."""
+    before = outputs(model)
+    for units in unit_graph({"model": model}):
+        permute_(units, permutation(units, model))
+        after = outputs(model)
+        torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+
+
+def test_recycled_units_say_nothing_but_can_learn(model: nn.Module) -> None:
+    graph = unit_graph({"model": model})
+    chosen = [(units, torch.tensor([0, units.count - 1])) for units in graph]
+    recycle_(chosen, uniform, torch.Generator().manual_seed(0))
+    before = outputs(model)
+    with torch.no_grad():
+        for units, index in chosen:
+            for producer in units.producers:
+                weight(producer.layer)[index + producer.start] += 1.0
+    # Rows of one group are columns of another, where the addition above would be heard: make those silent again.
+    for units, index in chosen:
+        for consumer in units.consumers:
+            columns = index if consumer.columns is None else consumer.columns[index].flatten()
+            with torch.no_grad():
+                weight(consumer.layer)[:, columns] = 0
+    torch.testing.assert_close(outputs(model), before, rtol=1e-4, atol=1e-4)
+
+
+def test_every_hidden_layer_of_the_networks_is_in_the_graph() -> None:
+    for name in ("mlp", "mlp_biases", "small_resnet", "resnet18", "vgg"):
+        network = MODELS[name]()
+        layers = {m for m in network.modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
+        graph = unit_graph({"model": network})
+        producers = {producer.layer for units in graph for producer in units.producers}
+        consumers = {consumer.layer for units in graph for consumer in units.consumers}
+        last = network.head if isinstance(network.head, nn.Linear) else network.head[-1]
+        assert producers == layers - {last}
+        assert len(layers - consumers) == 1  # the first one reads the image
+
+
+def test_the_paper_s_networks_declare_theirs() -> None:
+    with torch.device("meta"):
+        for network in (ResNet18(10), VGG16(200), ViT(100)):
+            assert sum(units.count for units in unit_graph({"model": network})) > 2000
+
+
+def test_watch_sees_what_readers_see() -> None:
+    torch.manual_seed(0)
+    network = Tiny()
+    graph = unit_graph({"model": network})
+    x = torch.randn(6, 3, 8, 8)
+    for reduce, expected in (
+        (mean_magnitude, lambda h: h.abs().double().mean((0, 2, 3))),
+        (peak, lambda h: h.flatten(2).amax((0, 2)).double()),
+    ):
+        watch = Watch(graph, reduce)
+        with watch.on():
+            network(x)
+            seen = watch.read()
+            network.eval()
+            network(torch.full_like(x, 1e3))  # an evaluation is no training
+            network.train()
+        assert all(torch.equal(a, b) for a, b in zip(seen, watch.read(), strict=True))
+        assert watch.samples == 6
+        hidden = network.backbone[:4](x)
+        torch.testing.assert_close(seen[0].double(), expected(hidden), rtol=1e-5, atol=1e-6)
+        flat = network.backbone(x)
+        at_head = expected(flat) if reduce is mean_magnitude else flat.flatten(2).amax(0).mean(1).double()
+        torch.testing.assert_close(seen[1].double(), at_head, rtol=1e-5, atol=1e-6)
+        last = F.relu(network.head[0](flat.flatten(1)))
+        size = last.abs().mean(0) if reduce is mean_magnitude else last.amax(0)
+        torch.testing.assert_close(seen[2], size, rtol=1e-5, atol=1e-6)
+
+
+def test_hooks_go_when_the_block_ends_even_by_an_error() -> None:
+    network = Tiny()
+    watch = Watch(unit_graph({"model": network}), peak)
+    with pytest.raises(RuntimeError), watch.on():
+        raise RuntimeError
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in network.modules())
+
+
+@pytest.mark.parametrize("reduce", [mean_magnitude, peak])
+def test_watch_is_compiled_with_the_network(reduce) -> None:
+    """Without a break in the graph, and as often as the network runs."""
+    torch._dynamo.reset()
+    network = SmallResNet(4, 3, width=4, stages=2)
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    watch = Watch(unit_graph({"model": network}), reduce)
+    with pytest.raises(RuntimeError, match="no pass was seen"):
+        watch.read()
+    x = torch.randn(5, 3, 8, 8)
+    with watch.on():
+        for batch in (x, 3 * x):
+            compiled(batch)
+            seen = watch.read()
+            network(batch)
+            for a, b in zip(seen, watch.read(), strict=True):
+                torch.testing.assert_close(a, b)
+    torch._dynamo.reset()
+
+
+def test_a_stream_is_the_mean_of_its_readers() -> None:
+    torch.manual_seed(0)
+    network = SmallResNet(4, 3, width=4, stages=2, depth=2)
+    graph = unit_graph({"model": network})
+    inputs = []
+    for block in network.backbone.stage1:
+        block.conv1.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    network.backbone.stage2[0].conv1.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    watch = Watch(graph, mean_magnitude)
+    with watch.on():
+        network(torch.randn(5, 3, 8, 8))
+    (stream,) = [i for i, units in enumerate(graph) if units.name == "stream4"]
+    expected = torch.stack([x.abs().mean((0, 2, 3)) for x in inputs]).mean(0)
+    torch.testing.assert_close(watch.read()[stream], expected)
+
+
+def test_optimizers_forget_the_recycled_and_nothing_else() -> None:
+    network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    adam = torch.optim.Adam(network.parameters())
+    network(torch.randn(8, 4)).square().sum().backward()
+    adam.step()
+    moments = {p: adam.state[p]["exp_avg_sq"].clone() for p in network.parameters()}
+    recycle_([(between("h", network[0], network[2]), torch.tensor([1, 4]))], he_normal, torch.Generator(), [adam])
+    gone = [torch.zeros_like(p, dtype=torch.bool) for p in network.parameters()]
+    gone[0][[1, 4]] = gone[1][[1, 4]] = gone[2][:, [1, 4]] = True
+    for p, mask in zip(network.parameters(), gone, strict=True):
+        assert torch.equal(adam.state[p]["exp_avg_sq"], moments[p].masked_fill(mask, 0))
+    assert (network[0].bias[[1, 4]] == 0).all()
+
+
+def test_a_network_without_a_graph_is_refused_with_advice() -> None:
+    with pytest.raises(ValueError, match=r"no hidden units of Linear .*: give it a method unit_graph\(\)"):
+        unit_graph({"model": nn.Linear(2, 2)})
+
+
+def test_layers_that_cannot_be_neighbours() -> None:
+    with pytest.raises(ValueError, match="5 units do not divide the 12 inputs"):
+        between("x", nn.Linear(3, 5), nn.Linear(12, 2))

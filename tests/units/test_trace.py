@@ -1,0 +1,244 @@
+"""Units read off a trace: the declared ones again, and of other networks only what a permutation confirms."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision.models
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, ResNet
+from torchvision.models.vision_transformer import VisionTransformer
+
+from fire_core.methods import Net
+from fire_core.methods.redo import ReDo
+from fire_core.units.graph import Units, unit_graph
+from fire_core.units.trace import traced_units
+from tests.units.test_graph import permute_
+from vision.models import MLP, VGG16, ResNet18, SmallResNet
+
+
+def facts(units: Units) -> object:
+    """What a group of units consists of, its name apart."""
+    readers = {
+        (id(c.layer), None if c.columns is None else tuple(c.columns.flatten().tolist()), c.probed)
+        for c in units.consumers
+    }
+    writers = {(id(p.layer), p.start) for p in units.producers}
+    return units.count, frozenset(writers), frozenset(readers), frozenset(map(id, units.norms))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: MLP(4, 3),
+        lambda: MLP(4, 3, norm=False),
+        lambda: SmallResNet(4, 3, width=4, stages=3, depth=2),
+        lambda: ResNet18(4, width=4),
+        lambda: VGG16(4, image_size=64, hidden=32),
+    ],
+    ids=["mlp", "mlp_biases", "small_resnet", "resnet18", "vgg16"],
+)
+def test_a_trace_finds_what_our_networks_declare(build: Callable[[], nn.Module]) -> None:
+    model = build()
+    assert {facts(units) for units in traced_units(model)} == {facts(units) for units in model.unit_graph()}
+
+
+def check_permutations(model: nn.Module, *shape: int) -> list[Units]:
+    """Every group may be permuted without a trace in the output, in float64 with nothing symmetric."""
+    torch.manual_seed(0)
+    model.double().eval()
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point():
+                tensor.add_(torch.rand_like(tensor) * (0.5 if name.endswith("running_var") else 0.05))
+    images = torch.randn(*shape, dtype=torch.float64)
+    graph = traced_units(model)
+    with torch.no_grad():
+        before = model(images)
+        for units in graph:
+            permute_(units, torch.randperm(units.count))
+            torch.testing.assert_close(model(images), before, rtol=1e-7, atol=1e-9 * before.abs().max().item())
+    return graph
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
+    # name: (network, image size, groups of units)
+    "resnet": (lambda: ResNet(BasicBlock, [1, 2, 1, 1], num_classes=5), 32, 9),
+    "squeezenet": (lambda: torchvision.models.squeezenet1_1(num_classes=5), 32, 25),
+    "googlenet": (lambda: torchvision.models.googlenet(num_classes=5, aux_logits=False, init_weights=False), 32, 57),
+    "mobilenet": (lambda: torchvision.models.mobilenet_v3_small(num_classes=5), 32, 16),
+    "shufflenet": (lambda: torchvision.models.shufflenet_v2_x0_5(num_classes=5), 32, 1),
+    "vit": (lambda: VisionTransformer(8, 4, 2, 2, 12, 10, num_classes=5), 8, 2),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_torchvision_networks(name: str) -> None:
+    build, size, groups = MODELS[name]
+    assert len(check_permutations(build(), 2, 3, size, size)) == groups
+
+
+def test_timm_networks() -> None:
+    timm = pytest.importorskip("timm")
+    assert len(check_permutations(timm.create_model("resnet10t", num_classes=5), 2, 3, 32, 32)) == 10
+
+
+class Net2(nn.Module):
+    """Two convolutions and what is done between and after them."""
+
+    def __init__(self, way: Callable[["Net2", Tensor], Tensor], last: int = 6) -> None:
+        super().__init__()
+        self.way = way
+        self.one, self.two = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.grouped, self.back = nn.Conv2d(6, 6, 1, groups=2), nn.ConvTranspose2d(6, 6, 1)
+        self.head, self.norm, self.layer_norm = nn.Linear(last, 4), nn.BatchNorm2d(6), nn.LayerNorm(6)
+        self.scale = nn.Parameter(torch.rand(6, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self, x)
+
+
+WAYS: dict[str, tuple[Callable[[Net2, Tensor], Tensor], int, int]] = {
+    # name: (forward, inputs of the head, groups of units)
+    "plain": (lambda m, x: m.head(m.two(F.relu(m.one(x))).mean((2, 3))), 6, 2),
+    "flattened by view": (lambda m, x: m.head(m.norm(m.two(m.one(x).tanh())).view(x.size(0), -1)), 96, 2),
+    "flattened by reshape": (lambda m, x: m.head(m.two(m.one(x)).reshape(x.shape[0], -1)), 96, 2),
+    "flattened twice over": (lambda m, x: m.head(torch.flatten(m.two(m.one(x)), 1).relu()), 96, 2),
+    "a skip": (lambda m, x: m.head((m.two(y := m.one(x)) + y).mean((-1, -2))), 6, 1),
+    "a gate": (lambda m, x: m.head((m.two(y := m.one(x)).sigmoid() * y).mean((-1, -2))), 6, 1),
+    "times a number": (lambda m, x: m.head((2 * m.two(m.one(x) + 1)).mean((2, 3))), 6, 2),
+    "times a weight": (lambda m, x: m.head((m.scale * m.two(m.one(x))).mean((2, 3))), 6, 1),
+    "side by side": (lambda m, x: m.head(torch.cat([m.two(y := m.one(x)), y], 1).mean((2, 3))), 12, 2),
+    "one above the other": (lambda m, x: m.head(torch.cat([m.two(y := m.one(x)), y], 2).mean((2, 3))), 6, 0),
+    "twice the same": (lambda m, x: m.head(torch.cat([y := m.two(m.one(x)), y], 1).mean((2, 3))), 12, 1),
+    "a shared layer": (lambda m, x: m.head(m.two(m.two(m.one(x))).mean((2, 3))), 6, 0),
+    "a shared norm": (lambda m, x: m.head(m.norm(m.two(m.norm(m.one(x)))).mean((2, 3))), 6, 0),
+    "groups": (lambda m, x: m.head(m.two(m.grouped(m.one(x))).mean((2, 3))), 6, 1),
+    "transposed": (lambda m, x: m.head(m.two(m.back(m.one(x))).mean((2, 3))), 6, 1),
+    "a transpose": (lambda m, x: m.head(m.two(m.one(x)).mT.mean((2, 3))), 6, 1),
+    "sorted": (lambda m, x: m.head(m.two(m.one(x)).sort(1).values.mean((2, 3))), 6, 1),
+    "softmax": (lambda m, x: m.head(m.two(m.one(x)).softmax(1).mean((2, 3))), 6, 1),
+    "a slice": (lambda m, x: m.head(m.two(m.one(x))[:, :3].mean((2, 3))), 3, 1),
+    "other means": (lambda m, x: m.head(m.two(m.one(x)).mean((1, 2))), 4, 1),
+    "tokens": (lambda m, x: m.head(m.layer_norm(m.two(m.one(x)).flatten(2).transpose(1, 2)).mean(1)), 6, 1),
+    "the output too": (lambda m, x: m.two(m.one(x)).flatten(1), 6, 1),
+    "a weight read": (lambda m, x: m.head(m.two(m.one(x)).mean((2, 3))) * m.head.weight.sum(1) + m.one.bias[:4], 6, 0),
+    "clamped by a weight": (lambda m, x: m.head((m.two(y := m.one(x)) + y.clamp(max=m.scale)).mean((2, 3))), 6, 0),
+    "flattened elsewhere": (lambda m, x: m.head(m.two(m.one(x)).flatten(end_dim=1)), 4, 1),
+    "not by the batch": (lambda m, x: m.head(m.two(m.one(x)).view(x.size(0) * 6, -1)), 16, 1),
+    "maps of two sizes": (
+        lambda m, x: m.head(torch.cat([m.two(y := m.one(x)).flatten(1), F.max_pool2d(y, 2).flatten(1)], 1)),
+        120,
+        0,
+    ),
+    "by keyword": (lambda m, x: m.head(input=m.two(m.one(x)).mean((2, 3))), 6, 1),
+    "pooled over channels": (
+        lambda m, x: m.head(F.avg_pool3d(m.two(m.one(x)), (3, 1, 1), 1, (1, 0, 0)).mean((2, 3))),
+        6,
+        1,
+    ),
+    "max pool": (lambda m, x: m.head(F.adaptive_avg_pool2d(F.max_pool2d(m.two(m.one(x)), 2), 1).flatten(1)), 6, 2),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_is_not_understood_is_left_alone(name: str) -> None:
+    way, last, groups = WAYS[name]
+    assert len(check_permutations(Net2(way, last), 2, 3, 4, 4)) == groups
+
+
+def test_a_layer_with_a_gain_of_its_own_is_left_alone() -> None:
+    class Gained(nn.Linear):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__(inputs, outputs)
+            self.gain = nn.Parameter(torch.rand(outputs))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.gain
+
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.ReLU(), Gained(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert len(check_permutations(model, 5, 6)) == 1
+
+
+def test_tied_layers_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+    assert len(check_permutations(model, 5, 6)) == 3
+    model[3].weight = model[2].weight
+    assert check_permutations(model, 5, 6) == []
+    trunk = nn.Linear(6, 8)
+    actor, critic = (nn.Sequential(trunk, nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, out)) for out in (2, 1))
+    assert [units.name for units in unit_graph({"actor": actor, "critic": critic})] == ["1", "1"]
+
+
+class Moody(nn.Module):
+    """What it reads depends on the mode, it keeps what it has seen, and it may toss a coin."""
+
+    def __init__(self, coin: bool) -> None:
+        super().__init__()
+        self.one, self.two, self.three, self.head = (nn.Linear(6, 6) for _ in range(4))
+        self.coin, self.kept = coin, None
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        self.kept, self.calls = x, self.calls + 1
+        if extra is not None or (self.coin and self.training and torch.rand(()) < 0.5):
+            return x
+        hidden = self.one(x).relu()
+        hidden = self.two(hidden) if self.training else self.three(hidden)
+        return self.head(hidden.relu())
+
+
+def test_units_hold_in_both_modes_and_the_network_stays_as_it_is() -> None:
+    model = Moody(coin=False).eval()
+    assert check_permutations(model, 5, 6) == []
+    assert model.kept.dtype == torch.float64
+    assert traced_units(model) == []
+    assert type(model.kept) is Tensor
+    assert not model.training
+    model = Moody(coin=True)
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match=r"cannot be traced \(its forward pass draws random numbers\)"):
+        traced_units(model)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_layer_that_reads_a_unit_at_two_places_is_one_consumer() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.one(x)
+            return self.head(torch.cat([y, (y + self.two(y)).relu()], -1))
+
+    (units,) = check_permutations(Twice(), 5, 6)
+    assert [c.columns.shape for c in units.consumers if c.columns is not None] == [(8, 2)]
+
+
+def test_a_pool_over_features_is_no_pool_over_space() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.AvgPool1d(2), nn.Linear(4, 3))
+    assert check_permutations(model, 5, 2, 6) == []
+
+
+def test_a_network_that_cannot_be_traced_is_refused_in_one_line() -> None:
+    model = Net2(lambda m, x: m.one(x) if x.sum() > 0 else m.two(x))
+    with pytest.raises(
+        ValueError, match=r"^Net2 does not declare its units and cannot be traced \([^\n]+\): give it a [^\n]+$"
+    ):
+        unit_graph({"model": model})
+    with pytest.raises(ValueError, match="cannot be traced"):
+        ReDo().check(Net({"model": model}, {}))
+
+
+def test_what_is_left_out_is_said_by_the_method_that_needs_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for name in ("groups", "plain"):
+            traced_units(Net2(WAYS[name][0]))
+        ReDo().check(Net({"model": Net2(WAYS["groups"][0])}, {}))
+        ReDo().check(Net({"model": nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))}, {}))
+    (record,) = caplog.records
+    told = "units of Net2 by tracing: 1 group; 4 of 5 layers are left alone: one, grouped, back, head"
+    assert record.getMessage() == told
