@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from fire_core.tools import convergence
 from fire_core.tools.convergence import FAMILIES, count_steps, family, from_checkpoint, main, measure
 
 
