@@ -10,7 +10,10 @@ from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.reference import ReferenceCBP, chain
-from fire_core.units.graph import Consumer, Units, Watch, he_normal, mean_magnitude, recycle_, unit_graph, weight
+from fire_core.units.find import unit_graph
+from fire_core.units.graph import Consumer, Units, weight
+from fire_core.units.recycle import he_normal, recycle_
+from fire_core.units.watch import Watch, mean_magnitude
 
 VARIANTS = ("plain", "reference")
 

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.reference import chain
-from fire_core.units.graph import Watch, mean_magnitude, recycle_, uniform, unit_graph
+from fire_core.units.find import unit_graph
+from fire_core.units.recycle import recycle_masked_, uniform
+from fire_core.units.watch import Watch, mean_magnitude
 
 VARIANTS = ("plain", "reference")
 
@@ -70,14 +72,7 @@ class ReDo(Method):
         if self.recycle and reference is not None:
             reference.recycle_(masks[:-1], context)
         elif self.recycle:
-            chosen = [(units, mask.nonzero().flatten()) for units, mask in zip(graph, masks, strict=True)]
-            recycle_(
-                [(units, index) for units, index in chosen if len(index)],
-                uniform,
-                context.generator,
-                context.optimizers,
-                draw_bias=True,
-            )
+            recycle_masked_(graph, masks, uniform, context.generator, context.optimizers, draw_bias=True)
         return {"dormant_ratio": torch.cat(masks).float().mean().item()}
 
     @torch.no_grad()

@@ -16,7 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.protocol import Context
-from fire_core.units.graph import he_normal, mean_magnitude, peak, redraw_rows_, uniform, weight
+from fire_core.units.graph import weight
+from fire_core.units.recycle import he_normal, redraw_rows_, uniform
+from fire_core.units.watch import mean_magnitude, peak
 from fire_core.weights.topology import unwrap
 
 SIDE_BRANCHES = ("shortcut", "downsample")
@@ -94,7 +96,7 @@ def chain(modules: Mapping[str, nn.Module]) -> Chain:
 
 
 class OutputWatch:
-    """As `units.Watch`, but of the layers' own outputs, before norm and nonlinearity."""
+    """As `units.watch.Watch`, but of the layers' own outputs, before norm and nonlinearity."""
 
     def __init__(
         self, links: list[Link], reduce: Callable[[Link, Tensor, Sequence[int]], Tensor], only_training: bool

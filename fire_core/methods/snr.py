@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.reference import chain
-from fire_core.units.graph import Watch, peak, recycle_, uniform, unit_graph
+from fire_core.units.find import unit_graph
+from fire_core.units.recycle import recycle_masked_, uniform
+from fire_core.units.watch import Watch, peak
 
 VARIANTS = ("plain", "reference")
 
@@ -83,14 +85,7 @@ class SelfNormalizedResets(Method):
         if self.reference is not None:
             self.reference.recycle_(masks, context)
             return
-        chosen = [(units, mask.nonzero().flatten()) for units, mask in zip(self.graph, masks, strict=True)]
-        recycle_(
-            [(units, index) for units, index in chosen if len(index)],
-            uniform,
-            context.generator,
-            context.optimizers,
-            draw_bias=True,
-        )
+        recycle_masked_(self.graph, masks, uniform, context.generator, context.optimizers, draw_bias=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.silences is None else self.silences.state_dict()

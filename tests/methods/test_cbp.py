@@ -9,7 +9,8 @@ from torch import nn
 
 from fire_core.methods import Context, Net
 from fire_core.methods.cbp import ContinualBackprop, outgoing
-from fire_core.units.graph import Units, between, unit_graph
+from fire_core.units.find import unit_graph
+from fire_core.units.graph import Units, between
 from tests.units.test_graph import MODELS
 
 

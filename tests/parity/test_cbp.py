@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fire_core.methods.reference import Chain, OutputWatch, ReferenceCBP, chain
-from fire_core.units.graph import he_normal
+from fire_core.units.recycle import he_normal
 from tests.parity import golden
 from tests.parity.trees import module_from
 

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from fire_core.methods import Context
 from fire_core.methods.redo import dormant
 from fire_core.methods.reference import OutputWatch, chain
-from fire_core.units.graph import between, mean_magnitude, recycle_, redraw_rows_, uniform
+from fire_core.units.graph import between
+from fire_core.units.recycle import recycle_, redraw_rows_, uniform
+from fire_core.units.watch import mean_magnitude
 from tests.parity import golden
 from tests.parity.trees import module_from
 

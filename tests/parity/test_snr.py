@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.snr import Silences
-from fire_core.units.graph import peak
+from fire_core.units.watch import peak
 from tests.parity import golden
 
 META = golden.meta("snr")

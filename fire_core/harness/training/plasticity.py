@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from fire_core import metrics
 from fire_core.harness.training.measure import total_dfi
 from fire_core.methods import Net
-from fire_core.units.graph import Watch, mean_magnitude, unit_graph
+from fire_core.units.find import unit_graph
+from fire_core.units.watch import Watch, mean_magnitude
 from fire_core.weights.layout import resolve
 
 LEVELS = ("off", "cheap", "full")

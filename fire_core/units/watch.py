@@ -1,0 +1,80 @@
+"""Measure every unit's activation during forward passes, by hooks on the layers that read it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from fire_core.units.graph import Consumer, Units, weight
+
+
+def mean_magnitude(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """Mean absolute value over `dims`, in float32."""
+    total: Tensor = torch.linalg.vector_norm(x, ord=1, dim=list(dims), dtype=torch.float32)  # one pass, no copy of x
+    return total * (total.numel() / x.numel())
+
+
+def peak(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """The largest value over `dims`, and 0 at least."""
+    return x.amax(dim=list(dims)).float().clamp(min=0)
+
+
+class Watch:
+    """What the last forward pass showed of every unit; of the activations themselves nothing is kept.
+
+    Args:
+        graph: the units.
+        reduce: (activations, all dimensions but the units') -> a number for each unit, (inputs of the consumer,).
+        only_training: look away while a layer is in evaluation mode.
+    """
+
+    def __init__(
+        self, graph: list[Units], reduce: Callable[[Tensor, Sequence[int]], Tensor], only_training: bool = True
+    ) -> None:
+        self.graph, self.reduce, self.only_training = graph, reduce, only_training
+        self.samples = 0  # in the last pass
+        self._seen: list[dict[nn.Module, Tensor]] = [{} for _ in graph]
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[Watch]:
+        """Hooks on the consumers within this block."""
+        with contextlib.ExitStack() as hooks:
+            for units, seen in zip(self.graph, self._seen, strict=True):
+                for consumer in units.consumers:
+                    if consumer.probed:
+                        hooks.callback(consumer.layer.register_forward_pre_hook(self._hook(consumer, seen)).remove)
+            yield self
+
+    def _hook(self, consumer: Consumer, seen: dict[nn.Module, Tensor]) -> Callable[[nn.Module, tuple[Tensor]], None]:
+        columns = None if consumer.columns is None else consumer.columns.to(weight(consumer.layer).device)
+
+        def look(layer: nn.Module, inputs: tuple[Tensor]) -> None:
+            if self.only_training and not layer.training:
+                return
+            with torch.no_grad():
+                x = inputs[0].detach()
+                channel = x.ndim - (layer.weight.ndim - 1 if isinstance(layer, _ConvNd) else 1)
+                value = self.reduce(x, [d for d in range(x.ndim) if d != channel])  # (inputs,)
+                seen[layer] = value if columns is None else value[columns].mean(1)  # (units,)
+                self.samples = len(x)
+
+        return look
+
+    def read(self) -> list[Tensor]:
+        """For each group of units a (units,) tensor, the mean over its consumers.
+
+        Raises:
+            RuntimeError: nothing has passed since the hooks are on.
+        """
+        if not all(self._seen):
+            raise RuntimeError(
+                "no pass was seen: a network that torch.compile compiled before the hooks were put on does not run them"
+            )
+        return [
+            next(iter(seen.values())) if len(seen) == 1 else torch.stack(list(seen.values())).mean(0)
+            for seen in self._seen
+        ]
