@@ -1,4 +1,8 @@
-"""FIRE and its rivals: restoring the plasticity of neural networks. Importing this needs torch alone."""
+"""FIRE and its rivals: restoring the plasticity of neural networks.
+
+Importing this needs torch alone, and so do the command line tools `fire_core.audit`, `fire_core.project` and
+`fire_core.convergence`. `fire_core.harness` is imported by the programs only and needs `pip install -e ".[harness]"`.
+"""
 
 from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import newton_schulz, polar_factor
@@ -7,8 +11,11 @@ from fire_core.reinit.report import Report
 from fire_core.weights.layout import resolve
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Report",
+    "__version__",
     "dfi",
     "fire_",
     "newton_schulz",

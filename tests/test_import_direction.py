@@ -44,21 +44,13 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_import_fire_core_needs_torch_alone():
-    unwanted = {
-        "hydra",
-        "omegaconf",
-        "wandb",
-        "gymnasium",
-        "pandas",
-        "matplotlib",
-        "torchvision",
-        "sklearn",
-        "safetensors",
-    }
-    loaded = loaded_by("import fire_core")
-    assert "torch" in loaded
-    assert not loaded & (unwanted | TRAINERS)
+@pytest.mark.parametrize("tools", [False, True], ids=["library", "tools"])
+def test_the_library_needs_torch_alone(tools):
+    modules = "import fire_core" + ", fire_core.audit, fire_core.convergence, fire_core.runs" * tools
+    loaded = loaded_by(modules)
+    assert "fire_core" in loaded
+    with_torch = loaded_by("import torch, torch.utils.flop_counter")
+    assert not loaded - with_torch - sys.stdlib_module_names - {"fire_core"}
 
 
 def test_public_names():
