@@ -1,20 +1,18 @@
 """Text from a checkpoint: `python -m language.sample run=runs/language/... prompt="def "`."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import hydra
 import torch
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
 from fire_core.harness.options.cli import CONF, job, run_program
 from fire_core.harness.options.config import Paths, resolve_device
 from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.checkpoint import DIGITS
+from fire_core.harness.run.reader import newest_state, read_config
 from fire_core.harness.training import seeding
 from language.model import GPT
 from language.task import build_model
@@ -35,6 +33,7 @@ class SampleConfig:
     seed: int = 0
     checkpoint: str = "newest"
     device: str = "auto"
+    trust: bool = False
     paths: Paths | None = None
 
 
@@ -53,7 +52,7 @@ def main(config: DictConfig) -> None:
         if config.temperature < 0 or (config.top_k is not None and config.top_k < 1):
             raise ConfigError(f"temperature={config.temperature} must be at least 0, top_k={config.top_k} at least 1")
         device = resolve_device(config.device)
-        model, trained = load_run(Path(config.run), config.checkpoint, device)
+        model, trained = load_run(Path(config.run), config.checkpoint, device, config.trust)
         tokenizer = get_tokenizer(trained.tokenizer)
         seeding.seed_everything(config.seed)
         prompt = tokenizer.encode([config.prompt])[0].tolist() or [tokenizer.end]
@@ -65,23 +64,19 @@ def main(config: DictConfig) -> None:
         outcome.state = "done"
 
 
-def load_run(folder: Path, name: str, device: torch.device) -> tuple[GPT, DictConfig]:
+def load_run(folder: Path, name: str, device: torch.device, trust: bool) -> tuple[GPT, DictConfig]:
     """The model of a run and its configuration.
 
     Args:
         folder: the run's, or that of a shared first phase.
         name: `newest`, or a checkpoint that phase 0 has kept (`best`, `30000`), in a first phase's folder.
         device: where the model goes.
+        trust: whether the configuration may name anything to build.
 
     Raises:
         ConfigError: there is no such run or checkpoint, or it is damaged.
     """
-    if not (folder / "config.yaml").exists():
-        raise ConfigError(f"run={folder} is not the folder of a run: it has no config.yaml")
-    config = OmegaConf.load(folder / "config.yaml")
-    assert isinstance(config, DictConfig)
-    if config.get("program") != "language":
-        raise ConfigError(f"run={folder} is a run of {config.get('program')}, not of language")
+    config = read_config(folder, ("language",), trust)
     state = newest_state(folder)
     model = build_model(config, get_tokenizer(config.tokenizer).vocab_size)
     if name == "newest":
@@ -92,15 +87,6 @@ def load_run(folder: Path, name: str, device: torch.device) -> tuple[GPT, DictCo
         accepted = ", ".join(["newest", *state["kept"]])
         raise ConfigError(f"checkpoint={name} is not in {folder}; accepted: {accepted} (a first phase has more)")
     return model.to(device).eval(), config
-
-
-def newest_state(folder: Path) -> dict[str, Any]:
-    """The trainer's state in the newest whole checkpoint of a run."""
-    for path in sorted((folder / "checkpoints").glob("step-*.pt"), reverse=True):
-        if hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS] == path.stem.rsplit("-", 1)[-1]:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)["state"]["trainer"]
-            return state
-    raise ConfigError(f"run={folder} has no whole checkpoint")
 
 
 @torch.no_grad()

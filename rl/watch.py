@@ -1,6 +1,5 @@
 """A video of a trained agent: `python -m rl.watch run=runs/dqn/...`."""
 
-import hashlib
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,15 +8,14 @@ from typing import Any
 
 import hydra
 import numpy as np
-import torch
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from PIL import Image
 
 from fire_core.harness.options.cli import CONF, job, run_program
 from fire_core.harness.options.config import Paths
 from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.checkpoint import DIGITS
+from fire_core.harness.run.reader import read_run
 
 PLAYERS = {"dqn": "rl.dqn.watch", "sac": "rl.sac.watch"}  # by program; each has a function `play`
 
@@ -35,6 +33,7 @@ class WatchConfig:
     seed: int = 0
     fps: int = 15
     device: str = "cpu"
+    trust: bool = False
     paths: Paths | None = None
 
 
@@ -54,31 +53,13 @@ def main(config: DictConfig) -> None:
         out = Path(config.out) if config.out else folder / "agent.gif"
         if out.suffix not in (".gif", ".mp4"):
             raise ConfigError(f"out={out} must end in .gif or .mp4")
-        trained, state = load_run(folder)
-        if trained.get("program") not in PLAYERS:
-            raise ConfigError(f"run={folder} is a run of {trained.get('program')}, not of {' or '.join(PLAYERS)}")
+        trained, state = read_run(folder, tuple(PLAYERS), config.trust)
         player: Any = importlib.import_module(PLAYERS[trained.program])
         frames, returns = player.play(trained, state, config)
         write_video(out, frames, config.fps)
         told = ", ".join(f"{value:g}" for value in returns) or "no episode ended"
         print(f"{out}: {len(frames)} steps; returns: {told}")
         outcome.state = "done"
-
-
-def load_run(folder: Path) -> tuple[DictConfig, dict[str, Any]]:
-    """A run's configuration, and the state in its newest whole checkpoint.
-
-    Raises:
-        ConfigError: there is no such run or checkpoint.
-    """
-    if not (folder / "config.yaml").exists():
-        raise ConfigError(f"run={folder} is not the folder of a run: it has no config.yaml")
-    config = OmegaConf.load(folder / "config.yaml")
-    assert isinstance(config, DictConfig)
-    for path in sorted((folder / "checkpoints").glob("step-*.pt"), reverse=True):
-        if hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS] == path.stem.rsplit("-", 1)[-1]:
-            return config, torch.load(path, map_location="cpu", weights_only=True)["state"]["trainer"]
-    raise ConfigError(f"run={folder} has no whole checkpoint")
 
 
 def write_video(path: Path, frames: Iterable[np.ndarray], fps: int) -> None:

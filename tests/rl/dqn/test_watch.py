@@ -9,9 +9,12 @@ from PIL import Image
 
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.run.reader import read_run
 from rl import watch
 from rl.dqn import watch as watch_dqn
 from tests.rl.dqn.runs import ATARI, run
+
+PROGRAMS = ("dqn", "sac")
 
 
 def options(*overrides: str) -> object:
@@ -23,7 +26,7 @@ def options(*overrides: str) -> object:
 def test_the_picture_is_of_the_game_that_the_agent_plays(tmp_path: Path, extra: tuple[str, ...]) -> None:
     """Made grey and small, each coloured picture is the frame that the agent sees, over several episodes."""
     folder = run(tmp_path, "method=pi", "total_steps=120", "midpoint=60", *extra, base=ATARI)
-    trained, state = watch.load_run(folder)
+    trained, state = read_run(folder, PROGRAMS)
     seen: list[np.ndarray] = []
     env = watch_dqn.make_env(trained, 1, "watch/0")
     kept = watch_dqn.make_env
@@ -61,10 +64,10 @@ def test_the_picture_is_of_the_game_that_the_agent_plays(tmp_path: Path, extra: 
 
 def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.yaml"):
-        watch.load_run(tmp_path)
-    trained, state = watch.load_run(run(tmp_path))
+        read_run(tmp_path, PROGRAMS)
+    trained, state = read_run(run(tmp_path), PROGRAMS)
     with pytest.raises(ConfigError, match="no pictures"):
         watch_dqn.play(trained, state, options())  # type: ignore[arg-type]
     (tmp_path / "config.yaml").write_text("program: dqn")
     with pytest.raises(ConfigError, match="no whole checkpoint"):
-        watch.load_run(tmp_path)
+        read_run(tmp_path, PROGRAMS)

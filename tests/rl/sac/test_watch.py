@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
-from rl import watch
+from fire_core.harness.run.reader import read_run
 from rl.sac import watch as watch_sac
 from tests.rl.sac.runs import only_run, rows, run
 
@@ -22,7 +22,7 @@ def test_a_policy_plays_and_is_drawn(method: str, tmp_path: Path, monkeypatch: p
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         options = hydra.compose("watch", ["episodes=20"])
     assert isinstance(options, DictConfig)
-    pictures, returns = watch_sac.play(*watch.load_run(only_run(tmp_path)), options)
+    pictures, returns = watch_sac.play(*read_run(only_run(tmp_path), ("sac",)), options)
     assert len(returns) == 20
     assert len(pictures) > 20
     evaluated = rows(only_run(tmp_path))[-1]["eval/return"]
