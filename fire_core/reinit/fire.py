@@ -192,11 +192,13 @@ def _reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
     begin = time.perf_counter()
     start, weight = initial_of(entry, initial), distributed.full(entry.parameter)
     changed = weight.to(working_dtype(weight), copy=True)
-    target, source = (changed, start) if entry.kind == "vector" else (entry.view(changed), entry.view(start))
-    if entry.kind == "vector" and entry.rows is not None:
-        target, source = changed[slice(*entry.rows)], start[slice(*entry.rows)]
+    where = (..., entry.where) if entry.kind == "vector" and entry.rows is not None else ...
+    target, source = (f[where] if entry.kind == "vector" else entry.view(f) for f in (changed, start))
     moved = float((source.to(target.device, target.dtype) - target).square().sum())
-    target.copy_(source)
+    if entry.kind == "vector":
+        changed[where] = source.to(changed.device, changed.dtype)
+    else:
+        entry.write_(changed, source)
     distributed.write_(entry.parameter, changed)
     shape, count = (tuple(target.shape), 1) if entry.kind == "vector" else (entry.shape, entry.count)
     return Row(entry.label, shape, count, "reinit", sfe=moved, solver="init", seconds=time.perf_counter() - begin)
@@ -210,13 +212,12 @@ def _forget(optimizer: Optimizer | Iterable[Optimizer], entries: list[Entry], ro
         parts.setdefault(id(entry.parameter), []).append(entry)
     for siblings in parts.values():
         changed = [e for e in siblings if e.label in rows and rows[e.label].action != "skip"]
-        cut = [(e.rows, e.row_dim) for e in changed if e.rows is not None]
         p = siblings[0].parameter
-        if changed and (not cut or sum(stop - start for (start, stop), _ in cut) == p.shape[cut[0][1]]):
+        if changed and sum(e.size for e in changed) == p.numel():
             reset_optimizer_state(optimizers, [p])
             continue
-        for (start, stop), dim in cut:
-            reset_optimizer_state(optimizers, [p], slice(start, stop), dim)
+        for e in changed:
+            reset_optimizer_state(optimizers, [p], e.where, e.row_dim)
 
 
 def _check_options(

@@ -194,8 +194,7 @@ def _write(entries: list[Entry], new: Tensor) -> None:
             whole = entry.rows is None  # else the other rows have to be fetched
             target = torch.empty(target.shape, dtype=target.dtype, device=target.device)
             target = target if whole else distributed.full(entry.parameter).clone()
-        view = entry.view(target)
-        view.copy_(part.reshape(view.shape))
+        entry.write_(target, part)
         if target is not entry.parameter:
             distributed.write_(entry.parameter, target)
 

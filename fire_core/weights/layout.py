@@ -25,19 +25,19 @@ What a weight *is* (its role) comes from where it sits; see `topology`.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.weights import topology
+from fire_core.weights.entry import Entries, Entry
 from fire_core.weights.topology import unwrap
+
+__all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]
 
 ACTIONS = ("project", "reinit", "keep")
 DENSE = ("q", "k", "v", "attention_out", "mlp", "ssm", "head", "dense")
@@ -53,6 +53,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "head": ("head",),
     "embedding": ("embedding",),
 }
+FROZEN = "frozen (requires_grad=False): trainable_only=False takes it too"
 _EVERY_LAYER = {"linear": "project", "conv": "project"}
 PRESETS: dict[str, dict[str, str]] = {
     "all": _EVERY_LAYER,
@@ -73,89 +74,6 @@ Selector = str | type[nn.Module] | nn.Module | Tensor
 Layout = str | Mapping[str, str] | Sequence["Entry"]
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """One parameter, or one row block of a fused parameter, and what is to happen to it.
-
-    Attributes:
-        name: the parameter's first name in `named_parameters()`, wrappers such as `_orig_mod.` removed.
-        parameter: the tensor itself.
-        role: what it does in the network: a word of `GROUPS`' values, or "other".
-        action: "project", "reinit" (to the initial value) or "keep".
-        block: the block's name ("q", "k", "gate", ...), empty for a whole parameter.
-        rows: the block's rows [start, stop) of the (d_out, d_in) matrix; None for all.
-        kind: "matrix", "conv", "conv_transpose" or "vector" (a bias or scale: reinit and keep only).
-        groups: groups of a convolution.
-        transposed: stored (d_in, d_out), as some GPT-2 ports do.
-        aliases: every name that the tensor goes by.
-        modules: its owners and their ancestors below the root.
-    """
-
-    name: str
-    parameter: Tensor
-    role: str
-    action: str = "keep"
-    block: str = ""
-    rows: tuple[int, int] | None = None
-    kind: str = "matrix"
-    groups: int = 1
-    transposed: bool = False
-    aliases: tuple[str, ...] = ()
-    modules: tuple[nn.Module, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """The name, with the block: `h.0.attn.c_attn.weight[q]`."""
-        return f"{self.name}[{self.block}]" if self.block else self.name
-
-    @property
-    def row_dim(self) -> int:
-        """The dimension of the stored tensor that `rows` counts along."""
-        last = self.parameter.ndim - 1
-        return last if self.transposed or self.kind == "vector" else last - 1
-
-    def view(self, weight: Tensor) -> Tensor:
-        """The matrices of `weight` (a tensor of this parameter's full shape), as a view that can be written to.
-
-        Args:
-            weight: the parameter or a tensor of its shape; any memory format.
-
-        Returns:
-            (..., d_out, d_in); for a convolution (groups, *kernel, c_out / groups, c_in / groups).
-
-        Raises:
-            ValueError: for a vector, which holds no matrix.
-        """
-        if self.kind == "vector":
-            raise ValueError(f"{self.label}: a vector holds no matrix to project")
-        if self.kind == "conv":  # (c_out, c_in/g, *kernel)
-            return self._grouped(weight).movedim((1, 2), (-2, -1))
-        if self.kind == "conv_transpose":  # (c_in, c_out/g, *kernel)
-            return self._grouped(weight).movedim((2, 1), (-2, -1))
-        matrix = weight.mT if self.transposed else weight
-        return matrix if self.rows is None else matrix[..., self.rows[0] : self.rows[1], :]
-
-    def _grouped(self, weight: Tensor) -> Tensor:
-        """(g * a, b, ...) -> (g, a, b, ...), as a view whatever the memory format."""
-        return torch.unflatten(weight, 0, (self.groups, -1))
-
-    @cached_property
-    def shape(self) -> tuple[int, int]:
-        """(d_out, d_in) of one matrix."""
-        view = self.view(_meta(self.parameter))
-        return view.shape[-2], view.shape[-1]
-
-    @cached_property
-    def count(self) -> int:
-        """How many matrices the entry holds."""
-        return math.prod(self.view(_meta(self.parameter)).shape[:-2])
-
-    @property
-    def positions(self) -> int:
-        """Kernel positions k_h * k_w of a convolution, 1 for anything else."""
-        return self.count // self.groups if self.kind.startswith("conv") else 1
-
-
 def resolve(
     model: nn.Module,
     layout: Layout = "all",
@@ -163,7 +81,9 @@ def resolve(
     exclude: Selector | Iterable[Selector] = (),
     blocks: Mapping[str, Sequence[int]] | None = None,
     transposed: Iterable[str] = (),
-) -> list[Entry]:
+    *,
+    trainable_only: bool = True,
+) -> Entries:
     """Give every parameter of a model its matrices and its action.
 
     A selector is a pattern (`"*.mlp.*"`, matched against the parameter's names and the names of the modules around it,
@@ -177,9 +97,12 @@ def resolve(
         exclude: selectors of weights to keep whatever the layout says.
         blocks: heights of the row blocks of fused weights, by pattern: `{"*.attn.proj_in.weight": (64, 16, 16)}`.
         transposed: patterns of weights that are stored (d_in, d_out).
+        trainable_only: keep frozen weights (`requires_grad=False`), unless they are included by name. A frozen weight
+            cannot learn again what a projection takes from it.
 
     Returns:
-        All entries in the order of `named_parameters()`, those that are kept too.
+        All entries in the order of `named_parameters()`, those that are kept too, each with its `reason`; `.warnings`
+        of them all.
 
     Raises:
         ValueError: an unknown preset or action, a selector that matches nothing, a fused weight that cannot be cut.
@@ -187,15 +110,19 @@ def resolve(
     if isinstance(layout, (str, Mapping)):
         rules = _rules(layout)
         entries = _describe(unwrap(model), dict(blocks or {}), tuple(transposed))
+        if trainable_only:
+            entries = [_frozen(entry) for entry in entries]
         for selector, action in rules.items():
-            entries = _apply(entries, selector, action, optional=selector in GROUPS)
+            entries = _apply(entries, selector, action, f"layout[{selector!r}]", optional=selector in GROUPS)
+        warnings: list[str] = []
     else:
-        entries = list(layout)
+        entries, warnings = list(layout), list(getattr(layout, "warnings", ()))
     for chosen in _several(include):
-        entries = _apply(entries, chosen, "project")
+        entries = _apply(entries, chosen, "project", "include")
     for chosen in _several(exclude):
-        entries = _apply(entries, chosen, "keep")
-    return entries
+        entries = _apply(entries, chosen, "keep", "exclude")
+    left = f"layout={layout!r} leaves it alone" if isinstance(layout, str) else "the layout leaves it alone"
+    return Entries([e if e.reason or e.action != "keep" else replace(e, reason=left) for e in entries], warnings)
 
 
 # ----------------------------------------------------------------------------------------------- actions and selectors
@@ -217,16 +144,31 @@ def _rules(layout: str | Mapping[str, str]) -> dict[str, str]:
     return dict(layout)
 
 
-def _apply(entries: list[Entry], selector: Selector, action: str, optional: bool = False) -> list[Entry]:
-    """Entries with `action` where `selector` matches; vectors cannot be projected and stay as they are."""
+def _apply(entries: list[Entry], selector: Selector, action: str, option: str, optional: bool = False) -> list[Entry]:
+    """Entries with `action` where `selector` matches; vectors and locked weights cannot be projected and stay."""
     matched = [_matches(entry, selector) for entry in entries]
-    usable = [hit and not (action == "project" and e.kind == "vector") for hit, e in zip(matched, entries, strict=True)]
+    usable = [hit and _can(entry, action, not optional) for hit, entry in zip(matched, entries, strict=True)]
     if not optional and not any(usable):
+        locked = [entry for hit, entry in zip(matched, entries, strict=True) if hit and entry.kind == "locked"]
+        if locked:
+            raise ValueError(f"{option}={selector!r}: cannot {action} {locked[0].name}: {locked[0].reason}")
         if any(matched):
             raise ValueError(f"{selector!r} matches only biases and scales, which hold no matrix to project")
         near = difflib.get_close_matches(str(selector), [entry.name for entry in entries], n=3, cutoff=0.3)
         raise ValueError(f"no parameter matches {selector!r}" + (f"; near it: {', '.join(near)}" if near else ""))
-    return [replace(e, action=action) if hit else e for hit, e in zip(usable, entries, strict=True)]
+    return [
+        replace(e, action=action, reason=(e.reason or f"kept by {option}") if action == "keep" else "") if hit else e
+        for hit, e in zip(usable, entries, strict=True)
+    ]
+
+
+def _can(entry: Entry, action: str, by_name: bool) -> bool:
+    """Whether an entry takes an action; a frozen one only when it is chosen by its own name, type or module."""
+    if entry.kind == "locked":
+        return action == "keep"
+    if entry.reason == FROZEN and action != "keep" and not by_name:
+        return False
+    return action != "project" or entry.kind != "vector"
 
 
 def _matches(entry: Entry, selector: Selector) -> bool:
@@ -251,6 +193,11 @@ def _prefixes(names: Iterable[str]) -> Iterable[str]:
 # ------------------------------------------------------------------------------------------ from model to entries
 
 
+def _frozen(entry: Entry) -> Entry:
+    take = entry.parameter.requires_grad or entry.kind == "locked"
+    return entry if take else replace(entry, reason=FROZEN)
+
+
 def _describe(model: nn.Module, blocks: dict[str, Sequence[int]], transposed: tuple[str, ...]) -> list[Entry]:
     found = topology.uses_of(model)
     _check_patterns((*blocks, *transposed), [use for _, places in found for use in places])
@@ -271,10 +218,10 @@ def _entries(
     use = next((use for use in uses if isinstance(use.owner, (nn.Linear, _ConvNd))), uses[0])
     aliases = tuple(dict.fromkeys(u.name for u in uses))
     modules = tuple({id(m): m for u in uses for m in u.path[1:]}.values())
-    role = topology.role_of(use, len({id(u.owner) for u in uses}) > 1)
-    entry = Entry(
-        uses[0].name, parameter, role, kind=topology.kind_of(use, parameter), aliases=aliases, modules=modules
-    )
+    kind, role, reason = topology.standing_of(use, parameter, len({id(u.owner) for u in uses}) > 1)
+    entry = Entry(uses[0].name, parameter, role, kind=kind, aliases=aliases, modules=modules, reason=reason)
+    if kind == "locked":
+        return [entry]
     if isinstance(use.owner, _ConvNd):
         return [replace(entry, groups=use.owner.groups)]
     if topology.is_transposed_linear(use.owner) or any(fnmatchcase(u.name, p) for u in uses for p in transposed):
@@ -295,8 +242,3 @@ def _entries(
         replace(entry, block=block, role=part, rows=(start, start + height))
         for start, (block, part, height) in zip(starts, cut, strict=True)
     ]
-
-
-def _meta(parameter: Tensor) -> Tensor:
-    """A tensor with the parameter's (global) shape and no memory."""
-    return torch.empty(parameter.shape, device="meta")

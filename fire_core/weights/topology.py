@@ -94,7 +94,51 @@ def _walk(model: nn.Module) -> Iterable[tuple[str, tuple[nn.Module, ...]]]:
         stack.extend(reversed(children))
 
 
-def kind_of(use: Use, parameter: Tensor) -> str:
+def standing_of(use: Use, parameter: Tensor, tied: bool) -> tuple[str, str, str]:
+    """(kind, role, reason) of a parameter; the reason is why it is kept when nobody asks for it by name."""
+    locked = lock_of(use, parameter)
+    if locked:
+        return "locked", "other", locked
+    kind, role = _kind_of(use, parameter), role_of(use, tied)
+    if kind == "vector":
+        return kind, role, "a bias, a scale or another vector: no matrix"
+    return kind, role, _REASONS.get(role, "")
+
+
+_REASONS = {
+    "embedding": "an embedding: a table of vectors, not a map; the layout word embedding takes it",
+    "depthwise": "a depthwise convolution: its matrices are m x 1; the layout word depthwise takes it",
+    "other": "not the weight of a layer that is known: which of its dimensions is in and which out is unclear",
+}
+
+
+def lock_of(use: Use, parameter: Tensor) -> str:
+    """Why a parameter's numbers are not the matrix that the module multiplies with; empty if they are."""
+    kind, name = type(parameter), use.attribute
+    if kind.__module__.startswith("bitsandbytes") or not (parameter.is_floating_point() or parameter.is_complex()):
+        return f"quantised or packed ({_words(kind, parameter)}): its numbers are codes"
+    if parameter.dtype.itemsize == 1:
+        return f"{_words(kind, parameter)}: eight bits hold no isometry, and its scale lies elsewhere"
+    if hasattr(kind, "__tensor_flatten__") and not hasattr(parameter, "device_mesh"):
+        return f"quantised or packed ({_words(kind, parameter)}): its numbers are codes"
+    if type(use.owner).__name__ == "ParametrizationList":
+        by = ", ".join(type(child).__name__ for child in use.owner.children())
+        return f"parametrised by {by}: the module computes its weight from it"
+    base = name.removesuffix("_orig")
+    if base != name and (f"{base}_mask" in use.owner._buffers or f"{base}_u" in use.owner._buffers):
+        return "pruned or spectrally normed: the module computes its weight from it"
+    pair = {f"{name[:-2]}_g", f"{name[:-2]}_v"}
+    if name[-2:] in ("_g", "_v") and pair <= use.owner._parameters.keys():
+        return "weight norm: the module computes its weight g v / |v| from it"
+    return ""
+
+
+def _words(kind: type, parameter: Tensor) -> str:
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    return dtype if kind.__name__ in ("Parameter", "Tensor") else f"{kind.__name__} of {dtype}"
+
+
+def _kind_of(use: Use, parameter: Tensor) -> str:
     if parameter.ndim < 2:
         return "vector"
     if isinstance(use.owner, _ConvTransposeNd):

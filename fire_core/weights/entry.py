@@ -1,0 +1,161 @@
+"""One parameter, or one block of a fused parameter, as matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One parameter, or one block of a fused parameter, and what is to happen to it.
+
+    Attributes:
+        name: the parameter's first name in `named_parameters()`, wrappers such as `_orig_mod.` removed.
+        parameter: the tensor itself.
+        role: what it does in the network: a word of `layout.GROUPS`' values, or one that no preset projects
+            ("other", "fused").
+        action: "project", "reinit" (to the initial value) or "keep".
+        block: the block's name ("q", "k", "gate", ...), empty for a whole parameter.
+        rows: the block's rows [start, stop) of the (d_out, d_in) matrix; None for all.
+        kind: "matrix", "conv", "conv_transpose", "vector" (a bias or scale: reinit and keep only) or "locked" (integer,
+            quantised, behind a parametrization: keep only).
+        groups: groups of a convolution; of another weight, matrices that lie one after the other in dimension 0.
+        transposed: stored (d_in, d_out), as some GPT-2 ports do.
+        aliases: every name that the tensor goes by.
+        modules: its owners and their ancestors below the root.
+        repeats: how often the blocks' pattern recurs. With 1 the block is one run of rows. A projection interleaved by
+            head repeats once a head: `rows` are then those within a head, and the matrix is all heads' rows together.
+        reason: why the entry is kept; empty for one that is not.
+    """
+
+    name: str
+    parameter: Tensor
+    role: str
+    action: str = "keep"
+    block: str = ""
+    rows: tuple[int, int] | None = None
+    kind: str = "matrix"
+    groups: int = 1
+    transposed: bool = False
+    aliases: tuple[str, ...] = ()
+    modules: tuple[nn.Module, ...] = ()
+    repeats: int = 1
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name, with the block: `h.0.attn.c_attn.weight[q]`."""
+        return f"{self.name}[{self.block}]" if self.block else self.name
+
+    @property
+    def row_dim(self) -> int:
+        """The dimension of the stored tensor that `rows` counts along."""
+        if self.kind == "conv":
+            return 0
+        last = self.parameter.ndim - 1
+        return last if self.transposed or self.kind == "vector" else last - 1
+
+    @cached_property
+    def where(self) -> slice | Tensor:
+        """The block's positions along `row_dim`: a slice, or an index (n,) where they lie apart."""
+        if self.rows is None:
+            return slice(None)
+        if self.repeats * self.groups == 1:
+            return slice(*self.rows)
+        mine = torch.zeros(self.repeats * self.groups, self._period, dtype=torch.bool)
+        mine[:, slice(*self.rows)] = True
+        return mine.flatten().nonzero().flatten()
+
+    @property
+    def _period(self) -> int:
+        """Rows after which the blocks' pattern recurs."""
+        return self.parameter.shape[self.row_dim] // (self.repeats * self.groups)
+
+    def view(self, weight: Tensor) -> Tensor:
+        """The matrices of `weight` (a tensor of this parameter's full shape).
+
+        Args:
+            weight: the parameter or a tensor of its shape; any memory format.
+
+        Returns:
+            (..., d_out, d_in); for a convolution (groups, *kernel, c_out / groups, c_in / groups). A view, except where
+            the rows lie apart (`repeats` above 1): so write with `write_`.
+
+        Raises:
+            ValueError: for a vector, which holds no matrix, and a locked weight, whose numbers are no matrix.
+        """
+        strided = self._strided(weight)
+        return strided if self.repeats == 1 or self.rows is None else strided.flatten(-3, -2)
+
+    def write_(self, weight: Tensor, matrices: Tensor) -> None:
+        """Copy matrices, as `view` gives them or flattened to (count, d_out, d_in), into `weight`."""
+        target = self._strided(weight)
+        target.copy_(matrices.reshape(target.shape))
+
+    def _strided(self, weight: Tensor) -> Tensor:
+        """The matrices as a view always; with `repeats` above 1, d_out falls apart into (repeats, rows)."""
+        if self.kind in ("vector", "locked"):
+            raise ValueError(f"{self.label}: a {self.kind} weight holds no matrix to project")
+        if self.kind == "conv":  # (c_out, c_in/g, *kernel)
+            matrix = self._grouped(weight).movedim((1, 2), (-2, -1))
+        elif self.kind == "conv_transpose":  # (c_in, c_out/g, *kernel)
+            matrix = self._grouped(weight).movedim((2, 1), (-2, -1))
+        else:
+            matrix = weight if self.groups == 1 else self._grouped(weight)
+            matrix = matrix.mT if self.transposed else matrix
+        if self.rows is None:
+            return matrix
+        if self.repeats > 1:
+            matrix = torch.unflatten(matrix, -2, (self.repeats, -1))
+        return matrix[..., slice(*self.rows), :]
+
+    def _grouped(self, weight: Tensor) -> Tensor:
+        """(g * a, b, ...) -> (g, a, b, ...), as a view whatever the memory format."""
+        return torch.unflatten(weight, 0, (self.groups, -1))
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """(d_out, d_in) of one matrix."""
+        view = self.view(_meta(self.parameter))
+        return view.shape[-2], view.shape[-1]
+
+    @cached_property
+    def count(self) -> int:
+        """How many matrices the entry holds."""
+        return math.prod(self.view(_meta(self.parameter)).shape[:-2])
+
+    @property
+    def positions(self) -> int:
+        """Kernel positions k_h * k_w of a convolution, 1 for anything else."""
+        return self.count // self.groups if self.kind.startswith("conv") else 1
+
+    @property
+    def size(self) -> int:
+        """How many numbers of the parameter belong to this entry."""
+        if self.rows is None:
+            return self.parameter.numel()
+        total = max(1, self.parameter.shape[self.row_dim])
+        return self.parameter.numel() // total * (self.rows[1] - self.rows[0]) * self.repeats * self.groups
+
+
+class Entries(list[Entry]):
+    """What `resolve` gives: the entries in the order of `named_parameters()`, and what the user must know of them.
+
+    Attributes:
+        warnings: one line each; for a weight that looks fused, the line that declares its blocks.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = (), warnings: Iterable[str] = ()) -> None:
+        super().__init__(entries)
+        self.warnings = list(dict.fromkeys(warnings))
+
+
+def _meta(parameter: Tensor) -> Tensor:
+    """A tensor with the parameter's (global) shape and no memory."""
+    return torch.empty(parameter.shape, device="meta")
