@@ -96,8 +96,8 @@ def test_every_method_in_every_experiment(experiment: str) -> None:
                 zip(options, values[row][sorted(CLASSES).index(dataset) - 3 + len(values[row])], strict=True)
             )
             assert {option: config.method[option] for option in options} == expected
-        if "variant" in config.method and name != "dash":
-            assert config.method.variant == "reference"
+        if "variant" in config.method:
+            assert config.method.variant == "fire_paper"
         if name == "dash":
             assert config.method.mode == ("train" if row == "a" else "eval")
     assert build("benchmark", config.benchmark).methods_from_phase == (1 if row == "a" else 0)
@@ -108,7 +108,9 @@ def test_a_tuned_value_comes_by_benchmark_data_and_method_and_the_command_line_w
     assert compose(*where, "method=l2init").method.coef == 1e-5
     assert compose(*where, "method=l2init", "method.coef=0.5").method.coef == 0.5
     assert compose("method=l2init").method.coef == 1e-3  # the digits have none
-    assert compose("experiment=fig2b_tinyimagenet", "method=redo", "method.variant=plain").method.variant == "plain"
+    assert (
+        compose("experiment=fig2b_tinyimagenet", "method=redo", "method.variant=original").method.variant == "original"
+    )
     assert compose("experiment=fig2b_tinyimagenet", "scale=smoke").epochs == 2
 
 

@@ -37,7 +37,6 @@ class VisionConfig(Trunk):
     grad_clip: float | None = 0.5
     warmup: float = 0.1  # fraction of each phase
     schedule: str = "warmup"  # warmup, reference
-    variant: str = "plain"  # of models and methods that have one: plain, reference (as the authors' code does it)
     metrics: str = "cheap"  # of plasticity at boundaries: off, cheap, full
     precision: str = "float32"  # float32, bfloat16 (autocast)
     memory_format: str = "channels_last"  # of images and filters: channels_last, contiguous

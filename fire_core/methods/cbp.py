@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fire_core.methods.fire_paper import FirePaperCBP, chain
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.reference import ReferenceCBP, chain
+from fire_core.methods.variants import check_variant
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Consumer, Units, weight
 from fire_core.units.recycle import he_normal, recycle_
 from fire_core.units.watch import Watch, mean_magnitude
-
-VARIANTS = ("plain", "reference")
 
 
 class ContinualBackprop(Method):
@@ -29,13 +28,13 @@ class ContinualBackprop(Method):
 
     No step waits for a GPU: which units are replaced is decided there, and how many are mature is counted here.
 
-    `variant=reference` does what the authors' code does, see `reference.ReferenceCBP`.
+    `variant=fire_paper` does what the authors' code does, see `fire_paper.FirePaperCBP`.
 
     Args:
         rate: part of the mature units that is replaced in a step.
         maturity: steps for which a new unit is safe.
         decay: of the running magnitude.
-        variant: plain or reference.
+        variant: original or fire_paper.
 
     Raises:
         ValueError: an option is out of its range, or the network has no units that are known.
@@ -43,26 +42,27 @@ class ContinualBackprop(Method):
 
     acts_within_phases = True
 
-    def __init__(self, rate: float = 1e-4, maturity: int = 1000, decay: float = 0.99, variant: str = "plain") -> None:
+    def __init__(
+        self, rate: float = 1e-4, maturity: int = 1000, decay: float = 0.99, variant: str = "original"
+    ) -> None:
         for name, value in (("rate", rate), ("decay", decay)):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
         if maturity < 0:
             raise ValueError(f"maturity must be at least 0, got {maturity}")
-        if variant not in VARIANTS:
-            raise ValueError(f"variant={variant} is unknown; accepted: {', '.join(VARIANTS)}")
+        check_variant(variant)
         self.rate, self.maturity, self.decay, self.variant = rate, maturity, decay, variant
         self.state: dict[str, Any] = {}
-        self.reference: ReferenceCBP | None = None
+        self.reference: FirePaperCBP | None = None
 
     def check(self, net: Net) -> None:
-        if self.variant != "reference":
+        if self.variant != "fire_paper":
             unit_graph(net.modules, say=True)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
-        if self.variant == "reference":
-            self.reference = ReferenceCBP(chain(net.modules), self.rate, self.maturity, self.decay, self.state)
+        if self.variant == "fire_paper":
+            self.reference = FirePaperCBP(chain(net.modules), self.rate, self.maturity, self.decay, self.state)
             with self.reference.watch.on():
                 yield
             return

@@ -7,16 +7,17 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.methods.variants import check_variant
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
-VARIANTS = ("boundary", "step")
+VARIANTS = ("original", "fire_paper", "step")
 MODES = ("eval", "train")
 
 
 class Dash(Method):
     """Shrink what does not point where the loss wants to go.
 
-    `variant=boundary`, the paper's. Over one pass of the next phase's batches, without a step:
+    `variant=original` and `fire_paper`. Over one pass of the next phase's batches, without a step:
         G <- (1 - alpha) G - alpha g          g: gradient of a batch, G from 0
     then every filter w (the slice of one output and one input channel), every row of a linear layer and every bias
     vector of the two becomes w * clip(cos(w, G_w), minimum, 1). Norms, embeddings and buffers stay.
@@ -30,7 +31,7 @@ class Dash(Method):
         mode: of the network while the gradients are taken: eval or train. In train mode a convolution's bias in front
             of a batch norm has no gradient but rounding noise, and its factor is arbitrary; the reference code is in
             train mode in `warm_start` and in eval mode elsewhere.
-        variant: boundary or step.
+        variant: original, fire_paper or step.
         every: optimizer steps between two shrinkings (step).
         rate: strength (step).
 
@@ -43,25 +44,25 @@ class Dash(Method):
         alpha: float = 0.3,
         minimum: float = 0.05,
         mode: str = "eval",
-        variant: str = "boundary",
+        variant: str = "original",
         every: int = 2000,
         rate: float = 0.005,
     ) -> None:
         for name, value in (("alpha", alpha), ("minimum", minimum), ("rate", rate)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {value}")
-        for name, choice, accepted in (("mode", mode, MODES), ("variant", variant, VARIANTS)):
-            if choice not in accepted:
-                raise ValueError(f"{name}={choice} is unknown; accepted: {', '.join(accepted)}")
+        check_variant(variant, VARIANTS)
+        if mode not in MODES:
+            raise ValueError(f"mode={mode} is unknown; accepted: {', '.join(MODES)}")
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
         self.alpha, self.minimum, self.mode, self.variant = alpha, minimum, mode, variant
         self.every, self.rate = every, rate
         self.acts_within_phases = variant == "step"
-        self.follows_gradients = variant == "boundary"
+        self.follows_gradients = variant != "step"
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        if self.variant == "boundary":
+        if self.variant != "step":
             buffers = {b: b.clone() for module in net.modules.values() for b in module.buffers()}
             with net.mode(training=self.mode == "train"):
                 descent = smoothed_descent(net, context, self.alpha)

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.protocol import Method, Net
+from fire_core.methods.variants import check_variant
 from fire_core.weights.layout import resolve
-
-VARIANTS = ("plain", "reference")
 
 
 class MuonOptimizer(Method):
@@ -21,7 +20,7 @@ class MuonOptimizer(Method):
     Hidden weights are the linear layers and convolutions outside the head; a convolution is the matrix
     (c_out, c_in k_h k_w). A direction of m x n is multiplied by sqrt(max(1, m/n)).
 
-    `variant=reference` does what the authors' code does: the class token and the position embedding of a vision
+    `variant=fire_paper` does what the authors' code does: the class token and the position embedding of a vision
     transformer are trained by Muon too, and a convolution's factor is sqrt(max(1, k_h/k_w)), 1 for square kernels.
 
     Args:
@@ -30,7 +29,7 @@ class MuonOptimizer(Method):
         momentum: of Muon, Nesterov's.
         betas: of Adam.
         eps: of Adam.
-        variant: plain or reference.
+        variant: original or fire_paper.
 
     Raises:
         ValueError: `variant` is unknown or `lr` is not positive.
@@ -45,10 +44,9 @@ class MuonOptimizer(Method):
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-10,
-        variant: str = "plain",
+        variant: str = "original",
     ) -> None:
-        if variant not in VARIANTS:
-            raise ValueError(f"variant={variant} is unknown; accepted: {', '.join(VARIANTS)}")
+        check_variant(variant)
         if not lr > 0:
             raise ValueError(f"lr must be positive, got {lr}")
         self.lr, self.adam_lr, self.momentum, self.betas, self.eps = lr, adam_lr, momentum, (betas[0], betas[1]), eps
@@ -57,7 +55,7 @@ class MuonOptimizer(Method):
     def optimizer(
         self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     ) -> torch.optim.Optimizer:
-        hidden = hidden_weights(net, tokens=self.variant == "reference")
+        hidden = hidden_weights(net, tokens=self.variant == "fire_paper")
         rest = [p for p in net.parameters() if p not in hidden]
         groups: dict[float, list[nn.Parameter]] = {}
         for parameter in hidden:
@@ -72,7 +70,7 @@ class MuonOptimizer(Method):
 
     def _factor(self, parameter: nn.Parameter) -> float:
         """The reference's factor over torch's: it reads a convolution's off the kernel's sides."""
-        if self.variant == "plain" or parameter.ndim < 3:
+        if self.variant == "original" or parameter.ndim < 3:
             return 1.0
         rows, columns = as_matrix(parameter).shape
         return math.sqrt(max(1, parameter.shape[-2] / parameter.shape[-1]) / max(1, rows / columns))

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fire_core.methods.fire_paper import chain
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.reference import chain
+from fire_core.methods.variants import check_variant
 from fire_core.units.find import unit_graph
 from fire_core.units.recycle import recycle_masked_, uniform
 from fire_core.units.watch import Watch, mean_magnitude
-
-VARIANTS = ("plain", "reference")
 
 
 class ReDo(Method):
@@ -23,7 +22,7 @@ class ReDo(Method):
     incoming weights, outgoing weights of zero, and no history in the optimizer. h is what the unit's readers see,
     after norm and nonlinearity, through the units that the model declares (`fire_core.units.graph`).
 
-    `variant=reference` does what the authors' code does, which differs from the cited paper: scores are taken before
+    `variant=fire_paper` does what the authors' code does, which differs from the cited paper: scores are taken before
     normalisation, layers are chained in execution order whatever the skips and heads, outgoing weights and moments
     stay as they are, Adam's step counter of every touched weight restarts, and the last hidden layer is never
     recycled. Its scores come from test images; ours from training images in both variants.
@@ -33,7 +32,7 @@ class ReDo(Method):
         every: epochs between two times.
         samples: training samples that are looked at.
         recycle: False only measures (`method/dormant_ratio` in the log).
-        variant: plain or reference.
+        variant: original or fire_paper.
 
     Raises:
         ValueError: an option is out of its range, or the network has no units that are known.
@@ -47,25 +46,24 @@ class ReDo(Method):
         every: int = 1,
         samples: int = 512,
         recycle: bool = True,
-        variant: str = "plain",
+        variant: str = "original",
     ) -> None:
         for name, value, least in (("threshold", threshold, 0), ("every", every, 1), ("samples", samples, 1)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
-        if variant not in VARIANTS:
-            raise ValueError(f"variant={variant} is unknown; accepted: {', '.join(VARIANTS)}")
+        check_variant(variant)
         self.threshold, self.every, self.samples = threshold, every, samples
         self.recycle, self.variant, self.epochs = recycle, variant, 0
 
     def check(self, net: Net) -> None:
-        if self.variant != "reference":
+        if self.variant != "fire_paper":
             unit_graph(net.modules, say=True)
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         self.epochs += 1
         if self.epochs % self.every:
             return {}
-        reference = chain(net.modules) if self.variant == "reference" else None
+        reference = chain(net.modules) if self.variant == "fire_paper" else None
         graph = unit_graph(net.modules) if reference is None else []
         watch = Watch(graph, mean_magnitude, only_training=False) if reference is None else reference.watch_redo()
         masks = [dormant(activity, self.threshold) for activity in self._look(net, context, watch)]

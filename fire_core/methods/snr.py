@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fire_core.methods.fire_paper import chain
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.reference import chain
+from fire_core.methods.variants import check_variant
 from fire_core.units.find import unit_graph
 from fire_core.units.recycle import recycle_masked_, uniform
 from fire_core.units.watch import Watch, peak
-
-VARIANTS = ("plain", "reference")
 
 
 class SelfNormalizedResets(Method):
@@ -25,7 +24,7 @@ class SelfNormalizedResets(Method):
     last time (see `Silences`). A recycled unit gets new incoming weights, outgoing weights of zero, and no history in
     the optimizer. Units and what their readers see of them: as the model declares (`fire_core.units.graph`).
 
-    `variant=reference` does what the authors' code does: thresholds fall to one batch at the very first step and
+    `variant=fire_paper` does what the authors' code does: thresholds fall to one batch at the very first step and
     whenever a unit has shown no silence, units are looked at before normalisation in layers chained in execution
     order, outgoing weights and moments stay, Adam's step counter of every touched weight restarts. It ages units by a
     sliding window of 512 samples at each step; ours age by the batch in both variants.
@@ -35,7 +34,7 @@ class SelfNormalizedResets(Method):
         every: steps between two updates of the thresholds.
         max_age: largest threshold, in samples; half of it is the first.
         growth: factor of a threshold that no percentile lies below.
-        variant: plain or reference.
+        variant: original or fire_paper.
 
     Raises:
         ValueError: an option is out of its range, or the network has no units that are known.
@@ -49,25 +48,24 @@ class SelfNormalizedResets(Method):
         every: int = 16,
         max_age: int = 20_000,
         growth: float = 2.0,
-        variant: str = "plain",
+        variant: str = "original",
     ) -> None:
         if not 0 < percentile < 1:
             raise ValueError(f"percentile must be in (0, 1), got {percentile}")
         if every < 1 or max_age < 2 or growth < 1:
             raise ValueError(f"every={every}, max_age={max_age}, growth={growth} must be at least 1, 2, 1")
-        if variant not in VARIANTS:
-            raise ValueError(f"variant={variant} is unknown; accepted: {', '.join(VARIANTS)}")
-        self.options = (percentile, every, max_age, growth, variant == "reference")
+        check_variant(variant)
+        self.options = (percentile, every, max_age, growth, variant == "fire_paper")
         self.variant = variant
         self.silences: Silences | None = None
 
     def check(self, net: Net) -> None:
-        if self.variant != "reference":
+        if self.variant != "fire_paper":
             unit_graph(net.modules, say=True)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
-        self.reference = chain(net.modules) if self.variant == "reference" else None
+        self.reference = chain(net.modules) if self.variant == "fire_paper" else None
         self.graph = unit_graph(net.modules) if self.reference is None else []
         self.seen: Any = Watch(self.graph, peak) if self.reference is None else self.reference.watch_snr()
         with self.seen.on():

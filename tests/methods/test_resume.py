@@ -11,10 +11,10 @@ from tests.harness.runner import final_state, only_run, rows, run, same
 OPTIONS = ("benchmark=continual", "benchmark.chunks=2", "dataset.train_size=512", "model.stages=2")
 METHODS = {
     "cbp": ("rate=0.05", "maturity=2"),
-    "cbp reference": ("rate=0.05", "maturity=2", "variant=reference"),
+    "cbp fire_paper": ("rate=0.05", "maturity=2", "variant=fire_paper"),
     "redo": ("threshold=0.9", "every=2"),
     "snr": ("percentile=0.5", "max_age=200", "every=2"),
-    "snr reference": ("percentile=0.5", "max_age=200", "every=2", "variant=reference"),
+    "snr fire_paper": ("percentile=0.5", "max_age=200", "every=2", "variant=fire_paper"),
     "muon": (),
     "dash": ("variant=step", "every=3", "alpha=0", "rate=1.0"),
 }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core.methods.reference import Chain, OutputWatch, ReferenceCBP, chain
+from fire_core.methods.fire_paper import Chain, FirePaperCBP, OutputWatch, chain
 from fire_core.units.recycle import he_normal
 from tests.parity import golden
 from tests.parity.trees import module_from
@@ -31,8 +31,8 @@ def build(network: str) -> tuple[nn.Module, Chain]:
     return model, links
 
 
-def reference(links: Chain) -> ReferenceCBP:
-    return ReferenceCBP(links, META["replacement_rate"], META["maturity_threshold"], META["decay_rate"], {})
+def reference(links: Chain) -> FirePaperCBP:
+    return FirePaperCBP(links, META["replacement_rate"], META["maturity_threshold"], META["decay_rate"], {})
 
 
 def steps_of(network: str) -> int:
@@ -41,7 +41,7 @@ def steps_of(network: str) -> int:
     )
 
 
-def features(cbp: ReferenceCBP, network: str, t: int) -> list[Tensor]:
+def features(cbp: FirePaperCBP, network: str, t: int) -> list[Tensor]:
     """Mean |feature| of the given windows, which are pooled already."""
     result = []
     for link in cbp.links:

@@ -80,7 +80,7 @@ def test_initial_distribution(name):
 def test_reference_variant_starts_with_moved_statistics(name):
     facts = golden.facts("models_facts")[name]["bn_state_after_construction"]
     torch.manual_seed(0)
-    state = build(name, variant="reference").state_dict()
+    state = build(name, variant="fire_paper").state_dict()
     least = [float(v.min()) for k, v in state.items() if k.endswith("running_var")]
     assert [min(least), max(least)] == pytest.approx(facts["running_var_min"], abs=2e-3)
     assert {int(v) for k, v in state.items() if k.endswith("num_batches_tracked")} == set(facts["num_batches_tracked"])

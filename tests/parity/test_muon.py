@@ -41,7 +41,7 @@ class Wrapped(nn.Module):
             self.tokens = nn.Parameter(value)
 
 
-def optimizer_for(model: nn.Module, variant: str = "reference", lr: float = META["opt_lr_muon"]) -> Together:
+def optimizer_for(model: nn.Module, variant: str = "fire_paper", lr: float = META["opt_lr_muon"]) -> Together:
     method = MuonOptimizer(
         lr=lr, adam_lr=META["opt_lr_adam"], momentum=META["opt_momentum"], betas=META["adam_betas"],
         eps=META["adam_eps"], variant=variant,
@@ -108,7 +108,7 @@ def test_the_plain_factor_is_that_of_the_filters_as_rows(case: str) -> None:
     gradient = golden.tensors("muon", f"grad.{case}.t")["0"]
     model = Wrapped(torch.zeros_like(gradient))
     model.layer.weight.grad = gradient.clone()
-    optimizer_for(model, "plain").step()
+    optimizer_for(model, "original").step()
     flat = nn.Parameter(torch.zeros_like(as_matrix(gradient)))
     flat.grad = as_matrix(gradient.clone())
     torch.optim.Muon([flat], lr=META["opt_lr_muon"], weight_decay=0, momentum=META["opt_momentum"]).step()
@@ -177,11 +177,11 @@ def test_groups(model: str) -> None:
     names = [name for name, _ in FACTS[model.lower()]["params"]]  # the reference's, in the order of ours
     theirs = dict(zip(network.parameters(), names, strict=True))
     counts = {}
-    for variant in ("reference", "plain"):
+    for variant in ("fire_paper", "original"):
         method = MuonOptimizer(lr=muon["lr"], adam_lr=adam["lr"], variant=variant)
         optimizer = method.optimizer(Net({"model": network}, {}), torch.optim.Adam)
         first, second = optimizer.parts
-        if variant == "reference":
+        if variant == "fire_paper":
             for part, facts in ((first, muon), (second, adam)):
                 assert {theirs[p] for group in part.param_groups for p in group["params"]} == set(facts["params"])
                 assert {group["weight_decay"] for group in part.param_groups} == {facts["weight_decay"]}
@@ -189,16 +189,16 @@ def test_groups(model: str) -> None:
         assert counts[variant] + sum(p.numel() for p in second.param_groups[0]["params"]) == sum(
             p.numel() for p in network.parameters()
         )
-    assert counts["reference"] == muon["n_scalars"]
+    assert counts["fire_paper"] == muon["n_scalars"]
     assert sum(p.numel() for p in network.parameters()) == muon["n_scalars"] + adam["n_scalars"]
     assert {group["momentum"] for group in first.param_groups} == {muon["momentum"]}
     assert second.param_groups[0]["lr"] == adam["lr"]
     assert second.param_groups[0]["betas"] == tuple(adam["betas"])
     assert second.param_groups[0]["eps"] == adam["eps"]
     free = sum(p.numel() for name, p in network.named_parameters() if name.endswith(("pos_embedding", "cls_token")))
-    assert counts["plain"] == counts["reference"] - free
+    assert counts["original"] == counts["fire_paper"] - free
     for group in first.param_groups:
-        rates = {muon["lr"]} if variant == "plain" else {muon["lr"] / math.sqrt(max(1, r)) for r in ratios(group)}
+        rates = {muon["lr"]} if variant == "original" else {muon["lr"] / math.sqrt(max(1, r)) for r in ratios(group)}
         assert {group["lr"]} == rates
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods import Context
+from fire_core.methods.fire_paper import OutputWatch, chain
 from fire_core.methods.redo import dormant
-from fire_core.methods.reference import OutputWatch, chain
 from fire_core.units.graph import between
 from fire_core.units.recycle import recycle_, redraw_rows_, uniform
 from fire_core.units.watch import mean_magnitude

@@ -59,7 +59,7 @@ def test_mlp_has_norms_or_biases():
         (lambda: SmallResNet(10, depth=0), r"^depth must be >= 1, got 0$"),
         (lambda: SmallResNet(10, width=1.5), r"^width must be a whole number, got 1.5$"),
         (lambda: SmallResNet(0), r"^num_classes must be >= 1, got 0$"),
-        (lambda: ResNet18(10, variant="best"), r"^variant must be one of plain, reference, got 'best'$"),
+        (lambda: ResNet18(10, variant="best"), r"^variant must be one of original, fire_paper, got 'best'$"),
         (lambda: VGG16(10, image_size=40), r"^image_size must be a multiple of 32 for VGG-16, got 40$"),
         (lambda: ViT(10, image_size=30), r"^image_size must be a multiple of patch_size=4, got 30$"),
         (lambda: ViT(10, heads=0), r"^heads must be >= 1, got 0$"),

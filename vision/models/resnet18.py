@@ -9,7 +9,7 @@ from fire_core.units.graph import Units, between
 from vision.models.checks import check_choice, check_positive
 from vision.models.small_resnet import residual_units, stage, stem
 
-VARIANTS = ("plain", "reference")
+VARIANTS = ("original", "fire_paper")
 
 
 @torch.no_grad()
@@ -17,7 +17,7 @@ def move_statistics(backbone: nn.Module, in_channels: int, image_size: int) -> N
     """Show the network one zero image in train mode, as the reference code does when it builds a model.
 
     Every batch norm then starts with a running variance of 0.9 or somewhat more instead of 1 and, after
-    convolutions with a bias, with a running mean that is not 0 (`variant=reference`).
+    convolutions with a bias, with a running mean that is not 0 (`variant=fire_paper`).
     """
     backbone.train()
     backbone(torch.zeros(1, in_channels, image_size, image_size))
@@ -33,13 +33,13 @@ class ResNet18(nn.Module):
         num_classes: number of outputs.
         in_channels: channels of an image.
         width: channels of the first of four stages, 64 in the paper; stage i has `width * 2**i`.
-        variant: `plain`, or `reference`: batch-norm statistics start moved by one zero image.
+        variant: `original`, or `fire_paper`: batch-norm statistics start moved by one zero image.
 
     Raises:
         ValueError: if a size is not a whole number of at least one, or `variant` is unknown.
     """
 
-    def __init__(self, num_classes: int, in_channels: int = 3, width: int = 64, variant: str = "plain") -> None:
+    def __init__(self, num_classes: int, in_channels: int = 3, width: int = 64, variant: str = "original") -> None:
         super().__init__()
         check_positive(num_classes=num_classes, in_channels=in_channels, width=width)
         check_choice("variant", variant, VARIANTS)
@@ -56,7 +56,7 @@ class ResNet18(nn.Module):
         self.head = nn.Sequential(
             nn.Linear(features, features), nn.ReLU(inplace=True), nn.Linear(features, num_classes)
         )
-        if variant == "reference":
+        if variant == "fire_paper":
             move_statistics(self.backbone, in_channels, image_size=32)
 
     def forward(self, images: Tensor) -> Tensor:

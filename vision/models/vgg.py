@@ -19,7 +19,7 @@ class VGG16(nn.Module):
         in_channels: channels of an image.
         image_size: height and width of an image in pixels, a multiple of 32.
         hidden: width of the two hidden layers of the head.
-        variant: `plain`, or `reference`: batch-norm statistics start moved by one zero image.
+        variant: `original`, or `fire_paper`: batch-norm statistics start moved by one zero image.
 
     Raises:
         ValueError: if a size is out of range, or `variant` is unknown.
@@ -31,7 +31,7 @@ class VGG16(nn.Module):
         in_channels: int = 3,
         image_size: int = 64,
         hidden: int = 1024,
-        variant: str = "plain",
+        variant: str = "original",
     ) -> None:
         super().__init__()
         check_positive(num_classes=num_classes, in_channels=in_channels, image_size=image_size, hidden=hidden)
@@ -48,7 +48,7 @@ class VGG16(nn.Module):
             nn.ReLU(inplace=True),
             nn.Linear(hidden, num_classes),
         )
-        if variant == "reference":
+        if variant == "fire_paper":
             move_statistics(self.backbone, in_channels, image_size)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ class Trunk:
     threads: int | None = 1
     deterministic: bool | None = None  # null: true on CPU, false elsewhere
     on_nan: str = "stop"  # stop, skip
+    variant: str = "original"  # of models and methods that have one: original, fire_paper (as the FIRE authors' code)
     progress: bool = True
     paths: Paths = field(default_factory=Paths)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)

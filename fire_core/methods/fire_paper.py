@@ -1,6 +1,6 @@
 """What the authors' reference code does in ReDo, SNR and CBP where it departs from the papers that it cites.
 
-The figures of the FIRE paper come from that code, so `variant=reference` repeats its behaviour: the facts are in the
+The figures of the FIRE paper come from that code, so `variant=fire_paper` repeats its behaviour: the facts are in the
 golden data's NOTES (A1 to A13), and the parity tests hold these functions to its numbers. Where a method's file is the
 algorithm, this one is the difference. Nothing else uses it.
 """
@@ -130,7 +130,7 @@ class OutputWatch:
         return [self._seen[link.name] for link in self.links]
 
 
-class ReferenceCBP:
+class FirePaperCBP:
     """Continual backpropagation as in the reference code.
 
     Against `ContinualBackprop`: magnitudes are sums that never decay (A6) and outlive the unit (A7); debts grow by all
