@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-
-def _working(W: Tensor) -> Tensor:
-    return W if W.dtype == torch.float64 else W.float()
+from fire_core.polar.steps import to_working
 
 
 def dfi(W: Tensor) -> Tensor:
@@ -24,7 +22,7 @@ def dfi(W: Tensor) -> Tensor:
     Returns:
         (...), at least 0; equals the sum of (sigma^2 - 1)^2 over the min(m, n) singular values.
     """
-    W = _working(W)
+    W = to_working(W)
     gram = W.mT @ W if W.shape[-2] >= W.shape[-1] else W @ W.mT
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
     return gram.square().sum((-2, -1))
@@ -40,7 +38,7 @@ def sfe(A: Tensor, B: Tensor) -> Tensor:
     Returns:
         (...).
     """
-    return (_working(A) - _working(B)).square().sum((-2, -1))
+    return (to_working(A) - to_working(B)).square().sum((-2, -1))
 
 
 # ------------------------------------------------------------------------------------------------------------- ranks
@@ -55,7 +53,7 @@ def stable_rank(W: Tensor) -> Tensor:
     Returns:
         (...), between 1 and min(m, n); 0 for a zero matrix.
     """
-    squares = torch.linalg.svdvals(_working(W)).square()
+    squares = torch.linalg.svdvals(to_working(W)).square()
     top = squares.amax(-1)
     return torch.where(top > 0, squares.sum(-1) / torch.where(top > 0, top, 1), 0)
 
@@ -69,7 +67,7 @@ def effective_rank(W: Tensor) -> Tensor:
     Returns:
         (...), between 1 and min(m, n); 0 for a zero matrix.
     """
-    values = torch.linalg.svdvals(_working(W))
+    values = torch.linalg.svdvals(to_working(W))
     total = values.sum(-1, keepdim=True)
     p = values / torch.where(total > 0, total, 1)
     return torch.where(total[..., 0] > 0, torch.special.entr(p).sum(-1).exp(), 0)
@@ -85,7 +83,7 @@ def srank(W: Tensor, delta: float = 0.01) -> Tensor:
     Returns:
         (...) int64; 0 for a zero matrix.
     """
-    values = torch.linalg.svdvals(_working(W))
+    values = torch.linalg.svdvals(to_working(W))
     total = values.sum(-1, keepdim=True)
     short = values.cumsum(-1) < (1 - delta) * total  # the prefixes that do not hold enough yet
     return torch.where(total[..., 0] > 0, short.sum(-1) + 1, 0)
@@ -101,7 +99,7 @@ def feature_rank(features: Tensor, epsilon: float = 0.01) -> Tensor:
     Returns:
         (...) int64.
     """
-    values: Tensor = torch.linalg.svdvals(_working(features) / features.shape[-2] ** 0.5)
+    values: Tensor = torch.linalg.svdvals(to_working(features) / features.shape[-2] ** 0.5)
     return torch.sum(values > epsilon, -1)
 
 
@@ -118,7 +116,7 @@ def dormant_scores(activations: Tensor) -> Tensor:
     Returns:
         (units,), mean 1; 0 for every unit of a silent layer.
     """
-    size = _working(activations).abs().flatten(0, -2).mean(0)
+    size = to_working(activations).abs().flatten(0, -2).mean(0)
     mean = size.mean()
     return size / torch.where(mean > 0, mean, 1)
 
@@ -162,7 +160,7 @@ def output_covariance_discrepancy(outputs: Tensor, reference: Tensor | None = No
 
 
 def _second_moment(outputs: Tensor) -> Tensor:
-    Y = _working(outputs)
+    Y = to_working(outputs)
     return Y.mT @ Y / Y.shape[0]
 
 

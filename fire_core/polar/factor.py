@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fire_core.polar import exact
+from fire_core.polar.options import NORM_INITS, PolarOptions, check_iterations, check_word
 from fire_core.polar.steps import MUON, PAPER, Step, all_finite, fro, gram, iterate, prepare, upper_bound, working_dtype
 
-NORM_INITS = ("frobenius", "spectral", "power", "schatten4")
-SOLVERS = ("newton_schulz", "exact", "muon")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CHUNK = 2**18  # entries of a CPU batch in flight: three float32 buffers of 1 MB, which caches hold
 
 
@@ -63,23 +63,17 @@ def newton_schulz(W: Tensor, iterations: int = 10, norm_init: str = "frobenius",
     spread within their own matrix. With `tol=None` it compiles with `fullgraph=True`; compiled code keeps the
     matmul precision that the user set, otherwise float32 products are full float32 whatever was set.
 
-    Args:
-        W: (..., m, n).
-        iterations: steps, at least 0.
-        norm_init: what W is divided by. `frobenius`: ||W||_F, as in the paper; up to log_1.5(sqrt(n)) steps late.
-            `spectral`: the largest singular value, by eigenvalues of the Gram matrix in float64. `schatten4`:
-            ||W^T W||_F^(1/2), at most n^(1/4) above it. `power`: the Schatten norm of order 16, by squaring
-            the Gram matrix twice: at most n^(1/16) above it, an upper bound for every matrix (a power iteration
-            on a vector would bound it from below).
-        tol: stop as soon as every matrix handled together has ||X^T X - I||_F^2 <= tol; None takes all steps.
+    W is (..., m, n), real floating point; the options are those of `PolarOptions`.
 
     Returns:
         (..., m, n) in W's dtype.
 
     Raises:
-        ValueError: unknown `norm_init`, or `iterations` < 0.
+        ValueError: an option or a tensor that is not accepted.
     """
-    _check(iterations, norm_init)
+    check_iterations(iterations)
+    check_word("norm_init", norm_init, NORM_INITS)
+    check_matrices(W)
     if torch.compiler.is_compiling():
         return _iterated(W, [PAPER] * iterations, norm_init, tol)[0]
     with full_precision(W.device.type):
@@ -118,56 +112,32 @@ def polar(
     isometry to `init` there, else to a Gaussian drawn from `seed`, and the report says so. The result is the same for
     the same input, device and number of threads.
 
-    Args:
-        W: (..., m, n), float16, bfloat16, float32 or float64; any batch shape, empty ones included.
-        solver: `exact`; `newton_schulz` (the paper's); `muon` (the quintic of Jordan et al., 2024, whose singular
-            values keep wandering in about 0.7 to 1.2: for comparison tables only).
-        iterations: steps of `newton_schulz` and `muon`.
-        norm_init: see `newton_schulz`, which alone uses it.
-        tol: see `newton_schulz`, which alone uses it.
-        init: (..., m, n), the initial weights, to fill null spaces in `exact`.
-        seed: of the Gaussian that fills what `init` does not.
+    W is (..., m, n), float16, bfloat16, float32 or float64; any batch shape, empty ones included. The initial weights
+    `init`, of the same shape, fill null spaces in `exact`. The other options are those of `PolarOptions`.
 
     Returns:
         (..., m, n) in W's dtype and device, never aliasing W; and the report.
 
     Raises:
         NonFiniteError: a ValueError that says which matrices hold NaN or Inf.
-        ValueError: an unknown name, or `iterations` < 0.
+        ValueError: an option or a tensor that is not accepted.
     """
-    return polar_many(
-        [W],
-        solver,
-        iterations=iterations,
-        norm_init=norm_init,
-        tol=tol,
-        inits=[init],
-        seed=seed,
-    )[0]
+    return polar_many([W], PolarOptions(solver, iterations, norm_init, tol, seed), [init])[0]
 
 
 @torch.no_grad()
 def polar_many(
     batches: Sequence[Tensor],
-    solver: str = "exact",
-    *,
-    iterations: int = 10,
-    norm_init: str = "frobenius",
-    tol: float | None = None,
+    options: PolarOptions,
     inits: Sequence[Tensor | None] | None = None,
-    seed: int = 0,
     known_finite: bool = False,
 ) -> list[tuple[Tensor, PolarReport]]:
     """`polar` of several batches, of different shapes, with one wait for the GPU in all.
 
     Args:
         batches: each (..., m, n), all on one device.
-        solver: see `polar`.
-        iterations: see `polar`.
-        norm_init: see `polar`.
-        tol: see `polar`; a value makes every step wait for the GPU.
+        options: how; a `tol` makes every step wait for the GPU.
         inits: the `init` of each batch.
-        seed: see `polar`.
         known_finite: the caller has looked for NaN and Inf; on a CPU, nobody looks again.
 
     Returns:
@@ -177,9 +147,9 @@ def polar_many(
         NonFiniteError: see `polar`; nothing is returned then.
         ValueError: see `polar`.
     """
-    if solver not in SOLVERS:
-        raise ValueError(f"solver={solver!r}: expected one of {', '.join(SOLVERS)}")
-    _check(iterations, norm_init)
+    for W in batches:
+        check_matrices(W)
+    solver = options.solver
     on_cpu = all(W.device.type == "cpu" for W in batches)
     flags = [] if on_cpu and known_finite else [all_finite(W) for W in batches]
     if on_cpu:  # LAPACK does not take NaN, and looking costs no wait
@@ -193,9 +163,9 @@ def polar_many(
                 arrived.append(_launch(W, X))
                 results.append((X, 0))
             elif solver == "newton_schulz":
-                results.append(_iterated(W, [PAPER] * iterations, norm_init, tol))
+                results.append(_iterated(W, [PAPER] * options.iterations, options.norm_init, options.tol))
             else:
-                results.append(_iterated(W, [MUON] * iterations, "frobenius", None))
+                results.append(_iterated(W, [MUON] * options.iterations, "frobenius", None))
         if not on_cpu:
             everything = torch.cat(flags + arrived).tolist()  # the one wait
             sizes = [len(flag) for flag in flags]
@@ -207,7 +177,8 @@ def polar_many(
             return [(X, PolarReport(solver, steps)) for X, steps in results]
         starts = inits if inits is not None else [None] * len(batches)
         return [
-            (X, _repair(W, X, f, init, seed)) for W, (X, _), f, init in zip(batches, results, fine, starts, strict=True)
+            (X, _repair(W, X, f, init, options.seed))
+            for W, (X, _), f, init in zip(batches, results, fine, starts, strict=True)
         ]
 
 
@@ -222,11 +193,16 @@ def _raise_if_bad(finite: list[list[bool]]) -> None:
             raise NonFiniteError(group, [i for i, ok in enumerate(flags) if not ok])
 
 
-def _check(iterations: int, norm_init: str) -> None:
-    if norm_init not in NORM_INITS:
-        raise ValueError(f"norm_init={norm_init!r}: expected one of {', '.join(NORM_INITS)}")
-    if iterations < 0:
-        raise ValueError(f"iterations={iterations}: expected 0 or more")
+def check_matrices(W: Tensor) -> None:
+    """Refuse what has no polar factor here.
+
+    Raises:
+        ValueError: W is not (..., m, n), or not of a real floating-point type of two bytes or more.
+    """
+    if W.ndim < 2:
+        raise ValueError(f"a tensor of shape {tuple(W.shape)} holds no matrix: expected (..., m, n)")
+    if W.dtype not in FLOATS:
+        raise ValueError(f"{W.dtype} is not supported: expected {', '.join(map(str, FLOATS))}")
 
 
 @contextmanager

@@ -119,6 +119,17 @@ def working_dtype(W: Tensor) -> torch.dtype:
     return W.dtype if W.dtype == torch.float64 else torch.float32
 
 
+def to_working(W: Tensor) -> Tensor:
+    """W in the precision in which it is computed, float32 or float64.
+
+    Raises:
+        ValueError: W is complex, which nothing here supports.
+    """
+    if W.is_complex():
+        raise ValueError(f"{W.dtype} is not supported: expected a real type")
+    return W.to(working_dtype(W))
+
+
 def fro(X: Tensor) -> Tensor:
     """Frobenius norms, (B, m, n) -> (B, 1, 1)."""
     norm: Tensor = torch.linalg.matrix_norm(X, keepdim=True)

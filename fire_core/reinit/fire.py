@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.polar.factor import NORM_INITS, SOLVERS, full_precision
-from fire_core.reinit.project import Solve, initial_of, make_waves, not_finite, project, stack, working_dtype
+from fire_core.polar.factor import full_precision
+from fire_core.polar.options import PolarOptions, check_word
+from fire_core.polar.steps import working_dtype
+from fire_core.reinit.project import Solve, initial_of, make_waves, not_finite, project, stack
 from fire_core.reinit.report import Report, Row
 from fire_core.weights import distributed
 from fire_core.weights.layout import Entry, Layout, Selector, resolve
@@ -82,17 +84,17 @@ def fire_(
             without a needed entry.
     """
     start = time.perf_counter()
-    _check_options(solver, norm_init, scale, min_norm, blend, variance_factor)
+    _check_options(scale, min_norm, blend, variance_factor)
+    how = Solve(PolarOptions(solver, iterations, norm_init, tol, seed), min_norm, blend, measure)
     entries = resolve(model, layout, include, exclude)
     initial = _by_name(init or {})
     projected = [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
     reset = [entry for entry in entries if entry.action == "reinit"]
     check_finite([(f"init[{entry.name!r}]", initial_of(entry, initial)) for entry in reset])
     scales = {entry.label: _scale(entry, scale, variance_factor, initial) for entry in projected}
-    how = Solve(solver, iterations, norm_init, tol, seed, min_norm, blend, measure)
     waves = make_waves(projected, distributed.ddp_group(model))
     lone = len(waves) == 1 and blend == 1 and projected[0].parameter.device.type != "cpu"
-    if not lone or any(batch.team.group is not None for batch in waves[0]):  # a lone wave on a GPU looks by itself
+    if not lone or any(batch.ranks.processes is not None for batch in waves[0]):  # a lone wave on a GPU looks by itself
         check_finite([(entry.name, entry.parameter) for entry in projected])
     rows: dict[str, Row] = {}
     with full_precision(projected[0].parameter.device.type if projected else "cpu"):
@@ -220,16 +222,8 @@ def _forget(optimizer: Optimizer | Iterable[Optimizer], entries: list[Entry], ro
             reset_optimizer_state(optimizers, [p], e.where, e.row_dim)
 
 
-def _check_options(
-    solver: str, norm_init: str, scale: str, min_norm: float, blend: float, variance_factor: float
-) -> None:
-    for name, value, accepted in (
-        ("solver", solver, SOLVERS),
-        ("norm_init", norm_init, NORM_INITS),
-        ("scale", scale, SCALES),
-    ):
-        if value not in accepted:
-            raise ValueError(f"{name}={value!r}: unknown; choose one of {', '.join(accepted)}")
+def _check_options(scale: str, min_norm: float, blend: float, variance_factor: float) -> None:
+    check_word("scale", scale, SCALES)
     if not 0 <= blend <= 1:
         raise ValueError(f"blend={blend}: must lie between 0 and 1")
     if not min_norm >= 0:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import NonFiniteError, PolarReport, polar, polar_many
+from fire_core.polar.options import PolarOptions
+from fire_core.polar.steps import working_dtype
 from fire_core.reinit.report import Row
 from fire_core.weights import distributed
 from fire_core.weights.layout import Entry
@@ -22,11 +24,7 @@ BATCH_ELEMENTS = 2**21
 class Solve:
     """How to turn a batch of weights into a batch of new weights."""
 
-    solver: str
-    iterations: int
-    norm_init: str
-    tol: float | None
-    seed: int
+    polar: PolarOptions
     min_norm: float
     blend: float
     measure: bool
@@ -37,8 +35,8 @@ class Batch:
     """Entries whose matrices have one shape, dtype and device."""
 
     entries: list[Entry]
-    team: distributed.Team
-    first: int = 0  # how many matrices the batches before hold: leftovers of the sharing go round
+    ranks: distributed.ProjectionGroup
+    first: int = 0  # how many matrices the batches before hold: the ranks take turns with what is left over
 
     @property
     def count(self) -> int:
@@ -60,17 +58,17 @@ def make_waves(entries: list[Entry], group: object) -> list[list[Batch]]:
     then waits for the host once."""
     alike: dict[tuple[object, ...], list[Batch]] = {}
     room: dict[tuple[object, ...], int] = {}
-    dealt = 0
+    before = 0
     for entry in entries:
-        p, team = entry.parameter, distributed.team(entry.parameter, group)
-        key = (entry.shape, p.dtype, p.device, id(team.group))
+        p, ranks = entry.parameter, distributed.projection_group(entry.parameter, group)
+        key = (entry.shape, p.dtype, p.device, id(ranks.processes))
         size = entry.count * math.prod(entry.shape)
         if size > room.get(key, -1):
-            alike.setdefault(key, []).append(Batch([], team, dealt))
+            alike.setdefault(key, []).append(Batch([], ranks, before))
             room[key] = BATCH_ELEMENTS
         alike[key][-1].entries.append(entry)
         room[key] -= size
-        dealt += entry.count
+        before += entry.count
     waves: dict[object, list[Batch]] = {}
     for number, batch in enumerate(batch for batches in alike.values() for batch in batches):
         device = batch.entries[0].parameter.device
@@ -102,8 +100,8 @@ def _work(batch: Batch, scales: Mapping[str, float]) -> Work:
     W = stack([(entry, entry.parameter) for entry in batch.entries])
     filled = [W.new_full((entry.count, 1, 1), scales[entry.label]) for entry in batch.entries]
     s = filled[0] if len(filled) == 1 else torch.cat(filled)
-    mine = batch.team.mine(len(W), batch.first, W.device)
-    return Work(batch, mine, W, s) if batch.team.group is None else Work(batch, mine, W[mine], s[mine])
+    mine = batch.ranks.mine(len(W), batch.first, W.device)
+    return Work(batch, mine, W, s) if batch.ranks.processes is None else Work(batch, mine, W[mine], s[mine])
 
 
 def stack(pairs: list[tuple[Entry, Tensor]]) -> Tensor:
@@ -123,11 +121,7 @@ def _solve(works: list[Work], how: Solve) -> list[tuple[Tensor, PolarReport]]:
     try:
         return polar_many(
             [work.W for work in works],
-            how.solver,
-            iterations=how.iterations,
-            norm_init=how.norm_init,
-            tol=how.tol,
-            seed=how.seed,
+            how.polar,
             known_finite=all(work.W.device.type == "cpu" for work in works),  # by `fire_`, before anything is solved
         )
     except NonFiniteError as error:  # found here only on a GPU, where looking beforehand would be one more wait
@@ -162,7 +156,9 @@ def _finish(
     # Half precision: what is measured is what will be stored.
     new = W.clone() if how.blend == 0 else Q.mul_(s).to(p.dtype).to(W.dtype)
     # Without measurements nothing here lives on the GPU, and reading it will not wait.
-    device = W.device if how.measure or how.min_norm > 0 or work.batch.team.group is not None else torch.device("cpu")
+    device = (
+        W.device if how.measure or how.min_norm > 0 or work.batch.ranks.processes is not None else torch.device("cpu")
+    )
     stats = torch.zeros(len(W), 6, dtype=torch.float64, device=device)
     if how.min_norm > 0:
         skip = torch.linalg.matrix_norm(W) < how.min_norm
@@ -171,8 +167,8 @@ def _finish(
     stats[:, :3] = torch.stack([dfi(W / s), dfi(new / s), sfe(new, W)], dim=1) if how.measure else math.nan
     if did.rank is not None and did.completed is not None:
         stats[:, 3], stats[:, 4] = did.rank, did.completed
-    _write(work.batch.entries, work.batch.team.gather(new, work.mine, work.batch.count))
-    return work.batch.team.gather(stats, work.mine, work.batch.count), did
+    _write(work.batch.entries, work.batch.ranks.gather(new, work.mine, work.batch.count))
+    return work.batch.ranks.gather(stats, work.mine, work.batch.count), did
 
 
 def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Solve, initial: Mapping[str, Tensor]) -> None:
@@ -183,7 +179,7 @@ def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Solve, initial: Map
         here = deficient.cpu() & (positions >= at) & (positions < at + entry.count)
         if bool(here.any()) and any(name in initial for name in (entry.name, *entry.aliases)):
             starts = stack([(entry, initial_of(entry, initial))])[positions[here] - at]
-            Q[here] = polar(work.W[here], how.solver, init=starts, seed=how.seed)[0]
+            Q[here] = polar(work.W[here], how.polar.solver, init=starts, seed=how.polar.seed)[0]
         at += entry.count
 
 
@@ -233,7 +229,3 @@ def initial_of(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
 
 def not_finite(names: list[str]) -> str:
     return f"NaN or Inf in {', '.join(dict.fromkeys(names))}: the model is unchanged"
-
-
-def working_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

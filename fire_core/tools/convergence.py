@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fire_core.metrics import dfi, sfe
-from fire_core.polar.factor import NORM_INITS, SOLVERS, polar
+from fire_core.polar.factor import polar
+from fire_core.polar.options import NORM_INITS, SOLVERS
 from fire_core.tools.audit import CheckpointError, _blocks, add_choice, chosen, load_tensors, matrices_of
 
 FAMILIES = ("square", "tall", "wide", "ill-conditioned", "rank-deficient")

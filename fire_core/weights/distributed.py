@@ -1,4 +1,4 @@
-"""Sharing the work of a projection out over processes: DistributedDataParallel replicas and sharded weights.
+"""The work of a projection divided over processes: DistributedDataParallel replicas and sharded weights.
 
 A weight that is spread over ranks (FSDP2's DTensor) is gathered whole, because a polar factor needs the whole matrix;
 of the gathered matrices each rank projects every `size`-th, and the results are added up from zeros, which is exact.
@@ -15,24 +15,24 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Team:
-    """The processes that project a batch together; `group` None means this process alone."""
+class ProjectionGroup:
+    """The processes that project a batch together; `processes` None means this process alone."""
 
-    group: Any = None
+    processes: Any = None
     rank: int = 0
     size: int = 1
 
     def mine(self, count: int, first: int, device: torch.device) -> Tensor:
-        """Which of `count` matrices this process projects, when ranks were dealt `first` matrices before these."""
+        """Which of `count` matrices this process projects, when `first` matrices were given out before these."""
         return torch.arange(min((self.rank - first) % self.size, count), count, self.size, device=device)
 
     def gather(self, part: Tensor, mine: Tensor, count: int) -> Tensor:
         """All processes' parts put together: (len(mine), ...) -> (count, ...), the same on every rank."""
-        if self.group is None:
+        if self.processes is None:
             return part
         whole = torch.zeros(count, *part.shape[1:], dtype=part.dtype, device=part.device)
         whole[mine] = part
-        dist.all_reduce(whole, group=self.group)
+        dist.all_reduce(whole, group=self.processes)
         return whole
 
 
@@ -47,14 +47,14 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def team(parameter: Tensor, group: Any) -> Team:
+def projection_group(parameter: Tensor, group: Any) -> ProjectionGroup:
     """The processes that share a parameter's matrices: those of its innermost mesh dimension, else of `group`."""
     if is_sharded(parameter):
         mesh = cast(Any, parameter).device_mesh
         group = mesh.get_group(mesh.ndim - 1)
     if group is None or dist.get_world_size(group) == 1:
-        return Team()
-    return Team(group, dist.get_rank(group), dist.get_world_size(group))
+        return ProjectionGroup()
+    return ProjectionGroup(group, dist.get_rank(group), dist.get_world_size(group))
 
 
 def full(tensor: Tensor) -> Tensor:

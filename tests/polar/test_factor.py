@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fire_core.polar import exact
 from fire_core.polar.factor import (
-    NORM_INITS,
     NonFiniteError,
     newton_schulz,
     polar,
     polar_factor,
     polar_many,
 )
+from fire_core.polar.options import NORM_INITS, PolarOptions
 from fire_core.polar.steps import minimax_steps, prepare, upper_bound
 
 EXACT_ROUTES = ("cpu", "matmul only")
@@ -263,7 +263,7 @@ def test_not_finite(solver, bad):
     W = gaussian(2, 3, 5, 4).float()
     W[1, 0, 2, 2] = bad
     with pytest.raises(NonFiniteError) as caught:
-        polar_many([gaussian(2, 3, 3).float(), W], solver)
+        polar_many([gaussian(2, 3, 3).float(), W], PolarOptions(solver))
     assert (caught.value.group, caught.value.indices) == (1, [3])
     assert isinstance(caught.value, ValueError)
 
@@ -281,7 +281,7 @@ def test_wrong_names_are_answered_with_the_right_ones():
 def test_many_equals_one_by_one():
     Ws = [gaussian(2, 9, 9).float(), gaussian(4, 20, 5).float(), torch.empty(0, 3, 3), gaussian(1, 5, 20).float()]
     for solver in ("exact", "newton_schulz"):
-        for W, (X, report) in zip(Ws, polar_many(Ws, solver), strict=True):
+        for W, (X, report) in zip(Ws, polar_many(Ws, PolarOptions(solver)), strict=True):
             assert torch.equal(X, polar_factor(W, solver))
             assert report.solver == solver
 
@@ -463,11 +463,11 @@ def test_newton_schulz_on_a_gpu_ignores_tf32():
 @needs_gpu
 def test_one_synchronisation_for_a_model():
     Ws = [gaussian(4, 64, 64).float().cuda(), gaussian(2, 128, 32).float().cuda()]
-    polar_many(Ws)
+    polar_many(Ws, PolarOptions())
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with pytest.warns(UserWarning, match="synchroniz") as seen:
-            polar_many(Ws)
+            polar_many(Ws, PolarOptions())
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(seen) == 1

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fire_core
 from fire_core import dfi, fire_, shrink_and_perturb_
+from fire_core.polar.options import SOLVERS
 from tests.networks import GPT
 
 
@@ -86,7 +86,7 @@ def test_batches_do_not_change_the_numbers(monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("solver", fire_core.polar.factor.SOLVERS)
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_nan_names_the_parameter_and_changes_nothing(solver, bad):
     model = network()
     with torch.no_grad():
@@ -275,13 +275,15 @@ def test_blend_turns_between_the_spectra(t):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"solver": "svd"}, "solver='svd'.*newton_schulz, exact, muon"),
-        ({"norm_init": "fro"}, "norm_init='fro'.*frobenius"),
-        ({"scale": "modlar"}, "scale='modlar'.*modular, orthogonal"),
+        ({"solver": "svd"}, "solver=svd .*newton_schulz, exact, muon"),
+        ({"norm_init": "fro"}, "norm_init=fro .*frobenius"),
+        ({"scale": "modlar"}, "scale=modlar .*modular, orthogonal"),
         ({"blend": 1.5}, "blend=1.5"),
         ({"min_norm": -1}, "min_norm=-1"),
         ({"variance_factor": 0.0}, r"variance_factor=0\.0"),
-        ({"iterations": -1}, "iterations=-1"),
+        ({"iterations": -1}, "iterations=-1: must be a whole number"),
+        ({"iterations": 2.5}, r"iterations=2\.5: must be a whole number"),
+        ({"tol": -1.0}, r"tol=-1\.0"),
         ({"layout": "dqn"}, r"init has no '4\.weight'"),
         ({"layout": "dqn", "init": {"4.weight": torch.zeros(2, 2)}}, r"init\['4\.weight'\] has shape \(2, 2\)"),
     ],
