@@ -1,0 +1,329 @@
+"""A storm of faults over one program: is anything lost?
+
+    python scripts/storm.py --program vision --kills 100 --seed 1
+    python scripts/storm.py --program dqn --method redo --kills 25 --seed 2 --out storm.json
+
+Trains small runs, and while each trains: kills the process or its whole group (SIGKILL), kills its wandb mirror, sends
+SIGTERM, SIGINT, SIGUSR1 or SIGUSR2, stops and continues it, fills its disk, deletes its cache, or starts it 16 times at
+once. Then the same command finishes the run, and its rows and final state must equal, bit for bit (clocks apart),
+those of a run that nobody disturbed. What is done is drawn from the seed; when it lands depends on the machine.
+
+Programs are forked from this process, which has imported everything. Full disks need the right to mount a tmpfs (root).
+Exit code 0: nothing was lost; 1: something was, and its folder is kept.
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import random
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402  after the number of threads is set
+
+from fire_core.harness.run.reader import newest_state  # noqa: E402
+
+ALIKE = ("scale=smoke", "progress=false", "checkpoint.every_seconds=0.2", "tracker=wandb_offline")
+PROGRAMS = {
+    "vision": ("vision.train", ("model=small_resnet", "model.width=4", "batch_size=128", "epochs=12")),
+    "language": (
+        "language.train",
+        ("model.n_layer=1", "model.n_head=2", "model.n_embd=32", "model.block_size=32", "batch_size=2",
+         "benchmark.iterations=[300,300]", "benchmark.checkpoints=[20]", "lr=1e-3", f"paths.data={ROOT}/data"),
+    ),
+    "dqn": (
+        "rl.dqn",
+        ("env=cartpole", "num_envs=2", "model.hidden=16", "total_steps=2400", "midpoint=1200", "learning_starts=40",
+         "target_every=50", "batch_size=8", "log_every=40", "eval.every=400", "eval.steps=40", "eval.num_envs=2",
+         "replay.capacity=400", "replay.segment=16"),
+    ),
+    "sac": (
+        "rl.sac", ("env=double_pendulum", "env_steps=800", "eval_every=100", "batch_size=16", "metrics=off")
+    ),
+}  # fmt: skip
+CLOCKS = {"seconds", "method/seconds", "tokens_per_second", "mfu", "seconds/waiting", "waited"}
+SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, "SIGUSR1": signal.SIGUSR1, "SIGUSR2": signal.SIGUSR2}
+LETHAL = ("kill", "kill the group", *SIGNALS)
+KINDS = (*LETHAL, *LETHAL[:2] * 3, "kill the mirror", "stop", "full disk", "delete the cache", "16 starters")
+STARTERS = 16
+DISK = 96  # MiB
+PATIENCE = 120.0  # seconds
+
+
+class Storm:
+    """One program, one method, and what has happened to them."""
+
+    def __init__(self, program: str, method: str, seed: int, work: Path) -> None:
+        self.module, options = PROGRAMS[program]
+        self.program, self.work = program, work
+        self.options = (*ALIKE, *options, f"method={method}")
+        self.draw = random.Random(f"{program} {method} {seed}")
+        self.made: collections.Counter[str] = collections.Counter()
+        self.faults: list[str] = []
+        self.runs = 0
+        began = time.monotonic()
+        self.finish(self.folder("calm"))
+        self.duration = time.monotonic() - began
+        self.calm = (rows(work / "calm", program), state(work / "calm", program))
+
+    def folder(self, name: str) -> Path:
+        """A new folder to start programs in."""
+        (self.work / name).mkdir()
+        return self.work / name
+
+    def start(self, folder: Path) -> int:
+        """Start the program there, in a process group of its own; its process id."""
+        child = os.fork()
+        if child:
+            return child
+        os.setsid()
+        os.chdir(folder)
+        log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.argv = [self.module, *self.options]
+        code = 1
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+            code = 0
+        except SystemExit as leave:
+            code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        os._exit(code)
+
+    def wait(self, child: int, accepted: tuple[int, ...], what: str) -> int:
+        """The exit code of a process; one that is not accepted is a fault."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                if code not in accepted:
+                    self.faults.append(f"{what}: exit code {code}")
+                return code
+            time.sleep(0.005)
+        self.faults.append(f"{what}: still there after {PATIENCE:g} s")
+        kill_group(child)
+        os.waitpid(child, 0)
+        return 0
+
+    def finish(self, folder: Path) -> None:
+        """Start the same command until the run is done."""
+        for _ in range(3):
+            if self.wait(self.start(folder), (0, 3), "finish") == 0:
+                return
+        self.faults.append("finish: three starts did not end the run")
+
+    def disturb(self, folder: Path, kind: str) -> None:
+        """Start the program and do it one harm."""
+        self.made[kind] += 1
+        if kind == "16 starters":
+            children = [self.start(folder) for _ in range(STARTERS)]
+            codes = [self.wait(child, (0, 2), kind) for child in children]
+            if 0 not in codes:
+                self.faults.append(f"{kind}: none finished")
+            return
+        child = self.start(folder)
+        time.sleep(self.draw.uniform(0, self.duration))
+        if kind == "kill":
+            os.kill(child, signal.SIGKILL)
+            self.wait(child, (0, -signal.SIGKILL), kind)
+        elif kind == "kill the group":
+            kill_group(child)
+            self.wait(child, (0, -signal.SIGKILL), kind)
+        elif kind in SIGNALS:
+            os.kill(child, SIGNALS[kind])
+            early = -SIGNALS[kind]  # before Python has a handler
+            self.wait(child, (0, 75, 130, early), kind)
+        elif kind == "stop":
+            os.kill(child, signal.SIGSTOP)
+            time.sleep(0.3)
+            os.kill(child, signal.SIGCONT)
+            self.wait(child, (0,), kind)
+        elif kind == "kill the mirror":
+            for pid in children_of(child):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.wait(child, (0,), kind)
+        elif kind == "delete the cache":
+            shutil.rmtree(folder / "runs" / ".cache", ignore_errors=True)
+            self.wait(child, (0,), kind)
+        elif kind == "full disk":
+            fill(folder / "ballast")
+            time.sleep(self.draw.uniform(0, self.duration))
+            (folder / "ballast").unlink(missing_ok=True)
+            self.wait(child, (0, 2, 3), kind)
+
+    def trial(self, kills: int, kinds: list[str]) -> int:
+        """One run under at most `kills` lethal faults, and what it has lost; the number of those made."""
+        self.runs += 1
+        folder = self.folder(f"run-{self.runs}")
+        plan = [self.draw.choice(kinds) for _ in range(self.draw.randint(1, 8))]
+        made = 0
+        faults = len(self.faults)
+        with disk(folder, "full disk" in kinds):
+            for kind in plan:
+                if made < kills or kind not in LETHAL:
+                    self.disturb(folder, kind)
+                    made += kind in LETHAL
+            self.finish(folder)
+            self.compare(folder)
+            if len(self.faults) > faults:
+                kept = self.work / f"kept-{self.runs}"
+                shutil.copytree(folder, kept, symlinks=True)
+                self.faults[faults:] = [f"{fault} [{', '.join(plan)}] {kept}" for fault in self.faults[faults:]]
+        shutil.rmtree(folder)
+        return made
+
+    def compare(self, folder: Path) -> None:
+        """Hold a finished run to the undisturbed one."""
+        if "Traceback" in (folder / "log").read_text():
+            self.faults.append("a traceback")
+        try:
+            if rows(folder, self.program) != self.calm[0]:
+                self.faults.append("rows differ")
+            if not same(state(folder, self.program), self.calm[1]):
+                self.faults.append("final states differ")
+        except Exception as error:  # whatever is wrong with the folder is what this program looks for
+            self.faults.append(f"cannot be read: {type(error).__name__}: {error}")
+        if left := [str(path) for path in (folder / "runs").rglob(".*.tmp")]:
+            self.faults.append(f"left behind: {left}")
+
+
+def kill_group(child: int) -> None:
+    """SIGKILL to a process and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+
+
+def children_of(process: int) -> list[int]:
+    """The processes that a process has started (Linux)."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+@contextlib.contextmanager
+def disk(folder: Path, small: bool) -> Any:
+    """`folder` as a small disk of its own, if asked for."""
+    if small:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}m", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        if small:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def can_mount(work: Path) -> bool:
+    """Whether this process may mount a tmpfs."""
+    place = work / "mount"
+    place.mkdir()
+    try:
+        with disk(place, True):
+            return True
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    finally:
+        place.rmdir()
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        for size in (2**20, 2**12, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
+
+
+def only_run(folder: Path, program: str) -> Path:
+    """The one run folder that the program has made."""
+    (found,) = (folder / "runs" / program).iterdir()
+    return found
+
+
+def rows(folder: Path, program: str) -> list[dict[str, Any]]:
+    """The rows of the run, without clocks."""
+    text = (only_run(folder, program) / "metrics.jsonl").read_text()
+    return [{key: value for key, value in json.loads(line).items() if key not in CLOCKS} for line in text.splitlines()]
+
+
+def state(folder: Path, program: str) -> dict[str, Any]:
+    """The trainer's final state; a run that is not marked done has none."""
+    run = only_run(folder, program)
+    json.loads((run / "DONE").read_text())
+    return newest_state(run)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equality bit for bit of nested states, clocks apart."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        keys = one.keys() - CLOCKS
+        return keys == other.keys() - CLOCKS and all(same(one[key], other[key]) for key in keys)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other or (one != one and other != other))  # NaN is the same as NaN
+
+
+def main() -> int:
+    """Make the storm and print what was done and lost."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--program", choices=PROGRAMS, required=True)
+    parser.add_argument("--method", default="fire")
+    parser.add_argument("--kills", type=int, default=25, help="lethal faults in all; others come on top")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="write the counts there as JSON")
+    options = parser.parse_args()
+    if options.kills < 1:
+        parser.error(f"--kills must be at least 1, got {options.kills}")
+    torch.set_num_threads(1)
+    sys.modules.pop("__mp_main__", None)
+    __import__(PROGRAMS[options.program][0] + (".train" if options.program in ("dqn", "sac") else ""))
+    work = Path(tempfile.mkdtemp(prefix=f"storm-{options.program}-"))
+    kinds = [kind for kind in KINDS if kind != "full disk" or can_mount(work)]
+    if "full disk" not in kinds:
+        print("no right to mount a tmpfs: disks are not filled")
+    began, made = time.monotonic(), 0
+    storm = Storm(options.program, options.method, options.seed, work)
+    while made < options.kills:
+        made += storm.trial(options.kills - made, kinds)
+        print(f"{made} kills, {storm.runs} runs, {len(storm.faults)} faults", flush=True)
+    found = {
+        "program": options.program, "method": options.method, "seed": options.seed, "kills": made,
+        "runs": storm.runs, "made": dict(sorted(storm.made.items())), "faults": storm.faults,
+        "seconds": round(time.monotonic() - began),
+    }  # fmt: skip
+    print(json.dumps(found, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+    if not storm.faults:
+        shutil.rmtree(work)
+    return int(bool(storm.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
