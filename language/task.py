@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fire_core.harness.options.build import build
 from fire_core.harness.options.config import Trunk, identity, set_up_torch
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.tables import register
 from fire_core.harness.training import seeding
 from fire_core.methods import Method, Net
 from language.benchmark import Phase
@@ -45,7 +45,7 @@ class LanguageConfig(Trunk):
     parallel: str = "ddp"  # several processes: ddp (copies of the weights), fsdp (shards of them)
 
 
-ConfigStore.instance().store(name="language_schema", node=LanguageConfig)
+register("language", LanguageConfig, "budget/language", "tuned/language", "tuned/language_experiment")
 
 
 @dataclass

@@ -1,24 +1,31 @@
 """Every experiment with every method composes, has the paper's values, and builds."""
 
-from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
 import torch
+from hydra.core.config_store import ConfigStore
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-import vision.train  # noqa: F401  registers the schema
+import language.task  # noqa: F401  these four register schemas and tables
+import rl.dqn.task
+import rl.sac.task  # noqa: F401
+import vision.task  # noqa: F401
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.methods import Method, Net
 
+PROGRAMS = ("vision", "language", "dqn", "sac")
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("fig2*.yaml"))
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml") if path.stem != "pi")  # pi needs a head
+OTHERS = {"dmc100k": "sac", "fig3": "language", "fig4a": "dqn", "fig4b": "sac", "tune": "vision"}
+ALL_METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+METHODS = [name for name in ALL_METHODS if name != "pi"]  # pi needs a head
 CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet": 200}
 SIZES = {"cifar10": 32, "cifar100": 32, "tinyimagenet": 64}
 
-# PAPER, section 2: method -> options -> benchmark -> values in the order of the data sets.
+# docs/paper.md, the table of figure 2: method -> options -> benchmark -> values in the order of the data sets.
 PAPER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[float, ...]]]]] = {
     "snp": (("coef",), {"a": [(0.8,)] * 3, "b": [(0.8,)] * 3, "c": [(0.8,)] * 2}),
     "dash": (
@@ -55,9 +62,9 @@ PAPER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[float, ...]]]]] = {
 }
 
 
-def compose(*overrides: str) -> DictConfig:
+def compose(*overrides: str, program: str = "vision") -> DictConfig:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("vision", list(overrides))
+        return hydra.compose(program, list(overrides))
 
 
 def build_model(config: DictConfig) -> torch.nn.Module:
@@ -114,12 +121,74 @@ def test_a_tuned_value_comes_by_benchmark_data_and_method_and_the_command_line_w
     assert compose("experiment=fig2b_tinyimagenet", "scale=smoke").epochs == 2
 
 
-@pytest.mark.parametrize("path", sorted((CONF / "tuned").glob("*.yaml")), ids=lambda path: path.stem)
-def test_tuned_files_name_options_that_exist(path: Path) -> None:
-    """And methods, data sets and benchmarks that do: nothing would ever pick up a misspelt one."""
-    method = next(m for m in sorted(METHODS, key=len, reverse=True) if path.stem.endswith(f"_{m}"))
-    benchmark, dataset = path.stem.removesuffix(f"_{method}").rsplit("_", 1)
-    assert (CONF / "benchmark" / f"{benchmark}.yaml").exists()
-    assert (CONF / "dataset" / f"{dataset}.yaml").exists()
-    known = OmegaConf.load(CONF / "method" / f"{method}.yaml")
-    assert set(OmegaConf.load(path)) <= set(known)
+BUDGETED = {"vision": ("epochs", 60), "language": ("accumulation", 1)}
+BUDGETED |= {"dqn": ("log_every", 2000), "sac": ("eval_every", 2500)}
+
+
+def program_of(experiment: str) -> str:
+    return next(program for prefix, program in OTHERS.items() if experiment.startswith(prefix))
+
+
+@pytest.mark.parametrize(
+    "experiment", sorted({path.stem for path in (CONF / "experiment").glob("*.yaml")} - set(EXPERIMENTS))
+)
+def test_every_method_in_every_other_experiment(experiment: str) -> None:
+    for name in ALL_METHODS if experiment != "tune_snp" else ["snp"]:
+        config = compose(f"experiment={experiment}", f"method={name}", program=program_of(experiment))
+        options: Any = OmegaConf.to_container(config.method, resolve=True)
+        options.pop("boundary", None)  # the agent's own, not the method's
+        assert isinstance(build("method", options), Method)
+        OmegaConf.to_container(config, resolve=True)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_budgets_and_tuned_values_then_the_experiment_then_the_command_line(program: str) -> None:
+    """The experiment sets what a budget, a tuned value and the root set too; each later one wins."""
+    where = ["benchmark=continual", "dataset=cifar10"] if program == "vision" else []
+    option, budgeted = BUDGETED[program]
+    tuned = compose("method=snp", *where, program=program)
+    assert tuned.method.coef == (0.5 if program == "language" else 0.8)
+    assert (tuned[option], tuned.threads) == (budgeted, 1)
+
+    values = {option: 77, "threads": None, "method": {"coef": 0.25}}
+    ConfigStore.instance().store(group="experiment", name="of_the_test", node=values, package="_global_")
+    named = ("method=snp", *where, "experiment=of_the_test")
+    config = compose(*named, program=program)
+    assert (config.method.coef, config[option], config.threads) == (0.25, 77, None)
+    config = compose(*named, "method.coef=0.125", f"{option}=78", "threads=3", program=program)
+    assert (config.method.coef, config[option], config.threads) == (0.125, 78, 3)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_unknown_experiment_is_refused(program: str) -> None:
+    with pytest.raises(MissingConfigException, match="experiment/fig33"):
+        compose("experiment=fig33", program=program)
+
+
+def test_an_experiment_s_values_for_one_start() -> None:
+    def coef(*overrides: str) -> float:
+        return float(compose("method=snp", *overrides, program="language").method.coef)
+
+    assert [coef("experiment=fig3", f"start={start}") for start in ("best", "30k", "60k")] == [0.5, 0.8, 0.5]
+    assert coef("start=30k") == 0.5
+
+
+def test_tables_name_what_exists() -> None:
+    """Nothing would ever pick up a misspelt method, data set or benchmark, or notice a misspelt option."""
+    for path in (CONF / "tuned").rglob("*.yaml"):
+        if path.parent.name == "vision":
+            benchmark, dataset = path.stem.rsplit("_", 1)
+            assert (CONF / "benchmark" / f"{benchmark}.yaml").exists()
+            assert (CONF / "dataset" / f"{dataset}.yaml").exists()
+        for entry, values in OmegaConf.load(path).items():
+            method = str(entry)
+            if path.stem == "language_experiment":
+                experiment, start, method = method.split("_", 2)
+                assert (CONF / "experiment" / f"{experiment}.yaml").exists()
+                assert (CONF / "start" / f"{start}.yaml").exists()
+            assert method in ALL_METHODS
+            known = set(OmegaConf.load(CONF / "method" / f"{method}.yaml")) | {"boundary", "layout"}
+            assert set(values) <= known, (path.name, method)
+    scales = {path.stem for path in (CONF / "scale").glob("*.yaml")}
+    for program in PROGRAMS:
+        assert set(OmegaConf.load(CONF / "budget" / f"{program}.yaml")) == scales

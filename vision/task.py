@@ -7,13 +7,13 @@ from typing import Any
 
 import hydra
 import torch
-from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fire_core.harness.options.build import build
 from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError, one_line
+from fire_core.harness.options.tables import register
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Net
 from vision.benchmarks import Phase
@@ -51,7 +51,7 @@ CHOICES = {
     "memory_format": ("channels_last", "contiguous"),
     "on_nan": ("stop", "skip"),
 }
-ConfigStore.instance().store(name="vision_schema", node=VisionConfig)
+register("vision", VisionConfig, "budget/vision", "tuned/vision")
 
 
 @dataclass

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
@@ -12,6 +11,7 @@ from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.tables import register
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Net
 from rl.common.boundary import build_method
@@ -89,7 +89,7 @@ CHOICES = {
 POSITIVE = ("num_envs", "total_steps", "midpoint", "target_every", "batch_size", "lr", "log_every", "eval.every")
 POSITIVE += ("eval.steps", "eval.num_envs", "updates_per_step", "replay.segment")
 FRACTIONS = ("gamma", "epsilon.start", "epsilon.end", "epsilon.fraction", "eval.epsilon")
-ConfigStore.instance().store(name="dqn_schema", node=DQNConfig)
+register("dqn", DQNConfig, "budget/dqn", "tuned/dqn")
 
 
 @dataclass

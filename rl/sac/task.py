@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.tables import register
 from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
@@ -73,7 +73,7 @@ CHOICES = {
 }
 AT_LEAST = {"env_steps": 1, "num_envs": 1, "random_steps": 1, "updates": 1, "batch_size": 1, "replay_size": 1}
 AT_LEAST |= {"eval_every": 1, "eval_episodes": 1}
-ConfigStore.instance().store(name="sac_schema", node=SacConfig)
+register("sac", SacConfig, "budget/sac", "budget/sac_networks", "tuned/sac")
 
 
 @dataclass

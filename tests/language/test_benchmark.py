@@ -49,12 +49,12 @@ def test_lengths_of_the_paper():
 
 @pytest.mark.parametrize(("start", "coef"), [("best", 0.5), ("30k", 0.8), ("60k", 0.5)])
 def test_tuned_values_of_the_paper(start, coef):
-    config = compose("experiment=fig3", "method=snp", f"from={start}")
+    config = compose("experiment=fig3", "method=snp", f"start={start}")
     assert config.method.coef == coef
     assert config.benchmark.start == start
     assert parse_start(start) in ("best", *config.benchmark.checkpoints)
-    assert compose("experiment=fig3", f"from={start}", "method=fire").method.iterations == 5
-    assert compose("experiment=fig3", f"from={start}", "method=snp", "method.coef=0.3").method.coef == 0.3
+    assert compose("experiment=fig3", f"start={start}", "method=fire").method.iterations == 5
+    assert compose("experiment=fig3", f"start={start}", "method=snp", "method.coef=0.3").method.coef == 0.3
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -102,7 +102,7 @@ def test_starting_checkpoint(undisturbed, runs, tmp_path, start):
 
 def test_from_scratch_and_full_reset_are_the_same_training(undisturbed, runs, tmp_path):
     cache = f"cache.dir={cache_of(undisturbed).parent}"
-    for folder, options in (("a", ["method=base", "from=scratch"]), ("b", ["method=full_reset", "from=end", cache])):
+    for folder, options in (("a", ["method=base", "start=scratch"]), ("b", ["method=full_reset", "start=end", cache])):
         (tmp_path / folder).mkdir()
         assert runs(tmp_path / folder, *options).code == 0
     scratch, reset = rows(only_run(tmp_path / "a")), rows(only_run(tmp_path / "b"))
@@ -184,7 +184,7 @@ def test_tied_matrix_is_projected_unless_kept():
     [
         (["tokenizer=bpe"], 2, "tokenizer=bpe is unknown; accepted: byte, gpt2"),
         (["benchmark.start=30k"], 2, "start=30k is not kept; accepted: best, end, scratch, 20"),
-        (["from=fourth"], 2, "from=fourth is unknown"),
+        (["start=fourth"], 2, "start=fourth is unknown"),
         (["benchmark.start=late"], 2, "start=late is unknown; accepted: best, end, scratch"),
         (["benchmark.checkpoints=[99]"], 2, "go beyond phase 0, which has 40 steps"),
         (["benchmark.iterations=null", "benchmark.passes=[0,1]"], 2, "passes=[0, 1] must be two positive numbers"),

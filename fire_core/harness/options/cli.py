@@ -94,7 +94,7 @@ def out_of_memory(error: Exception) -> TrainingError | None:
 
 
 class SweepTable(Callback):
-    """Gives a sweep a folder where its jobs, also those on other machines, tell how they ended (conf/house.yaml)."""
+    """Gives a sweep a folder where all its jobs, on any machine, write how they ended (conf/hydra/default.yaml)."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Make the folder and tell the jobs by the environment."""

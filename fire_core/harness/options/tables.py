@@ -1,0 +1,37 @@
+"""Tables of values in conf/, such as conf/tuned/dqn.yaml: each entry of a table becomes an option of a Hydra group.
+
+A table holds the values of many choices side by side. Its first line is Hydra's `# @package <where>`: where in the
+configuration its values go. The entry `fire` of conf/tuned/dqn.yaml is the option `tuned/dqn=fire`, to be named in a
+defaults list; the entry `fire` of conf/tuned/vision/continual_cifar10.yaml is `tuned/vision=continual_cifar10_fire`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from fire_core.harness.options.cli import CONF
+
+PACKAGE = "# @package "
+
+
+def register(name: str, schema: type, *groups: str) -> None:
+    """Store a program's typed options as `<name>_schema`, and the tables of its groups, such as "tuned/dqn"."""
+    ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+    for group in groups:
+        if (folder := CONF / group).is_dir():
+            for path in sorted(folder.glob("*.yaml")):
+                _store(group, path, f"{path.stem}_")
+        else:
+            _store(group, folder.with_suffix(".yaml"), "")
+
+
+def _store(group: str, path: Path, prefix: str) -> None:
+    header = path.read_text().split("\n", 1)[0]
+    if not header.startswith(PACKAGE):
+        raise ValueError(f"{path}: a table's first line must be '{PACKAGE}<where its values go>'")
+    table: Any = OmegaConf.load(path)
+    for entry, values in table.items():
+        package = header.removeprefix(PACKAGE).strip()
+        ConfigStore.instance().store(group=group, name=f"{prefix}{entry}", node=values, package=package)
