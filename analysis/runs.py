@@ -6,7 +6,7 @@ one *variant* (the method with its hyperparameters) differ by their seed alone a
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -253,10 +253,34 @@ class Setting:
         return found[0] if len(found) == 1 else None
 
 
+def with_full_resets(runs: Iterable[Run]) -> list[Run]:
+    """The runs, and each full reset once more for every other checkpoint that runs of the same kind start from.
+
+    A full reset of a language model does not depend on the checkpoint (`benchmark.start`), so it is trained from one.
+    """
+    found = list(runs)
+    have = {(run.setting, run.variant, run.seed) for run in found}
+    starts = {str(value): value for run in found if (value := start_of(run)) not in (None, "scratch")}
+    others = {run.setting for run in found if run.method != "full_reset"}
+    for run in [run for run in found if run.method == "full_reset" and start_of(run) is not None]:
+        for start in starts.values():
+            moved = replace(run, config={**run.config, "benchmark": {**run.config["benchmark"], "start": start}})
+            if moved.setting in others and (key := (moved.setting, moved.variant, moved.seed)) not in have:
+                have.add(key)
+                found.append(moved)
+    return found
+
+
+def start_of(run: Run) -> Any:
+    """The checkpoint of the first phase that a language run starts its second from; None elsewhere."""
+    benchmark = run.config.get("benchmark")
+    return benchmark.get("start") if isinstance(benchmark, dict) else None
+
+
 def settings(runs: Iterable[Run]) -> list[Setting]:
     """Groups runs by setting, then by method variant, in a stable order."""
     by_setting: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in with_full_resets(runs):
         by_setting.setdefault(run.setting, []).append(run)
     by_names: dict[tuple[str, str, str], list[list[Run]]] = {}
     for members in by_setting.values():

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # docs/results/digits.* (a perceptron, the default; about five minutes on one core) and digits_resnet.* (a residual
-# network; half an hour more): twelve methods, twenty seeds. Started again, it goes on.
+# network; half an hour more): twelve methods, twenty seeds. Started again, it skips finished runs and resumes others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 methods=base,full_reset,snp,fire,fire_exact,dash,parseval,l2init,cbp,redo,snr,muon

@@ -1,32 +1,34 @@
 #!/usr/bin/env bash
-# Figure 3: continual pre-training from checkpoints of an overfitted first phase.
+# Figure 3: continual pre-training from checkpoints of an overfitted first phase; then the figure.
 #
-#   scripts/fig3.sh                 the offline pair with gpt_tiny, on a CPU (docs/results/language.md)
+#   scripts/fig3.sh                 the offline pair of corpora with gpt_tiny, on a CPU (docs/results/language.md)
 #   scripts/fig3.sh paper [GPUS]    GPT-0.1B on WikiText-103 and OpenWebText with torchrun, as in the paper
 #
-# Started again, it skips what is done and goes on where it was interrupted. SEEDS="0 1 2" and RUNS=runs/fig3 can be set.
+# The full reset does not depend on the checkpoint, so it is trained from `best` alone; the figure shows it in all panels.
+# Started again, it skips finished runs and resumes unfinished ones. SEEDS="0 1 2" and RUNS=runs/fig3 can be set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=${SEEDS:-"0 1 2"}
 runs=${RUNS:-runs/fig3}
-methods="base full_reset snp fire fire_exact"
+methods="base snp fire fire_exact"
 
 if [ "${1:-offline}" = paper ]; then
     python -m language.prepare dataset=wikitext103 tokenizer=gpt2
     python -m language.prepare dataset=openwebtext tokenizer=gpt2
     for seed in $seeds; do
-        for from in best 30k 60k; do
-            for method in $methods; do
+        for start in best 30k 60k; do
+            for method in $methods $([ $start = best ] && echo full_reset); do
                 torchrun --nproc_per_node="${2:-8}" -m language.train experiment=fig3 \
-                    method="$method" from="$from" seed="$seed" paths.runs="$runs"
+                    method="$method" start="$start" seed="$seed" paths.runs="$runs"
             done
         done
     done
 else
     # Seed by seed, so that a sweep that is stopped has whole seeds.
     for seed in $seeds; do
-        python -m language.train -m method="${methods// /,}" from=best,end seed="$seed" \
-            paths.runs="$runs" tracker=none progress=false
+        options=(seed="$seed" paths.runs="$runs" tracker=none progress=false)
+        python -m language.train -m method="${methods// /,}" start=best,end "${options[@]}"
+        python -m language.train method=full_reset start=best "${options[@]}"
     done
 fi
 python analysis/make_figures.py --runs "$runs" --out "$runs/figures" --export "$runs/language.csv"

@@ -77,3 +77,17 @@ def test_what_starts_anew_beside_the_weights_belongs_to_the_method(tmp_path):
     write_run(tmp_path, "fire", 1, boundary={"target": "keep"})
     (setting,) = settings(load([str(tmp_path)], cache=False)[0])
     assert [group.label for group in setting.groups] == ["base", "fire (target=copy)", "fire (target=keep)"]
+
+
+def test_a_full_reset_of_a_language_model_stands_beside_every_checkpoint(tmp_path):
+    """It is trained from one; the others get it too, but not from scratch, and not where they have their own."""
+    for start in ("best", "30k", "scratch"):
+        for seed in (0, 1):
+            write_run(tmp_path / start, "base", seed, metric="val/loss", benchmark={"name": "x", "start": start})
+    write_run(tmp_path / "best", "full_reset", 0, metric="val/loss", benchmark={"name": "x", "start": "best"})
+    write_run(tmp_path / "30k", "full_reset", 1, metric="val/loss", benchmark={"name": "x", "start": "30k"})
+    found = settings(load([str(tmp_path)], cache=False)[0])
+    seeds = {setting.detail: [run.seed for run in group.runs] for setting in found
+             if (group := setting.group("full_reset"))}  # fmt: skip
+    assert seeds == {"start=best": [0, 1], "start=30k": [0, 1]}
+    assert len(found) == 3
