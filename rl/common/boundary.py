@@ -1,43 +1,37 @@
-"""What becomes of target networks and of the optimizer when a method has acted: options, `method.boundary` in yaml."""
+"""What becomes of target networks and of the optimizer when a method has acted: options, `boundary` in yaml."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
-from fire_core.harness.options.build import build
 from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Context, Method, Net
 from fire_core.weights.layout import resolve
 from fire_core.weights.optimizer_state import parts_of
 
-TARGETS = ("act", "follow", "copy", "keep")
-OPTIMIZERS = ("keep", "forget", "new")
 
+def check_boundary(method: Method, name: str, *, optimizer: str, target: str) -> None:
+    """Refuse options under which something would never be trained, or be changed twice.
 
-def build_method(node: Mapping[str, Any]) -> Method:
-    """The method of a `method` group that also has `boundary`.
+    Args:
+        method: as the run will use it.
+        name: the method's.
+        optimizer: `boundary.optimizer`.
+        target: `boundary.target`.
 
     Raises:
-        ConfigError: an option is unknown, or leaves what the method adds without training.
+        ConfigError: the method cannot work with these.
     """
-    for option, accepted in (("target", TARGETS), ("optimizer", OPTIMIZERS)):
-        value = node["boundary"][option]
-        if value not in accepted:
-            raise ConfigError(f"method.boundary.{option}={value} is unknown; accepted: {', '.join(accepted)}")
-    method: Method = build("method", {key: node[key] for key in node if key != "boundary"})
-    kind, name, boundary = type(method), node["name"], node["boundary"]
+    kind = type(method)
     reshapes = kind.reshape is not Method.reshape
-    if (reshapes or kind.optimizer is not Method.optimizer) and boundary["optimizer"] != "new":
-        raise ConfigError(f"method={name} trains with an optimizer of its own: it needs method.boundary.optimizer=new")
-    if method.follows_gradients and boundary["target"] in ("act", "follow"):
-        raise ConfigError(
-            f"method={name} follows gradients, target networks have none: method.boundary.target=copy or keep"
-        )
-    if reshapes and boundary["target"] in ("act", "follow"):
-        raise ConfigError(f"method={name} acts on target networks itself: take method.boundary.target=keep or copy")
-    return method
+    if (reshapes or kind.optimizer is not Method.optimizer) and optimizer != "new":
+        what = "new parameters" if reshapes else "an optimizer of its own"
+        raise ConfigError(f"method={name} brings {what}: it needs boundary.optimizer=new")
+    if method.follows_gradients and target in ("act", "follow"):
+        raise ConfigError(f"method={name} follows gradients, target networks have none: boundary.target=copy or keep")
+    if reshapes and target in ("act", "follow"):
+        raise ConfigError(f"method={name} acts on target networks itself: take boundary.target=keep or copy")
 
 
 def forgetful(optimizer: torch.optim.Optimizer | None, how: str) -> list[torch.optim.Optimizer]:

@@ -15,7 +15,6 @@ from fire_core.harness.options.build import build
 from fire_core.harness.training import seeding
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Method, Net
-from rl.common.boundary import build_method
 from rl.dqn.frames import Batch, FrameReplay
 from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, td_target
@@ -66,7 +65,7 @@ class Learner:
         target.load_state_dict(q.state_dict())
         net = Net.of({"q": q}, task.config.model.layout)
         net.targets["q"] = target
-        return cls(task, net, build_method(task.config.method), task.build_replay())
+        return cls(task, net, build("method", task.config.method), task.build_replay())
 
     @property
     def q(self) -> nn.Module:
@@ -152,7 +151,7 @@ class Learner:
 
     def new_optimizer(self) -> torch.optim.Optimizer:
         """An optimizer of the kind that this phase has."""
-        anew = self.phase > 0 and self.task.config.method.boundary.optimizer == "new"
+        anew = self.phase > 0 and self.task.config.boundary.optimizer == "new"
         return self.method.optimizer(self.net, self.default) if anew else self.default(self.net.parameters())
 
     def default(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

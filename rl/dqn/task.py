@@ -14,7 +14,7 @@ from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.tables import register
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Net
-from rl.common.boundary import build_method
+from rl.common.boundary import check_boundary
 from rl.common.memory import check_fits
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import FrameReplay
@@ -49,6 +49,14 @@ class Evaluation:
 
 
 @dataclass
+class Boundary:
+    """What becomes of the optimizer and the target network at the midpoint, beside what the method does to weights."""
+
+    optimizer: str = "keep"  # keep, forget (what the method changed), new
+    target: str = "act"  # act, follow (act, then take over what was projected), copy (of the network), keep
+
+
+@dataclass
 class DQNConfig(Trunk):
     """Options of `rl.dqn`; `conf/dqn.yaml` fills them in. Steps are the agent's (4 frames), of all environments."""
 
@@ -70,6 +78,7 @@ class DQNConfig(Trunk):
     exploration: str = "each"  # each environment explores by itself, or shared: all at once, as in the reference
     epsilon: Epsilon = field(default_factory=Epsilon)
     replay: Replay = field(default_factory=Replay)
+    boundary: Boundary = field(default_factory=Boundary)
     eval: Evaluation = field(default_factory=Evaluation)
     log_every: int = MISSING  # steps between two rows; an epoch for methods that count in those
     metrics: str = "cheap"  # of plasticity at the midpoint: off, cheap, full
@@ -79,6 +88,8 @@ class DQNConfig(Trunk):
 
 
 CHOICES = {
+    "boundary.optimizer": ("keep", "forget", "new"),
+    "boundary.target": ("act", "follow", "copy", "keep"),
     "exploration": ("each", "shared"),
     "metrics": LEVELS,
     "precision": ("float32", "bfloat16"),
@@ -121,7 +132,8 @@ class Task:
         replay_device = device if config.replay.device == "auto" else resolve_device(config.replay.device)
         probe = make_env(config, 1, "check")
         emulator = probe.emulator
-        method = build_method(config.method)
+        method = build("method", config.method)
+        check_boundary(method, config.method.name, **config.boundary)
         task = cls(
             config,
             device,
@@ -185,8 +197,8 @@ def check_options(config: DictConfig) -> None:
         if not OmegaConf.select(config, option) > 0:
             raise ConfigError(f"{option} must be positive, got {OmegaConf.select(config, option)}")
     for option, accepted in CHOICES.items():
-        if config[option] not in accepted:
-            raise ConfigError(f"{option}={config[option]} is unknown; accepted: {', '.join(accepted)}")
+        if (value := OmegaConf.select(config, option)) not in accepted:
+            raise ConfigError(f"{option}={value} is unknown; accepted: {', '.join(accepted)}")
     if config.midpoint >= config.total_steps:
         raise ConfigError(f"midpoint={config.midpoint} must come before total_steps={config.total_steps}")
     if config.epsilon.fraction <= 0:

@@ -66,7 +66,7 @@ def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
         functools.partial(train, task),
         groups=("env",),
         what=what,
-        first={key: value for key, value in what.items() if key not in ("method", "metrics")},
+        first={key: value for key, value in what.items() if key not in ("method", "boundary", "metrics")},
         headline="eval/return",
         device=task.device,
         total_steps=config.total_steps,
@@ -196,7 +196,7 @@ def begin_phase(learner: Learner, index: int, run: Run) -> None:
     if index == 0:
         learner.optimizer = learner.new_optimizer()
         return
-    options, context = config.method.boundary, make_context(learner)
+    options, context = config.boundary, make_context(learner)
     context.optimizers = forgetful(learner.optimizer, options.optimizer)
     learner.boundary = act_at_boundary(
         learner.net,

@@ -11,7 +11,6 @@ from fire_core.harness.options.config import resolve_device
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.training import seeding
 from fire_core.methods import Net
-from rl.common.boundary import build_method
 from rl.common.evaluation import epsilon_greedy
 from rl.dqn.atari import Atari
 from rl.dqn.task import make_env
@@ -66,7 +65,7 @@ def build_network(
     """The Q-network with a checkpoint's weights, and whatever modules the run's method has put into it."""
     options = {key: value for key, value in trained.model.items() if key != "layout"}
     network: torch.nn.Module = build("model", options, actions=actions, observation=observation)
-    method = build_method(trained.method)
+    method = build("method", {key: trained.method[key] for key in trained.method if key != "boundary"})
     if state["method"]:
         method.load_state_dict(state["method"])
         method.reshape(Net({"q": network}, {"q": state["init"]}))

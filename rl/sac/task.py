@@ -16,6 +16,7 @@ from fire_core.harness.options.tables import register
 from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
+from rl.common.boundary import check_boundary
 from rl.common.memory import check_fits
 from rl.sac.control import Control, Worker, time_limit
 from rl.sac.networks import Actor, Critics, Networks
@@ -201,9 +202,7 @@ def check_method(method: Method, task: Task) -> None:
                 f"method={name} works at every optimizer step ({hook}), which rl.sac has no place for; it runs "
                 "base, full_reset, snp, pi, fire, fire_exact, redo, l2init and parseval"
             )
-    keeps = task.config.boundary.optimizer != "new"
-    if keeps and type(method).reshape is not Method.reshape:
-        raise ConfigError(f"method={name} puts new weights into the networks: it needs boundary.optimizer=new")
+    check_boundary(method, name, optimizer=task.config.boundary.optimizer, target=task.config.boundary.target)
     plain = Net({"actor": task.actor(), "critic": task.networks.critics(task.observations, task.actions, 0)}, {}, "sac")
     try:
         method.check(plain)

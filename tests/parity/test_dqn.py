@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 import rl.dqn.train  # noqa: F401  registers the schema
+from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.methods import Context, Method, Net
-from rl.common.boundary import build_method, forgetful, next_optimizer, update_targets
+from rl.common.boundary import forgetful, next_optimizer, update_targets
 from rl.dqn import update as dqn_update
 from rl.dqn.frames import FrameReplay
 from rl.dqn.networks import NatureCNN
@@ -125,7 +126,7 @@ def compose(method: str) -> Any:
 
 def act(method: Method, net: Net, optimizer: torch.optim.Optimizer, config: Any) -> torch.optim.Optimizer:
     """What `rl.dqn` does at the midpoint with the options of `python -m rl.dqn method=...`."""
-    options = config.method.boundary
+    options = config.boundary
     context = Context(1, 0, torch.Generator(), optimizers=forgetful(optimizer, options.optimizer))
     method.at_boundary(net, context)
     update_targets(method, net, context, options.target)
@@ -147,7 +148,7 @@ def test_intervention_on_both_networks_and_the_optimizer(case: str) -> None:
     old = {"q": network("q").state_dict(), "target": network("target").state_dict()}
 
     config = compose(CASES[case])
-    new = act(build_method(config.method), net, optimizer, config)
+    new = act(build("method", config.method), net, optimizer, config)
     assert (new is optimizer) == FACTS[f"{case}_optimizer_state_unchanged"]
     assert len(optimizer.state) == FACTS[f"{case}_optimizer_entries"]
     for k, state in optimizer.state_dict()["state"].items():
@@ -178,7 +179,7 @@ def test_plasticity_injection() -> None:
     encoder = list(q.encoder.parameters())  # type: ignore[union-attr]
     old_target_head = target.head.state_dict()  # type: ignore[union-attr]
     config = compose("pi")
-    optimizer = act(build_method(config.method), net, optimizer, config)
+    optimizer = act(build("method", config.method), net, optimizer, config)
     assert not optimizer.state
     changes = []
     for which, module in (("q", q), ("target", target)):
@@ -211,10 +212,10 @@ def test_plasticity_injection() -> None:
 def test_injection_is_rebuilt_on_a_resume() -> None:
     net, optimizer = golden_net()
     config = compose("pi")
-    method = build_method(config.method)
+    method = build("method", config.method)
     act(method, net, optimizer, config)
     fresh, _ = golden_net()
-    again = build_method(config.method)
+    again = build("method", config.method)
     again.load_state_dict(method.state_dict())
     again.reshape(fresh)
     for one, other in ((net.modules, fresh.modules), (net.targets, fresh.targets)):

@@ -12,10 +12,10 @@ import torch
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF, Outcome
 from fire_core.harness.options.errors import ConfigError, TrainingError
 from fire_core.harness.run.folder import Run
-from rl.common.boundary import build_method
 from rl.common.evaluation import epsilon_greedy
 from rl.common.replay_store import RingStore
 from rl.dqn.learner import Learner, td_batch
@@ -165,7 +165,7 @@ def test_trains_on_a_gpu(tmp_path: Path, replay: str) -> None:
 def test_every_scale_with_every_method_composes(scale: str, method: str) -> None:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = hydra.compose("dqn", [f"scale={scale}", f"method={method}"])
-    build_method(config.method)
+    build("method", config.method)
     assert config.midpoint * 2 == config.total_steps
 
 
@@ -205,8 +205,8 @@ BAD = {
     "replay.capacity=4": "replay.capacity=4 is too small",
     "replay.capacity=1000000000000": "replay.capacity=1000000000000 needs .* fits",
     "env.game=NoSuch-v0": "env.game=NoSuch-v0",
-    "method.boundary.target=away": "accepted: act, follow, copy, keep",
-    "method.boundary.optimizer=sell": "accepted: keep, forget, new",
+    "boundary.target=away": "accepted: act, follow, copy, keep",
+    "boundary.optimizer=sell": "accepted: keep, forget, new",
     "device=cuda:99": "device=cuda:99",
 }
 
@@ -221,12 +221,12 @@ def test_bad_options_are_told(option: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("method=pi", "method.boundary.optimizer=keep"), "needs method.boundary.optimizer=new"),
-        (("method=muon", "method.boundary.optimizer=keep"), "needs method.boundary.optimizer=new"),
-        (("method=pi", "method.boundary.target=act"), "take method.boundary.target=keep or copy"),
+        (("method=pi", "boundary.optimizer=keep"), "needs boundary.optimizer=new"),
+        (("method=muon", "boundary.optimizer=keep"), "needs boundary.optimizer=new"),
+        (("method=pi", "boundary.target=act"), "take boundary.target=keep or copy"),
         (
-            ("method=dash", "method.boundary.target=act"),
-            "target networks have none: method.boundary.target=copy or keep",
+            ("method=dash", "boundary.target=act"),
+            "target networks have none: boundary.target=copy or keep",
         ),
     ],
 )
@@ -273,7 +273,7 @@ def test_a_network_without_a_head_cannot_be_injected(tmp_path: Path) -> None:
 
     from fire_core.methods import Net
 
-    method: Any = build_method(compose("method=pi").method)
+    method: Any = build("method", compose("method=pi").method)
     with pytest.raises(ValueError, match="injectable"):
         method.check(Net({"model": Bare()}, {}))
 
