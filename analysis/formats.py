@@ -68,7 +68,7 @@ def aligned(rows: list[list[str]], gap: str) -> list[str]:
 
 
 def as_markdown(frame: pd.DataFrame) -> str:
-    rows = [[cell.replace("|", "\\|") for cell in row] for row in cells(frame)]
+    rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in cells(frame)]
     rows.insert(1, ["---"] * len(rows[0]))
     return "\n".join(f"| {line} |" for line in aligned(rows, " | ")) + "\n"
 
@@ -83,9 +83,9 @@ def as_latex(frame: pd.DataFrame) -> str:
 
 
 def escape(text: str) -> str:
-    for char in "&%#_$":
-        text = text.replace(char, "\\" + char)
-    return text.replace("–", "--").replace("<", "$<$")
+    special = {char: "\\" + char for char in "&%#_${}"} | {"\\": r"\textbackslash{}", "\n": " ", "–": "--", "<": "$<$"}
+    special |= {"^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    return "".join(special.get(char, char) for char in text)
 
 
 def as_csv(frame: pd.DataFrame) -> str:

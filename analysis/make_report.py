@@ -24,7 +24,8 @@ from analysis import formats, plotting, style, tables
 from analysis.curves import boundaries, curve
 from analysis.estimates import Estimate, Paired
 from analysis.options import add_sources, load_or_explain, split
-from analysis.runs import METRICS, Group, LeftOut, Run, Setting, settings
+from analysis.runs import METRICS, BadRun, Group, LeftOut, Run, Setting, settings
+from analysis.sources.safely import LARGE, parse_json, read_bytes
 
 PAGE = Path(__file__).parent / "page"
 POINTS = 400  # of a curve: more than a screen can tell apart make a heavy page
@@ -152,11 +153,26 @@ def spectra(runs: list[Run]) -> list[dict[str, Any]]:
         file = Path(run.source) / "spectra.json"
         if (run.method, run.variant) in seen or not file.is_file():
             continue
+        try:
+            content = parse_json(read_bytes(file, LARGE), file.name)
+            found = [(phase, [matrix(name, both) for name, both in parts.items()]) for phase, parts in content.items()]
+        except (BadRun, AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            print(f"no spectra of {run.source}: {error}")
+            continue
         seen.add((run.method, run.variant))
-        for phase, matrices in json.loads(file.read_text()).items():
+        for phase, matrices in found:
             title = f"the start of phase {phase}, {style.name(run.method)}, seed {run.seed}"
-            out.append({"title": title, "matrices": [{"name": name, **both} for name, both in matrices.items()]})
+            out.append({"title": title, "matrices": matrices})
     return out
+
+
+def matrix(name: str, both: dict[str, list[float]]) -> dict[str, Any]:
+    """Singular values of one matrix before and after a boundary.
+
+    Raises:
+        KeyError, TypeError, ValueError: the file holds something else.
+    """
+    return {"name": name, **{key: plain(np.array(both[key], dtype=np.float64)) for key in ("before", "after")}}
 
 
 def runs_table(runs: list[Run]) -> dict[str, Any]:

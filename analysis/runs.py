@@ -5,6 +5,7 @@ one *variant* (the method with its hyperparameters) differ by their seed alone a
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +27,8 @@ NOT_IDENTITY = {
     "cache", "checkpoint", "deterministic", "device", "hydra", "on_nan", "parallel", "paths", "progress", "scale",
     "threads", "tracker",
 }  # fmt: skip
+LONGEST_NAME = 100  # characters
+LARGEST_COUNT, LARGEST_VALUE = 1e15, 1e30  # beyond, it is no count of steps, and no figure can be drawn
 # The order of methods in tables and legends; others come after these, by name.
 ORDER = (
     "base", "full_reset", "snp", "dash", "parseval", "l2init", "cbp", "redo", "snr", "muon", "pi", "fire", "fire_exact",
@@ -48,7 +51,7 @@ class LeftOut:
     reason: str
 
     def __str__(self) -> str:
-        return f"left out {self.name}: {self.reason}"
+        return " ".join(f"left out {self.name}: {self.reason}".split())
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,15 +153,27 @@ def check(run: Run) -> Run:
     if not run.method:
         raise BadRun("foreign: its config has no `method.name`")
     try:
-        run.seed  # noqa: B018
-    except (TypeError, ValueError):
-        raise BadRun(f"corrupt: seed={run.config['seed']!r} is not an integer") from None
+        fine = 0 <= run.seed < 2**64
+    except (TypeError, ValueError, OverflowError):
+        fine = False
+    if not fine:
+        raise BadRun(f"corrupt: seed={str(run.config['seed'])[:40]} is no integer in [0, 2^64)")
+    for name in (run.method, run.benchmark, run.dataset, run.model):
+        if len(name) > LONGEST_NAME or "\n" in name:
+            raise BadRun(f"corrupt: {name[:40]!r}... is no name of a method, benchmark, data set or model")
     if "step" not in run.history:
         raise BadRun("foreign: its metrics have no `step`")
     if not run.history["step"].is_monotonic_increasing or not run.history["step"].is_unique:
         raise BadRun("corrupt: `step` does not increase from row to row")
     if not any(key in run.history for key in METRICS):
         raise BadRun(f"foreign: its metrics have none of {', '.join(METRICS)}")
+    measured = run.history[run.history[run.metric].notna()]
+    for key in (run.x, "step", *(["phase"] if "phase" in measured else [])):
+        column = measured[key]
+        if not ((column >= 0) & (column < LARGEST_COUNT)).all():  # also False for NaN
+            raise BadRun(f"corrupt: a row with `{run.metric}` has no proper `{key}`")
+    if (measured[run.metric].where(np.isfinite).abs() > LARGEST_VALUE).any():
+        raise BadRun(f"corrupt: `{run.metric}` has values beyond {LARGEST_VALUE:g}")
     return run
 
 
@@ -173,7 +188,19 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
         first = kept.setdefault((run.setting, run.variant, run.seed), run)
         if first is not run:
             left_out.append(LeftOut(run.source, f"duplicate: same config as {first.source}"))
-    return sorted(kept.values(), key=lambda r: r.source), left_out
+    alike, odd = same_axis(kept.values())
+    return sorted(alike, key=lambda r: r.source), left_out + odd
+
+
+def same_axis(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
+    """The runs whose horizontal axis is that of most runs of their setting, and the others."""
+    axes: dict[str, Counter[str]] = {}
+    runs = list(runs)
+    for run in runs:
+        axes.setdefault(run.setting, Counter())[run.x] += 1
+    odd = {run: axes[run.setting].most_common(1)[0][0] for run in runs}
+    out = [LeftOut(run.source, f"corrupt: no `{x}`, which the others have") for run, x in odd.items() if x != run.x]
+    return [run for run, x in odd.items() if x == run.x], out
 
 
 def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -52,6 +52,7 @@ BANDS = {"sem": "± standard error", "bootstrap": "95 % bootstrap interval", "mi
 
 RC = {
     "font.family": "DejaVu Sans",
+    "text.parse_math": False,  # names come from runs: a $ in them is a $
     "font.size": 7.5,
     "axes.titlesize": 8,
     "axes.titleweight": "bold",

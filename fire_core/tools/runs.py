@@ -14,6 +14,7 @@ from typing import Any
 
 from fire_core.harness.run.lock import FolderLock, NoLocks, is_held
 
+LAST = 2**20  # bytes at the end of a file that are looked at
 STATES = ("done", "running", "interrupted", "failed")
 
 
@@ -48,12 +49,12 @@ class Status:
         elif is_held(folder):
             state, result = "running", _numbers(row)
         elif failed.exists():
-            state, result = "failed", failed.read_text().strip()
+            state, result = "failed", _text(failed).strip() or "it does not say why"
         else:
             state, result = "interrupted", _numbers(row)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
-        total = (_json(folder / "env.json") or {}).get("total_steps")
-        return cls(folder, state, int(row.get("step", 0)), total, result, size)
+        total = _count((_json(folder / "env.json") or {}).get("total_steps"))
+        return cls(folder, state, _count(row.get("step")) or 0, total, result, size)
 
     @property
     def progress(self) -> str:
@@ -105,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _ls(chosen: list[Status]) -> int:
     width = max((len(status.folder.name) for status in chosen), default=0)
     for status in chosen:
-        print(f"{status.folder.name:<{width}}  {status.state:<11}  {status.progress:>5}  {status.result}")
+        print(f"{printable(status.folder.name):<{width}}  {status.state:<11}  {status.progress:>5}  {status.result}")
     counts = [f"{sum(status.state == state for status in chosen)} {state}" for state in STATES]
     print(f"{len(chosen)} in all: {', '.join(counts)}", file=sys.stderr)
     return 0
@@ -125,7 +126,7 @@ def _show(root: Path, name: str) -> int:
     print(f"size      {status.bytes / 1e6:.1f} MB\nstarted   {about.get('time')}\ncode      {about.get('git')}")
     for file in sorted((status.folder / "checkpoints").glob("step-*.pt")):
         print(f"checkpoint  {file.name}")
-    print("\n" + (status.folder / "config.yaml").read_text().rstrip())
+    print("\n" + _text(status.folder / "config.yaml").rstrip())
     return 0
 
 
@@ -153,24 +154,46 @@ def _free(folder: Path) -> bool:
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        content = json.loads(_text(path))
+    except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 
 
+def _text(path: Path) -> str:
+    """The end of a regular file as text; empty if there is none (opening a pipe would wait)."""
+    try:
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LAST))
+            return printable(file.read(LAST).decode(errors="replace"))
+    except OSError:
+        return ""
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would take for a command."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def _count(value: Any) -> int | None:
+    """A number of steps, None for anything else."""
+    return int(value) if isinstance(value, int | float) and 0 <= value < 2**63 else None
+
+
 def _last_row(path: Path) -> dict[str, Any]:
     """The last whole line of a metrics file; empty if there is none."""
+    text = _text(path)
+    whole = text[: text.rfind("\n") + 1].split("\n")[-2:-1]
     try:
-        data = path.read_bytes()
-    except OSError:
-        return {}
-    whole = data[: data.rfind(b"\n") + 1].splitlines()
-    row: dict[str, Any] = json.loads(whole[-1]) if whole else {}
-    return row
+        row = json.loads(whole[0]) if whole else {}
+    except (ValueError, RecursionError):
+        row = {}
+    return row if isinstance(row, dict) else {}
 
 
 def _numbers(row: dict[str, Any]) -> str:
     """The first few numbers of a row or summary, those of the bookkeeping apart."""
-    named = [key for key in row if key not in ("step", "steps", "lr") and isinstance(row[key], (int, float))]
+    named = [key for key in row if key not in ("step", "steps", "lr") and isinstance(row[key], int | float)]
     return "  ".join(f"{key} {row[key]:.4g}" for key in named[:5])

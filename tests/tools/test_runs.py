@@ -78,3 +78,25 @@ def test_prune_says_before_it_does(root: Path, capsys: pytest.CaptureFixture[str
     for wrong in (["prune"], ["ls", "--state", "lost"], ["--runs", "nowhere", "ls"]):
         with pytest.raises(SystemExit):
             runs.main(["--runs", str(root), *wrong])
+
+
+@pytest.mark.parametrize("file", ["DONE", "FAILED", "env.json", "metrics.jsonl", "config.yaml"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"text", b"\xff\xfe\x1b[31m", b"[" * 10**5, b'{"step": "x"}\n', None])
+def test_a_bad_folder_is_listed_like_any(
+    file: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "vision" / "run"
+    folder.mkdir(parents=True)
+    (folder / ".lock").touch()
+    (folder / "env.json").write_text('{"total_steps": 10}')
+    (folder / "metrics.jsonl").write_text('{"step": 5, "loss": 1.0}\n')
+    (folder / file).unlink(missing_ok=True)
+    if content is None:
+        os.mkfifo(folder / file)
+    else:
+        (folder / file).write_bytes(content)
+    assert runs.main(["--runs", str(tmp_path), "ls"]) == 0
+    assert runs.main(["--runs", str(tmp_path), "show", "run"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("run")
+    assert "\x1b" not in out
