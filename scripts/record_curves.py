@@ -1,0 +1,56 @@
+"""Records the numbers with which `tests/curves` compares: short runs of all four programs.
+
+    python scripts/record_curves.py                    all programs, about a minute
+    python scripts/record_curves.py vision dqn         these
+    python scripts/record_curves.py --check            compares, records nothing
+
+A number that changed is recorded only if NUMERICS was raised, which stands in the identity of every run and of every
+cached first phase: no cache and no finished run of the old numbers is then taken for one of the new. New columns and
+new cases are recorded at any time.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from tests.curves import series
+from tests.curves.cases import MODULES
+
+
+def main() -> None:
+    """Record, or say why not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="*", metavar="program", help=", ".join(MODULES))
+    parser.add_argument("--check", action="store_true", help="compare only")
+    arguments = parser.parse_args()
+    history, format_ = series.history(), str(series.NUMERICS)
+    if unknown := set(arguments.programs) - set(MODULES):
+        parser.error(f"unknown: {', '.join(unknown)}; programs are {', '.join(MODULES)}")
+    for program in arguments.programs or MODULES:
+        key = f"{program}, {series.environment(program)}"
+        with tempfile.TemporaryDirectory() as folder:
+            curves = series.run_cases(program, Path(folder))
+        if (series.FOLDER / f"{program}.json").exists():
+            place, recorded = series.read(program)
+            tolerance = 0.0 if place == series.environment(program) else series.TOLERANCE
+            changed = series.differences(program, recorded, curves, tolerance)
+            print(*changed, f"{program}: {len(changed)} numbers differ", sep="\n")
+            known = any(name.startswith(f"{program}, ") for name in history.get(format_, {}))
+            if changed and known and not arguments.check:
+                raise SystemExit(f"numbers changed, and NUMERICS is still {format_}: raise it, then record again")
+            if changed and arguments.check:
+                raise SystemExit(1)
+        if not arguments.check:
+            series.write(program, curves)
+            history.setdefault(format_, {})[key] = series.digest(program)
+            series.HISTORY.write_text(json.dumps(history, indent=1) + "\n")
+            print(f"{program}: {len(curves)} runs recorded")
+
+
+if __name__ == "__main__":
+    main()

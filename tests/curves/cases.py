@@ -1,0 +1,80 @@
+"""The runs whose numbers are recorded: all four programs at their smallest, with fixed seeds, on one CPU thread.
+
+A case is a name and the options of its run. The name is what `tests/curves/<program>.json` calls it: an option may be
+renamed here, a case keeps its name.
+"""
+
+import random
+from pathlib import Path
+
+MODULES = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn", "sac": "rl.sac"}
+COMMON = ("scale=smoke", "tracker=none", "progress=false", "threads=1", "seed=0")
+
+PLAIN = ("batch_size=16", "model.norm=false")  # batch norm keeps every unit from falling silent
+RESNET = ("model=small_resnet", "model.width=4")
+CHUNKS = ("benchmark.chunks=4", "epochs=1", "batch_size=64")
+VISION = {
+    **{
+        f"digits {method}": (f"method={method}",)
+        for method in ("base", "full_reset", "snp", "fire", "fire_exact", "dash", "parseval", "l2init", "muon")
+    },
+    # Options with which these act within forty steps.
+    "digits cbp": ("method=cbp", "method.rate=0.02", "method.maturity=5"),
+    "digits redo": ("method=redo", "method.threshold=0.5"),
+    "digits snr": ("method=snr", "method.percentile=0.5", "method.every=2", "method.max_age=64", *PLAIN),
+    "digits base without norm": ("method=base", *PLAIN),
+    "resnet base": ("method=base", *RESNET),
+    "resnet fire": ("method=fire", *RESNET),
+    "resnet redo": ("method=redo", "method.threshold=0.9", *RESNET),
+    "continual fire": ("method=fire", "benchmark=continual", *CHUNKS, "metrics=full"),
+    "class_incremental base": ("method=base", "benchmark=class_incremental", *CHUNKS),
+    "class_incremental fire": ("method=fire", "benchmark=class_incremental", *CHUNKS),
+}
+
+GPT = (
+    "dataset=texts", "dataset.first.path=first.txt", "dataset.second.path=second.txt", "paths.data=data",
+    "model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.block_size=32", "batch_size=4",
+    "benchmark.iterations=[24,24]", "benchmark.checkpoints=[12]", "lr=1e-3",
+)  # fmt: skip
+LANGUAGE = {
+    "base": ("method=base", *GPT),
+    "fire": ("method=fire", *GPT),
+    "full_reset": ("method=full_reset", *GPT),
+    "muon": ("method=muon", *GPT),
+}
+
+CARTPOLE = (
+    "env=cartpole", "num_envs=2", "model.hidden=16", "total_steps=400", "midpoint=200", "learning_starts=40",
+    "target_every=50", "batch_size=8", "log_every=40", "eval.every=100", "eval.steps=40", "eval.num_envs=2",
+    "replay.capacity=200", "replay.segment=16",
+)  # fmt: skip
+PIXELS = (
+    "env=asterix", "env.max_frames=160", "env.threads=1", "num_envs=2", "model.width=0.125", "total_steps=240",
+    "midpoint=120", "learning_starts=20", "target_every=50", "batch_size=8", "log_every=40", "eval.every=120",
+    "eval.steps=40", "eval.num_envs=2", "replay.capacity=120", "replay.segment=16",
+)  # fmt: skip
+DQN = {
+    **{f"cartpole {method}": (f"method={method}", *CARTPOLE) for method in ("base", "fire", "snp", "pi", "muon")},
+    "cartpole redo": ("method=redo", "method.threshold=0.5", *CARTPOLE),
+    "asterix base": ("method=base", *PIXELS),
+    "asterix fire": ("method=fire", *PIXELS),
+}
+
+PENDULUM = ("env=double_pendulum", "env_steps=400", "eval_every=100", "batch_size=16")
+SAC = {
+    **{f"pendulum {method}": (f"method={method}", *PENDULUM) for method in ("base", "fire", "full_reset", "pi")},
+    "pendulum redo": ("method=redo", "method.threshold=0.5", *PENDULUM),
+    "pendulum mlp fire": ("method=fire", "networks=mlp", *PENDULUM),
+}
+
+CASES: dict[str, dict[str, tuple[str, ...]]] = {"vision": VISION, "language": LANGUAGE, "dqn": DQN, "sac": SAC}
+
+
+def write_texts(folder: Path) -> None:
+    """Two small corpora, the same everywhere: paragraphs of made-up words, some frequent and some rare."""
+    for number, name in enumerate(("first", "second")):
+        draw = random.Random(number)
+        words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(1, 9))) for _ in range(400)]
+        weights = [1 / rank for rank in range(1, len(words) + 1)]
+        paragraphs = [" ".join(draw.choices(words, weights, k=60)) + "." for _ in range(60)]
+        (folder / f"{name}.txt").write_text("\n\n".join(paragraphs) + "\n")

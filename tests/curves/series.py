@@ -1,0 +1,135 @@
+"""Runs the cases and reads, writes and compares their numbers."""
+
+import hashlib
+import json
+import math
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fire_core.harness.run.first_phase import FORMAT as NUMERICS
+from tests.curves.cases import CASES, COMMON, MODULES, write_texts
+from tests.harness.zygote import Zygote
+
+FOLDER = Path(__file__).parent
+HISTORY = FOLDER / "history.json"  # {NUMERICS: {environment: digest of the numbers}}
+
+# Columns that were recorded under another name than they have now: {program: {recorded: now}}.
+RENAMED: dict[str, dict[str, str]] = {"vision": {}, "language": {}, "dqn": {}, "sac": {}}
+# Differ from run to run, or say where a row stands.
+IGNORED = ("seconds", "method/seconds", "method/peak_bytes", "seconds/waiting", "tokens_per_second", "mfu")
+IGNORED += ("boundary/seconds", "boundary/peak_bytes", "step", "kind")
+# Elsewhere than where they were recorded (another torch or CPU) numbers of a case may differ by this much, relative
+# to the largest of their column.
+TOLERANCE = 1e-3
+
+Series = dict[str, dict[str, Any]]  # column -> step (or phase, for what belongs to a boundary) -> number
+Curves = dict[str, Series]  # case -> its series
+
+
+def series(rows: list[dict[str, Any]]) -> Series:
+    """The numbers of a run's rows by column and step; those of a boundary by the phase that it begins.
+
+    So a number may move to another row of its step, or of its boundary, and is still the same number.
+    """
+    found: Series = {}
+    for row in rows:
+        for column, value in row.items():
+            of_boundary = column.startswith("boundary/")
+            if column in IGNORED or ("kind" in row and not of_boundary):
+                continue
+            place = f"phase {row['phase']}" if of_boundary else str(row["step"])
+            assert place not in found.get(column, {}), f"{column} is logged twice for {place}"
+            found.setdefault(column, {})[place] = value
+    return found
+
+
+def run_cases(program: str, folder: Path, chosen: dict[str, tuple[str, ...]] | None = None) -> Curves:
+    """Run the cases of a program (or these) through its command line, each in a process of its own."""
+    zygote, curves = Zygote(MODULES[program]), {}
+    try:
+        for number, (case, options) in enumerate((chosen or CASES[program]).items()):
+            place = folder / str(number)
+            place.mkdir(parents=True)
+            if program == "language":
+                write_texts(place)
+            answer = zygote.run(place, MODULES[program], *COMMON, *options)
+            assert answer.code == 0, f"{program}, {case}: {answer.err}"
+            (metrics,) = (place / "runs" / program).glob("*/metrics.jsonl")
+            curves[case] = series([json.loads(line) for line in metrics.read_text().splitlines()])
+    finally:
+        zygote.close()
+    return curves
+
+
+def environment(program: str) -> str:
+    """What the last bits of a program's numbers depend on beside its code."""
+    needs = {
+        "vision": ("scikit-learn",),
+        "language": (),
+        "dqn": ("gymnasium", "ale-py"),
+        "sac": ("gymnasium", "mujoco"),
+    }
+    parts = [f"torch {torch.__version__}", torch.backends.cpu.get_cpu_capability(), sys.platform, os.uname().machine]
+    return ", ".join(parts + [f"{name} {version(name)}" for name in ("numpy", *needs[program])])
+
+
+def differences(program: str, recorded: Curves, now: Curves, tolerance: float = 0.0) -> list[str]:
+    """One line for each recorded number that is lost or differs by more than `tolerance`.
+
+    Columns that are only in `now` are no difference.
+    """
+    found = []
+    for case, columns in recorded.items():
+        for old_name, numbers in columns.items():
+            column = RENAMED[program].get(old_name, old_name)
+            have = now.get(case, {}).get(column, {})
+            largest = max((abs(v) for v in numbers.values() if isinstance(v, int | float)), default=0.0)
+            for place, value in numbers.items():
+                where = f"{program}, {case}, {column} at {place}"
+                if place not in have:
+                    found.append(f"{where}: {value!r} is lost")
+                elif not alike(value, have[place], tolerance * largest):
+                    found.append(f"{where}: {value!r} was recorded, now {have[place]!r}")
+    return found
+
+
+def alike(one: Any, other: Any, by: float) -> bool:
+    """Equal to the last bit for `by` = 0, else at most `by` apart."""
+    if repr(one) == repr(other) or not all(isinstance(value, int | float) for value in (one, other)):
+        return repr(one) == repr(other)
+    return abs(one - other) <= by if all(map(math.isfinite, (one, other))) and by else bool(one == other)
+
+
+def read(program: str) -> tuple[str, Curves]:
+    """The environment in which a program's numbers were recorded, and the numbers."""
+    found = json.loads((FOLDER / f"{program}.json").read_text())
+    return found["environment"], found["cases"]
+
+
+def write(program: str, curves: Curves) -> None:
+    """Record these numbers: a line a column, floats as Python writes them, which gives every bit back."""
+    cases = [
+        f"  {json.dumps(case)}: {{\n"
+        + ",\n".join(f"   {json.dumps(column)}: {json.dumps(numbers)}" for column, numbers in columns.items())
+        + "\n  }"
+        for case, columns in curves.items()
+    ]
+    head = json.dumps(environment(program))
+    text = f'{{\n "environment": {head},\n "cases": {{\n' + ",\n".join(cases) + "\n }\n}\n"
+    (FOLDER / f"{program}.json").write_text(text)
+
+
+def digest(program: str) -> str:
+    """Of the recorded numbers."""
+    return hashlib.sha256((FOLDER / f"{program}.json").read_bytes()).hexdigest()[:16]
+
+
+def history() -> dict[str, dict[str, str]]:
+    """What was recorded under which NUMERICS: {NUMERICS: {program, environment: digest}}."""
+    found: dict[str, dict[str, str]] = json.loads(HISTORY.read_text()) if HISTORY.exists() else {}
+    return found

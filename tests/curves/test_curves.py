@@ -1,0 +1,39 @@
+"""The programs give the numbers that were recorded (`python scripts/record_curves.py`)."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.curves import series
+from tests.curves.cases import CASES
+
+
+@pytest.mark.parametrize("program", CASES)
+def test_numbers_are_those_recorded(program: str, tmp_path: Path) -> None:
+    """Bit for bit on the same torch and CPU capability, within a tolerance elsewhere; nothing is lost."""
+    place, recorded = series.read(program)
+    assert list(recorded) == list(CASES[program]), "record the curves anew: python scripts/record_curves.py"
+    same_place = place == series.environment(program)
+    now = series.run_cases(program, tmp_path)
+    found = series.differences(program, recorded, now, 0.0 if same_place else series.TOLERANCE)
+    assert not found, "\n".join([*found[:40], f"{len(found)} numbers in all"])
+
+
+@pytest.mark.parametrize("program", CASES)
+def test_changed_numbers_need_a_new_format(program: str) -> None:
+    """What is recorded was recorded under NUMERICS as it is; so caches and finished runs of other numbers have another."""
+    place, _ = series.read(program)
+    history = series.history()
+    assert str(series.NUMERICS) == max(history, key=int), "NUMERICS was raised: python scripts/record_curves.py"
+    assert history[str(series.NUMERICS)][f"{program}, {place}"] == series.digest(program), (
+        "numbers were changed by hand or under the same NUMERICS: raise it, then python scripts/record_curves.py"
+    )
+
+
+def test_methods_show_in_their_numbers() -> None:
+    """No two cases of a program have the same losses: each shows something of its method."""
+    for program in CASES:
+        _, recorded = series.read(program)
+        losses = [repr(columns["train/loss"]) for columns in recorded.values() if "train/loss" in columns]
+        losses += [repr(columns["train/critic_loss"]) for columns in recorded.values() if "train/loss" not in columns]
+        assert len(set(losses)) == len(recorded)
