@@ -93,7 +93,7 @@ def spectra(net: Net) -> dict[str, list[float]]:
     """
     found = {}
     for key, module in net.modules.items():
-        for entry in resolve(module, "all"):
+        for entry in resolve(module, "all", trainable_only=False):
             if entry.action != "project":
                 continue
             matrices = entry.view(full(entry.parameter.detach())).float()

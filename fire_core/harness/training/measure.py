@@ -18,11 +18,11 @@ def total_dfi(net: Net) -> float:
     """Deviation from isometry summed over all weight matrices, each divided by its FIRE scale first.
 
     A matrix W counts ||W^T W / s^2 - I||_F^2 with s = sqrt(d_out/d_in) / (k_h k_w): 0 after an exact projection.
-    Counted over the layout `all` whatever the method touches, so that methods can be compared.
+    Counted over the layout `all`, frozen weights too, whatever the method touches, so that methods can be compared.
     """
     total = torch.zeros((), dtype=torch.float64)
     for module in net.modules.values():
-        for entry in resolve(module, "all"):
+        for entry in resolve(module, "all", trainable_only=False):
             if entry.action == "project":
                 d_out, d_in = entry.shape
                 scale = (d_out / d_in) ** 0.5 / entry.positions
@@ -38,7 +38,7 @@ def total_sfe(net: Net, before: dict[str, dict[str, Tensor]]) -> float:
     """
     total = torch.zeros((), dtype=torch.float64)
     for name, module in net.modules.items():
-        for entry in resolve(module, "all"):
+        for entry in resolve(module, "all", trainable_only=False):
             if entry.action == "project" and entry.name in before[name]:
                 old = entry.view(full(before[name][entry.name]))
                 total += sfe(entry.view(full(entry.parameter.detach())), old).double().sum().cpu()

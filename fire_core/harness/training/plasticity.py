@@ -72,7 +72,7 @@ def weight_stable_rank(net: Net) -> float:
     ranks = [
         metrics.stable_rank(entry.view(entry.parameter.detach())).flatten()
         for module in net.modules.values()
-        for entry in resolve(module, "all")
+        for entry in resolve(module, "all", trainable_only=False)
         if entry.action == "project"
     ]
     return torch.cat(ranks).mean().item()
