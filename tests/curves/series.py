@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from fire_core.harness.run.first_phase import FORMAT as NUMERICS
+from fire_core.harness.run.first_phase import FORMAT
 from tests.curves.cases import CASES, COMMON, MODULES, write_texts
 from tests.harness.zygote import Zygote
 
+NUMERICS = FORMAT
 FOLDER = Path(__file__).parent
 HISTORY = FOLDER / "history.json"  # {NUMERICS: {environment: digest of the numbers}}
 

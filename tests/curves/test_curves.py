@@ -21,7 +21,7 @@ def test_numbers_are_those_recorded(program: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("program", CASES)
 def test_changed_numbers_need_a_new_format(program: str) -> None:
-    """What is recorded was recorded under NUMERICS as it is; so caches and finished runs of other numbers have another."""
+    """What is recorded was recorded under today's NUMERICS: caches and finished runs of other numbers have another."""
     place, _ = series.read(program)
     history = series.history()
     assert str(series.NUMERICS) == max(history, key=int), "NUMERICS was raised: python scripts/record_curves.py"
