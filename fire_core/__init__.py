@@ -4,9 +4,11 @@ Importing this needs torch alone, and so do the command line tools `fire_core.au
 `fire_core.convergence`. `fire_core.harness` is imported by the programs only and needs `pip install -e ".[harness]"`.
 """
 
+from fire_core.errors import FireWarning
 from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import newton_schulz, polar_factor
-from fire_core.reinit.fire import fire_, shrink_and_perturb_
+from fire_core.reinit.fire import fire_
+from fire_core.reinit.perturb import shrink_and_perturb_
 from fire_core.reinit.report import Report
 from fire_core.weights.layout import resolve
 from fire_core.weights.optimizer_state import reset_optimizer_state
@@ -14,6 +16,7 @@ from fire_core.weights.optimizer_state import reset_optimizer_state
 __version__ = "0.1.0"
 
 __all__ = [
+    "FireWarning",
     "Report",
     "__version__",
     "dfi",

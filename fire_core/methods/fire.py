@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.polar.options import NORM_INITS, SOLVERS
-from fire_core.reinit.fire import SCALES, fire_
+from fire_core.reinit.fire import fire_
+from fire_core.reinit.scales import SCALES
 from fire_core.weights.layout import PRESETS
 
 

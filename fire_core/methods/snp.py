@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.reinit.fire import shrink_and_perturb_
+from fire_core.reinit.perturb import shrink_and_perturb_
 from fire_core.weights.distributed import write_
 from fire_core.weights.layout import PRESETS, resolve
 from fire_core.weights.optimizer_state import reset_optimizer_state

@@ -224,7 +224,7 @@ def full_precision(device: str) -> Iterator[None]:
             backend.fp32_precision = precision
 
 
-def _tall(W: Tensor) -> Tensor:
+def as_tall(W: Tensor) -> Tensor:
     """W (..., m, n) as a view (B, larger, smaller)."""
     flat = W.reshape(-1, *W.shape[-2:])
     return flat.mT if W.shape[-1] > W.shape[-2] else flat
@@ -244,13 +244,13 @@ def _iterated(W: Tensor, steps: list[Step], norm_init: str, tol: float | None) -
     """In the matmul precision that is set, see `full_precision`."""
     if W.numel() == 0:
         return torch.empty_like(W), 0
-    source = _tall(W)
+    source = as_tall(W)
     size = max(1, CHUNK // (W.shape[-1] * W.shape[-2])) if W.device.type == "cpu" else len(source)
     if len(source) <= size or torch.compiler.is_compiling():
         X, taken = _from_start(source, steps, norm_init, tol)
         return (X.mT if W.shape[-1] > W.shape[-2] else X).to(W.dtype).reshape(W.shape), taken
     out = torch.empty(W.shape, dtype=W.dtype, device=W.device)
-    target, taken = _tall(out), 0
+    target, taken = as_tall(out), 0
     for i in range(0, len(source), size):
         X, k = _from_start(source[i : i + size], steps, norm_init, tol)
         target[i : i + size] = X
@@ -273,7 +273,7 @@ def _from_start(W: Tensor, steps: list[Step], norm_init: str, tol: float | None)
 def _launch(W: Tensor, out: Tensor) -> Tensor:
     if W.numel() == 0:
         return torch.ones(W.shape[:-2].numel(), dtype=torch.bool, device=W.device)
-    return exact.launch(_tall(W), _tall(out))
+    return exact.launch(as_tall(W), as_tall(out))
 
 
 def _repair(W: Tensor, X: Tensor, fine: list[bool], init: Tensor | None, seed: int) -> PolarReport:
@@ -283,8 +283,8 @@ def _repair(W: Tensor, X: Tensor, fine: list[bool], init: Tensor | None, seed: i
     if all(fine):
         rank = torch.full(W.shape[:-2], full, dtype=torch.int64, device=W.device)
         return PolarReport("exact", 0, rank, rank < full)
-    source, target = _tall(W), _tall(X)
-    start = None if init is None else _tall(init)
+    source, target = as_tall(W), as_tall(X)
+    start = None if init is None else as_tall(init)
     for b in (b for b, ok in enumerate(fine) if not ok):
         target[b], ranks[b] = exact.repair(source[b], None if start is None else start[b], seed)
     rank = torch.tensor(ranks, dtype=torch.int64, device=W.device).reshape(W.shape[:-2])

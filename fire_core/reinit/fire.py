@@ -2,26 +2,28 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fire_core.errors import FireWarning
 from fire_core.polar.factor import full_precision
 from fire_core.polar.options import PolarOptions, check_word
 from fire_core.polar.steps import working_dtype
-from fire_core.reinit.project import Solve, initial_of, make_waves, not_finite, project, stack
-from fire_core.reinit.report import Report, Row
+from fire_core.reinit.checks import check_finite, check_module, check_weights
+from fire_core.reinit.initial import initial_of, initial_weights
+from fire_core.reinit.project import Solve, make_waves, project
+from fire_core.reinit.report import Kept, Report, Row
+from fire_core.reinit.scales import SCALES, scale_of
 from fire_core.weights import distributed
-from fire_core.weights.layout import Entry, Layout, Selector, resolve
-from fire_core.weights.optimizer_state import reset_optimizer_state
-from fire_core.weights.topology import clean_name, unwrap
-
-SCALES = ("modular", "orthogonal", "match_init", "variance_factor")
+from fire_core.weights.entry import Entry
+from fire_core.weights.layout import Layout, Selector, resolve
+from fire_core.weights.optimizer_state import optimizers_of, reset_states
 
 
-@torch.no_grad()
 def fire_(
     model: nn.Module,
     solver: str = "newton_schulz",
@@ -36,6 +38,9 @@ def fire_(
     *,
     include: Selector | Iterable[Selector] = (),
     exclude: Selector | Iterable[Selector] = (),
+    blocks: Mapping[str, Sequence[int]] | None = None,
+    transposed: Iterable[str] = (),
+    trainable_only: bool = True,
     variance_factor: float = 1.0,
     tol: float | None = None,
     seed: int = 0,
@@ -46,55 +51,116 @@ def fire_(
     Each matrix W = U S V^T becomes scale * U V^T. The defaults are the paper's: ten cubic Newton-Schulz steps from
     W / ||W||_F, which on trained weights often end well short of an isometry; `solver="exact"` reaches it. The report
     says which DfI each weight has really reached. Parameters keep their identity, so ties, optimizers, DDP and compiled
-    models go on working. Half precision is computed in float32 and rounded once. Nothing is random.
+    models go on working. Half precision is computed in float32 and rounded once. Nothing is random, but for what
+    `seed` fills.
 
-    DistributedDataParallel, and sharded weights (FSDP2, DTensor): call it on every rank. The matrices are shared out,
-    each rank projects its share, and all end with the same numbers. Given the bare module inside DDP, every rank
-    does all the work itself.
+    What happens to which weight, under `layout="all"`:
+
+    - linear and convolution weights, routers of experts and the output head are projected; the head of a policy that
+      was initialised small is not small afterwards (`exclude` it, or take `scale="match_init"`).
+    - embeddings, positions, norms, biases and depthwise filters are kept. An embedding that is tied to the head **is**
+      the head and is projected.
+    - frozen weights (`requires_grad=False`) are kept; see `trainable_only`. LoRA (peft): the frozen base is kept, and
+      so are the factors A and B, because it is their product that acts, and an isometric B would replace the small
+      learned change by a large one. `include="*lora_A*"` projects A.
+    - weights that are quantised, packed, eight-bit or computed from others (parametrizations, pruning) are kept.
+    - a matrix that is zero has no nearest isometry and stays zero, unless `init` holds other values for it.
+
+    Every kept weight is in `report.kept` with its reason.
+
+    DistributedDataParallel, and sharded weights (FSDP2, DTensor): call it on every rank. The matrices are divided
+    among the ranks, and all end with the same numbers. Given the bare module inside DDP, every rank does all the work
+    itself.
 
     Args:
         model: any module.
-        solver: "newton_schulz" (the paper), "exact" or "muon" (see `polar`).
+        solver: "newton_schulz" (the paper), "exact" or "muon"; see `PolarOptions`.
         iterations: steps of the iterative solvers.
-        norm_init: what divides W before the first step; see `polar.NORM_INITS`.
+        norm_init: what divides W before the first step; see `PolarOptions`.
         layout: which weights, cut how; see `layout.resolve`.
-        optimizer: optimizer(s) that forget the state of exactly the weights that were changed.
-        init: initial weights by parameter name (a `state_dict()` taken at the start). Needed for `reinit` actions and
-            `match_init`; fills the null space of rank-deficient matrices.
+        optimizer: optimizer(s) whose state of exactly the changed weights is reset.
+        init: copies of the initial weights by parameter name (`copy.deepcopy(model.state_dict())` at the start). Needed
+            for `reinit` actions and `match_init`; fills the null space of rank-deficient and zero matrices.
         scale: each singular value's target. d_out x d_in is the matrix, k its number of kernel positions.
             "modular": sqrt(d_out / d_in) / k, the paper's. "orthogonal": 1. "match_init": such that the weight has the
             root mean square it was initialised with, whatever the scheme (uniform, Kaiming, residual-scaled).
-            "variance_factor": such that for white input the mean square of the outputs is `variance_factor` times
-            that of the inputs, sqrt(variance_factor * max(d_out, d_in) / (d_in k)).
+            "keep_norm": such that each matrix keeps its own Frobenius norm. "variance_factor": such that for white
+            input the mean square of the outputs is `variance_factor` times that of the inputs,
+            sqrt(variance_factor * max(d_out, d_in) / (d_in k)). Which to take when: docs/scales.md.
         min_norm: matrices whose Frobenius norm lies below this are left alone.
         blend: t in [0, 1] between the old spectrum and the isometric one: singular values sigma^(1-t) scale^t on the
             old singular vectors, by SVD. 1 is the projection itself.
         include: selectors of weights to project beside the layout's.
         exclude: selectors of weights to keep.
+        blocks: how fused weights are cut, by pattern; see `layout.resolve`.
+        transposed: patterns of weights that are stored (d_in, d_out).
+        trainable_only: keep frozen weights unless they are included by name. That is the default because FIRE restores
+            the ability to train, which a frozen weight does not use, and training could not repair what the
+            projection takes from it.
         variance_factor: for the scale of that name.
         tol: stop Newton-Schulz early once the largest DfI of a batch lies below this.
-        seed: of the Gaussian that fills null spaces when `init` cannot.
-        measure: False leaves DfI and SFE out of the report and saves about a tenth of the time.
+        seed: of the Gaussian that fills the null space of a rank-deficient matrix when `init` cannot.
+        measure: False leaves DfI, SFE and norms out of the report and saves about a tenth of the time.
 
     Returns:
         A `Report` with a row for each parameter or block.
 
     Raises:
-        ValueError: an unknown option; a NaN or Inf in a weight, with the parameter's name, and nothing changed; `init`
-            without a needed entry.
+        TypeError: `model` is no module, or one without layers (TorchScript, export).
+        ValueError: an option that is not accepted; a NaN or Inf in a weight; a meta, complex or sparse weight; `init`
+            that lacks a needed entry or is the model's own memory. Names are given, and nothing is changed.
+
+    Warns:
+        FireWarning: nothing was projected, a matrix is zero, a weight looks fused and is not cut, an optimizer cannot
+            be reset fully. The same lines are in `report.warnings`.
     """
     start = time.perf_counter()
-    _check_options(scale, min_norm, blend, variance_factor)
-    how = Solve(PolarOptions(solver, iterations, norm_init, tol, seed), min_norm, blend, measure)
-    entries = resolve(model, layout, include, exclude)
-    initial = _by_name(init or {})
+    check_word("scale", scale, SCALES)
+    _check_range(min_norm, blend, variance_factor)
+    options = PolarOptions(solver, iterations, norm_init, tol, seed)
+    optimizers = [] if optimizer is None else optimizers_of(optimizer)
+    entries = resolve(
+        check_module(model),
+        layout,
+        include,
+        exclude,
+        blocks,
+        transposed,
+        trainable_only=trainable_only,
+    )
+    report = _apply(model, entries, Solve(options, min_norm, blend, measure), scale, variance_factor, init)
+    changed = [row for row in report.rows if row.action != "skip"]
+    if optimizers:
+        report.optimizer_states_reset, notes = _reset(optimizers, entries, {row.name for row in changed})
+        report.warnings += notes
+    report.warnings[:0] = entries.warnings
+    if not any(row.action == "project" for row in changed) and (isinstance(layout, str) or not changed):
+        report.warnings.insert(0, "nothing was projected; see report.kept for the reasons")
+    report.seconds = time.perf_counter() - start
+    for warning in report.warnings:
+        warnings.warn(warning, FireWarning, stacklevel=2)
+    return report
+
+
+@torch.no_grad()
+def _apply(
+    model: nn.Module,
+    entries: list[Entry],
+    how: Solve,
+    scale: str,
+    variance_factor: float,
+    init: Mapping[str, Tensor] | None,
+) -> Report:
+    """Check, project, reset, and report what was done; nothing is changed when a check fails."""
     projected = [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
     reset = [entry for entry in entries if entry.action == "reinit"]
+    check_weights([*projected, *reset])
+    initial = initial_weights(init, [*projected, *reset])
     check_finite([(f"init[{entry.name!r}]", initial_of(entry, initial)) for entry in reset])
-    scales = {entry.label: _scale(entry, scale, variance_factor, initial) for entry in projected}
+    scales = {entry.label: scale_of(entry, scale, variance_factor, initial) for entry in projected}
     waves = make_waves(projected, distributed.ddp_group(model))
-    lone = len(waves) == 1 and blend == 1 and projected[0].parameter.device.type != "cpu"
-    if not lone or any(batch.ranks.processes is not None for batch in waves[0]):  # a lone wave on a GPU looks by itself
+    single = len(waves) == 1 and how.blend == 1 and projected[0].parameter.device.type != "cpu"
+    if not single or any(batch.ranks.processes is not None for batch in waves[0]):  # else `polar_many` checks
         check_finite([(entry.name, entry.parameter) for entry in projected])
     rows: dict[str, Row] = {}
     with full_precision(projected[0].parameter.device.type if projected else "cpu"):
@@ -102,91 +168,18 @@ def fire_(
             rows |= project(wave, how, scales, initial)
     for entry in reset:
         rows[entry.label] = _reinitialise(entry, initial)
-    if optimizer is not None:
-        _forget(optimizer, entries, rows)
     ordered = [rows[entry.label] for entry in entries if entry.label in rows]
-    kept = [entry.label for entry in entries if entry.action == "keep"]
+    kept = {e.label: Kept(tuple(e.parameter.shape), e.size, e.reason) for e in entries if e.label not in rows}
     changed = {id(e.parameter): e.parameter for e in entries if e.label in rows and rows[e.label].action != "skip"}
-    return Report(ordered, kept, list(changed.values()), time.perf_counter() - start)
+    return Report(ordered, kept, list(changed.values()), warnings=_zeros(ordered))
 
 
-@torch.no_grad()
-def shrink_and_perturb_(model: nn.Module, init: Mapping[str, Tensor], coef: float = 0.8) -> None:
-    """Shrink and perturb (Ash and Adams, NeurIPS 2020) as the FIRE paper uses it: W <- (1 - coef) W + coef W_init.
-
-    All parameters, biases, norms and frozen ones too, tied ones once; buffers stay. The perturbation is the stored
-    initial model, not a fresh draw.
-
-    Args:
-        model: any module.
-        init: initial weights by parameter name.
-        coef: 0 changes nothing, 1 restores the initial parameters exactly.
-
-    Raises:
-        ValueError: `coef` outside [0, 1], or `init` lacks a parameter; nothing is changed.
-    """
-    if not 0 <= coef <= 1:
-        raise ValueError(f"coef={coef}: must lie between 0 and 1")
-    initial = _by_name(init)
-    entries = [Entry(clean_name(name), parameter, "other") for name, parameter in unwrap(model).named_parameters()]
-    starts = [initial_of(entry, initial) for entry in entries]
-    for entry, start in zip(entries, starts, strict=True):
-        weight = distributed.full(entry.parameter)
-        dtype = working_dtype(weight)
-        mixed = (1 - coef) * weight.to(dtype) + coef * start.to(weight.device, dtype)
-        distributed.write_(entry.parameter, mixed)
-
-
-def check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise a ValueError that names every parameter with a NaN or Inf; one host synchronisation for all.
-
-    Args:
-        named: (name, tensor) pairs.
-    """
-    pairs = list(named)
-    if not pairs:
-        return
-    device = pairs[0][1].device
-    flags = torch.stack([_finite(distributed.local(p)).to(device, torch.int32) for _, p in pairs])
-    bad = [
-        name
-        for (name, _), ok in zip(pairs, distributed.all_true(flags, [p for _, p in pairs]).tolist(), strict=True)
-        if not ok
-    ]
-    if bad:
-        raise ValueError(not_finite(bad))
-
-
-def _finite(p: Tensor) -> Tensor:
-    if p.numel() == 0:
-        return torch.ones((), dtype=torch.bool, device=p.device)
-    low, high = p.aminmax()  # one pass; NaN spreads to both
-    return low.isfinite() & high.isfinite()
-
-
-# ------------------------------------------------------------------------------------------------------ scale and reset
-
-
-def _scale(entry: Entry, scale: str, variance_factor: float, initial: Mapping[str, Tensor]) -> float:
-    d_out, d_in = entry.shape
-    if scale == "orthogonal" or 0 in (d_out, d_in):
-        return 1.0
-    if scale == "modular":
-        return math.sqrt(d_out / d_in) / entry.positions
-    if scale == "variance_factor":
-        return math.sqrt(variance_factor * max(d_out, d_in) / (d_in * entry.positions))
-    # An isometry has squared norm min(d_out, d_in); all matrices of one weight share one scale.
-    start = stack([(entry, initial_of(entry, initial))])
-    size = math.sqrt(float(start.double().square().sum()) / entry.count / min(d_out, d_in))
-    if size == 0:
-        raise ValueError(f'{entry.name} is zero in init, so scale="match_init" would erase it: exclude it')
-    return size
-
-
-def _by_name(init: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Initial weights by the names of the bare model, whatever wrapper the state_dict was taken from."""
-    names = {clean_name(name): tensor for name, tensor in init.items()}
-    return {**{name.removeprefix("module."): tensor for name, tensor in names.items()}, **names}
+def _zeros(rows: list[Row]) -> list[str]:
+    names = [f"{row.name} ({row.zeros})" if row.zeros < row.matrices else row.name for row in rows if row.zeros]
+    if not names:
+        return []
+    named = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return [f"zero matrices have no nearest isometry and stay zero: {named}; init with other values there fills them"]
 
 
 def _reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
@@ -196,34 +189,44 @@ def _reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
     changed = weight.to(working_dtype(weight), copy=True)
     where = (..., entry.where) if entry.kind == "vector" and entry.rows is not None else ...
     target, source = (f[where] if entry.kind == "vector" else entry.view(f) for f in (changed, start))
-    moved = float((source.to(target.device, target.dtype) - target).square().sum())
+    source = source.to(target.device, target.dtype)
+    moved, before, after = (float(x.double().square().sum()) for x in (source - target, target, source))
     if entry.kind == "vector":
-        changed[where] = source.to(changed.device, changed.dtype)
+        changed[where] = source
     else:
         entry.write_(changed, source)
     distributed.write_(entry.parameter, changed)
     shape, count = (tuple(target.shape), 1) if entry.kind == "vector" else (entry.shape, entry.count)
-    return Row(entry.label, shape, count, "reinit", sfe=moved, solver="init", seconds=time.perf_counter() - begin)
+    return Row(
+        entry.label,
+        shape,
+        count,
+        "reinit",
+        sfe=moved,
+        norm_before=math.sqrt(before),
+        norm_after=math.sqrt(after),
+        solver="init",
+        seconds=time.perf_counter() - begin,
+    )
 
 
-def _forget(optimizer: Optimizer | Iterable[Optimizer], entries: list[Entry], rows: Mapping[str, Row]) -> None:
+def _reset(optimizers: list[Optimizer], entries: list[Entry], changed: set[str]) -> tuple[int, list[str]]:
     """Reset the optimizer state of what was changed: whole parameters, or the changed blocks of a fused one."""
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     parts: dict[int, list[Entry]] = {}
     for entry in entries:
-        parts.setdefault(id(entry.parameter), []).append(entry)
-    for siblings in parts.values():
-        changed = [e for e in siblings if e.label in rows and rows[e.label].action != "skip"]
-        p = siblings[0].parameter
-        if changed and sum(e.size for e in changed) == p.numel():
-            reset_optimizer_state(optimizers, [p])
-            continue
-        for e in changed:
-            reset_optimizer_state(optimizers, [p], e.where, e.row_dim)
+        if entry.label in changed:
+            parts.setdefault(id(entry.parameter), []).append(entry)
+    sizes = {key: sum(entry.size for entry in siblings) for key, siblings in parts.items()}
+    whole = [siblings[0].parameter for key, siblings in parts.items() if sizes[key] == siblings[0].parameter.numel()]
+    count, notes = reset_states(optimizers, whole)
+    done = {id(parameter) for parameter in whole}
+    for siblings in (siblings for key, siblings in parts.items() if key not in done):
+        counts = [reset_states(optimizers, [e.parameter], e.where, e.row_dim)[0] for e in siblings]
+        count += max(counts)
+    return count, notes
 
 
-def _check_options(scale: str, min_norm: float, blend: float, variance_factor: float) -> None:
-    check_word("scale", scale, SCALES)
+def _check_range(min_norm: float, blend: float, variance_factor: float) -> None:
     if not 0 <= blend <= 1:
         raise ValueError(f"blend={blend}: must lie between 0 and 1")
     if not min_norm >= 0:

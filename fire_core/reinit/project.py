@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import NonFiniteError, PolarReport, polar, polar_many
 from fire_core.polar.options import PolarOptions
 from fire_core.polar.steps import working_dtype
+from fire_core.reinit.checks import not_finite
+from fire_core.reinit.initial import find_initial
+from fire_core.reinit.measure import COLUMNS, measure
 from fire_core.reinit.report import Row
 from fire_core.weights import distributed
 from fire_core.weights.layout import Entry
 
+AT = {name: column for column, name in enumerate(COLUMNS)}
 # Elements that one batch holds at most, unless a single parameter has more: bounds the memory beyond the weights.
 BATCH_ELEMENTS = 2**21
 
@@ -100,8 +103,17 @@ def _work(batch: Batch, scales: Mapping[str, float]) -> Work:
     W = stack([(entry, entry.parameter) for entry in batch.entries])
     filled = [W.new_full((entry.count, 1, 1), scales[entry.label]) for entry in batch.entries]
     s = filled[0] if len(filled) == 1 else torch.cat(filled)
+    if any(math.isnan(scales[entry.label]) for entry in batch.entries):
+        s = torch.where(s.isnan(), own_scale(W), s)
     mine = batch.ranks.mine(len(W), batch.first, W.device)
     return Work(batch, mine, W, s) if batch.ranks.processes is None else Work(batch, mine, W[mine], s[mine])
+
+
+def own_scale(W: Tensor) -> Tensor:
+    """The scale that keeps each matrix's own Frobenius norm, (b, d_out, d_in) -> (b, 1, 1); 1 for a zero matrix."""
+    norm = torch.linalg.vector_norm(W, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+    s = norm / math.sqrt(min(W.shape[-2:]))
+    return torch.where(s > 0, s, 1).to(W.dtype)
 
 
 def stack(pairs: list[tuple[Entry, Tensor]]) -> Tensor:
@@ -149,38 +161,52 @@ def _touched(batch: Batch, positions: set[int]) -> list[str]:
 def _finish(
     work: Work, Q: Tensor, did: PolarReport, how: Solve, initial: Mapping[str, Tensor]
 ) -> tuple[Tensor, PolarReport]:
-    """Complete, scale, measure and write; the statistics (count, 6) of the whole batch."""
-    if did.completed is not None and bool(did.completed.any()):
-        _complete(work, Q, did.completed, how, initial)
+    """Complete, scale, measure and write; the `COLUMNS` of the whole batch, (count, len(COLUMNS))."""
     W, s, p = work.W, work.s, work.batch.entries[0].parameter
+    stats = torch.zeros(len(W), len(COLUMNS), dtype=torch.float64, device=W.device)
+    if did.rank is not None and did.completed is not None:
+        zero = did.rank == 0
+        if bool(did.completed.any()):
+            completed, zero = _complete(work, Q, did.completed, how, initial), zero.clone()
+            zero &= ~completed
+            Q[zero] = 0
+            stats[:, AT["completed"]] = (did.completed & ~zero).double()
+        stats[:, AT["rank"]] = did.rank.double()
+    else:
+        zero = torch.linalg.matrix_norm(Q) == 0  # a zero matrix stays zero, and nothing else becomes so
     # Half precision: what is measured is what will be stored.
     new = W.clone() if how.blend == 0 else Q.mul_(s).to(p.dtype).to(W.dtype)
-    # Without measurements nothing here lives on the GPU, and reading it will not wait.
-    device = (
-        W.device if how.measure or how.min_norm > 0 or work.batch.ranks.processes is not None else torch.device("cpu")
-    )
-    stats = torch.zeros(len(W), 6, dtype=torch.float64, device=device)
+    skip = zero
     if how.min_norm > 0:
-        skip = torch.linalg.matrix_norm(W) < how.min_norm
+        skip = zero | (torch.linalg.matrix_norm(W) < how.min_norm)
         new = torch.where(skip[:, None, None], W, new)
-        stats[:, 5] = skip
-    stats[:, :3] = torch.stack([dfi(W / s), dfi(new / s), sfe(new, W)], dim=1) if how.measure else math.nan
-    if did.rank is not None and did.completed is not None:
-        stats[:, 3], stats[:, 4] = did.rank, did.completed
+    for name, column in (("square_scale", s.flatten().double().square()), ("skipped", skip), ("zeros", zero)):
+        stats[:, AT[name]] = column
+    if how.measure:
+        measure(W, new, s, stats)
+    else:
+        stats[:, : AT["square_scale"]] = math.nan
     _write(work.batch.entries, work.batch.ranks.gather(new, work.mine, work.batch.count))
     return work.batch.ranks.gather(stats, work.mine, work.batch.count), did
 
 
-def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Solve, initial: Mapping[str, Tensor]) -> None:
-    """Solve rank-deficient matrices again with their initial weights, in place in Q; rare, so nothing is kept ready."""
-    positions = work.mine.cpu()
+def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Solve, initial: Mapping[str, Tensor]) -> Tensor:
+    """Solve rank-deficient matrices again with their initial weights, in place in Q; rare, so nothing is kept ready.
+
+    Returns:
+        For which matrices initial weights that are not zero were at hand, (b,) bool.
+    """
+    positions, found = work.mine.cpu(), torch.zeros(len(Q), dtype=torch.bool)
     at = 0
     for entry in work.batch.entries:
         here = deficient.cpu() & (positions >= at) & (positions < at + entry.count)
-        if bool(here.any()) and any(name in initial for name in (entry.name, *entry.aliases)):
-            starts = stack([(entry, initial_of(entry, initial))])[positions[here] - at]
+        start = find_initial(entry, initial) if bool(here.any()) else None
+        if start is not None:
+            starts = stack([(entry, start)])[positions[here] - at]
             Q[here] = polar(work.W[here], how.polar.solver, init=starts, seed=how.polar.seed)[0]
+            found[here] = starts.flatten(1).any(1).cpu()
         at += entry.count
+    return found.to(Q.device)
 
 
 def _write(entries: list[Entry], new: Tensor) -> None:
@@ -196,36 +222,23 @@ def _write(entries: list[Entry], new: Tensor) -> None:
 
 
 def _row(entry: Entry, part: Tensor, scale: float, did: PolarReport, seconds: float) -> Row:
-    before, after, moved, _, completed, skipped = part.sum(0).tolist()
-    rank = int(part[:, 3].min()) if did.rank is not None and len(part) else None
+    total = dict(zip(COLUMNS, part.sum(0).tolist(), strict=True))
     return Row(
         name=entry.label,
         shape=entry.shape,
         matrices=entry.count,
-        action="skip" if len(part) and skipped == len(part) else "project",
-        dfi_before=before,
-        dfi_after=after,
-        sfe=moved,
-        scale=scale,
+        action="skip" if len(part) and total["skipped"] == len(part) else "project",
+        dfi_before=total["dfi_before"],
+        dfi_after=total["dfi_after"],
+        sfe=total["sfe"],
+        norm_before=math.sqrt(total["square_before"]),
+        norm_after=math.sqrt(total["square_after"]),
+        scale=math.sqrt(total["square_scale"] / max(1, len(part))) if math.isnan(scale) else scale,
         solver=did.solver,
         iterations=did.iterations,
-        rank=rank,
-        completed=int(completed),
-        skipped=int(skipped),
+        rank=int(part[:, AT["rank"]].min()) if did.rank is not None and len(part) else None,
+        completed=int(total["completed"]),
+        skipped=int(total["skipped"]),
+        zeros=int(total["zeros"]),
         seconds=seconds,
     )
-
-
-def initial_of(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
-    for name in (entry.name, *entry.aliases):
-        if name in initial:
-            if initial[name].shape != entry.parameter.shape:
-                raise ValueError(
-                    f"init[{name!r}] has shape {tuple(initial[name].shape)}, the model {tuple(entry.parameter.shape)}"
-                )
-            return distributed.full(initial[name])
-    raise ValueError(f"init has no {entry.name!r}: give the model's initial state_dict() as init")
-
-
-def not_finite(names: list[str]) -> str:
-    return f"NaN or Inf in {', '.join(dict.fromkeys(names))}: the model is unchanged"

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+WIDTH = 120  # columns of a printed report
+TOLERANCE = 0.01  # of `Report.success`: half of it is about how far a singular value may be from its target
 
 
 @dataclass(frozen=True)
@@ -18,18 +23,22 @@ class Row:
         name: the parameter, with the block: `h.0.attn.c_attn.weight[q]`.
         shape: (d_out, d_in) of one matrix.
         matrices: how many matrices the parameter holds (kernel positions, groups).
-        action: "project", "reinit" or "skip" (every matrix lies below `min_norm`).
+        action: "project", "reinit" or "skip" (every matrix is zero or lies below `min_norm`, and stays as it is).
         dfi_before: DfI of W / scale, summed over the matrices. In units of the target scale, so that before and after
             compare and a weight that is already where the projection would put it has 0. DfI of the raw W, which
             also counts its mere size, is `metrics.dfi(W)`.
         dfi_after: the same of the new weight: what the solver really reached, 0 for an exact projection.
         sfe: ||W_new - W_old||_F^2, raw units, summed over the matrices: how far the weight moved.
-        scale: factor on the polar factor: every singular value's target.
+        norm_before: ||W_old||_F of the whole weight or block, raw units.
+        norm_after: ||W_new||_F.
+        scale: factor on the polar factor: every singular value's target. With `scale="keep_norm"`, which gives each
+            matrix its own, their root mean square.
         solver: the solver's name, "svd" for a blend, "init" for a reinitialisation.
         iterations: Newton-Schulz steps, 0 for a direct solve.
         rank: smallest rank among the matrices, None where the solver does not look.
         completed: how many matrices had their null space filled.
-        skipped: how many matrices lie below `min_norm`.
+        skipped: how many matrices stayed as they were: zero ones, and those below `min_norm`.
+        zeros: how many matrices are zero and stayed so.
         seconds: this row's share of its batch's time.
     """
 
@@ -40,22 +49,56 @@ class Row:
     dfi_before: float = math.nan
     dfi_after: float = math.nan
     sfe: float = math.nan
+    norm_before: float = math.nan
+    norm_after: float = math.nan
     scale: float = math.nan
     solver: str = ""
     iterations: int = 0
     rank: int | None = None
     completed: int = 0
     skipped: int = 0
+    zeros: int = 0
     seconds: float = 0.0
+
+    @property
+    def numel(self) -> int:
+        """How many numbers the row's weight or block holds."""
+        return self.matrices * math.prod(self.shape)
+
+    @property
+    def deviation(self) -> float:
+        """Root mean square of (sigma / scale)^2 - 1 over all singular values after the projection; NaN if unknown."""
+        values = self.matrices * min(self.shape, default=0)
+        return math.sqrt(self.dfi_after / values) if values else 0.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A weight that stayed as it was: its shape, how many numbers it holds, and why."""
+
+    shape: tuple[int, ...]
+    numel: int
+    reason: str
 
 
 @dataclass
 class Report:
-    """Rows in the model's order, the names of what was kept, the parameters that changed, and the seconds taken."""
+    """What `fire_` did. `print(report)` shows it at a glance, at most 120 columns wide.
+
+    Attributes:
+        rows: one for each weight or block that was projected, reset or skipped, in the model's order.
+        kept: what was left alone, by name.
+        parameters: the parameters that changed.
+        optimizer_states_reset: how many (optimizer, parameter) states were reset, in whole or (blocks) in part.
+        warnings: what the caller must know, one line each; given as `FireWarning` too.
+        seconds: the whole call.
+    """
 
     rows: list[Row] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
+    kept: dict[str, Kept] = field(default_factory=dict)
     parameters: list[Tensor] = field(default_factory=list, repr=False)
+    optimizer_states_reset: int = 0
+    warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def __len__(self) -> int:
@@ -69,38 +112,117 @@ class Report:
         values = [float(getattr(row, column) or 0) for row in self.rows]
         return math.fsum(value for value in values if not math.isnan(value))
 
+    def numbers(self, action: str) -> int:
+        """How many of the model's numbers were treated so: "project", "reinit", "skip" or "keep"; tied ones once."""
+        if action == "keep":
+            return sum(kept.numel for kept in self.kept.values())
+        return sum(row.numel for row in self.rows if row.action == action)
+
+    def share(self, action: str) -> float:
+        """The same as a share of all numbers in the model's parameters, in [0, 1]."""
+        every = sum(self.numbers(name) for name in ("project", "reinit", "skip", "keep"))
+        return self.numbers(action) / every if every else 0.0
+
+    def success(self, tolerance: float = TOLERANCE) -> bool:
+        """Whether something was projected and every projected weight has come as close to its isometry as asked for.
+
+        Args:
+            tolerance: for `Row.deviation`, the root mean square of (sigma / scale)^2 - 1 over a weight's singular
+                values. Ten steps of the paper on trained weights often miss the default; `exact` is at about 1e-6.
+
+        Raises:
+            ValueError: the report was not measured.
+        """
+        projected = [row for row in self.rows if row.action == "project"]
+        if any(math.isnan(row.dfi_after) for row in projected):
+            raise ValueError("success is unknown: call fire_ with measure=True")
+        return bool(projected) and all(row.deviation <= tolerance for row in projected)
+
     def to_dicts(self) -> list[dict[str, Any]]:
         """The rows as plain dictionaries."""
         return [asdict(row) for row in self.rows]
 
     def __str__(self) -> str:
-        head = ("name", "shape", "n", "action", "DfI before", "DfI after", "SFE", "scale", "solver", "it", "rank", "s")
-        lines = [head, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        text = [" ".join(_align(i, cell, widths[i]) for i, cell in enumerate(line)).rstrip() for line in lines]
-        changed = sum(row.matrices - row.skipped for row in self.rows if row.action == "project")
-        totals = ", ".join(
-            f"{label} {self.total(column):.4g}"
-            for label, column in (("DfI before", "dfi_before"), ("DfI after", "dfi_after"), ("SFE", "sfe"))
-        )
-        filled = int(self.total("completed"))
-        text.append(
-            f"{changed} matrices projected, {len(self.kept)} parameters kept; {totals}; {self.seconds:.3f} s"
-            + (f"; {filled} rank-deficient matrices completed" if filled else "")
-        )
-        return "\n".join(text)
+        return "\n".join([*_table(self.rows), *_summary(self), *_kept_lines(self), *_warning_lines(self)])
+
+
+# ------------------------------------------------------------------------------------------------------------ printing
+
+HEAD = ("name", "shape", "n", "action", "|W| before", "after", "DfI before", "after", "SFE", "scale", "it", "rank")
+
+
+def _table(rows: list[Row]) -> list[str]:
+    lines = [HEAD, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    widths[0] = max(16, min(widths[0], WIDTH - sum(widths[1:]) - len(HEAD) + 1))
+    return [" ".join(_align(i, cell, widths[i]) for i, cell in enumerate(line)).rstrip() for line in lines]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     rank = "" if row.rank is None else f"{row.rank}" + (f" (+{row.completed})" if row.completed else "")
-    numbers = (
-        f"{value:.4g}" if not math.isnan(value) else "" for value in (row.dfi_before, row.dfi_after, row.sfe, row.scale)
-    )
+    values = (row.norm_before, row.norm_after, row.dfi_before, row.dfi_after, row.sfe, row.scale)
+    numbers = ("" if math.isnan(value) else f"{value:.3g}" for value in values)
     action = f"{row.action} -{row.skipped}" if row.skipped and row.action == "project" else row.action
     shape = "x".join(map(str, row.shape))
-    steps = str(row.iterations) if row.iterations else ""
-    return (row.name, shape, str(row.matrices), action, *numbers, row.solver, steps, rank, f"{row.seconds:.3f}")
+    return (row.name, shape, str(row.matrices), action, *numbers, str(row.iterations or ""), rank)
 
 
 def _align(column: int, cell: str, width: int) -> str:
-    return cell.ljust(width) if column in (0, 3, 8) else cell.rjust(width)
+    return _shorten(cell, width).ljust(width) if column in (0, 3) else cell.rjust(width)
+
+
+def _shorten(name: str, width: int) -> str:
+    """A long name without its middle: both ends tell more."""
+    return name if len(name) <= width else f"{name[: width // 2 - 1]}..{name[len(name) - (width - width // 2 - 1) :]}"
+
+
+def _summary(report: Report) -> list[str]:
+    changed = [row for row in report.rows if row.action == "project"]
+    matrices = sum(row.matrices - row.skipped for row in changed)
+    how = ", ".join(dict.fromkeys(row.solver for row in changed))
+    shares = ", ".join(
+        f"{word} {report.share(action):.1%}"
+        for action, word in (("project", "projected"), ("reinit", "reset"), ("skip", "skipped"), ("keep", "kept"))
+        if report.numbers(action) or action in ("project", "keep")
+    )
+    lines = [f"{shares} of the model's numbers; {matrices} matrices projected" + (f" by {how}" if how else "")]
+    measured = [row for row in changed if not math.isnan(row.dfi_after)]
+    if measured:
+        near = sum(row.deviation <= TOLERANCE for row in measured)
+        lines.append(
+            f"DfI before {report.total('dfi_before'):.4g}, DfI after {report.total('dfi_after'):.4g}, "
+            f"SFE {report.total('sfe'):.4g}; {near} of {len(measured)} weights within {TOLERANCE} of an isometry"
+        )
+    filled = int(report.total("completed"))
+    lines.append(
+        f"{report.optimizer_states_reset} optimizer states reset; {report.seconds:.3f} s"
+        + (f"; {filled} rank-deficient matrices completed" if filled else "")
+    )
+    return lines
+
+
+def _kept_lines(report: Report) -> list[str]:
+    """Kept weights of two and more dimensions by reason, layers of one kind together; biases and scales as a number."""
+    reasons: dict[str, dict[tuple[str, str], list[str]]] = {}
+    vectors = 0
+    for name, kept in report.kept.items():
+        if len(kept.shape) < 2:
+            vectors += 1
+            continue
+        alike = (re.sub(r"\d+", "*", name), "x".join(map(str, kept.shape)))
+        reasons.setdefault(kept.reason, {}).setdefault(alike, []).append(name)
+    lines = [f"kept: {vectors} biases, scales and other vectors"] if vectors else []
+    for reason, groups in reasons.items():
+        lines += _wrap(f"kept, {reason}:")
+        for (pattern, shape), names in groups.items():
+            ending = f" {shape}" + (f" ({len(names)} weights)" if len(names) > 1 else "")
+            lines.append("  " + _shorten(names[0] if len(names) == 1 else pattern, WIDTH - 2 - len(ending)) + ending)
+    return lines
+
+
+def _warning_lines(report: Report) -> list[str]:
+    return [line for warning in report.warnings for line in _wrap(f"warning: {warning}")]
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False)

@@ -115,6 +115,8 @@ def resolve(
         for selector, action in rules.items():
             entries = _apply(entries, selector, action, f"layout[{selector!r}]", optional=selector in GROUPS)
         warnings: list[str] = []
+    elif not all(isinstance(entry, Entry) for entry in layout):
+        raise ValueError(f"layout={layout!r}: give a preset's name, a mapping from words to actions, or entries")
     else:
         entries, warnings = list(layout), list(getattr(layout, "warnings", ()))
     for chosen in _several(include):

@@ -1,21 +1,27 @@
-"""Forget what an optimizer remembers of given parameters.
+"""Reset what an optimizer has stored about given parameters.
 
-After a projection the momentum of a weight points at a place where it no longer is. The paper starts a new optimizer at
-each phase; inside a run, only the state of the projected weights is stale, and only that is removed here.
+After a projection the momentum of a weight belongs to a place where the weight no longer is. The paper starts a new
+optimizer at each phase; inside a run, only the state of the projected weights is stale, and only that is reset here.
 """
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fire_core.errors import FireWarning
 from fire_core.weights import distributed
 
 Rows = Tensor | slice | Sequence[int]
+# Where wrappers keep the optimizer that they wrap: timm's and torch_optimizer's Lookahead, accelerate, Lightning, SAM.
+_INNER = ("_base_optimizer", "base_optimizer", "optimizer", "_optimizer", "base")
+# Counters that some optimizers (timm's Lamb and Adan, schedule-free) keep for a whole group, with their first values.
+_GROUP_COUNTERS = {"step": 0, "k": 0, "weight_sum": 0.0, "lr_max": -1.0}
 
 
-@torch.no_grad()
 def reset_optimizer_state(
     optimizers: Optimizer | Iterable[Optimizer], params: Iterable[Tensor], rows: Rows | None = None, dim: int = 0
 ) -> int:
@@ -23,7 +29,10 @@ def reset_optimizer_state(
 
     The next step then changes these parameters exactly as a new optimizer with the same settings would, step counters
     and bias correction included. Works with every `torch.optim` optimizer that makes its state at the first step (SGD,
-    Adam, AdamW, RMSprop, Muon, ..., in their foreach, fused and capturable variants), and with Adagrad.
+    Adam, AdamW, RMSprop, Muon, ..., in their foreach, fused and capturable variants), with Adagrad, and with the
+    optimizer inside a wrapper (Lookahead, accelerate, Lightning): Lookahead's slow weights start again from the new
+    ones. Optimizers that count steps once for a group (timm's Lamb and Adan, schedule-free) are reset fully where all
+    parameters of the group are; else their bias correction goes on, which a `FireWarning` says.
 
     With `rows`, only these rows of the state tensors that have the parameter's shape (moments, momentum) become zero:
     for methods that replace single units. The step counter belongs to the whole parameter and goes on.
@@ -36,22 +45,102 @@ def reset_optimizer_state(
 
     Returns:
         How many (optimizer, parameter) states were reset.
+
+    Raises:
+        TypeError: not optimizers, or not a list of parameters (a module, one bare tensor, names).
     """
-    if isinstance(optimizers, Optimizer):
-        optimizers = [optimizers]
-    unique = {id(p): p for p in params}
-    count = 0
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if id(p) not in unique or not optimizer.state.get(p):
-                    continue
-                if rows is None:
-                    _forget(optimizer, group, p)
-                else:
-                    _forget_rows(optimizer.state[p], p, rows, dim)
-                count += 1
+    count, notes = reset_states(optimizers, params, rows, dim)
+    for note in notes:
+        warnings.warn(note, FireWarning, stacklevel=2)
     return count
+
+
+@torch.no_grad()
+def reset_states(
+    optimizers: Optimizer | Iterable[Optimizer], params: Iterable[Tensor], rows: Rows | None = None, dim: int = 0
+) -> tuple[int, list[str]]:
+    """`reset_optimizer_state`, which returns its warnings instead of giving them."""
+    unique = _parameters(params)
+    count, notes = 0, []
+    for optimizer in optimizers_of(optimizers):
+        done: set[int] = set()
+        for part in _with_inner(optimizer):
+            for group in part.param_groups:
+                held = [p for p in group["params"] if part.state.get(p)]
+                mine = [p for p in held if id(p) in unique]
+                for p in mine:
+                    if rows is None:
+                        _forget(part, group, p)
+                    else:
+                        _forget_rows(part.state[p], p, rows, dim)
+                done |= {id(p) for p in mine}
+                if mine and rows is None:
+                    notes += _reset_counters(part, group, whole=len(mine) == len(held))
+        count += len(done)
+    return count, list(dict.fromkeys(notes))
+
+
+def optimizers_of(optimizers: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
+    """One optimizer or several as a list.
+
+    Raises:
+        TypeError: something that is no optimizer.
+    """
+    one = _is_optimizer(optimizers) or isinstance(optimizers, nn.Module) or not isinstance(optimizers, Iterable)
+    several = [optimizers] if one else list(cast(Iterable[Optimizer], optimizers))
+    for optimizer in several:
+        if not _is_optimizer(optimizer):
+            raise TypeError(f"expected an optimizer (with param_groups and state), got {type(optimizer).__name__}")
+    return cast(list[Optimizer], several)
+
+
+def _is_optimizer(thing: object) -> bool:
+    """By what it has: wrappers need not inherit from `Optimizer`."""
+    return hasattr(thing, "param_groups") and hasattr(thing, "state")
+
+
+def _parameters(params: Iterable[Tensor]) -> set[int]:
+    if isinstance(params, nn.Module):
+        raise TypeError("params is a module: give its parameters, module.parameters()")
+    if isinstance(params, Tensor):
+        raise TypeError("params is one tensor, over whose rows a loop would go: give a list, [parameter]")
+    several = list(params)
+    for p in several:
+        if not isinstance(p, Tensor):
+            raise TypeError(f"params holds {p!r}, which is no parameter: give tensors, as in model.parameters()")
+    return {id(p) for p in several}
+
+
+def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """The optimizer and, inside a wrapper, those that it wraps."""
+    seen: set[int] = set()
+    queue: list[Any] = [optimizer]
+    while queue:
+        part = queue.pop()
+        if id(part) in seen or not _is_optimizer(part):
+            continue
+        seen.add(id(part))
+        yield part
+        queue += [getattr(part, name, None) for name in _INNER]
+
+
+def _reset_counters(optimizer: Optimizer, group: dict[str, Any], whole: bool) -> list[str]:
+    """Set the counters of a group back if all its parameters were reset; otherwise a line that says what goes on."""
+    steps = max(float(group.get("step") or 0), float(group.get("k") or 0))
+    if steps == 0:
+        return []
+    if not whole:
+        return [
+            f"{type(optimizer).__name__} counts steps for a whole parameter group, of which only some parameters were "
+            f"reset: their bias correction goes on from step {steps:.0f}, so that their first steps are too large. Put "
+            "the weights to project into a group of their own, or build a new optimizer"
+        ]
+    for name, first in _GROUP_COUNTERS.items():
+        if isinstance(group.get(name), Tensor):
+            group[name].fill_(first)
+        elif name in group:
+            group[name] = first
+    return []
 
 
 def _forget(optimizer: Optimizer, group: dict[str, object], p: Tensor) -> None:

@@ -1,0 +1,68 @@
+"""The initial weights that a caller gives, by the names of the model's own parameters."""
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from fire_core.weights import distributed
+from fire_core.weights.entry import Entry
+from fire_core.weights.topology import clean_name
+
+
+def initial_weights(init: Mapping[str, Tensor] | None, entries: Iterable[Entry]) -> dict[str, Tensor]:
+    """Initial weights by the names of the bare model, whatever wrapper the state_dict was taken from.
+
+    Raises:
+        TypeError: not a mapping from names to tensors.
+        ValueError: a tensor shares its memory with the parameter whose initial value it is to hold.
+    """
+    if init is None:
+        return {}
+    if not isinstance(init, Mapping):
+        raise TypeError(f"init is a {type(init).__name__}: give a state_dict(), names to tensors")
+    names = {clean_name(name): tensor for name, tensor in init.items()}
+    initial = {**{name.removeprefix("module."): tensor for name, tensor in names.items()}, **names}
+    for entry in entries:
+        for name in entry.aliases or (entry.name,):
+            if name in initial and _address(initial[name]) == _address(entry.parameter) != 0:
+                raise ValueError(
+                    f"init[{name!r}] is the model's own weight, not its initial value (state_dict() does not copy): "
+                    "take copy.deepcopy(model.state_dict()) before training"
+                )
+    return initial
+
+
+def find_initial(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
+    """The initial value of an entry's whole parameter; None where `initial` has none.
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    for name in (entry.name, *entry.aliases):
+        if name in initial:
+            if initial[name].shape != entry.parameter.shape:
+                raise ValueError(
+                    f"init[{name!r}] has shape {tuple(initial[name].shape)}, the model {tuple(entry.parameter.shape)}"
+                )
+            return distributed.full(initial[name])
+    return None
+
+
+def initial_of(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
+    """The same, which must be there.
+
+    Raises:
+        ValueError: it is not, or has another shape.
+    """
+    start = find_initial(entry, initial)
+    if start is None:
+        raise ValueError(f"init has no {entry.name!r}: give the model's initial state_dict() as init")
+    return start
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor's numbers lie; 0 where that cannot be told (no numbers, or packed ones)."""
+    try:
+        return distributed.local(tensor).untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0

@@ -1,0 +1,46 @@
+"""Shrink and perturb on a model."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.polar.steps import working_dtype
+from fire_core.reinit.checks import check_module
+from fire_core.reinit.initial import initial_of, initial_weights
+from fire_core.weights import distributed
+from fire_core.weights.entry import Entry
+from fire_core.weights.topology import clean_name, unwrap
+
+
+@torch.no_grad()
+def shrink_and_perturb_(model: nn.Module, init: Mapping[str, Tensor], coef: float = 0.8) -> None:
+    """Shrink and perturb (Ash and Adams, NeurIPS 2020) as the FIRE paper uses it: W <- (1 - coef) W + coef W_init.
+
+    All parameters, biases, norms and frozen ones too, tied ones once; buffers stay. The perturbation is the stored
+    initial model, not a fresh draw.
+
+    Args:
+        model: any module.
+        init: copies of the initial weights by parameter name.
+        coef: 0 changes nothing, 1 restores the initial parameters exactly.
+
+    Raises:
+        TypeError: `model` is no module.
+        ValueError: `coef` outside [0, 1]; `init` lacks a parameter or is the model's own memory; a parameter is not
+            floating point. Nothing is changed.
+    """
+    if not 0 <= coef <= 1:
+        raise ValueError(f"coef={coef}: must lie between 0 and 1")
+    named = unwrap(check_module(model)).named_parameters()
+    entries = [Entry(clean_name(name), parameter, "other") for name, parameter in named]
+    initial = initial_weights(init, entries)
+    starts = [initial_of(entry, initial) for entry in entries]
+    for entry in entries:
+        if not entry.parameter.is_floating_point() or entry.parameter.dtype.itemsize == 1:
+            raise ValueError(f"{entry.name} is {entry.parameter.dtype}: only floating-point weights can be mixed")
+    for entry, start in zip(entries, starts, strict=True):
+        weight = distributed.full(entry.parameter)
+        dtype = working_dtype(weight)
+        mixed = (1 - coef) * weight.to(dtype) + coef * start.to(weight.device, dtype)
+        distributed.write_(entry.parameter, mixed)

@@ -1,0 +1,31 @@
+"""How large the projected weights are: each singular value's target."""
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fire_core.reinit.initial import initial_of
+from fire_core.reinit.project import stack
+from fire_core.weights.entry import Entry
+
+SCALES = ("modular", "orthogonal", "match_init", "keep_norm", "variance_factor")
+
+
+def scale_of(entry: Entry, scale: str, variance_factor: float, initial: Mapping[str, Tensor]) -> float:
+    """The factor on the polar factors of an entry; NaN for `keep_norm`, where each matrix has its own."""
+    d_out, d_in = entry.shape
+    if scale == "orthogonal" or 0 in (d_out, d_in):
+        return 1.0
+    if scale == "modular":
+        return math.sqrt(d_out / d_in) / entry.positions
+    if scale == "variance_factor":
+        return math.sqrt(variance_factor * max(d_out, d_in) / (d_in * entry.positions))
+    if scale == "keep_norm":
+        return math.nan
+    # An isometry has squared norm min(d_out, d_in); all matrices of one weight share one scale.
+    start = stack([(entry, initial_of(entry, initial))])
+    size = math.sqrt(float(start.double().square().sum()) / entry.count / min(d_out, d_in))
+    if size == 0:
+        raise ValueError(f'{entry.name} is zero in init, so scale="match_init" would erase it: exclude it')
+    return size

@@ -1,0 +1,169 @@
+"""What fire_ and shrink_and_perturb_ refuse or leave alone: one clear line, and nothing is changed."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core import FireWarning, dfi, fire_, newton_schulz, polar_factor, sfe, shrink_and_perturb_
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 4))
+
+
+@pytest.mark.parametrize("call", [fire_, lambda model: shrink_and_perturb_(model, {})], ids=["fire_", "perturb"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: network().state_dict(), "expected a module .* got OrderedDict: load it into its model first"),
+        (lambda: torch.eye(3), "got Tensor: load it"),
+        (lambda: [network()], "expected a module .* got list"),
+        (lambda: torch.export.export(network(), (torch.zeros(1, 6),)), "got ExportedProgram"),
+        (lambda: torch.export.export(network(), (torch.zeros(1, 6),)).module(), "exported program, without its layers"),
+    ],
+)
+def test_what_is_no_module_with_layers(call, make, message):
+    with pytest.raises(TypeError, match=message):
+        call(make())
+
+
+def test_torchscript():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        scripted = torch.jit.trace(network(), torch.zeros(1, 6))
+    with pytest.raises(TypeError, match="TorchScript module: call it on the module that the script was made from"):
+        fire_(scripted)
+
+
+def test_a_symbolically_traced_module_keeps_its_layers():
+    report = fire_(torch.fx.symbolic_trace(network()))
+    assert [row.name for row in report] == ["0.weight", "2.weight"]
+
+
+def test_meta_complex_and_sparse_weights_are_named():
+    with pytest.raises(ValueError, match=r"0\.weight is on the meta device and holds no numbers"):
+        fire_(network().to("meta"))
+    model = network()
+    model[2] = nn.Linear(6, 4, dtype=torch.complex64)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"2\.weight is complex, .* exclude='2\.weight'"):
+        fire_(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [row.name for row in fire_(model, exclude="2.weight")] == ["0.weight"]
+    model[2] = nn.Linear(6, 4)
+    model[2].weight = nn.Parameter(model[2].weight.detach().to_sparse())
+    with pytest.raises(ValueError, match=r"2\.weight is sparse"):
+        fire_(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_integer_and_eight_bit_weights_are_kept_and_named(dtype):
+    model = network()
+    model[0].weight = nn.Parameter((model[0].weight.detach() * 100).to(dtype), requires_grad=False)
+    before = model[0].weight.clone()
+    report = fire_(model)
+    assert torch.equal(model[0].weight.view(torch.uint8), before.view(torch.uint8))
+    assert [row.name for row in report] == ["2.weight"]
+    assert str(dtype).removeprefix("torch.") in report.kept["0.weight"].reason
+    with pytest.raises(ValueError, match=r"0\.weight"):
+        fire_(model, include="0.weight", trainable_only=False)
+    with pytest.raises(ValueError, match=r"0\.weight is torch\..*: only floating-point weights can be mixed"):
+        shrink_and_perturb_(model, copy.deepcopy(model.state_dict()), 0.5)
+
+
+def test_polar_functions_refuse_vectors_complex_and_integer_tensors():
+    for function in (polar_factor, newton_schulz):
+        with pytest.raises(ValueError, match=r"shape \(3,\) holds no matrix"):
+            function(torch.ones(3))
+        with pytest.raises(ValueError, match=r"torch\.complex64 is not supported"):
+            function(torch.eye(3, dtype=torch.complex64))
+        with pytest.raises(ValueError, match=r"torch\.int64 is not supported"):
+            function(torch.ones(3, 3, dtype=torch.int64))
+    for measure in (dfi, lambda W: sfe(W, W)):
+        with pytest.raises(ValueError, match=r"torch\.complex64 is not supported"):
+            measure(torch.eye(3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, torch.compile], ids=["plain", "compiled"])
+def test_init_that_is_the_models_own_memory(wrap):
+    model = wrap(network())
+    before = copy.deepcopy(model.state_dict())
+    for call in (
+        lambda init: fire_(model, init=init),
+        lambda init: fire_(model, layout="dqn", init=init),
+        lambda init: fire_(model, scale="match_init", init=init),
+        lambda init: shrink_and_perturb_(model, init, 0.5),
+    ):
+        for own in (model.state_dict(), dict(model.named_parameters())):
+            with pytest.raises(ValueError, match=r"init\['0\.(weight|bias)'\] is the model's own weight.*deepcopy"):
+                call(own)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(TypeError, match="init is a list"):
+        fire_(model, init=[torch.eye(2)])
+
+
+def test_a_layout_of_words_is_refused():
+    with pytest.raises(ValueError, match=r"layout=\['linear'\]"):
+        fire_(network(), layout=["linear"])
+
+
+def test_frozen_weights_stay_unless_asked_for():
+    model = network()
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    report = fire_(model)
+    assert torch.equal(model[0].weight, before)
+    assert "trainable_only=False" in report.kept["0.weight"].reason
+    assert len(fire_(copy.deepcopy(model), include="0")) == 2
+    assert len(fire_(model, trainable_only=False)) == 2
+    assert not model[0].weight.requires_grad
+    model.requires_grad_(False)
+    with pytest.warns(FireWarning, match="nothing was projected"):
+        fire_(model)
+
+
+# ------------------------------------------------------------------------------------------------------ zero matrices
+
+
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact", "muon"])
+@pytest.mark.parametrize("measure", [True, False])
+@pytest.mark.parametrize("init", ["none", "zero"])
+def test_a_zero_matrix_stays_zero_and_is_named(solver, measure, init):
+    model = network()
+    with torch.no_grad():
+        model[2].weight.zero_()
+    start = copy.deepcopy(model.state_dict()) if init == "zero" else None
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        model[2].weight.zero_()
+    with pytest.warns(FireWarning, match=r"stay zero: 2\.weight; init with other values"):
+        report = fire_(model, solver, init=start, measure=measure, optimizer=optimizer)
+    assert not model[2].weight.any()
+    assert [(row.action, row.zeros, row.completed) for row in report] == [("project", 0, 0), ("skip", 1, 0)]
+    assert report.optimizer_states_reset == 1
+    assert model[2].weight in optimizer.state
+
+
+def test_a_zero_matrix_is_filled_from_an_init_that_is_not_zero():
+    model = network()
+    init = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        model[2].weight.zero_()
+    report = fire_(model, "exact", init=init)
+    assert (report.rows[1].completed, report.rows[1].zeros) == (1, 0)
+    assert report.rows[1].dfi_after < 1e-9
+
+
+def test_tiny_matrices_are_no_zero_matrices():
+    model = network()
+    with torch.no_grad():
+        model[2].weight.mul_(1e-30)
+    for solver in ("newton_schulz", "exact"):
+        report = fire_(copy.deepcopy(model), solver)
+        assert [row.action for row in report] == ["project", "project"]
