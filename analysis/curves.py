@@ -23,8 +23,8 @@ class Curve:
 def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False, max_points: int = 1000) -> Curve:
     """The mean of a metric over the seeds of a group, against its horizontal axis.
 
-    Seeds logged at the same points are averaged as they are; others are interpolated, but never beyond their
-    ends nor across a phase boundary. More points than a page can show are thinned out.
+    Seeds logged at the same points are averaged directly; others are interpolated, never beyond their ends nor across
+    a phase boundary. Beyond `max_points`, points are thinned out.
 
     Args:
         group: the runs.
@@ -56,7 +56,7 @@ def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False
 def phase_points(run: Run, metric: str, x: str) -> np.ndarray:
     """Rows (phase, x, value) of a run where the metric was measured, shape (n, 3).
 
-    What was measured right after a method acted stands at the boundary, as the first point of the new phase.
+    What was measured right after a method acted is the first point of the new phase, at the boundary.
     """
     history = run.history
     phase = history["phase"].to_numpy() if "phase" in history else np.zeros(len(history))

@@ -1,4 +1,4 @@
-"""Estimates with their uncertainty. The unit is the seed: one number a run goes in, never one an episode."""
+"""Estimates with their uncertainty. The unit is the seed: one number per run, never one per episode."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def mean(values: Sequence[float], interval: str = "t") -> Estimate:
     m = float(x.mean())
     if len(x) == 1:
         return Estimate(m, np.nan, np.nan, 1)
-    if np.ptp(x) == 0:  # neither the t distribution nor the bootstrap takes a spread of zero
+    if np.ptp(x) == 0:  # neither the t distribution nor the bootstrap works with zero spread
         return Estimate(m, m, m, len(x))
     if interval == "bootstrap":
         rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The paper's figures 2, 3, 4a and 4b: grids of panels, each filled with what was run, or saying that nothing was."""
+"""The paper's figures 2, 3, 4a and 4b: grids of panels, each with the runs that fit, or "no data"."""
 
 import re
 import textwrap
@@ -42,7 +42,7 @@ class Panel:
         return self.benchmark == "rl" and plain(self.what) in plain(setting.dataset)
 
     def choose(self, settings: Sequence[Setting]) -> Setting | None:
-        """The setting to show: the paper's model first, then what has most runs."""
+        """The setting to show: the paper's model first, then the one with most runs."""
         fitting = [setting for setting in settings if self.fits(setting)]
         runs = [sum(len(group.runs) for group in setting.groups) for setting in fitting]
         order = sorted(zip(fitting, runs, strict=True), key=lambda p: (p[0].model != self.model, -p[1]))
@@ -57,7 +57,7 @@ class Grid:
     title: str
     rows: tuple[tuple[Panel, ...], ...]
     last_phase: bool = False  # draw the last phase alone, from 0
-    program: str = ""  # whose other settings may stand beside the paper's
+    program: str = ""  # whose other settings may be shown beside the paper's
 
 
 DATA = (
@@ -105,7 +105,7 @@ def starting_checkpoint(setting: Setting) -> str:
 def with_others(grid: Grid, settings: Sequence[Setting]) -> Grid:
     """The grid with a panel for each start or environment that its program ran and the paper does not show.
 
-    Panels without data give them their room.
+    Panels without data are dropped for them.
     """
     others = {}
     for setting in settings:
@@ -138,7 +138,7 @@ def grid_figure(
         settings: what was run.
         palette: colours.
         band: see `estimates.band`.
-        width: "page" or "column"; in a column the panels of a single row stand one below the other.
+        width: "page" or "column"; in a column the panels of a single row are stacked.
         reference: whether to mark the values of `paper.FINAL`.
     """
     panels = np.array([list(row) for row in grid.rows], dtype=object)
@@ -178,7 +178,7 @@ def fill(
     last_phase: bool,
     reference: bool,
 ) -> list[tuple[Group, Curve]]:
-    """Draws one panel, or says that there is no data."""
+    """Draws one panel, or writes that there is no data."""
     if setting is None:
         axes.set_axis_off()
         if panel.in_paper:
@@ -200,14 +200,14 @@ def fill(
 
 
 def reference_lines(axes: Axes, drawn: Sequence[tuple[Group, Curve]], palette: style.Palette) -> None:
-    """Horizontal lines at where full reset and base end."""
+    """Horizontal lines at the final values of full reset and base."""
     for group, c in drawn:
         if group.method in ("full_reset", "base"):
             axes.axhline(plotting.end_of(c), color=palette.colours[group.method], linewidth=0.6, alpha=0.7, zorder=1)
 
 
 def mark_paper(axes: Axes, values: dict[str, float], palette: style.Palette) -> None:
-    """Open diamonds on the right edge at the paper's final values; the limits make room for them."""
+    """Open diamonds on the right edge at the paper's final values; the limits are widened to hold them."""
     low, high = axes.get_ylim()
     for method, value in values.items():
         axes.plot(
@@ -228,7 +228,7 @@ def legend(
     settings: Sequence[Setting],
     reference: bool,
 ) -> None:
-    """One legend for all panels: in a place that the paper leaves free, else below."""
+    """One legend for all panels: in a panel that the paper does not have, else below."""
     lines = {}
     for group, _ in shown:
         text = style.name(group.method) + plotting.detail(group)

@@ -16,7 +16,7 @@ def number(value: float, digits: int) -> str:
 
 
 def digits_for(value: float, short: bool = False) -> int:
-    """Decimals that suit a number's size: accuracies 0.8234, losses 3.021, returns 712; about three digits if short."""
+    """A number with decimals that fit its size: 0.8234 (accuracy), 3.021 (loss), 712 (return); 3 digits if short."""
     if not np.isfinite(value) or value == 0:
         return 0
     size = abs(value)
@@ -89,7 +89,7 @@ def escape(text: str) -> str:
 
 
 def as_csv(frame: pd.DataFrame) -> str:
-    """Numbers in columns of their own: `final`, `final low`, `final high`, ..."""
+    """Numbers in separate columns: `final`, `final low`, `final high`, ..."""
     rows = [dict(spread(row)) for row in frame.to_dict("records")]
     names: list[str] = []  # from the first full cell of each column: a method is not compared with itself
     for column in frame:
@@ -99,7 +99,7 @@ def as_csv(frame: pd.DataFrame) -> str:
 
 
 def spread(row: dict[str, object]) -> list[tuple[str, object]]:
-    """A row with each estimate taken apart."""
+    """A row with each estimate split into its numbers."""
     out: list[tuple[str, object]] = []
     for name, value in row.items():
         if isinstance(value, Estimate):

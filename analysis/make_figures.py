@@ -1,4 +1,4 @@
-"""Draws figures and prints tables from whatever runs there are.
+"""Draws figures and prints tables from all runs found.
 
     python analysis/make_figures.py
     python analysis/make_figures.py --runs runs/vision --out figures --band bootstrap
@@ -25,7 +25,7 @@ from analysis.sources import small
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make_figures.py",
-        description="Draws figures and prints tables from whatever runs there are.",
+        description="Draws figures and prints tables from all runs found.",
         epilog="Options may be written --name value or name=value.",
     )
     add = parser.add_argument
@@ -34,9 +34,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--band", choices=sorted(style.BANDS), default="sem", help="band about the mean (%(default)s)")
     add("--interval", choices=("t", "bootstrap"), default="t", help="of means in tables (%(default)s)")
     add("--test", choices=("t", "wilcoxon"), default="t", help="paired test, Holm-corrected (%(default)s)")
-    add("--width", choices=("column", "page"), help="of a two-column paper (default: what suits)")
+    add("--width", choices=("column", "page"), help="of a two-column paper (default: chosen by content)")
     add("--paper-reference", **FLAG, help="mark the values read off the paper's figures")
-    add("--export", type=Path, metavar="NAME.csv", help="also keep the runs as small results, to remake all this from")
+    add("--export", type=Path, metavar="NAME.csv", help="also write the runs as small results")
     return parser.parse_args(split(argv))
 
 
@@ -81,7 +81,7 @@ def print_tables(setting: Setting, args: argparse.Namespace) -> list[Path]:
 
 
 def overall_tables(found: list[Setting], folder: Path) -> list[Path]:
-    """Writes the tables that span settings: ranks a domain, convergence, and RL aggregates."""
+    """Writes the tables over several settings: ranks by domain, convergence, and RL aggregates."""
     frames = {"convergence": tables.convergence(found)}
     for domain in sorted({setting.domain for setting in found}):
         alike = [setting for setting in found if setting.domain == domain]
@@ -104,7 +104,7 @@ def report(paths: list[Path]) -> None:
 def slug(setting: Setting) -> str:
     """A file name for a setting."""
     text = re.sub(r"[^A-Za-z0-9_.=-]+", "-", setting.name).strip("-")
-    if len(text) > 100:  # cut, it might be another setting's name too
+    if len(text) > 100:  # cut, it might equal another setting's name
         text = f"{text[:90]}-{hashlib.sha256(setting.name.encode()).hexdigest()[:8]}"
     return text
 

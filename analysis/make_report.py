@@ -28,7 +28,7 @@ from analysis.runs import METRICS, BadRun, Group, LeftOut, Run, Setting, setting
 from analysis.sources.safely import LARGE, parse_json, read_bytes
 
 PAGE = Path(__file__).parent / "page"
-POINTS = 400  # of a curve: more than a screen can tell apart make a heavy page
+POINTS = 400  # of a curve: more make a larger page and cannot be seen
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -14,7 +14,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     sources = "folders of runs, small results (.csv), wandb-local:FOLDER or wandb:ENTITY/PROJECT (runs)"
     add("--runs", "--source", nargs="+", default=["runs"], metavar="SOURCE", help=sources)
-    add("--include-unfinished", **FLAG, help="take in runs that did not end as they should")
+    add("--include-unfinished", **FLAG, help="include runs that did not finish")
     add("--no-cache", **FLAG, help="read every run anew")
 
 
@@ -41,7 +41,7 @@ FLAG = {"type": boolean, "nargs": "?", "const": True, "default": False, "metavar
 
 
 def load_or_explain(program: str, args: argparse.Namespace) -> tuple[list[Run], list[LeftOut]] | None:
-    """The runs and what was left out, which is printed; None, after one line that says why, if there is nothing."""
+    """The runs, and what was left out, which is printed; None, after one line with the reason, if there are no runs."""
     try:
         runs, left_out = load(args.runs, not args.no_cache, args.include_unfinished)
     except SourceError as error:

@@ -29,8 +29,8 @@ def draw(
     """Draws every method of a setting: mean line, band over seeds, phase boundaries.
 
     Args:
-        axes: where to.
-        setting: what.
+        axes: to draw on.
+        setting: to draw.
         palette: colours.
         band: see `estimates.band`.
         words: written left and right of the boundary, if there is just one.
@@ -80,7 +80,7 @@ def mark_boundaries(axes: Axes, where: list[float], words: tuple[str, str] | Non
 
 
 def limits(axes: Axes, drawn: Sequence[tuple[Group, Curve]]) -> None:
-    """Limits that show the differences: steep starts of a phase may leave the axes, no end of a line may."""
+    """Limits that show the differences: a phase's steep start may lie outside the axes, a line's end may not."""
     if not drawn:
         return
     x = np.concatenate([c.x for _, c in drawn])
@@ -95,7 +95,7 @@ def limits(axes: Axes, drawn: Sequence[tuple[Group, Curve]]) -> None:
 
 
 def label_ends(axes: Axes, drawn: Sequence[tuple[Group, Curve]], palette: style.Palette, n: bool = False) -> None:
-    """Writes each method's name at the end of its line, pushed apart where lines end close together.
+    """Writes each method's name at the end of its line, moved apart where lines end close together.
 
     Args:
         axes: with its limits set.
@@ -141,9 +141,9 @@ def end_of(c: Curve) -> float:
 
 
 def spread(wanted: Sequence[float], gap: float, height: float) -> list[float]:
-    """Sorted positions, moved as little as may be until they are `gap` apart, in [0, height] if they fit."""
+    """Sorted positions, moved as little as possible until they are `gap` apart, in [0, height] if they fit."""
     at: list[float] = []
-    blocks: list[list[float]] = []  # [sum of (wanted - offset), count]: neighbours that touch move as one
+    blocks: list[list[float]] = []  # [sum of (wanted - offset), count]: neighbours that touch move together
     for i, want in enumerate(wanted):
         blocks.append([want - i * gap, 1])
         while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
@@ -182,7 +182,7 @@ def save(figure: Figure, path: Path) -> list[Path]:
 
 
 def setting_figure(setting: Setting, palette: style.Palette, band: str = "sem", width: str | None = None) -> Figure:
-    """One setting on its own, lines labelled at their ends; with a second panel where ends are too close to tell.
+    """One setting alone, lines labelled at their ends; with a second panel where the ends are too close.
 
     Args:
         setting: what to draw.

@@ -1,8 +1,8 @@
 """Aggregates over environments for reinforcement learning, after Agarwal et al. (2021), arXiv 2108.13264.
 
 A score is one number a seed and environment; evaluation episodes are averaged before, as they are not independent runs.
-rliable 1.2.0 wants arch < 8, which does not import beside pandas 3, and with arch 8 its bootstrap fails; the formulae
-are short, and our point estimates are equal to its.
+rliable 1.2.0 needs arch < 8, which cannot be imported with pandas 3, and its bootstrap fails with arch 8. The formulae
+are short; the point estimates equal rliable's.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def iqm(scores: Scores) -> float:
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores) -> float:
-    """Chance that a run of ours beats one of theirs, mean over environments; ties count half."""
+    """Probability that a run of ours beats one of theirs, mean over environments; ties count half."""
     wins = []
     for x, y in zip(ours, theirs, strict=True):
         difference = x[:, None] - y[None, :]

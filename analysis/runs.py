@@ -1,4 +1,4 @@
-"""A run as the analysis sees it, whatever it was read from, and which runs belong together.
+"""A run, whatever it was read from, and which runs belong together.
 
 Two runs share a *setting* when everything but the method and the seed is the same; within a setting, runs of
 one *variant* (the method with its hyperparameters) differ by their seed alone and are averaged.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-# What a run is judged by: history key -> (axis label, is more better). The first one present decides.
+# The main metric: history key -> (axis label, whether more is better). The first one present decides.
 METRICS = {
     "test/accuracy": ("Test accuracy", True),
     "val/loss": ("Validation loss", False),
@@ -22,7 +22,7 @@ METRICS = {
 }
 DOMAINS = {"test/accuracy": "vision", "val/loss": "language", "eval/return": "rl"}
 
-# What says where, how and for whom a run is executed, not what it is.
+# Options that say where and how a run is executed, not what it is.
 NOT_IDENTITY = {
     "cache", "checkpoint", "deterministic", "device", "hydra", "on_nan", "parallel", "paths", "progress", "scale",
     "threads", "tracker",
@@ -36,7 +36,7 @@ ORDER = (
 
 
 class BadRun(ValueError):
-    """Something that cannot be used as a run; the message says why, in a few words."""
+    """Something that cannot be used as a run; the message says why."""
 
 
 class SourceError(RuntimeError):
@@ -63,7 +63,7 @@ class Run:
         source: where it was read, for messages.
         config: the resolved config, nested.
         history: one row a log step, numbers only; holds `step` and, mostly, `phase` and `epoch`.
-        finished: whether it ended as it should.
+        finished: whether it reached its end.
         environment: versions, commit, hardware.
     """
 
@@ -110,8 +110,7 @@ class Run:
 
     @cached_property
     def variant(self) -> str:
-        """The method with its hyperparameters, and what starts anew beside it (`boundary` of the programs for
-        reinforcement learning), as text that is equal when they are."""
+        """The method with its hyperparameters, and what restarts beside it (`boundary`), as comparable text."""
         method, boundary = self.config.get("method"), self.config.get("boundary")
         if isinstance(method, dict) and isinstance(boundary, dict):
             method = {**method, "boundary": boundary}
@@ -145,7 +144,7 @@ def check(run: Run) -> Run:
     """The run itself.
 
     Raises:
-        BadRun: it lacks what every run of ours has, or its history is not one.
+        BadRun: a required key is missing, or its history is not valid.
     """
     for key in ("method", "seed"):
         if key not in run.config:
@@ -178,7 +177,7 @@ def check(run: Run) -> Run:
 
 
 def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[Run], list[LeftOut]]:
-    """Drops unfinished runs, and of those that are the same run twice all but the most complete one."""
+    """Drops unfinished runs, and of several copies of one run all but the most complete."""
     kept: dict[tuple[str, str, int], Run] = {}
     left_out = []
     for run in sorted(runs, key=lambda r: (not r.finished, -len(r.history), r.source)):
@@ -213,9 +212,9 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(configs: Iterable[Any]) -> list[str]:
-    """For each config what tells it from the others: `lr=0.1, width=8`; empty where it is the only one.
+    """For each config what distinguishes it from the others: `lr=0.1, width=8`; empty where it is the only one.
 
-    Takes as few keys as will do, earlier ones first; a final `...` says that others differ too.
+    Takes as few keys as possible, earlier ones first; a final `...` says that more keys differ.
     """
     flats = [dict(flatten(config)) for config in configs]
     keys = dict.fromkeys(key for flat in flats for key in flat)
@@ -236,7 +235,7 @@ class Group:
     """The runs of one variant of a method in one setting: they differ by seed."""
 
     method: str
-    detail: str  # what tells this variant from others of the same method; empty when there is one
+    detail: str  # what distinguishes this variant from others of the same method; empty when there is one
     rank: int  # its number among them
     runs: list[Run]
 
@@ -252,7 +251,7 @@ class Setting:
     benchmark: str
     dataset: str
     model: str
-    detail: str  # what tells it from settings of the same three names
+    detail: str  # what distinguishes it from settings of the same three names
     metric: str
     groups: list[Group]
 
@@ -316,7 +315,7 @@ def settings(runs: Iterable[Run]) -> list[Setting]:
     out = []
     for names, alike in sorted(by_names.items()):
         alike.sort(key=lambda members: members[0].setting)
-        # The scale is what most often differs, and then it says all.
+        # Most often the scale differs; then it is enough.
         scales = [{"scale": members[0].config.get("scale")} for members in alike]
         rests = [json.loads(members[0].setting)[1] for members in alike]
         details = differences(scale | rest for scale, rest in zip(scales, rests, strict=True))

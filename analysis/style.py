@@ -1,4 +1,4 @@
-"""How figures look: one colour a method in all of them, readable without colour vision and in print."""
+"""The look of figures: one colour per method in all of them, readable without colour vision and in print."""
 
 from collections.abc import Iterable
 
@@ -78,7 +78,7 @@ RC = {
     "savefig.bbox": "tight",
     "savefig.pad_inches": 0.04,
     "pdf.fonttype": 42,  # text stays text
-    "svg.fonttype": "path",  # looks the same where our font is absent
+    "svg.fonttype": "path",  # looks the same where the font is missing
     "svg.hashsalt": "fire",  # the same input gives the same file
 }
 
@@ -97,7 +97,7 @@ class Palette:
         self.spare_round = {method: i // len(SPARE) for i, method in enumerate(others)}
 
     def line(self, method: str, rank: int = 0) -> dict[str, object]:
-        """Keyword arguments of a line: the colour says the method, dashes the variant."""
+        """Keyword arguments of a line: the colour shows the method, dashes the variant."""
         turn = rank + self.spare_round.get(method, 0)
         dashes = DASHES.get(method, "-") if turn == 0 else VARIANT_DASHES[turn % len(VARIANT_DASHES)]
         on_top = 3 if method.startswith("fire") else 2
@@ -105,6 +105,6 @@ class Palette:
 
 
 def use() -> None:
-    """Applies the style; without a display."""
+    """Applies the style; needs no display."""
     mpl.use("Agg")
     mpl.rcParams.update(RC)

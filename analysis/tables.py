@@ -1,4 +1,4 @@
-"""Tables of results as data frames whose cells are numbers, `Estimate` or `Paired`; `formats` writes them down."""
+"""Tables of results as data frames whose cells are numbers, `Estimate` or `Paired`; `formats` writes them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def finals(group: Group) -> dict[int, float]:
 
 
 def seeds(group: Group) -> int | str:
-    """The number of seeds, and how many of them ended in NaN and so are in no mean."""
+    """The number of seeds, and how many of them ended in NaN and are left out of means."""
     diverged = sum(not np.isfinite(value) for value in finals(group).values())
     return f"{len(group.runs)} ({diverged} diverged)" if diverged else len(group.runs)
 
@@ -62,7 +62,7 @@ def label(group: Group) -> str:
 def overhead(setting: Setting) -> pd.DataFrame:
     """What each method costs: at the boundaries, as it was timed there, and over the whole run against base.
 
-    Only the first says much when runs shared a machine with others.
+    Only the first is reliable when other programs ran on the machine.
     """
     base = setting.group("base")
     rows = []

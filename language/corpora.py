@@ -1,4 +1,4 @@
-"""Where texts come from. A corpus is a list of documents in a fixed order, each with its split.
+"""Sources of texts. A corpus is a list of documents in a fixed order, each with its split.
 
 `pydoc` and `stdlib` are on every machine with Python: English, then code. The paper's pair, WikiText-103 and
 OpenWebText, comes through Hugging Face `datasets`.
@@ -14,7 +14,7 @@ from typing import Any
 
 from fire_core.harness.options.errors import ConfigError
 
-# Not the library itself: its tests, bundled programs, and the text of which `pydoc` is made.
+# Not the library itself: its tests, bundled programs, and the text of `pydoc`.
 SKIPPED = {
     "test",
     "tests",
@@ -30,14 +30,14 @@ SKIPPED = {
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents, told one by one from a given number on.
+    """Documents, read one by one from a given number on.
 
     Attributes:
-        source: what it is, for the header of its token files.
+        source: its name, for the header of its token files.
         count: number of documents.
         documents: `documents(start)` gives (text, is for validation) from document `start` on.
         ends: whether a token marks the end of each document.
-        fingerprint: changes when the source does; empty if the source has a version in its name.
+        fingerprint: changes with the source; empty if the source's name has a version.
     """
 
     source: str
@@ -56,7 +56,7 @@ def pydoc(val_fraction: float = 0.1) -> Corpus:
     """CPython's language reference as it ships with the interpreter (`pydoc_data.topics`); sections are documents.
 
     Args:
-        val_fraction: part of the sections that is held out.
+        val_fraction: fraction of the sections that is held out.
     """
     from pydoc_data.topics import topics
 
@@ -68,7 +68,7 @@ def stdlib(val_fraction: float = 0.05) -> Corpus:
     """The sources of CPython's standard library, without its tests.
 
     Args:
-        val_fraction: part of the files that is held out.
+        val_fraction: fraction of the files that is held out.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [p for p in sorted(root.rglob("*.py")) if not SKIPPED.intersection(p.relative_to(root).parts)]
@@ -77,12 +77,12 @@ def stdlib(val_fraction: float = 0.05) -> Corpus:
 
 
 def text(path: str, pattern: str = "*.txt", val_fraction: float = 0.1) -> Corpus:
-    """One's own files.
+    """Your own files.
 
     Args:
         path: a text file, whose paragraphs are documents, or a folder, whose files are.
         pattern: of the files of a folder, at any depth.
-        val_fraction: part of the documents that is held out.
+        val_fraction: fraction of the documents that is held out.
     """
     if path is None:
         raise ConfigError("dataset=text needs path=<file or folder>")
@@ -104,7 +104,7 @@ def text(path: str, pattern: str = "*.txt", val_fraction: float = 0.1) -> Corpus
 
 
 def wikitext103(repository: str = "Salesforce/wikitext", revision: str | None = None) -> Corpus:
-    """WikiText-103, raw (Merity et al., arXiv 1609.07843), with its own validation set; lines run on without a mark.
+    """WikiText-103, raw (Merity et al., arXiv 1609.07843), with its own validation set; no token between lines.
 
     Args:
         repository: on the Hugging Face hub.
@@ -125,7 +125,7 @@ def openwebtext(
     Args:
         repository: on the Hugging Face hub.
         revision: of it; None: the newest.
-        val_fraction: part of the documents that is held out.
+        val_fraction: fraction of the documents that is held out.
         split_seed: of the choice of these.
     """
     whole = _load_dataset(repository, None, revision)["train"]
@@ -147,7 +147,7 @@ def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: floa
 
 
 def _from_hub(source: str, train: Any, val: Any, ends: bool = True) -> Corpus:
-    """Held-out documents first, so that a small file is whole early."""
+    """Held-out documents first, so that the small file is complete early."""
 
     def documents(start: int) -> Iterator[tuple[str, bool]]:
         for row in range(start, len(val)):
@@ -165,7 +165,7 @@ def _load_dataset(repository: str, name: str | None, revision: str | None) -> An
         from datasets import load_dataset
     except ImportError:
         raise ConfigError(
-            f"{repository} comes through Hugging Face datasets: pip install 'fire-plasticity[language]'"
+            f'{repository} comes through Hugging Face datasets: pip install -e ".[harness,language]"'
         ) from None
     try:
         return load_dataset(repository, name, revision=revision)

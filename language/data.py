@@ -1,12 +1,12 @@
-"""Token files: made once, mapped into memory, refused when anything about them is wrong.
+"""Token files: made once, mapped into memory, refused when damaged or not as expected.
 
 A corpus is a folder `<paths.data>/language/<name>-<tokenizer>-<hash of its options>` with `train.bin` and `val.bin`,
-the tokens one after the other in little-endian numbers, and a header beside each:
+the tokens as consecutive little-endian numbers, and a header beside each:
 
     {"format": 1, "tokenizer": "byte", "dtype": "uint8", "count": 421337, "largest": 226,
      "source": "...", "fingerprint": "...", "sha256": "...", "sample_sha256": "..."}
 
-The header is written last: without one, a file is not whole.
+The header is written last: a file without one is incomplete.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from language.tokenizers import Tokenizer
 
 FORMAT = 1
 SPLITS = ("train", "val")
-HASH_ALL = 2**30  # bytes up to which a file is hashed whole each time that it is opened
+HASH_ALL = 2**30  # bytes up to which a whole file is hashed each time it is opened
 SAMPLES, SAMPLE_BYTES = 256, 2**16  # of larger ones these evenly spaced blocks
 
 
 class TokenFileError(ConfigError):
-    """A token file is absent, damaged or another one than is asked for."""
+    """A token file is absent, damaged or not the expected one."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def digest_sample(path: Path) -> str:
 
 
 def write_header(path: Path, tokenizer: Tokenizer, source: str, fingerprint: str) -> dict[str, Any]:
-    """Mark the finished token file `path` as whole."""
+    """Mark the token file `path` as complete."""
     tokens = np.memmap(path, tokenizer.dtype, "r") if path.stat().st_size else np.zeros(0, tokenizer.dtype)
     step = 2**26
     header = {
@@ -86,11 +86,11 @@ def write_header(path: Path, tokenizer: Tokenizer, source: str, fingerprint: str
 
 
 def open_tokens(path: Path, tokenizer: Tokenizer, fingerprint: str = "", whole: bool = False) -> TokenFile:
-    """Map a token file into memory after looking whether it is what its header says, and for this tokenizer.
+    """Map a token file into memory after checking it against its header and the tokenizer.
 
     Args:
         path: the `.bin`.
-        tokenizer: that the model is made for.
+        tokenizer: of the model.
         fingerprint: of the source as it is now; empty if not known.
         whole: hash the whole file however large it is.
 
@@ -140,13 +140,13 @@ def windows(tokens: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Token files, of which each batch draws one.
+    """Token files, one of which is drawn for each batch or sequence.
 
     Args:
         files: where batches come from.
         probabilities: of each file.
         block_size: tokens that the model sees at once.
-        by: what is drawn from one file: a `batch` (the reference) or a `sequence`.
+        by: what is drawn from one file: a `batch` (as in the authors' code) or a `sequence`.
 
     Raises:
         ConfigError: a file is shorter than a block and its next token.
@@ -165,7 +165,7 @@ class Mixture:
                 )
 
     def __len__(self) -> int:
-        """Tokens in all files, which is what a pass counts (as in the reference)."""
+        """Tokens in all files, the length of a pass (as in the authors' code)."""
         return sum(len(file) for file in self.files)
 
     def batch(self, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
@@ -184,7 +184,7 @@ class Mixture:
 
 
 def evenly_spaced(file: TokenFile, block_size: int, count: int) -> Tensor:
-    """At most `count` runs of block_size + 1 tokens spread over a file, without overlap: the same always.
+    """At most `count` runs of block_size + 1 tokens spread evenly over a file, without overlap; deterministic.
 
     Returns:
         int64 (n, block_size + 1), n at least 1.

@@ -1,7 +1,7 @@
 """Texts into token files: `python -m language.prepare dataset=pydoc`, `dataset=text path=my/notes tokenizer=gpt2`.
 
-Documents are tokenised in order and appended to `train.bin.part` and `val.bin.part`; a journal says up to where both
-are good. Killed at any moment and started again, it goes on from the journal.
+Documents are tokenised in order and appended to `train.bin.part` and `val.bin.part`; a journal records how far both
+are valid. Killed at any moment and started again, it resumes from the journal.
 """
 
 import json
@@ -31,7 +31,7 @@ from language.data import SPLITS, TokenFile, open_tokens, write_header
 from language.tokenizers import Tokenizer, get_tokenizer
 
 log = logging.getLogger(__name__)
-BATCH = 500  # documents that are tokenised at once
+BATCH = 500  # documents tokenised at once
 JOURNAL_SECONDS = 10.0
 
 
@@ -75,16 +75,16 @@ def corpus_folder(data: Path, options: dict[str, Any], tokenizer: Tokenizer) -> 
 
 
 def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool) -> dict[str, TokenFile]:
-    """The token files of a corpus, by split, prepared here and now if absent and if that needs no download.
+    """The token files of a corpus, by split, prepared now if they are absent and need no download.
 
     Args:
         data: `paths.data`.
         options: of the corpus, as in `conf/dataset`.
-        tokenizer: that the model is made for.
+        tokenizer: of the model.
         local: whether its texts are on this machine.
 
     Raises:
-        ConfigError: the files are absent and not local, or not good.
+        ConfigError: the files are absent and not local, or damaged.
     """
     folder = corpus_folder(data, options, tokenizer)
     if local:
@@ -100,15 +100,15 @@ def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool)
 def prepare(
     data: Path, options: dict[str, Any], tokenizer: Tokenizer, progress: bool = True, whole: bool = True
 ) -> dict[str, TokenFile]:
-    """Make a corpus's token files, go on with them, or look whether those that are there are good.
+    """Make a corpus's token files, resume making them, or check those that exist.
 
     Raises:
-        ConfigError: texts, a package or room are missing, or files that are there are damaged.
+        ConfigError: texts, a package or disk space are missing, or files that are there are damaged.
     """
     folder = corpus_folder(data, options, tokenizer)
     ready = all((folder / f"{split}.json").exists() for split in SPLITS)
     fingerprint = ""
-    if not ready or "path" in options:  # one's own files may have changed since
+    if not ready or "path" in options:  # the user's own files may have changed
         corpus: Corpus = build("dataset", {key: value for key, value in options.items() if key not in NOT_OPTIONS})
         fingerprint = corpus.fingerprint
     if not ready:
@@ -126,7 +126,7 @@ def prepare(
     return files
 
 
-NOT_OPTIONS = ("name", "local", "expected_tokens")  # of a corpus: for us, not for its function
+NOT_OPTIONS = ("name", "local", "expected_tokens")  # of a corpus: for this module, not for its function
 
 
 def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) -> None:
@@ -138,7 +138,7 @@ def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) ->
     except NoLocks:
         log.warning("%s has no locks: see to it that no one else prepares this corpus", folder)
     try:
-        if not all((folder / f"{split}.json").exists() for split in SPLITS):  # another one may have been quicker
+        if not all((folder / f"{split}.json").exists() for split in SPLITS):  # another process may have finished it
             _tokenise(folder, corpus, tokenizer, progress)
             for split in SPLITS:
                 os.replace(folder / f"{split}.bin.part", folder / f"{split}.bin")
@@ -150,7 +150,7 @@ def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) ->
 
 
 def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) -> None:
-    """Append what is missing to the parts."""
+    """Append the missing documents to the parts."""
     what = {"source": corpus.source, "fingerprint": corpus.fingerprint, "documents": corpus.count}
     done, bytes_ = _read_journal(folder, what)
     parts = {split: folder / f"{split}.bin.part" for split in SPLITS}
@@ -186,7 +186,7 @@ def _batches(documents: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, 
 
 
 def _read_journal(folder: Path, what: dict[str, Any]) -> tuple[int, dict[str, int]]:
-    """Documents done and the good bytes of each part; zeros if there is nothing to go on with."""
+    """Documents done and the valid bytes of each part; zeros if there is nothing to resume."""
     try:
         journal = json.loads((folder / "journal.json").read_text())
         sizes = {split: (folder / f"{split}.bin.part").stat().st_size for split in SPLITS}

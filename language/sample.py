@@ -21,7 +21,7 @@ from language.tokenizers import get_tokenizer
 
 @dataclass
 class SampleConfig:
-    """Options of `language.sample`; `conf/language_sample.yaml` tells what they mean."""
+    """Options of `language.sample`; explained in `conf/language_sample.yaml`."""
 
     program: str = "language.sample"
     run: str | None = None

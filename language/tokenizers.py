@@ -12,7 +12,7 @@ TOKENIZERS = ("byte", "gpt2")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What every tokenizer has.
+    """The interface of a tokenizer.
 
     Attributes:
         name: as in `tokenizer=`.
@@ -31,13 +31,13 @@ class Tokenizer:
         raise NotImplementedError
 
     def decode(self, tokens: list[int]) -> str:
-        """Text of tokens; what is no text becomes a replacement character."""
+        """Text of tokens; invalid bytes become a replacement character."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ByteTokenizer(Tokenizer):
-    """The bytes of UTF-8; the byte 0, which text does not contain, stands between documents."""
+    """The bytes of UTF-8; the byte 0, which text does not contain, separates documents."""
 
     name: str = "byte"
     vocab_size: int = 256
@@ -70,7 +70,7 @@ class GPT2Tokenizer(Tokenizer):
         try:
             import tiktoken
         except ImportError:
-            raise ConfigError("tokenizer=gpt2 needs tiktoken: pip install 'fire-plasticity[language]'") from None
+            raise ConfigError('tokenizer=gpt2 needs tiktoken: pip install -e ".[harness,language]"') from None
         try:
             return tiktoken.get_encoding("gpt2")  # tiktoken keeps it in memory after the first time
         except Exception as error:  # whatever its HTTP client raises

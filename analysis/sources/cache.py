@@ -12,7 +12,7 @@ import numpy as np
 
 FOLDER = ".analysis_cache"
 Entry = tuple[dict[str, Any], list[str], np.ndarray]  # meta, column names, values (rows, columns)
-VERSION = 1  # raise it when what is stored changes
+VERSION = 1  # raise it when the stored content changes
 
 
 def key(files: Iterable[Path]) -> str:
@@ -49,7 +49,7 @@ def get(folder: Path, what: Path | str, key: str) -> Entry | None:
 
 
 def put(folder: Path, what: Path | str, key: str, entry: Entry) -> None:
-    """Stores an entry; a folder that cannot be written to costs speed and nothing else."""
+    """Stores an entry; if the folder cannot be written, only speed is lost."""
     meta, columns, values = entry
     target = slot(folder, what)
     partial = target.with_name(f"{target.stem}.{os.getpid()}.tmp")
@@ -58,6 +58,6 @@ def put(folder: Path, what: Path | str, key: str, entry: Entry) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             np.savez(file, head=np.array(head), values=values)
-        partial.replace(target)  # whole or not at all, also with two readers at once
+        partial.replace(target)  # complete or absent, also with two readers at once
     except (OSError, TypeError):  # TypeError: a config with dates or the like, which JSON does not know
         partial.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ MARKS = ("config.yaml", "metrics.jsonl", "DONE", "env.json")  # any of these mak
 def read(root: Path, cache: bool = True) -> Iterator[Run | LeftOut]:
     """The runs below `root`, at any depth, in the order of their names."""
     for folder in find(root):
-        if folder == root and not is_run(root):  # nothing at all in it: the caller says so
+        if folder == root and not is_run(root):  # nothing in it: the caller reports that
             continue
         try:
             yield read_folder(folder, cache and root / disk.FOLDER)
@@ -30,7 +30,7 @@ def read(root: Path, cache: bool = True) -> Iterator[Run | LeftOut]:
 
 
 def find(root: Path) -> list[Path]:
-    """Run folders, and the topmost folders that hold none. Hidden folders are not ours to judge."""
+    """Run folders, and the topmost folders that hold none. Hidden folders are skipped."""
     if is_run(root):
         return [root]
     found, runs_below = [], False
@@ -86,7 +86,7 @@ def parse(folder: Path) -> disk.Entry:
 
 
 def parse_lines(raw: bytes, finished: bool) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl. A run that is being written may end in half a line."""
+    """The rows of a metrics.jsonl. A run that is being written may end in a partial line."""
     lines = raw.split(b"\n")
     if lines[-1] and not finished:
         lines.pop()
@@ -115,10 +115,10 @@ def table(rows: list[dict[str, Any]]) -> tuple[list[str], np.ndarray]:
     """Rows as a float64 array (rows, columns); keys that hold text go.
 
     Raises:
-        BadRun: what every figure needs holds text.
+        BadRun: a column that every figure needs holds text.
 
     NaN says that a row lacks the key. A NaN that was logged, of a run that diverged, becomes inf to tell it apart,
-    as does what is too large to be drawn.
+    as do values too large to be drawn.
     """
     keys = sorted({key for row in rows for key in row})  # wandb gives them in any order
     columns = {}

@@ -1,6 +1,6 @@
 """Small results kept in the repository: `name.csv` with the rows of many runs, `name.runs.json` with their configs.
 
-They hold what figures and tables need, so that both can be remade where the runs themselves are not.
+They hold what figures and tables need, so that both can be regenerated without the runs.
 """
 
 import json

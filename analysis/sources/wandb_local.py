@@ -1,7 +1,7 @@
 """wandb runs on disk, synced or not: the `.wandb` file in `wandb/run-*` and `wandb/offline-run-*`.
 
 The file is a LevelDB log: after 7 bytes of header, blocks of 32 KiB that hold pieces of records, each with a checksum;
-a record is a `wandb_internal_pb2.Record`. What wandb wrote before it was killed can be read up to the torn piece.
+a record is a `wandb_internal_pb2.Record`. What wandb wrote before it was killed can be read up to the incomplete piece.
 """
 
 import json
@@ -41,7 +41,7 @@ def read_run(files: list[Path], cache_folder: Path | bool = False) -> Run:
     """One run from its files, oldest first.
 
     Raises:
-        BadRun: the files hold no run of ours.
+        BadRun: the files hold no run of this project.
     """
     key = disk.key(files)
     entry = disk.get(cache_folder, files[0], key) if cache_folder else None
@@ -56,14 +56,14 @@ def read_run(files: list[Path], cache_folder: Path | bool = False) -> Run:
 
 def parse(files: list[Path]) -> disk.Entry:
     """The files of one run as (meta, column names, values)."""
-    from wandb.proto import wandb_internal_pb2  # here: importing wandb takes a second that run folders need not pay
+    from wandb.proto import wandb_internal_pb2  # here: importing wandb takes a second, which run folders do not need
 
     config: dict[str, Any] = {}
     rows: dict[float, dict[str, Any]] = {}
     meta: dict[str, Any] = {"name": files[0].stem, "config": config, "environment": {}, "finished": False}
     done = False
     for file in files:
-        meta["finished"] = False  # only the last leg can have ended the run
+        meta["finished"] = False  # only the last part can have ended the run
         for data in records(file.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
@@ -123,7 +123,7 @@ def items(pairs: Any) -> dict[str, Any]:
 
 
 def environment(record: Any) -> dict[str, Any]:
-    """What an environment record says of machine and code; wandb writes it in parts."""
+    """What an environment record says about machine and code; wandb writes it in parts."""
     known = {
         "os": record.os,
         "python": record.python,

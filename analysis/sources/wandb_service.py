@@ -1,4 +1,4 @@
-"""Runs of the wandb service, `wandb:entity/project`, through `wandb.Api` alone, since its wire format is not ours."""
+"""Runs of the wandb service, `wandb:entity/project`, through `wandb.Api` alone, as its wire format may change."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from analysis.sources import cache as disk
 from analysis.sources.folders import table
 
 T = TypeVar("T")
-PAUSES = (1.0, 4.0)  # seconds before the second and the third attempt; wandb retries below us too
+PAUSES = (1.0, 4.0)  # seconds before the second and the third attempt; wandb itself retries too
 PAGE = 10_000  # history steps (not rows) a request
 
 
@@ -50,10 +50,10 @@ def cache_folder() -> Path:
 
 
 def read_run(remote: Any, source: str, cache_folder: Path | bool = False) -> Run:
-    """One run of the service; its history comes from the cache if it has not been touched since.
+    """One run of the service; its history comes from the cache if it has not changed since.
 
     Raises:
-        BadRun: it is no run of ours.
+        BadRun: it is no run of this project.
     """
     server = os.environ.get("WANDB_BASE_URL", "")
     key = json.dumps([disk.VERSION, remote.state, remote.heartbeat_at, remote.history_line_count])

@@ -1,4 +1,4 @@
-"""Atari games through ALE's own vector environment: the emulators run in threads of C++, frames come ready-made."""
+"""Atari games through ALE's own vector environment: the emulators run in C++ threads and return preprocessed frames."""
 
 import difflib
 import os
@@ -19,7 +19,7 @@ NEVER = 1_000_000_000  # frames
 class Atari:
     """An emulator of `rl.dqn.episodes`: grey 84x84 frames, the maximum of the last two of each four (Nature DQN).
 
-    With `colour` it shows the same game to people: frames (210, 160, 3), and nothing stacked.
+    With `colour` it returns the same game for viewing: frames (210, 160, 3), not stacked.
 
     Args:
         game: its name in any spelling (`beam_rider`, `BeamRider`).
@@ -27,9 +27,9 @@ class Atari:
         sticky: chance, for each frame, that the emulator repeats the last action.
         noop_max: up to so many frames without action at an episode's start.
         fire_reset: press fire at an episode's start in games that wait for it.
-        max_frames: after so many an episode is cut.
-        threads: of the emulator; None: one for each environment, as far as there are cores.
-        colour: for people.
+        max_frames: length at which an episode is truncated.
+        threads: of the emulator; None: one for each environment, at most one a core.
+        colour: frames for viewing.
 
     Raises:
         ConfigError: there is no such game or its ROM is missing.

@@ -16,7 +16,7 @@ class Classic:
         envs: how many at once.
 
     Raises:
-        ConfigError: there is no such task, its actions cannot be counted, or its observations are no vector.
+        ConfigError: there is no such task, its actions are not discrete, or its observations are no vector.
     """
 
     stack = 1
@@ -44,7 +44,7 @@ class Classic:
         return np.stack([self._envs[env].reset(seed=seed)[0] for env, seed in zip(which, seeds, strict=True)])
 
     def send(self, actions: np.ndarray) -> None:
-        """Note the actions; the tasks are too quick to be worth a thread."""
+        """Store the actions; the tasks are too fast for a thread to pay."""
         self._pending = actions
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
-"""Environments side by side, whose episodes can be played again: what the trainer steps, saves and resumes.
+"""Vectorised environments whose episodes can be replayed: what the trainer steps, saves and resumes.
 
-An emulator's inner state cannot be copied out, but an episode is a function of its seed and of the actions in it. So
-these are what a checkpoint holds, and a resume plays the episodes that were under way again, in a fraction of the time.
+An emulator's inner state cannot be copied out, but an episode is a function of its seed and of the actions in it. So a
+checkpoint holds these, and a resumed run replays unfinished episodes, in a fraction of the time.
 """
 
 import logging
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class Emulator(Protocol):
-    """Environments side by side that know nothing of seeds by name, stacks or resuming (`atari`, `classic`).
+    """Vectorised environments without named seeds, stacks or resuming (`atari`, `classic`).
 
     Attributes:
-        envs: how many.
+        envs: their number.
         actions: number of actions.
         frame: shape of a frame.
         dtype: of a frame.
@@ -49,13 +49,13 @@ class Emulator(Protocol):
 
 
 class Step(NamedTuple):
-    """What a step of all environments brought, as `rl.dqn.frames.FrameReplay` takes it.
+    """The result of a step of all environments, as `rl.dqn.frames.FrameReplay` takes it.
 
     Attributes:
         frames: (envs, *frame), in an ended episode its last.
-        rewards: (envs,) float32, as the game gives them.
+        rewards: (envs,) float32, not clipped.
         terminated: (envs,) bool; not where a time limit ended the episode.
-        ended: (k,) environments whose episode ended; they have begun new ones.
+        ended: (k,) environments whose episode ended; new ones have started.
         first: (k, *frame) the first frames of those.
         returns: (k,) sums of rewards of the ended episodes.
     """
@@ -69,14 +69,14 @@ class Step(NamedTuple):
 
 
 class Episodes:
-    """Environments that begin a new episode, of a seed of its own, when one ends.
+    """Environments that start a new episode, with its own seed, when one ends.
 
     Args:
         emulator: the environments.
         seed: of all that is random in them.
         purpose: names the stream, so that evaluation does not share the training's.
         sticky: chance that a decision is ignored and the last executed action is repeated.
-        life_loss: tell the learner that losing a life terminates; the game goes on all the same.
+        life_loss: treat the loss of a life as a termination for the learner; the game continues.
 
     Attributes:
         observations: (envs, stack, *frame) what the next actions are chosen for.
@@ -130,7 +130,7 @@ class Episodes:
         self.emulator.close()
 
     def _begin(self, which: list[int]) -> Tensor:
-        # Seeding takes ALE 20 times as long as beginning an episode, so it is done only where it matters.
+        # Seeding takes ALE 20 times as long as starting an episode, so it is done only where it matters.
         anew = self.emulator.random or max(self.numbers) == 0
         frames = self._reset(which, [self._seed(env, self.numbers[env]) for env in which] if anew else None)
         for env in which:
@@ -149,7 +149,7 @@ class Episodes:
         return seeding.derive(self.seed, self.purpose, env, number) % (2**31 - 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Seeds and actions of the episodes under way."""
+        """Seeds and actions of the unfinished episodes."""
         return {
             "numbers": list(self.numbers),
             "executed": [torch.tensor(done, dtype=torch.uint8) for done in self.executed],
@@ -159,11 +159,11 @@ class Episodes:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Play the episodes under way again.
+        """Replay the unfinished episodes.
 
         Returns:
-            Whether the environments show what they showed. If not (another version of the emulator), new episodes
-            begin when `begin` is called.
+            Whether the environments show the same frames as before. If not (another version of the emulator), new
+            episodes begin when `begin` is called.
         """
         self.numbers, self.returns = list(state["numbers"]), np.array(state["returns"])
         self.executed = [done.tolist() for done in state["executed"]]
@@ -171,7 +171,7 @@ class Episodes:
         random, everywhere = self.emulator.random, list(range(self.envs))
         self._reset(everywhere, [self._seed(env, 0) for env in everywhere])
         longest = max(map(len, self.executed))
-        for t in range(longest + 1):  # each begins late enough that all are where they were at the same time
+        for t in range(longest + 1):  # each starts late enough that all reach their former step at the same time
             for env, done in enumerate(self.executed):
                 if t == longest - len(done):
                     self._reset([env], [self._seed(env, self.numbers[env] - 1)] if random else None)

@@ -24,7 +24,7 @@ class Batch(NamedTuple):
     Attributes:
         frames: (B, stack + 1, *shape); `frames[:, :-1]` is the observation and `frames[:, 1:]` the next one.
         actions: (B,) int64.
-        rewards: (B,) float32, as they came.
+        rewards: (B,) float32, not clipped.
         terminated: (B,) bool; False where a time limit ended the episode.
     """
 
@@ -38,7 +38,7 @@ class FrameReplay:
     """The rings.
 
     Args:
-        capacity: rows of all environments together. An episode of T transitions takes T + 1.
+        capacity: rows of all environments together. An episode of T transitions takes T + 1 rows.
         envs: number of environments, which divides the capacity or leaves a few rows unused.
         shape: of a frame.
         dtype: of a frame.
@@ -91,7 +91,7 @@ class FrameReplay:
         self._count(which)
 
     def append(self, frames: Tensor, actions: Tensor, rewards: Tensor, terminated: Tensor) -> None:
-        """What every environment showed next, (envs, *shape), and what led there, (envs,) each."""
+        """Append the next frame of every environment, (envs, *shape), and what led to it, (envs,) each."""
         at, device = self._slots(self._every), self.columns["frame"].device
         self._age += 1
         values = {"frame": frames, "action": actions, "reward": rewards, "terminated": terminated}
@@ -115,7 +115,7 @@ class FrameReplay:
     def draw(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Environments and row numbers (counted from the start of training) of uniformly drawn transitions, (size,)."""
         written = torch.tensor(self.written)
-        # In a full ring the oldest rows have lost frames of their stacks.
+        # In a full ring the oldest rows lack frames of their stacks.
         first = torch.where(written > self.rows, written - self.rows + self.stack, 0)
         ends = (written - first).cumsum(0)
         starts = ends - (written - first)
@@ -134,7 +134,7 @@ class FrameReplay:
         return env, row
 
     def gather(self, env: Tensor, row: Tensor) -> Batch:
-        """The transitions of these rows. The frames lie in memory that the next call with as many rows writes to."""
+        """The transitions of these rows. The frames' memory is reused by the next call with as many rows."""
         device, at = self.columns["frame"].device, row % self.rows
         places = env[:, None] * self.rows + (row[:, None] - self._back) % self.rows  # (B, stack + 1)
         frame = self.columns["frame"].view(self.envs * self.rows, -1)
@@ -156,7 +156,7 @@ class FrameReplay:
         return self.gather(*self.draw(size, generator))
 
     def loaded(self, written: list[int]) -> None:
-        """Tell that the columns were filled from outside (`rl.common.replay_store`)."""
+        """To be called after the columns were filled from outside (`rl.common.replay_store`)."""
         self.written = list(written)
         newest = (torch.tensor(self.written) - 1).clamp(min=0) % self.rows
         self._age = self.columns["age"][self._every, newest].clone()

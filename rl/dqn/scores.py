@@ -1,5 +1,5 @@
 """Human-normalised Atari scores, (raw - random) / (human - random), and the table of both (Badia et al., "Agent57",
-ICML 2020, table of the baselines). Written as the FIRE paper's code has them."""
+ICML 2020, table of the baselines). Values as in the FIRE paper's code."""
 
 # game, without separators: score of random play, of a human player
 SCORES: dict[str, tuple[float, float | None]] = {

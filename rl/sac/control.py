@@ -1,8 +1,7 @@
-"""Continuous control in MuJoCo: Gymnasium, DeepMind Control and HumanoidBench behind one small interface.
+"""Continuous control in MuJoCo: Gymnasium, DeepMind Control and HumanoidBench behind one interface.
 
-An episode is a function of its seed and its actions, so that is what a checkpoint keeps of an environment: on resume
-the episode is played again up to where it was, in a second or less, and every number inside MuJoCo, in the wrappers
-and in the task is what it was, also where there is no way to read it out.
+An episode is a function of its seed and its actions, so a checkpoint keeps these: on resume the episode is replayed,
+in a second or less, and all state of MuJoCo, the wrappers and the task is as before, also state that cannot be read.
 """
 
 import difflib
@@ -41,7 +40,7 @@ class Control:
     Args:
         suite: gymnasium, dmc or humanoid_bench.
         task: its name there: Humanoid-v5, humanoid-walk, h1-walk-v0.
-        action_repeat: environment steps for which a decision holds.
+        action_repeat: environment steps per decision.
         twin: clipped double Q, for tasks that can end early.
         options: further arguments of the environment.
 
@@ -79,7 +78,7 @@ class Suite(NamedTuple):
 
 
 def require(option: str, *packages: str, how: str) -> None:
-    """See whether packages can be imported.
+    """Check that packages can be imported.
 
     Raises:
         ConfigError: one cannot; the message says what to install.
@@ -90,7 +89,7 @@ def require(option: str, *packages: str, how: str) -> None:
 
 
 def unknown(option: str, name: str, accepted: list[str]) -> ConfigError:
-    """An error that tells near names, or all."""
+    """An error with the nearest names, or all."""
     near = difflib.get_close_matches(name, accepted, 5, 0.4)
     return ConfigError(f"{option}={name} is unknown; " + (f"near: {', '.join(near or accepted)}"))
 
@@ -123,7 +122,7 @@ def check_dmc(task: str) -> None:
     """DeepMind Control: domain-task, such as humanoid-walk."""
     require(f"env=dmc env.task={task}", "dm_control", how='pip install -e ".[dmc]" (or pip install dm_control)')
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it looks for a display, which only rendering needs
+        warnings.simplefilter("ignore")  # it opens a display, which only rendering needs
         from dm_control import suite
 
     known = [f"{domain}-{name}" for domain, name in suite.ALL_TASKS]
@@ -197,7 +196,7 @@ SUITES = {
 
 
 def time_limit(env: Any) -> int:
-    """Steps after which an episode of this environment is cut."""
+    """Steps after which an episode of this environment is truncated."""
     return int(getattr(env, "max_steps", 0) or env.spec.max_episode_steps or 1000)
 
 
@@ -205,7 +204,7 @@ def time_limit(env: Any) -> int:
 
 
 class Stepped(NamedTuple):
-    """What one decision in one environment brought."""
+    """The result of one decision in one environment."""
 
     before: np.ndarray  # (observations,), where the decision was taken
     action: np.ndarray  # (actions,), in [-1, 1]
@@ -216,11 +215,11 @@ class Stepped(NamedTuple):
 
 
 class Worker:
-    """One environment and where its episode stands.
+    """One environment and the state of its episode.
 
     Args:
         control: the task.
-        seed: of the run and purpose; episode n is reset with a seed made of it and n.
+        seed: of the run and purpose; episode n is reset with a seed derived from it and n.
         render: whether the environment draws.
     """
 
@@ -239,7 +238,7 @@ class Worker:
         self.steps, self.total = 0, 0.0
 
     def step(self, action: np.ndarray) -> Stepped:
-        """Act, `action` in [-1, 1]; a new episode begins where one ends."""
+        """Act, `action` in [-1, 1]; a new episode starts when one ends."""
         before = self.observation
         scaled = self.low + (action + 1) / 2 * (self.high - self.low)
         reward, terminated, truncated, steps = 0.0, False, False, 0
@@ -267,22 +266,22 @@ class Worker:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Play the episode again up to where it was."""
+        """Replay the episode."""
         self.episode = state["episode"] - 1
         self.begin()
         for action in state["actions"].cpu().numpy():
             self.step(action)
         if self.episode != state["episode"] or not np.array_equal(self.observation, state["observation"].cpu().numpy()):
-            log.warning("an episode played again came out otherwise: this environment is not deterministic here")
+            log.warning("a replayed episode came out differently: this environment is not deterministic here")
 
 
 class Workers:
-    """Environments that step in threads while the caller does something else (MuJoCo lets go of Python's lock).
+    """Environments that step in threads while the caller does something else (MuJoCo releases Python's global lock).
 
     Args:
         control: the task.
         count: environments.
-        seed: of the run; each environment has its own, made of it.
+        seed: of the run; each environment's seed is derived from it.
     """
 
     def __init__(self, control: Control, count: int, seed: int) -> None:
@@ -292,7 +291,7 @@ class Workers:
 
     @property
     def observations(self) -> np.ndarray:
-        """Where the next decisions are taken, (count, observations)."""
+        """Observations for the next decisions, (count, observations)."""
         return np.stack([worker.observation for worker in self.workers])
 
     def send(self, actions: np.ndarray) -> None:
@@ -320,10 +319,10 @@ class Workers:
 
 
 def evaluate(workers: list[Worker], policy: Callable[[np.ndarray], np.ndarray]) -> list[tuple[float, int]]:
-    """Return and length of one episode in each environment, which begin anew and go side by side.
+    """Return and length of one episode in each environment, which are reset and step in parallel.
 
     Args:
-        workers: environments of their own; every evaluation plays the same episodes.
+        workers: environments for evaluation alone; every evaluation plays the same episodes.
         policy: observations (k, o) -> actions (k, a).
     """
     results: dict[int, tuple[float, int]] = {}

@@ -1,7 +1,7 @@
 """SimBa networks for SAC (Lee et al., "SimBa: Simplicity Bias for Scaling Up Parameters in Deep RL", arXiv 2410.09754),
 and the plain MLPs of SAC itself (Haarnoja et al., arXiv 1812.05905).
 
-All critics are one network whose tensors have a leading dimension n, so that a pair costs one batched product a layer.
+All critics are one network whose tensors have a leading dimension n, so that a pair takes one batched product a layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOG_STD = (-10.0, 2.0)
 
 
 class _Affine(torch.autograd.Function):
-    """x W^T + b for stacks of matrices; autograd's own gradient of W^T would have to be copied to be one of W."""
+    """x W^T + b for stacks of matrices; autograd's gradient of W^T would need a copy to become that of W."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class BatchedLinear(nn.Linear):
-    """n linear layers side by side: (n, batch, d_in) -> (n, batch, d_out).
+    """n linear layers in parallel: (n, batch, d_in) -> (n, batch, d_out).
 
     `weight` is (n, d_out, d_in), which `weights.layout` takes for a stack of n matrices. `bias` is one vector of
     n * d_out numbers, as biases are vectors everywhere.
@@ -71,7 +71,7 @@ class BatchedLinear(nn.Linear):
         return affine(x, self.weight, self.bias)
 
     def member(self, i: int) -> nn.Linear:
-        """Layer i by itself, a view."""
+        """Layer i, a view."""
         layer = nn.Linear(self.in_features, self.out_features, device="meta")
         layer.weight = nn.Parameter(part(self.weight.detach(), i, self.n))
         layer.bias = nn.Parameter(part(self.bias.detach(), i, self.n))
@@ -79,7 +79,7 @@ class BatchedLinear(nn.Linear):
 
 
 class BatchedLayerNorm(nn.Module):
-    """n layer norms side by side, over the last dimension of (n, batch, width); `weight` and `bias` are vectors."""
+    """n layer norms in parallel, over the last dimension of (n, batch, width); `weight` and `bias` are vectors."""
 
     def __init__(self, n: int, width: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class BatchedLayerNorm(nn.Module):
         return scaled + self.bias.view(self.n, 1, -1)
 
     def member(self, i: int) -> nn.LayerNorm:
-        """Norm i by itself, a view."""
+        """Norm i, a view."""
         layer = nn.LayerNorm(self.width, eps=EPS, device="meta")
         layer.weight = nn.Parameter(part(self.weight.detach(), i, self.n))
         layer.bias = nn.Parameter(part(self.bias.detach(), i, self.n))
@@ -100,12 +100,12 @@ class BatchedLayerNorm(nn.Module):
 
 
 def linear(n: int, d_in: int, d_out: int) -> nn.Linear:
-    """n layers side by side; for n = 0 a plain one, without the leading dimension."""
+    """n layers in parallel; for n = 0 a plain one, without the leading dimension."""
     return BatchedLinear(n, d_in, d_out) if n else nn.Linear(d_in, d_out)
 
 
 def norm(n: int, width: int) -> nn.Module:
-    """The layer norm beside `linear`."""
+    """The layer norm that matches `linear`."""
     return BatchedLayerNorm(n, width) if n else nn.LayerNorm(width, eps=EPS)
 
 
@@ -212,7 +212,7 @@ class Critics(nn.Module):
         return self.head(self.encoder(x.expand(self.n, *x.shape) if self.n else x)).squeeze(-1)
 
     def unit_graph(self) -> list[Units]:
-        """For methods that recycle units, which want a plain critic."""
+        """For methods that recycle units, which need a plain critic."""
         if self.n:
             raise ValueError("the units of batched critics are declared by plain_critic(critics, i)'s results")
         return self.encoder.units(self.name)
@@ -228,7 +228,7 @@ class Networks:
         actor_depth: residual blocks (simba) or hidden layers (mlp).
         critic_width: as for the actor.
         critic_depth: as for the actor.
-        bfloat16: whether products of hidden layers are taken in bfloat16.
+        bfloat16: whether products of hidden layers are computed in bfloat16.
 
     Raises:
         ValueError: a size is below 1 or the kind unknown.
@@ -264,7 +264,7 @@ ENCODERS: dict[str, Callable[[int, int, int, int, bool], Encoder]] = {"simba": S
 
 
 def plain_critic(critics: Critics, i: int) -> Critics:
-    """Critic i by itself, made of views: what is written into it in place is written into `critics`."""
+    """Critic i by itself, made of views: writing into it in place writes into `critics`."""
     plain = copy.deepcopy(critics)
     plain.n, plain.name = 0, f"{critics.name}{i}"
     for path, module in critics.named_modules():

@@ -8,14 +8,14 @@ from rl.sac.update import Batch
 
 
 class Transitions:
-    """The newest transitions of each environment; `rl.common.replay_store` keeps them on the disk.
+    """The newest transitions of each environment; `rl.common.replay_store` writes them to disk.
 
     Args:
-        capacity: how many are kept, of all environments together; the memory is taken at once.
+        capacity: how many are kept, of all environments together; the memory is allocated at once.
         envs: environments.
         observations: numbers in an observation.
         actions: numbers in an action.
-        device: where they live, so that a batch is drawn without a transfer.
+        device: where they are stored, so that a batch is drawn without a transfer.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Transitions:
         """`batches` batches of `size` transitions each, uniform with replacement: (batches, size, ...).
 
         Args:
-            batches: how many updates they are for.
+            batches: their number, one an update.
             size: of one.
             generator: on the CPU.
         """
@@ -57,11 +57,11 @@ class Transitions:
         self.written = list(written)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, for when there is no room on the disk."""
+        """The whole replay, for when it cannot be written to disk separately."""
         return {"written": list(self.written), "columns": self.columns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore `state_dict`'s state."""
         for name, column in self.columns.items():
             column.copy_(state["columns"][name])
         self.loaded(state["written"])

@@ -1,4 +1,4 @@
-"""Data sets: functions that a config names in `_target_` and that return an `ImageData`."""
+"""Data sets: functions named by a config's `_target_`, which return an `ImageData`."""
 
 from vision.data.cifar import load_cifar10, load_cifar100
 from vision.data.digits import load_digits

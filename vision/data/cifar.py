@@ -49,9 +49,9 @@ def _load(
         if not path.is_file() or md5_of(path) != md5:
             state = "is damaged" if path.exists() else "is missing"
             raise ConfigError(f"{path} {state}: remove {folder} and put {kind.url} at {base / kind.filename}")
-    # torchvision reads pickles: here only ones whose checksums, just seen, are those of the published files.
+    # torchvision reads pickles: only files whose checksums, just verified, are the published ones.
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some versions of NumPy do not like how dtypes were pickled in 2009
+        warnings.simplefilter("ignore")  # some versions of NumPy warn about dtypes pickled in 2009
         train, test = (_tensors(kind(root, train=train)) for train in (True, False))
     return ImageData.of(train, test, classes, test_statistics)
 

@@ -1,16 +1,16 @@
-"""Damage done to a data set on purpose, the same for the same seed."""
+"""Label and pixel noise, the same for the same seed."""
 
 import torch
 from torch import Tensor
 
 
 def noisy_labels(labels: Tensor, num_classes: int, fraction: float, seed: int) -> Tensor:
-    """Give a random part of the samples a wrong label, uniform over the other classes.
+    """Give a random fraction of the samples a wrong label, uniform over the other classes.
 
     Args:
         labels: int64 (N,).
         num_classes: labels are in [0, num_classes).
-        fraction: part of the samples, in [0, 1]; round(fraction * N) labels change.
+        fraction: of the samples, in [0, 1]; round(fraction * N) labels change.
         seed: of the choice of samples and of their new labels.
 
     Returns:
@@ -23,7 +23,7 @@ def noisy_labels(labels: Tensor, num_classes: int, fraction: float, seed: int) -
         raise ValueError(f"label_noise must be in [0, 1], got {fraction}")
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(labels), generator=generator)[: round(fraction * len(labels))]
-    shift = torch.randint(1, num_classes, (len(chosen),), generator=generator)  # never 0: never right
+    shift = torch.randint(1, num_classes, (len(chosen),), generator=generator)  # never 0: never the right label
     noisy = labels.clone()
     noisy[chosen] = (labels[chosen] + shift) % num_classes
     return noisy

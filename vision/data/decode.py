@@ -33,9 +33,9 @@ UNSIGNED = 1  # a TIFF sample format
 def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
     """Read images; one of another size is cut to its central square and resized.
 
-    EXIF orientation is applied, transparent pixels lie on white, palettes are looked up. Deeper pixels than 8 bits are
-    scaled to [0, 255]: integers by the largest value of their type, floats from [0, 1]. (Pillow reads colour of 16 bits
-    by its high byte, which may be 1 below the rounded value.)
+    EXIF orientation is applied, transparent pixels are shown on white, palettes are looked up. Pixels of more than 8
+    bits are scaled to [0, 255]: integers by the largest value of their type, floats from [0, 1]. (Pillow reads colour
+    of 16 bits by its high byte, which may be 1 below the rounded value.)
 
     Args:
         files: JPEG, PNG, PPM, BMP, TIFF or WEBP files.
@@ -46,7 +46,7 @@ def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
         uint8 (N, in_channels, image_size, image_size).
 
     Raises:
-        ConfigError: naming the first file that cannot be read.
+        ConfigError: with the name of the first file that cannot be read.
     """
     images = np.empty((len(files), image_size, image_size, in_channels), dtype=np.uint8)
 
@@ -119,7 +119,7 @@ def fingerprint(files: Sequence[Path], *what: object) -> str:
 def cached(path: Path, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """What `make` makes, kept in a safetensors file as long as `key` stays the same.
 
-    A file that is damaged or has another key is made anew; a folder that cannot be written costs a warning.
+    A file that is damaged or has another key is made again; a folder that cannot be written gives a warning.
 
     Args:
         path: the cache file.
@@ -152,5 +152,5 @@ def _read(path: Path, key: str) -> dict[str, Tensor] | None:
             if (file.metadata() or {}).get("key") == key:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError):
-        pass  # absent or damaged: made anew
+        pass  # absent or damaged: made again
     return None

@@ -18,7 +18,7 @@ def load_digits(
 
     Args:
         train_size: training images; the rest of the 1,797 test. The split is the same for every seed.
-        label_noise: part of the training labels that are replaced by wrong ones.
+        label_noise: fraction of the training labels that are replaced by wrong ones.
         pixel_noise: deviation of Gaussian noise on all images, as a fraction of the brightest pixel.
         noise_seed: of both kinds of noise; drawn once, so that every run sees the same data.
 

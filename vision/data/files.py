@@ -1,4 +1,4 @@
-"""Getting published archives onto the disk: download, check, unpack; every error says which file and what to do."""
+"""Published archives: download, check, unpack; every error names the file and what to do."""
 
 import hashlib
 import http.client
@@ -30,7 +30,7 @@ def unpacked(folder: Path, archive: Path, url: str, md5: str, download: bool, da
     """The unpacked folder of a published archive: found, or unpacked from the archive, or downloaded first.
 
     Args:
-        folder: where the archive's only top folder goes, beside `archive`.
+        folder: the unpacked top folder of the archive, beside `archive`.
         archive: a .zip or .tar.gz file.
         url: where the archive is published.
         md5: its published checksum.
@@ -68,7 +68,7 @@ def unpacked(folder: Path, archive: Path, url: str, md5: str, download: bool, da
 
 
 def fetch(url: str, path: Path, md5: str, timeout: float = 10.0) -> None:
-    """Download a file with a progress bar; an interrupted download goes on where it stopped.
+    """Download a file with a progress bar; an interrupted download resumes where it stopped.
 
     Args:
         url: where from.
@@ -77,7 +77,7 @@ def fetch(url: str, path: Path, md5: str, timeout: float = 10.0) -> None:
         timeout: seconds without an answer after which to give up.
 
     Raises:
-        ConfigError: no answer, an answer that breaks off, or a wrong checksum.
+        ConfigError: no answer, an interrupted answer, or a wrong checksum.
     """
     part = path.with_name(path.name + ".part")
     try:
@@ -116,7 +116,7 @@ def _fetch_rest(url: str, part: Path, timeout: float) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive that holds one top folder; `folder` appears whole or not at all.
+    """Unpack an archive that holds one top folder; `folder` is complete or absent.
 
     Raises:
         ConfigError: the archive is damaged, lacks the folder, or has an entry that would land elsewhere.

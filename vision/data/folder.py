@@ -1,4 +1,4 @@
-"""One's own images, in a folder for each class."""
+"""Your own images, in a folder for each class."""
 
 from pathlib import Path
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ImageData:
-    """Training and test images as they are stored, and what normalises them.
+    """Training and test images as stored, and the statistics that normalise them.
 
     Attributes:
         train_images: uint8 (N, C, H, W).

@@ -1,7 +1,7 @@
 """Which samples a phase trains on and is tested on: pure functions of sizes, labels and a seed.
 
 They draw from a local generator of NumPy's legacy kind (MT19937), whose stream NumPy promises not to change,
-in the order of the reference code: training permutation, test permutation, class permutation.
+in the order of the authors' code: training permutation, test permutation, class permutation.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ ACCESS = ("full", "limited")
 
 
 def warm_start_phases(n_train: int, n_test: int, ratio: int, seed: int) -> list[Split]:
-    """Two phases: a random part of the training set, then all of it; both tested on the whole test set.
+    """Two phases: a random fraction of the training set, then all of it; both tested on the whole test set.
 
     Args:
         n_train: training samples.
@@ -92,7 +92,7 @@ def class_phases(
     if not 1 <= chunks <= num_classes:
         raise ValueError(f"chunks must be in [1, {num_classes}], the number of classes, got {chunks}")
     generator = RandomState(seed)
-    generator.permutation(len(train_labels))  # drawn before the classes in the reference code
+    generator.permutation(len(train_labels))  # drawn before the classes in the authors' code
     generator.permutation(len(test_labels))
     order = generator.permutation(num_classes)
     size = num_classes // chunks

@@ -16,7 +16,7 @@ def _unknown(library: str, architecture: str, names: list[str]) -> ConfigError:
 
 
 def change_first_convolution(model: nn.Module, in_channels: int) -> None:
-    """Let the first convolution take images of `in_channels` channels instead of 3 (weights drawn anew)."""
+    """Let the first convolution take images of `in_channels` channels instead of 3 (with new random weights)."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             if module.in_channels != in_channels:
@@ -35,7 +35,7 @@ def change_first_convolution(model: nn.Module, in_channels: int) -> None:
 
 @torch.no_grad()
 def check_fits(model: nn.Module, architecture: str, in_channels: int, image_size: int | None) -> None:
-    """Refuse images that a model cannot take, by a look at a black one in evaluation mode."""
+    """Refuse images that a model cannot take, by trying a black one in evaluation mode."""
     if image_size is None:
         return
     device = next(model.parameters()).device
@@ -91,7 +91,7 @@ def timm_model(architecture: str, num_classes: int, in_channels: int = 3, image_
         architecture: timm's name of it, for example `resnet18`.
         num_classes: number of outputs.
         in_channels: channels of an image.
-        image_size: height and width in pixels, told to the models that ask for it.
+        image_size: height and width in pixels, passed to the models that have such an argument.
 
     Returns:
         The model, (N, C, H, W) -> (N, num_classes).

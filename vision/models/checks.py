@@ -1,4 +1,4 @@
-"""Argument checks shared by the models, so that a wrong option ends in one clear line."""
+"""Argument checks shared by the models, so that a wrong option gives one clear line."""
 
 
 def check_positive(**values: int) -> None:

@@ -14,7 +14,7 @@ VARIANTS = ("original", "fire_paper")
 
 @torch.no_grad()
 def move_statistics(backbone: nn.Module, in_channels: int, image_size: int) -> None:
-    """Show the network one zero image in train mode, as the reference code does when it builds a model.
+    """Show the network one zero image in train mode, as the authors' code does when it builds a model.
 
     Every batch norm then starts with a running variance of 0.9 or somewhat more instead of 1 and, after
     convolutions with a bias, with a running mean that is not 0 (`variant=fire_paper`).
@@ -26,7 +26,7 @@ def move_statistics(backbone: nn.Module, in_channels: int, image_size: int) -> N
 class ResNet18(nn.Module):
     """ResNet-18 (He et al., arXiv 1512.03385) with a 3x3 stem, no max-pool and a head of two layers.
 
-    The blocks are torchvision's with torch's default initialisation, which is what the reference code has;
+    The blocks are torchvision's with torch's default initialisation, as in the authors' code;
     torchvision's own ResNet draws its convolutions from another distribution.
 
     Args:

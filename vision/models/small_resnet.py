@@ -1,4 +1,4 @@
-"""A small residual network for 8x8 to 32x32 images: the default on the digits."""
+"""A small residual network for 8x8 to 32x32 images: an alternative to the digits' default."""
 
 from collections import OrderedDict
 
@@ -20,8 +20,8 @@ def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.S
     """`blocks` basic blocks (He et al., arXiv 1512.03385); the first one changes width and resolution.
 
     Args:
-        in_channels: channels that come in.
-        out_channels: channels that go out.
+        in_channels: input channels.
+        out_channels: output channels.
         blocks: number of blocks.
         stride: stride of the first block.
 
@@ -38,8 +38,8 @@ def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.S
 def residual_units(first: nn.Sequential, stages: list[nn.Sequential], reader: nn.Module) -> list[Units]:
     """The hidden units of a residual network: those inside each block, and the channels of each residual stream.
 
-    A stream lives from one shortcut convolution to the next. All blocks in it write to the same channels, so a channel
-    is one unit of many producers and readers.
+    A stream reaches from one shortcut convolution to the next. All blocks in it write to the same channels, so a
+    channel is one unit of many producers and readers.
 
     Args:
         first: the stem.

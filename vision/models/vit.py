@@ -9,7 +9,7 @@ from vision.models.checks import check_positive
 
 
 class Attention(nn.Module):
-    """Pre-norm self-attention; query, key and value are layers of their own, so that FIRE can name them."""
+    """Pre-norm self-attention; query, key and value are separate layers, so that FIRE can select them."""
 
     def __init__(self, dim: int, heads: int, dim_head: int, dropout: float) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Encoder(nn.Module):
     def __init__(self, patch_dim: int, tokens: int, patch_size: int, dropout: float, **sizes: int) -> None:
         super().__init__()
         dim = sizes["dim"]
-        # Standard normal, as in the reference code: as loud as the output of a layer norm.
+        # Standard normal, as in the authors' code: the scale of a layer norm's output.
         self.pos_embedding = nn.Parameter(torch.randn(1, tokens, dim))
         self.cls_token = nn.Parameter(torch.randn(1, 1, dim))
         self.to_patch_embedding = nn.Sequential(
@@ -105,8 +105,8 @@ class Encoder(nn.Module):
 class ViT(nn.Module):
     """Vision transformer (Dosovitskiy et al., arXiv 2010.11929) with layer norms around the patch embedding.
 
-    The defaults are the paper's ViT-Tiny for 32x32 images. Own code: torchvision's has one fused projection
-    for query, key and value, and embeds patches by a convolution without the norms.
+    The defaults are the paper's ViT-Tiny for 32x32 images. torchvision's differs: it has one fused
+    projection for query, key and value, and embeds patches by a convolution without the norms.
 
     Args:
         num_classes: number of outputs.
