@@ -3,13 +3,12 @@
     python scripts/bench_dqn.py                       the paper's sizes: 4 environments, an update a step, batch 32
     python scripts/bench_dqn.py --threads 2 precision=bfloat16 compile=default     options of rl.dqn
     python scripts/bench_dqn.py device=cuda compile=reduce-overhead                a GPU
-    python scripts/bench_dqn.py --store 40000         the replay on disk: seconds and bytes for so many real frames
+    python scripts/bench_dqn.py --store 40000         the replay on disk: seconds and bytes for this many real frames
 
-The plain loop is what one finds in single-file implementations: Gymnasium's AsyncVectorEnv with wrapped environments, a
+The plain loop is that of single-file implementations: Gymnasium's AsyncVectorEnv with wrapped environments, a
 replay of stacked frames in numpy, eager float32 updates, `loss.item()` now and then. Both train networks of the same
-shape on the same game and take turns, so that whatever else the machine does falls on both alike; ratios are medians
-over the rounds. Then our update alone, on batches that are there already, in a tight loop: what the rest of the loop
-costs beside it.
+shape on the same game, alternating, so that other load on the machine affects both equally; ratios are medians over the
+rounds. Then this update alone, on prepared batches in a tight loop, which shows what the rest of the loop costs.
 """
 
 import argparse
@@ -118,7 +117,7 @@ class PlainLoop:
             self.update()
 
     def forward(self, net: NatureCNN, x: torch.Tensor) -> torch.Tensor:
-        """As single-file implementations write it."""
+        """The update of single-file implementations."""
         values: torch.Tensor = net.head(net.encoder(x / 255.0))
         return values
 
@@ -147,7 +146,7 @@ def ours(overrides: list[str], capacity: int) -> tuple[Learner, RingStore]:
 
 
 def alone(learner: Learner) -> Callable[[], None]:
-    """An update on a batch that is there, targets included; as many as a step of the loop makes."""
+    """As many updates as a step of the loop makes, on a prepared batch; targets included."""
     size, count = learner.task.config.batch_size, learner.task.config.num_envs
     batch = learner.replay.sample(count * size, torch.Generator().manual_seed(0))
     batch = batch._replace(frames=batch.frames.clone())
@@ -178,7 +177,7 @@ def rate(step: Callable[[], object], seconds: float, each: int, device: torch.de
 
 
 def bench_store(frames: int, game: str) -> None:
-    """Play at random for so many frames; tell how long saving blocks and what a million frames take on the disk."""
+    """Play this many frames at random; print how long saving blocks and the size of a million frames on disk."""
     from rl.dqn.atari import make
 
     env = make(4, 0, "bench", game)
@@ -195,7 +194,7 @@ def bench_store(frames: int, game: str) -> None:
         start = time.perf_counter()
         store.follow(replay)
         blocked = max(blocked, time.perf_counter() - start)
-    time.sleep(2)  # as training would go on
+    time.sleep(2)  # as training would continue
     start = time.perf_counter()
     manifest = store.save(replay)
     saving = time.perf_counter() - start
@@ -218,7 +217,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4, help="of each turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch, in both loops")
     parser.add_argument("--capacity", type=int, default=20_000, help="of both replays")
-    parser.add_argument("--store", type=int, default=0, help="measure the replay on disk with so many frames instead")
+    parser.add_argument("--store", type=int, default=0, help="measure the replay on disk with this many frames instead")
     parser.add_argument("overrides", nargs="*", help="options of rl.dqn")
     given = parser.parse_args()
     overrides = [*given.overrides, f"threads={given.threads}"]

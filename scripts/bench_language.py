@@ -1,12 +1,12 @@
-"""What the language trainer's speed options gain over a plain eager float32 loop, measured in turns in one process.
+"""What the language trainer's speed options gain over a plain eager float32 loop, alternating in one process.
 
     python scripts/bench_language.py                      4 layers, 256 wide, the full vocabulary: for CPUs
-    python scripts/bench_language.py --model gpt_0.1b     on a GPU: also MFU, and how long data are awaited
+    python scripts/bench_language.py --model gpt_0.1b     on a GPU: also MFU, and the time spent waiting for data
 
-The plain loop slices the tokens of one sequence after the other, runs the model as it stands and lets torch choose the
-AdamW. Ours is what `language.train compile=true precision=bfloat16` does: vectorised draws, a compiled loss without
-kept logits, bf16 autocast, fused AdamW. Both train copies of the same weights on the same batches; the losses that they
-reach are printed beside the times.
+The plain loop slices tokens one sequence at a time, runs the model eagerly and uses torch's default AdamW. This loop
+("ours" in the output) is that of `language.train compile=true precision=bfloat16`: vectorised draws, a compiled loss
+without kept logits, bf16 autocast, fused AdamW. Both train copies of the same weights on the same batches; the losses
+reached are printed beside the times.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = GPT(**SHAPES[arguments.model]).to(device)
     vocab = len(model.lm_head.weight)
-    tokens = np.random.default_rng(0).zipf(1.2, 2_000_000) % min(vocab, 50_257)  # as skewed as language
+    tokens = np.random.default_rng(0).zipf(1.2, 2_000_000) % min(vocab, 50_257)  # skewed, like language
     data = Mixture((TokenFile(Path("zipf"), tokens.astype(np.uint16), {}),), (1.0,), model.block_size)
 
     loops = {
@@ -92,11 +92,11 @@ def report(
         )
     ratios = [a / b for a, b in zip(seconds["plain"], seconds["ours"], strict=True)]
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    print(f"ours is {statistics.median(ratios):.2f} times as fast, turn against turn ({spread}; n={len(ratios)})")
+    print(f"ours is {statistics.median(ratios):.2f} times as fast, paired ({spread}; n={len(ratios)})")
 
 
 def plain_loop(model: GPT, data: Mixture, batch: int, device: torch.device) -> Callable[[], Tensor]:
-    """What one writes first."""
+    """The plain loop's step."""
     optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
     generator = np.random.default_rng(1)
     tokens, block = data.files[0].tokens, data.block_size
@@ -118,7 +118,7 @@ def plain_loop(model: GPT, data: Mixture, batch: int, device: torch.device) -> C
 
 
 def our_loop(model: GPT, data: Mixture, arguments: argparse.Namespace, device: torch.device) -> Callable[[], Tensor]:
-    """What the trainer does in a step."""
+    """The trainer's step."""
     forward = NextTokenLoss(model) if arguments.no_compile else torch.compile(NextTokenLoss(model))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **OPTIONS)
     generator = np.random.default_rng(1)

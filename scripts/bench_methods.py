@@ -1,11 +1,11 @@
-"""What the methods add to a training step of ResNet-18 on 32x32 images: the parts alone, beside the step itself.
+"""What the methods add to a training step of ResNet-18 on 32x32 images, each part measured alone.
 
     python scripts/bench_methods.py --batch 256 --threads 2
     python scripts/bench_methods.py --device cuda --rounds 20
 
-A method's cost is the time of all that it does in a step (hooks in the forward pass, penalty and its gradient, the work
-after the step), measured one by one and repeated, for a difference of two whole steps drowns in a machine's noise. On
-a CPU it is processor time. Printed: milliseconds, and per cent of a plain step of the same run.
+A method's cost is the time of everything it does in a step (hooks in the forward pass, penalty and its gradient, the
+work after the step), measured separately and repeated, because the difference of two whole steps is smaller than the
+machine's noise. On a CPU it is processor time. Printed: milliseconds, and per cent of a plain step of the same run.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def milliseconds(work: Callable[[], object], device: torch.device, rounds: int) 
 
 
 def seen_inputs(model: nn.Module, x: torch.Tensor) -> dict[nn.Module, torch.Tensor]:
-    """The input of every layer, to run its hooks on."""
+    """The input of every layer, for its hooks."""
     kept: dict[nn.Module, torch.Tensor] = {}
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     handles = [m.register_forward_pre_hook(lambda m, given: kept.update({m: given[0].detach()})) for m in layers]
@@ -55,7 +55,7 @@ def seen_inputs(model: nn.Module, x: torch.Tensor) -> dict[nn.Module, torch.Tens
 
 
 def cost(method: Method, net: Net, optimizer: torch.optim.Optimizer, kept: dict, context: Context) -> Callable:
-    """All that a method does in a step, as one call; hooks run on kept inputs."""
+    """Everything that a method does in a step, as one call; hooks run on stored inputs."""
 
     def work() -> None:
         penalty = method.penalty(net)

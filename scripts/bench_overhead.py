@@ -1,11 +1,11 @@
-"""What tracking and checkpointing cost: the default run with both, against the same run with neither, taken in turns.
+"""The cost of tracking and checkpoints: the default run with both and with neither, alternating.
 
     python scripts/bench_overhead.py --rounds 5
 
-Each run is a fork of one process that has imported everything, so that the two kinds differ in nothing else. Told are
-medians: of the wall clock, of the processor time of the training process and of its children (wandb lives in one), with
-on/off over rounds; and of the wall clock that the training process spends within the harness's own calls, which shows
-what a difference of noisy totals cannot. `waiting` is the end, where it waits for wandb to take the last rows.
+Each run is a fork of one process that has imported everything, so that the two kinds differ in nothing else. Printed
+are medians: of the wall clock, of the processor time of the training process and of its children (wandb runs in one),
+with on/off over rounds; and of the wall clock that the training process spends within the harness's own calls, which is
+more precise than a difference of noisy totals. `waiting` is the wait at the end until wandb has the last rows.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs")
     parser.add_argument("options", nargs="*", help="options of vision.train, such as scale=smoke")
     given = parser.parse_args()
-    measure("off", ["scale=smoke"])  # warms the caches of the system
+    measure("off", ["scale=smoke"])  # fills the system's caches
     seconds: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     for number in range(given.rounds):
         for kind in KINDS if number % 2 else KINDS[::-1]:

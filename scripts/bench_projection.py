@@ -5,9 +5,9 @@
     python scripts/bench_projection.py --weights trained --models resnet18 vgg16 vit --train-steps 150
     python scripts/bench_projection.py --models resnet18 --checkpoint runs/.../model.pt
 
-The plain loop goes over layers and kernel positions in Python: cubic, Frobenius, 10 iterations. `fire_` projects
-the same modules, batched. Ratios are medians over rounds of (method / loop), both timed in the same round, so that
-other load on the machine hits both. Memory is the peak beyond the weights, of a fresh process.
+The plain loop iterates over layers and kernel positions in Python: cubic, Frobenius, 10 steps. `fire_` projects the
+same modules in batches. Ratios are medians over rounds of (method / loop), both timed in the same round, so that other
+load on the machine affects both. Memory is the peak beyond the weights, in a new process.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fire_core import dfi, fire_
 
-SHORTEST = 0.05  # seconds that are timed at least, in as many calls as it takes; the weights do not matter
+SHORTEST = 0.05  # shortest time to measure, in seconds, over several calls if needed
 FACTS = Path(__file__).parents[1] / "tests" / "golden"
 MODELS = {  # name: (file, key, regular expression for the parameters to project)
     "resnet18": ("models_facts.json", "resnet18_cifar10", ""),
@@ -94,7 +94,7 @@ def weight_of(state: dict[str, Tensor], name: str) -> Tensor:
 
 
 def renamed(state: dict[str, Tensor], model: str) -> dict[str, Tensor]:
-    """The weights under the names of the facts, where a network of ours has others: same order, same shapes."""
+    """The weights under the names of the facts, where this repository's network has others: same order, same shapes."""
     file, key, _ = MODELS[model]
     facts = [(n, tuple(s)) for n, s in json.loads((FACTS / file).read_text())[key]["params"] if len(s) in (2, 4)]
     weights = [value for value in state.values() if value.ndim in (2, 4)]
@@ -133,7 +133,7 @@ def trained(model: str, steps: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def plain_loop(net: nn.Module, iterations: int = 10) -> None:
-    """The projection as one would first write it: layer by layer, kernel position by kernel position."""
+    """The plain projection: layer by layer, kernel position by kernel position."""
     for layer in net:
         W = layer.weight
         d_out, d_in = W.shape[:2]
@@ -199,7 +199,7 @@ def bench(
     for turn in range(repeats + 1):
         for name, run in runs.items():
             net.load_state_dict(before)
-            if turn == 0:  # warm-up, and a look at the result
+            if turn == 0:  # warm-up, and the result to inspect
                 taken = clock(lambda run=run: run(net), device, now)
                 reached[name] = total_dfi(net)
                 calls[name] = max(1, round(SHORTEST / max(taken, 1e-6)))
@@ -222,16 +222,16 @@ def bench(
 
 
 def high_water() -> tuple[int, int]:
-    """Resident memory of this process, now and at its highest, in bytes."""
+    """Resident memory of this process, current and peak, in bytes."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
 
 
 def peak_memory(model: str, method: str, weights: str) -> None:
-    """In a process of its own: print the peak in MB beyond the weights."""
+    """In a separate process: print the peak in MB beyond the weights."""
     net = build(model, weights, None, "cpu")
     run = plain_loop if method == "plain loop" else METHODS[method]
-    run(nn.Sequential(nn.Linear(512, 512, bias=False)))  # what LAPACK and BLAS set up once is not the method's
+    run(nn.Sequential(nn.Linear(512, 512, bias=False)))  # what LAPACK and BLAS allocate once does not count
     Path("/proc/self/clear_refs").write_text("5")
     before, _ = high_water()
     run(net)

@@ -1,11 +1,11 @@
-"""How fast a SAC update is, against a plain eager one, and how much of a run the environment takes.
+"""The speed of a SAC update against a plain eager one, and of environments in threads and processes.
 
     python scripts/bench_sac.py                                  the paper's sizes: 51 numbers, 19 actions, batch 256
     python scripts/bench_sac.py --compile --threads 1            with torch.compile too
     python scripts/bench_sac.py --device cuda --compile --graph  a GPU
     python scripts/bench_sac.py --env Humanoid-v5                environment steps a second: threads, processes
 
-All variants take turns in one process, so that whatever else the machine does falls on each of them alike; ratios are
+All variants alternate in one process, so that other load on the machine affects each of them equally; ratios are
 medians over the rounds.
 """
 
@@ -33,7 +33,7 @@ SQUASHING = torch.distributions.TanhTransform()
 
 
 class PlainBlock(nn.Module):
-    """As one writes it: a residual block of one network."""
+    """A residual block of one network, written plainly."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class PlainSimba(nn.Module):
 
 class PlainSac:
     """SAC as it is usually written (for instance in CleanRL): two critics one after the other, torch's own
-    distributions, an optimizer step without fusion, each loss's gradient for all that it touches."""
+    distributions, an optimizer step without fusion, the gradient of each loss for all its inputs."""
 
     def __init__(self, sizes: Networks, o: int, a: int, gamma: float, tau: float, entropy: float) -> None:
         def critic() -> PlainSimba:
@@ -141,7 +141,7 @@ def ours(sizes: Networks, o: int, a: int, device: str) -> Update:
 
 
 def plain_like(update: Update, sizes: Networks, o: int, a: int) -> PlainSac:
-    """The plain agent with the weights of ours."""
+    """The plain agent with the same weights."""
     plain = PlainSac(sizes, o, a, update.gamma, update.tau, update.target_entropy)
     pairs = [(plain.actor, update.actor)]
     for nets, batched in ((plain.critics, update.critic), (plain.targets, update.target)):
@@ -157,7 +157,7 @@ def plain_like(update: Update, sizes: Networks, o: int, a: int) -> PlainSac:
 
 
 def random_batch(size: int, o: int, a: int, device: str, generator: torch.Generator) -> tuple[Batch, Tensor]:
-    """Transitions and noise of no meaning."""
+    """Random transitions and noise."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(device)
@@ -185,7 +185,7 @@ def rate(function: Callable[..., Tensor], given: tuple[object, ...], seconds: fl
 
 
 def bench_updates(args: argparse.Namespace) -> None:
-    """Plain, ours, and ours in every faster setting that is asked for."""
+    """The plain update, this one, and this one in every faster setting asked for."""
     o, a, device = args.observations, args.actions, args.device
     how = (args.actor_width, args.actor_depth, args.critic_width, args.critic_depth)
     given = (*random_batch(args.batch, o, a, device, torch.Generator().manual_seed(1)),)
@@ -222,7 +222,7 @@ def bench_steps(args: argparse.Namespace) -> None:
     control, steps = Control("gymnasium", args.env), args.steps
     rng = np.random.default_rng(0)
     size = control.make().action_space.shape[0]
-    print(f"environment steps/s of {args.env}, {args.envs} environments, nothing else going on")
+    print(f"environment steps/s of {args.env}, {args.envs} environments, no learning beside them")
     for count in (1, args.envs):
         workers = Workers(control, count, 0)
         actions = rng.uniform(-1, 1, (steps, count, size)).astype(np.float32)

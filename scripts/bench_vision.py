@@ -3,9 +3,9 @@
     python scripts/bench_vision.py                                  # the digits default
     python scripts/bench_vision.py model=resnet18 --size 32 --batch 256 --threads 2 --steps 2 precision=bfloat16
 
-The plain loop is what one writes first: a DataLoader without workers over PIL images and torchvision transforms,
-float32, eager, `loss.item()` at each step. Both train the same network from the same weights on the same images; what
-is compared is the whole loop, data included. Ratios are medians over rounds, as machines are noisy.
+The plain loop is a DataLoader without workers over PIL images and torchvision transforms,
+float32, eager, `loss.item()` at each step. Both train the same network from the same weights on the same images; the
+whole loop is compared, data included. Ratios are medians over rounds.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class PlainImages(Dataset):  # type: ignore[type-arg]
 
 
 def synthetic(count: int, size: int, classes: int) -> ImageData:
-    """Random images in the shape of CIFAR's; speed does not depend on what they show."""
+    """Random images in the shape of CIFAR's; speed does not depend on their content."""
     generator = np.random.default_rng(0)
     images = torch.from_numpy(generator.integers(0, 256, (count, 3, size, size), dtype=np.uint8))
     labels = torch.from_numpy(generator.integers(0, classes, count))

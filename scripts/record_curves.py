@@ -4,8 +4,8 @@
     python scripts/record_curves.py vision dqn         these
     python scripts/record_curves.py --check            compares, records nothing
 
-A number that changed is recorded only if NUMERICS was raised, which stands in the identity of every run and of every
-cached first phase: no cache and no finished run of the old numbers is then taken for one of the new. New columns and
+A changed number is recorded only if NUMERICS was raised. It is part of the identity of every run and every cached first
+phase, so no cache and no finished run with the old numbers is used for the new ones. New columns and
 new cases are recorded at any time.
 """
 
@@ -23,7 +23,7 @@ from tests.curves.cases import MODULES
 
 
 def main() -> None:
-    """Record, or say why not."""
+    """Record, or print why not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", metavar="program", help=", ".join(MODULES))
     parser.add_argument("--check", action="store_true", help="compare only")

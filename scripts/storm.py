@@ -1,4 +1,4 @@
-"""A storm of faults over one program: is anything lost?
+"""Random faults during runs of one program: is anything lost?
 
     python scripts/storm.py --program vision --kills 100 --seed 1
     python scripts/storm.py --program dqn --method redo --kills 25 --seed 2 --out storm.json
@@ -6,10 +6,10 @@
 Trains small runs, and while each trains: kills the process or its whole group (SIGKILL), kills its wandb mirror, sends
 SIGTERM, SIGINT, SIGUSR1 or SIGUSR2, stops and continues it, fills its disk, deletes its cache, or starts it 16 times at
 once. Then the same command finishes the run, and its rows and final state must equal, bit for bit (clocks apart),
-those of a run that nobody disturbed. What is done is drawn from the seed; when it lands depends on the machine.
+those of an undisturbed run. The faults are drawn from the seed; their exact moment depends on the machine.
 
-Programs are forked from this process, which has imported everything. Full disks need the right to mount a tmpfs (root).
-Exit code 0: nothing was lost; 1: something was, and its folder is kept.
+Programs are forked from this process, which has imported everything. Filling a disk needs the right to mount a tmpfs
+(root). Exit code 0: nothing was lost; 1: something was, and its folder is kept.
 """
 
 import argparse
@@ -65,7 +65,7 @@ PATIENCE = 120.0  # seconds
 
 
 class Storm:
-    """One program, one method, and what has happened to them."""
+    """One program, one method, and the faults so far."""
 
     def __init__(self, program: str, method: str, seed: int, work: Path) -> None:
         self.module, options = PROGRAMS[program]
@@ -133,7 +133,7 @@ class Storm:
         self.faults.append("finish: three starts did not end the run")
 
     def disturb(self, folder: Path, kind: str) -> None:
-        """Start the program and do it one harm."""
+        """Start the program and cause one fault."""
         self.made[kind] += 1
         if kind == "16 starters":
             children = [self.start(folder) for _ in range(STARTERS)]
@@ -194,7 +194,7 @@ class Storm:
         return made
 
     def compare(self, folder: Path) -> None:
-        """Hold a finished run to the undisturbed one."""
+        """Compare a finished run with the undisturbed one."""
         if "Traceback" in (folder / "log").read_text():
             self.faults.append("a traceback")
         try:
@@ -202,14 +202,14 @@ class Storm:
                 self.faults.append("rows differ")
             if not same(state(folder, self.program), self.calm[1]):
                 self.faults.append("final states differ")
-        except Exception as error:  # whatever is wrong with the folder is what this program looks for
+        except Exception as error:  # anything wrong with the folder is a finding
             self.faults.append(f"cannot be read: {type(error).__name__}: {error}")
         if left := [str(path) for path in (folder / "runs").rglob(".*.tmp")]:
             self.faults.append(f"left behind: {left}")
 
 
 def kill_group(child: int) -> None:
-    """SIGKILL to a process and all that it has started."""
+    """SIGKILL to a process and all its descendants."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
@@ -290,7 +290,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def main() -> int:
-    """Make the storm and print what was done and lost."""
+    """Cause the faults and print what was done and lost."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--program", choices=PROGRAMS, required=True)
     parser.add_argument("--method", default="fire")

@@ -56,8 +56,8 @@ class Atari:
             self.stack, self.frame = 1, (210, 160, 3)
             picture = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
         self.random = sticky > 0 or noop_max > 0
-        # Episodes are cut here: in one that ALE itself ends, the last frame is mixed with the one before. After a
-        # termination nobody looks at it, but after a cut it is bootstrapped from.
+        # Episodes are truncated here: in one that ALE itself ends, the last frame is mixed with the one before. After
+        # a termination that frame is not used, but after a truncation the learner bootstraps from it.
         self._max_frames = max_frames
         self._env = AtariVectorEnv(
             find_game(game),
@@ -68,8 +68,8 @@ class Atari:
             use_fire_reset=fire_reset,
             max_num_frames_per_episode=NEVER,
             reward_clipping=False,
-            # Ended episodes are begun anew by `reset`, with seeds of our choice, before the next step; so the
-            # environment's own automatic reset never comes to pass, and the last frame of an episode is seen.
+            # `reset` starts the next episode, with its own seed, before the next step. So the environment's automatic
+            # reset never happens, and the last frame of an episode is returned.
             autoreset_mode=AutoresetMode.NEXT_STEP,
             **picture,
         )
@@ -77,7 +77,7 @@ class Atari:
         self._lives = np.zeros(envs, dtype=np.int64)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
-        """Begin episodes; their first frames, (k, 84, 84)."""
+        """Start episodes; their first frames, (k, 84, 84)."""
         mask = np.zeros(self.envs, dtype=bool)
         mask[which] = True
         options = {} if mask.all() else {"reset_mask": mask}
