@@ -1,4 +1,4 @@
-"""A benchmark turns a data set into a stream of phases (PAPER: figure 2, rows a to c)."""
+"""A benchmark turns a data set into a sequence of phases (figure 2 of the paper, rows a to c)."""
 
 from dataclasses import dataclass
 

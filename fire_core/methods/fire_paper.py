@@ -1,8 +1,8 @@
 """What the authors' reference code does in ReDo, SNR and CBP where it departs from the papers that it cites.
 
-The figures of the FIRE paper come from that code, so `variant=fire_paper` repeats its behaviour: the facts are in the
-golden data's NOTES (A1 to A13), and the parity tests hold these functions to its numbers. Where a method's file is the
-algorithm, this one is the difference. Nothing else uses it.
+The figures of the FIRE paper come from that code, so `variant=fire_paper` repeats its behaviour: docs/paper.md lists it
+(A1 to A13), and tests/parity compares with that code's numbers. A method's file holds the algorithm, this one the
+difference.
 """
 
 import contextlib

@@ -95,7 +95,7 @@ def test_outgoing_weights_through_any_graph(name: str) -> None:
 
 
 def test_more_than_are_mature_are_never_asked_for() -> None:
-    """The reference can crash here (NOTES A10)."""
+    """The reference can crash here (docs/paper.md, A10)."""
     model = Perceptron()
     net = Net.of({"model": model})
     method = ContinualBackprop(rate=0.9, maturity=2)

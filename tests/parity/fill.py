@@ -11,7 +11,7 @@ CHUNK = 1 << 16  # elements; fits into the cache, which makes the fill several t
 
 
 def uniform(stream: int, start: int, stop: int) -> np.ndarray:
-    """Numbers `start` to `stop` of a stream in [0, 1) with 24 bits each, by SplitMix64 (golden README)."""
+    """Numbers `start` to `stop` of a stream in [0, 1) with 24 bits each, by SplitMix64."""
     z = np.arange(start + 1, stop + 1, dtype=np.uint64)
     z *= np.uint64(0x9E3779B97F4A7C15)
     z += np.uint64(stream * 0xD1B54A32D192ED03 % 2**64)

@@ -1,4 +1,4 @@
-"""Continual backpropagation as in the reference code (golden README, cbp.npz): bookkeeping, effects, windows."""
+"""Continual backpropagation as in the authors' code (tests/golden/cbp.npz): bookkeeping, effects, windows."""
 
 import numpy as np
 import pytest

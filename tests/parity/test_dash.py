@@ -1,4 +1,4 @@
-"""DASH against the reference (golden README, dash.npz)."""
+"""DASH against the authors' code (tests/golden/dash.npz)."""
 
 import itertools
 
@@ -52,7 +52,7 @@ def test_every_tensor(mode: str, alpha: float, minimum: float) -> None:
     after = golden.tensors("dash", f"after_{mode}_a{alpha}_l{minimum}.")
     assert len(after) > 10
     for name, value in after.items():
-        if mode == "eval" or name != "conv.bias":  # in train mode the cosine of rounding noise (README)
+        if mode == "eval" or name != "conv.bias":  # in train mode the cosine of rounding noise (docs/paper.md, A14)
             torch.testing.assert_close(model.tree.state_dict()[name], value, rtol=0, atol=ATOL)
 
 

@@ -1,4 +1,4 @@
-"""DQN against the reference (golden README, dqn.npz): network, TD step, schedule, interventions, scores, replay."""
+"""DQN against the authors' code (tests/golden/dqn.npz): network, TD step, schedule, interventions, scores, replay."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""FIRE on a convolutional network against the reference (golden README, fire_cnn.npz)."""
+"""FIRE on a convolutional network against the authors' code (tests/golden/fire_cnn.npz)."""
 
 import pytest
 import torch

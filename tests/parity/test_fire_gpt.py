@@ -1,4 +1,4 @@
-"""FIRE and S&P on a GPT with fused projections and a tied head, against the reference (golden README, fire_gpt.npz)."""
+"""FIRE and S&P on a GPT with fused projections and a tied head, as the authors' code (tests/golden/fire_gpt.npz)."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The projections of DQN and SAC against the reference (golden README, dqn.npz and sac.npz)."""
+"""The projections of DQN and SAC against the authors' code (tests/golden/dqn.npz and sac.npz)."""
 
 import re
 

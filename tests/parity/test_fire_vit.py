@@ -1,4 +1,4 @@
-"""FIRE on a vision transformer against the reference (golden README, fire_vit.npz)."""
+"""FIRE on a vision transformer against the authors' code (tests/golden/fire_vit.npz)."""
 
 import pytest
 import torch

@@ -7,7 +7,7 @@ import torch
 from language.model import GPT
 from tests.parity import fill, golden
 
-RTOL = 1e-4  # of a tensor's largest entry: the README's tolerance for models.npz
+RTOL = 1e-4  # of a tensor's largest entry: the tolerance of models.npz
 
 FACTS = golden.facts("models_facts")
 NAMES = [name for name in FACTS if name.startswith("gpt")]

@@ -1,4 +1,4 @@
-"""L2 Init against the reference (golden README, reg.npz): the penalty, its terms and its gradient."""
+"""L2 Init against the authors' code (tests/golden/reg.npz): the penalty, its terms and its gradient."""
 
 import torch
 from torch import Tensor

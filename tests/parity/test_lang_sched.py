@@ -1,4 +1,4 @@
-"""Learning rate, chunk arithmetic and mixing against the reference (golden README, lang_sched)."""
+"""Learning rate, chunk arithmetic and mixing against the authors' code (tests/golden/lang_sched)."""
 
 import numpy as np
 import pytest

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from tests.parity import fill, golden
 from vision.models import VGG16, ResNet18, ViT
 
-RTOL = 1e-4  # of a tensor's largest entry: the README's tolerance for models.npz
+RTOL = 1e-4  # of a tensor's largest entry: the tolerance of models.npz
 # A unit at 0 up to rounding has a gradient or none: for some images a single one moves the norms by more than RTOL.
 RTOL_GRADIENTS = 5e-4
 

@@ -1,4 +1,4 @@
-"""Muon with its auxiliary Adam against the reference (golden README, muon.npz and muon_groups.json)."""
+"""Muon with its auxiliary Adam against the authors' code (tests/golden/muon.npz and muon_groups.json)."""
 
 import math
 

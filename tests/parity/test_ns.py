@@ -19,7 +19,7 @@ def parse(key: str) -> tuple[str, int]:
 
 
 def tolerance(W: torch.Tensor, steps: int) -> float:
-    """Null directions hold rounding noise that grows 1.5-fold a step (golden README); all others next to none."""
+    """Null directions hold rounding noise that grows 1.5-fold a step; all others next to none."""
     values = torch.linalg.svdvals(W.double())
     singular = values[-1] < 1e-3 * values[0]
     return 5e-6 * 1.5 ** max(0, steps - 10) if singular else 5e-6
@@ -50,7 +50,7 @@ def test_singular_values_match_the_reference(key):
 
 @pytest.mark.parametrize("key", BROKEN)
 def test_zero_matrix_stays_zero_where_the_reference_gives_nan(key):
-    """Unlike the reference on purpose (golden NOTES, A19): a dead kernel position must not spread NaN."""
+    """Unlike the reference on purpose (docs/paper.md, A19): a dead kernel position must not spread NaN."""
     name, steps = parse(key)
     W = golden.tensors("ns", "in.")[name]
     assert not W.any()

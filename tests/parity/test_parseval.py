@@ -1,4 +1,4 @@
-"""Parseval regularisation against the reference (golden README, reg.npz): terms and gradients."""
+"""Parseval regularisation against the authors' code (tests/golden/reg.npz): terms and gradients."""
 
 import re
 from collections.abc import Collection

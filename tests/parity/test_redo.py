@@ -1,4 +1,4 @@
-"""ReDo against the reference (golden README, redo.npz): scores and masks; recycling as meant and as done."""
+"""ReDo against the authors' code (tests/golden/redo.npz): scores and masks; recycling as meant and as done."""
 
 import itertools
 from collections.abc import Iterator
@@ -123,7 +123,7 @@ def test_recycling_as_it_is_meant(case: str) -> None:
             forgotten = torch.from_numpy(rows)
         for moment in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(adam.state[parameter][moment] == 0, forgotten), name
-        # The reference keeps one index per tensor, and that of the columns wins (NOTES, A3).
+        # The reference keeps one index per tensor, and that of the columns wins (docs/paper.md, A3).
         if (index := DATA.get(f"{case}.returned_out_index.{name}")) is not None:
             np.testing.assert_array_equal(forgotten.view(len(forgotten), -1).all(1).numpy(), index, name)
         if (index := DATA.get(f"{case}.returned_in_index.{name}")) is not None:

@@ -1,4 +1,4 @@
-"""SAC against the reference (golden README, sac.npz and sac_facts.json): networks, losses, steps, statistics."""
+"""SAC against the authors' code (tests/golden/sac.npz and sac_facts.json): networks, losses, steps, statistics."""
 
 import re
 
@@ -100,7 +100,7 @@ def batch() -> Batch:
 
 
 def gamma() -> float:
-    """Of an episode of 1000 steps with an action repeat of 2 (PAPER, section 5), unless the file says another."""
+    """Of an episode of 1000 steps with an action repeat of 2 (docs/paper.md), unless the file says another."""
     return float(golden.meta("sac").get("gamma", discount(500)))
 
 

@@ -1,4 +1,4 @@
-"""The reference learning-rate schedule (golden README, vision_schedule.npz): what a step of each pass really used."""
+"""The authors' learning-rate schedule (tests/golden/vision_schedule.npz): what a step of each pass really used."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_every_pass_of_every_level(benchmark: str) -> None:
         factors = [reference(i, epochs, stride, earlier, META["warmup_rate"]) for i in range(passes)]
         expected = golden.load("vision_schedule")[f"lr.{benchmark}.pattern{pattern}"]
         if 1 < stride < 1 / META["warmup_rate"]:
-            expected = np.minimum(expected, META["base_lr"])  # the overshoot (NOTES, A17 b) is not repeated
+            expected = np.minimum(expected, META["base_lr"])  # the overshoot (docs/paper.md, A17) is not repeated
         np.testing.assert_allclose(META["base_lr"] * np.array(factors), expected, rtol=1e-12, atol=1e-18)
         earlier += logged
 

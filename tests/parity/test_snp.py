@@ -1,4 +1,4 @@
-"""Shrink and perturb against the reference (golden README, snp.npz)."""
+"""Shrink and perturb against the authors' code (tests/golden/snp.npz)."""
 
 import itertools
 

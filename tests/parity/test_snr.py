@@ -1,4 +1,4 @@
-"""Self-normalised resets against the reference (golden README, snr.npz): masks, ages, thresholds, silences."""
+"""Self-normalised resets against the authors' code (tests/golden/snr.npz): masks, ages, thresholds, silences."""
 
 import numpy as np
 import pytest

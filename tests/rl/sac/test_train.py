@@ -209,7 +209,7 @@ def test_every_configuration_composes() -> None:
 
 
 def test_experiments_are_the_papers() -> None:
-    """PAPER, section 5."""
+    """As in docs/paper.md, figure 4b."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         for name, task in (("walk", "h1-walk-v0"), ("balance", "h1-balance_simple-v0"), ("run", "h1-run-v0")):
             for method in METHODS:

@@ -95,7 +95,7 @@ def test_target_ends_where_the_episode_does_and_not_at_a_time_limit() -> None:
 
 @pytest.mark.parametrize(("steps", "gamma"), [(1000, 0.995), (500, 0.99), (50, 0.95), (100_000, 0.995)])
 def test_discount(steps: int, gamma: float) -> None:
-    """PAPER, section 5: clip((T/5 - 1) / (T/5), 0.95, 0.995)."""
+    """As in docs/paper.md, figure 4b: clip((T/5 - 1) / (T/5), 0.95, 0.995)."""
     assert discount(steps) == pytest.approx(gamma)
 
 
