@@ -46,7 +46,7 @@ def loaded_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize("tools", [False, True], ids=["library", "tools"])
 def test_the_library_needs_torch_alone(tools):
-    modules = "import fire_core" + ", fire_core.audit, fire_core.convergence, fire_core.runs" * tools
+    modules = "import fire_core" + ", fire_core.audit, fire_core.convergence, fire_core.project, fire_core.runs" * tools
     loaded = loaded_by(modules)
     assert "fire_core" in loaded
     with_torch = loaded_by("import torch, torch.utils.flop_counter")

@@ -1,1 +1,1 @@
-"""Command line tools: audit, convergence, runs."""
+"""Command line tools: audit, convergence, project, runs; and the checkpoints that they read."""

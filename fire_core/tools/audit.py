@@ -1,211 +1,108 @@
 """Look into a checkpoint: which of its matrices have drifted from isometry, and which would a projection help?
 
-    python -m fire_core.audit checkpoint.pt
+    python -m fire_core.audit path/to/transformers-folder
     python -m fire_core.audit model.safetensors --plot spectra.png
+    python -m fire_core.audit resnet.pth --model timm:resnet18
 
-Reads .safetensors, and .pt files with `weights_only=True`, so that no code in a file is ever run. Every weight with two
-or more dimensions is cut as in the paper: a convolution into its kernel positions, all else (embeddings too) as one
-matrix, except fused q, k, v projections of three equal blocks. A checkpoint knows no module types, so shapes and names
-have to do: biases, optimizer moments, depthwise convolutions and other stacks of vectors are left out.
+Reads transformers folders, .safetensors, and files of `torch.save` (`weights_only=True`: no code in a file is run), a
+tensor at a time; states of optimizers are passed over. Where config.json or --model says which model it is, weights
+are cut as `fire_` cuts them. Where nothing does, shapes and names have to do: a convolution is cut into its kernel
+positions, all else (embeddings too) is one matrix, except fused q, k, v projections of three equal blocks; biases,
+depthwise convolutions and other stacks of vectors are left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import pickle
 import sys
 import textwrap
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-RULE = (
-    "would benefit if one of its matrices is rank-deficient in float32, or has a stable rank below half of a Gaussian "
-    "matrix's of its shape, m n / (sqrt m + sqrt n)^2"
-)
-DEFICIENT = 1 / torch.finfo(torch.float32).eps  # condition number
+from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
+from fire_core.tools.checkpoint.source import Checkpoint, load
+from fire_core.tools.checkpoint.stored import CheckpointError
+from fire_core.tools.command import Parser, progress
+from fire_core.tools.spectra import RULE, Finding, finding
 
 
-class CheckpointError(Exception):
-    """A file that cannot be read, or not safely; the message is one line."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One weight; the numbers of its worst matrix unless said otherwise.
-
-    Attributes:
-        name: in the checkpoint.
-        shape: (m, n) of one matrix.
-        matrices: how many it holds.
-        dfi: DfI of the matrices divided by the root mean square of their singular values, mean over matrices. Without
-            that division DfI would mostly say how large the weights are.
-        stable_rank: the smallest.
-        effective_rank: the smallest (Roy and Vetterli).
-        condition: the largest ratio of singular values.
-        spectrum: singular values of the worst matrix (by condition), descending.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    matrices: int
-    dfi: float
-    stable_rank: float
-    effective_rank: float
-    condition: float
-    spectrum: Tensor
-
-    @property
-    def benefits(self) -> bool:
-        """Whether the weight meets `RULE`."""
-        m, n = self.shape
-        gaussian = m * n / (math.sqrt(m) + math.sqrt(n)) ** 2
-        return self.stable_rank < gaussian / 2 or self.condition > DEFICIENT
-
-
-def load_tensors(path: str | Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint by dotted names, nested dictionaries such as {"model": {...}} flattened.
+def examine(cuts: Cuts, stacked: str | None = None) -> tuple[list[Finding], list[str]]:
+    """A finding for each weight or block of one, and a line for each weight that could not be examined.
 
     Args:
-        path: a .safetensors file, or one written by `torch.save`.
-
-    Raises:
-        CheckpointError: the file is missing, is no checkpoint, holds no tensors, or would run code.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
-    try:
-        content = _read(path)
-    except ImportError as error:
-        raise CheckpointError(f"{path}: reading .safetensors needs `pip install safetensors`") from error
-    except Exception as error:  # a broken file can fail in any way
-        if isinstance(error, pickle.UnpicklingError) and any(
-            word in str(error) for word in ("GLOBAL", "class", "global")
-        ):
-            raise CheckpointError(f"{path}: refused, because it holds more than tensors and could run code") from error
-        raise CheckpointError(f"{path}: no readable checkpoint ({type(error).__name__})") from error
-    tensors = dict(_flatten(content))
-    if not tensors:
-        raise CheckpointError(f"{path}: holds no tensors")
-    return tensors
-
-
-def _read(path: Path) -> Any:
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about pickle protocols; what matters ends in an error
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _flatten(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(content, Tensor):
-        yield prefix, content
-    elif isinstance(content, Mapping):
-        for key, value in content.items():
-            yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(content, (list, tuple)):
-        for i, value in enumerate(content):
-            yield from _flatten(value, f"{prefix}.{i}" if prefix else str(i))
-
-
-def examine(tensors: Mapping[str, Tensor], stacked: str | None = None) -> tuple[list[Finding], list[str]]:
-    """A finding for each weight, and a line for each one that could not be examined.
-
-    Optimizer states (names with `exp_avg`, `momentum_buffer` and the like) are passed over; tied copies count once.
-
-    Args:
-        tensors: by name.
+        cuts: what `read_cuts` gave.
         stacked: see `matrices_of`.
     """
     findings, refused = [], []
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    for name, tensor in tensors.items():
-        matrices = matrices_of(name, tensor, stacked)
-        key = (tensor.data_ptr(), tuple(tensor.shape))
-        if matrices is None or key in seen:
-            continue
-        seen.add(key)
-        if not torch.isfinite(matrices).all():
-            refused.append(f"{name}: holds NaN or Inf")
-            continue
-        for block, part in _blocks(name, matrices):
-            findings.append(_finding(name + block, part))
+    for one in progress(cuts.cuts, len(cuts.cuts), "weights"):
+        for name, matrices in matrices_of(one, cuts.named, stacked):
+            low, high = matrices.aminmax()
+            if not bool(low.isfinite() & high.isfinite()):
+                refused.append(f"{name}: holds NaN or Inf")
+            else:
+                findings.append(finding(name, matrices))
     return findings, refused
 
 
-_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum")
-
-
-def chosen(tensors: Mapping[str, Tensor], only: str | None) -> dict[str, Tensor]:
-    """The tensors whose names match the pattern; a run's checkpoint also holds initial weights and target networks.
+def read_cuts(path: str | Path, model: str | None = None, only: str | None = None) -> Cuts:
+    """The tensors of a checkpoint whose names match `only`, cut (a run's also holds initial weights, say).
 
     Raises:
-        CheckpointError: none does.
+        CheckpointError: the checkpoint cannot be used, or no name matches.
     """
-    found = {name: tensor for name, tensor in tensors.items() if fnmatchcase(name, only or "*")}
-    if not found:
-        raise CheckpointError(f"--only={only}: no name matches; there are {', '.join(list(tensors)[:6])}, ...")
-    return found
+    checkpoint = load(path)
+    if only is not None:
+        found = [stored for stored in checkpoint.tensors if fnmatchcase(stored.name, only)]
+        if not found:
+            names = [stored.name for stored in checkpoint.tensors]
+            raise CheckpointError(f"--only={only}: no name matches; there are {', '.join(names[:6])}, ...")
+        checkpoint = Checkpoint(checkpoint.path, found, checkpoint.files, checkpoint.config)
+    return cut(checkpoint, model)
 
 
-def matrices_of(name: str, tensor: Tensor, stacked: str | None = None) -> Tensor | None:
-    """The matrices (count, m, n) of a weight in float64, or None for what is none.
+def matrices_of(one: Cut, named: bool = True, stacked: str | None = None) -> Iterator[tuple[str, Tensor]]:
+    """The label and the matrices (count, m, n) of a tensor and each of its blocks; nothing for what holds none.
 
     Args:
-        name: in the checkpoint.
-        tensor: the weight.
+        one: the tensor and its entries.
+        named: nothing but its name and shape is known.
         stacked: pattern of names whose 3-dimensional weights are layers side by side, (count, m, n), and not kernels
             of Conv1d, (m, n, positions): shapes cannot tell.
     """
-    last = name.rsplit(".", 1)[-1]
-    if tensor.ndim < 2 or tensor.ndim > 5 or not tensor.is_floating_point() or last.endswith("bias") or last in _STATE:
-        return None
-    if min(tensor.shape) == 0 or min(tensor.shape[:2]) < 2:
-        return None  # vectors, depthwise convolutions, class tokens
-    weight = tensor.detach().to(torch.float64)
-    if weight.ndim == 3 and stacked is not None and fnmatchcase(name, stacked):
-        return weight
-    return weight[None] if weight.ndim == 2 else weight.flatten(2).movedim(-1, 0)
+    stored = one.stored
+    if not stored.floating or len(stored.shape) < 2 or stored.numel == 0 or "the same numbers" in one.reason:
+        return
+    if named:
+        if stored.name.endswith("bias") or len(stored.shape) > 5 or min(stored.shape[:2]) < 2:
+            return  # vectors, depthwise convolutions, class tokens
+        weight = stored.read()[0]
+        if weight.ndim == 3 and stacked is not None and fnmatchcase(stored.name, stacked):
+            yield stored.name, weight
+        elif weight.ndim > 2:
+            yield stored.name, weight.flatten(2).movedim(-1, 0)
+        else:
+            yield from _thirds(stored.name, weight)
+        return
+    matrices = [
+        e for e in one.entries if e.kind not in ("vector", "locked") and min(e.shape) > 1 and e.role != "depthwise"
+    ]
+    weight = stored.read()[0] if matrices else torch.empty(0)
+    for entry in matrices:
+        yield entry.label, entry.view(weight).reshape(-1, *entry.shape)
 
 
-_FUSED = ("qkv", "c_attn", "in_proj", "Wqkv")
+THIRDS = {"qkv", "c_attn", "in_proj_weight", "Wqkv"}
 
 
-def _blocks(name: str, matrices: Tensor) -> list[tuple[str, Tensor]]:
-    parts = name.replace("in_proj_weight", "in_proj.weight").split(".")
-    if matrices.shape[0] == 1 and matrices.shape[1] == 3 * matrices.shape[2] and set(_FUSED) & set(parts):
-        return [(f"[{key}]", block) for key, block in zip("qkv", matrices.chunk(3, dim=1), strict=True)]
-    return [("", matrices)]
-
-
-def _finding(name: str, matrices: Tensor) -> Finding:
-    values = torch.linalg.svdvals(matrices)  # (count, k), descending
-    top, last = values[:, 0], values[:, -1]
-    condition = torch.where(last > 0, top / last, math.inf)
-    share = values / values.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    mean_square = values.square().mean(-1, keepdim=True)
-    size = torch.where(mean_square > 0, mean_square.sqrt(), 1)
-    return Finding(
-        name=name,
-        shape=(matrices.shape[-2], matrices.shape[-1]),
-        matrices=len(matrices),
-        dfi=float(((values / size) ** 2 - 1).square().sum(-1).mean()),
-        stable_rank=float((values.square().sum(-1) / top.square().clamp_min(torch.finfo(torch.float64).tiny)).min()),
-        effective_rank=float(torch.special.entr(share).sum(-1).exp().min()),
-        condition=float(condition.max()),
-        spectrum=values[condition.argmax()],
-    )
+def _thirds(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    if weight.shape[0] == 3 * weight.shape[1] and THIRDS & set(name.split(".")):
+        yield from ((f"{name}[{key}]", block[None]) for key, block in zip("qkv", weight.chunk(3), strict=True))
+    else:
+        yield name, weight[None]
 
 
 def table(findings: list[Finding]) -> str:
@@ -262,7 +159,12 @@ def plot(findings: list[Finding], path: str | Path) -> None:
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
-    """The options `--only` and `--stacked`."""
+    """The options `--model`, `--only` and `--stacked`."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="timm:<name>, torchvision:<name> or a folder with a config.json: how weights are cut",
+    )
     parser.add_argument("--only", metavar="PATTERN", help="weights whose names match, such as '*.trainer.model.*'")
     parser.add_argument(
         "--stacked", metavar="PATTERN", help="3-dimensional weights of these names are layers side by side, not Conv1d"
@@ -270,14 +172,15 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0, or 2 with one line on stderr for a file that cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m fire_core.audit", description=__doc__.split("\n")[0])
-    parser.add_argument("checkpoint", help="a .safetensors file or a .pt file of tensors")
+    """Command line; 0, or 2 with one line on stderr for what cannot be used."""
+    parser = Parser(prog="python -m fire_core.audit", description=__doc__.split("\n")[0])
+    parser.add_argument("checkpoint", help="a transformers folder, a .safetensors file, or a file of torch.save")
     add_choice(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw the spectra into this .png or .pdf")
     options = parser.parse_args(arguments)
     try:
-        findings, refused = examine(chosen(load_tensors(options.checkpoint), options.only), options.stacked)
+        cuts = read_cuts(options.checkpoint, options.model, options.only)
+        findings, refused = examine(cuts, options.stacked)
         if not findings and not refused:
             raise CheckpointError(f"{options.checkpoint}: holds no weight matrices")
         if options.plot:
@@ -289,6 +192,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"--plot={options.plot}: {error}", file=sys.stderr)
         return 2
     print(table(findings))
-    for line in refused:
-        print(f"not examined: {line}")
+    for line in (*(f"not examined: {line}" for line in refused), *(f"note: {line}" for line in cuts.notes)):
+        print(line)
     return 0

@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -29,7 +31,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import polar
 from fire_core.polar.options import NORM_INITS, SOLVERS
-from fire_core.tools.audit import CheckpointError, _blocks, add_choice, chosen, load_tensors, matrices_of
+from fire_core.tools.audit import add_choice, matrices_of, read_cuts
+from fire_core.tools.checkpoint.stored import CheckpointError
+from fire_core.tools.command import Parser, at_least
 
 FAMILIES = ("square", "tall", "wide", "ill-conditioned", "rank-deficient")
 ARRIVED = 1e-6  # of DfI / n: what "converged" means in the step counts
@@ -90,13 +94,28 @@ def family(name: str, size: int, draws: int, seed: int) -> Tensor:
     raise ValueError(f"family {name!r}: expected one of {', '.join(FAMILIES)}")
 
 
-def from_checkpoint(path: Path, limit: int, only: str | None = None, stacked: str | None = None) -> list[Tensor]:
-    """The matrices of a checkpoint as same-shape batches in float32; at most `limit` of each shape, evenly spaced."""
+def from_checkpoint(
+    path: Path, limit: int, model: str | None = None, only: str | None = None, stacked: str | None = None
+) -> list[Tensor]:
+    """The matrices of a checkpoint as same-shape batches in float32; at most `limit` of each shape, evenly spaced.
+
+    Args:
+        path: see `checkpoint.source.load`.
+        limit: how many matrices of each shape.
+        model: see `checkpoint.skeleton.model_of`.
+        only: pattern of names.
+        stacked: see `audit.matrices_of`.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be used, or holds no matrices.
+    """
     by_shape: dict[tuple[int, int], list[Tensor]] = {}
-    for name, tensor in chosen(load_tensors(path), only).items():
-        matrices = matrices_of(name, tensor, stacked)
-        for _, block in _blocks(name, matrices) if matrices is not None else []:
-            by_shape.setdefault((block.shape[-2], block.shape[-1]), []).extend(block.float())
+    cuts = read_cuts(path, model, only)
+    for one in cuts.cuts:
+        for _, matrices in matrices_of(one, cuts.named, stacked):
+            by_shape.setdefault((matrices.shape[-2], matrices.shape[-1]), []).extend(matrices.float())
+    if not by_shape:
+        raise CheckpointError(f"{path}: holds no weight matrices")
     batches = []
     for group in by_shape.values():
         count = min(limit, len(group))
@@ -243,7 +262,7 @@ def plot(rows: Sequence[Row], paths: Sequence[Path]) -> None:
 
 
 def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str) -> None:
-    """All five files into `out`."""
+    """All five files into `out`; without matplotlib, no pictures."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "convergence.md").write_text(markdown(rows, steps, command))
     (out / "convergence.tex").write_text(latex(rows))
@@ -251,7 +270,10 @@ def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str) 
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
-    plot(rows, [out / "convergence.png", out / "convergence.pdf"])
+    try:
+        plot(rows, [out / "convergence.png", out / "convergence.pdf"])
+    except ImportError:
+        print("no .png and .pdf: pip install matplotlib", file=sys.stderr)
 
 
 # ----------------------------------------------------------------------------------------------------------- command
@@ -260,6 +282,12 @@ def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str) 
 def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) -> tuple[list[Row], list[Steps]]:
     """Everything the options ask for, on every set of weights."""
     rows, steps = [], []
+    wide = max(len(label) for label in weights)
+
+    def line(label: str, cells: Sequence[str]) -> str:
+        return " ".join([label.ljust(wide), *(c.ljust(13) for c in cells[:2]), *(c.rjust(11) for c in cells[2:])])
+
+    print(line("weights", HEADER))
     for label, batches in weights.items():
         for solver in options.solvers:
             starts = options.norm_inits if solver == "newton_schulz" else ["frobenius" if solver == "muon" else "-"]
@@ -268,7 +296,7 @@ def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) ->
                     start = NORM_INITS[0] if norm_init == "-" else norm_init
                     row = measure(label, batches, solver, start, iterations)
                     rows.append(Row(**(asdict(row) | {"norm_init": norm_init})))
-                    print(f"{label}: {' '.join(_cells(rows[-1]))}", file=sys.stderr)
+                    print(line(label, _cells(rows[-1])), flush=True)
         if "newton_schulz" in options.solvers:
             steps.append(count_steps(label, batches, options.norm_inits))
     return rows, steps
@@ -276,34 +304,57 @@ def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) ->
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 0, or 2 with one line on stderr for a file that cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m fire_core.convergence", description=__doc__.split("\n")[0])
-    parser.add_argument("checkpoints", nargs="*", type=Path, help=".pt or .safetensors files of weights")
+    parser = Parser(prog="python -m fire_core.convergence", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "checkpoints", nargs="*", type=Path, help="folders and files of weights, as fire_core.audit takes"
+    )
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=FAMILIES)
-    parser.add_argument("--size", type=int, nargs="+", default=[256], help="n of the random families")
+    parser.add_argument("--size", type=at_least(2), nargs="+", default=[256], help="n of the random families")
     add_choice(parser)
-    parser.add_argument("--draws", type=int, default=8, help="matrices of each family")
-    parser.add_argument("--limit", type=int, default=6, help="matrices of each shape in a checkpoint")
+    parser.add_argument("--draws", type=at_least(1), default=8, help="matrices of each family")
+    parser.add_argument("--limit", type=at_least(1), default=6, help="matrices of each shape in a checkpoint")
     parser.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=SOLVERS)
     parser.add_argument("--norm-inits", nargs="+", default=list(NORM_INITS), choices=NORM_INITS)
-    parser.add_argument("--iterations", type=int, nargs="+", default=[1, 2, 5, 8, 10, 12, 15, 20, 25, 30])
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--iterations", type=at_least(0), nargs="+", default=[1, 2, 5, 8, 10, 12, 15, 20, 25, 30])
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/convergence"))
     options = parser.parse_args(arguments)
+    options.iterations = sorted(set(options.iterations))
     weights: dict[str, Sequence[Tensor]] = {}
     for size in options.size:
         for name in options.families:
             W = family(name, size, options.draws, options.seed)
             weights[f"{name} {W.shape[-2]}x{W.shape[-1]}"] = [W]
     try:
-        for path in options.checkpoints:
-            weights[path.stem] = from_checkpoint(path, options.limit, options.only, options.stacked)
+        for label, path in labels(options.checkpoints).items():
+            weights[label] = from_checkpoint(path, options.limit, options.model, options.only, options.stacked)
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 2
+    if not weights:
+        parser.error("--families: none, and no checkpoint: nothing to do")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=options.out):
+            pass
+    except OSError as error:
+        parser.error(f"--out {options.out}: {error.strerror}")
     given = sys.argv[1:] if arguments is None else arguments
     command = " ".join(
         ["python -m fire_core.convergence", *(Path(a).name if Path(a).is_absolute() else a for a in given)]
     )
-    write(*run(weights, options), options.out, command)
-    print(f"wrote {options.out}/convergence.md, .csv, .tex, .png, .pdf")
+    rows, steps = run(weights, options)
+    write(rows, steps, options.out, command)
+    print(f"wrote {options.out}/convergence.*")
     return 0
+
+
+def labels(paths: Sequence[Path]) -> dict[str, Path]:
+    """A name for each checkpoint: its own without the ending, or, where two are alike, what tells their paths apart."""
+    given = {path.resolve(): path for path in paths}
+    stems = [path.name if path.is_dir() else path.stem for path in given]
+    common = os.path.commonpath([path.parent for path in given]) if given else ""
+    return {
+        stem if stems.count(stem) == 1 else str(full.relative_to(common)): path
+        for stem, (full, path) in zip(stems, given.items(), strict=True)
+    }

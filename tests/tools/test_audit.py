@@ -1,25 +1,34 @@
 """The audit of checkpoints: numbers against numpy, every layout of file, and refusals in one line."""
 
 import argparse
-import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from fire_core import fire_
-from fire_core.tools import audit
+from fire_core import fire_, resolve
+from fire_core.tools import audit, command
+from fire_core.tools.spectra import Finding
 from tests.networks import GPT, GroupedQueryAttention
+from tests.tools.test_checkpoint import Runs
+from tests.tools.tiny import MODELS, loaded, saved
 
 
-def run(*arguments: str) -> tuple[int, list[str], list[str]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "fire_core.audit", *arguments], capture_output=True, text=True, check=False
-    )
+def run(*arguments: object) -> tuple[int, list[str], list[str]]:
+    command = [sys.executable, "-m", "fire_core.audit", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def findings_of(tensors: dict[str, torch.Tensor], folder: Path) -> dict[str, Finding]:
+    """What the audit of a file of these tensors finds."""
+    torch.save(tensors, folder / "tensors.pt")
+    return {found.name: found for found in audit.examine(audit.read_cuts(folder / "tensors.pt"))[0]}
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -35,8 +44,8 @@ def weights() -> dict[str, torch.Tensor]:
     }
 
 
-def test_numbers_are_those_of_the_definitions():
-    findings = {f.name: f for f in audit.examine(weights())[0]}
+def test_numbers_are_those_of_the_definitions(tmp_path):
+    findings = findings_of(weights(), tmp_path)
     assert list(findings) == ["conv.weight", "good.weight", "collapsed.weight", "dead.weight"]
     for name, finding in findings.items():
         W = weights()[name].double().numpy()
@@ -56,44 +65,77 @@ def test_numbers_are_those_of_the_definitions():
             assert finding.condition == pytest.approx((spectra[:, 0] / spectra[:, -1]).max())
 
 
-def test_what_would_benefit():
-    findings = {f.name: f.benefits for f in audit.examine(weights())[0]}
+def test_what_would_benefit(tmp_path):
+    findings = {name: found.benefits for name, found in findings_of(weights(), tmp_path).items()}
     assert findings == {"conv.weight": False, "good.weight": False, "collapsed.weight": True, "dead.weight": True}
 
 
-def test_fresh_networks_and_projected_ones_need_nothing():
+def test_fresh_networks_and_projected_ones_need_nothing(tmp_path):
     torch.manual_seed(0)
     model = GPT(n_embd=48)
-    assert not any(f.benefits for f in audit.examine(model.state_dict())[0])
+    assert not any(found.benefits for found in findings_of(model.state_dict(), tmp_path).values())
     fire_(model, solver="exact")
-    findings = {f.name: f for f in audit.examine(model.state_dict())[0]}
+    findings = findings_of(model.state_dict(), tmp_path)
     finding = findings["transformer.h.0.attn.c_attn.weight[q]"]
     assert finding.dfi < 1e-8
     assert finding.condition == pytest.approx(1, abs=1e-4)
     assert finding.stable_rank == pytest.approx(48, rel=1e-4)
 
 
-def test_unequal_blocks_stay_one_matrix_and_tied_weights_count_once():
-    names = [f.name for f in audit.examine({**GPT(n_layer=1).state_dict(), **GroupedQueryAttention().state_dict()})[0]]
-    assert "qkv_proj.weight" in names
-    assert "transformer.wte.weight" in names
-    assert "lm_head.weight" not in names
+def test_unequal_blocks_stay_one_matrix_without_a_model(tmp_path):
+    found = findings_of({**GPT(n_layer=1).state_dict(), **GroupedQueryAttention().state_dict()}, tmp_path)
+    assert {"qkv_proj.weight", "transformer.wte.weight"} < found.keys()
 
 
-def test_not_finite_weights_are_named():
-    findings, refused = audit.examine({"a.weight": torch.full((3, 3), float("nan")), "b.weight": torch.eye(3)})
+@pytest.mark.parametrize("name", MODELS)
+def test_a_folder_is_cut_as_fire_cuts_the_loaded_model(name, tmp_path):
+    folder = saved(name, tmp_path / "model")
+    cuts = audit.read_cuts(folder)
+    findings, refused = audit.examine(cuts)
+    entries = [entry for entry in resolve(loaded(name, folder)) if entry.kind not in ("vector", "locked")]
+    experts = [entry for entry in entries if "experts" in entry.name]
+    assert sorted(found.shape for found in findings if "experts" not in found.name) == sorted(
+        entry.shape for entry in entries if entry not in experts
+    )
+    named = {found.name: found for found in findings}
+    for entry in (entry for entry in entries if entry.label in named):
+        values = torch.linalg.svdvals(entry.view(entry.parameter.detach()).double())
+        assert named[entry.label].condition == pytest.approx(float((values[..., 0] / values[..., -1]).max()), rel=1e-4)
+    assert all(entry.label in named for entry in entries if entry not in experts and "mlp.gate" not in entry.name)
+    assert not refused
+
+
+def test_tied_copies_count_once(tmp_path):
+    folder = saved("GPT2LMHeadModel", tmp_path / "gpt2")
+    model = loaded("GPT2LMHeadModel", folder)
+    torch.save(model.state_dict(), tmp_path / "both.pt")
+    findings = audit.examine(audit.read_cuts(tmp_path / "both.pt", str(folder)))[0]
+    assert len([found for found in findings if found.shape == (96, 32)]) == 1
+
+
+def test_progress_goes_to_stderr(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "SECONDS", -1.0)
+    findings_of(weights(), tmp_path)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[1] == "weights: 1 of 6, 0 s"
+
+
+def test_not_finite_weights_are_named(tmp_path):
+    torch.save({"a.weight": torch.full((3, 3), float("nan")), "b.weight": torch.eye(3)}, tmp_path / "a.pt")
+    findings, refused = audit.examine(audit.read_cuts(tmp_path / "a.pt"))
     assert [f.name for f in findings] == ["b.weight"]
     assert refused == ["a.weight: holds NaN or Inf"]
 
 
 def test_command_line_reads_nested_checkpoints_and_plots(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4))
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.zeros(1, 4)).sum().backward()
     optimizer.step()
     torch.save({"model": {"net": weights()}, "optimizer": optimizer.state_dict(), "step": 7}, path)
-    code, out, err = run(str(path), "--plot", str(tmp_path / "spectra.png"))
+    code, out, err = run(path, "--plot", tmp_path / "spectra.png")
     assert (code, err) == (0, [])
     assert out[0].split()[:3] == ["name", "shape", "n"]
     rows = {line.split()[0]: line.split()[-1] == "yes" for line in out[1:5]}
@@ -111,53 +153,33 @@ def test_only_what_is_asked_for_and_stacks_of_layers(tmp_path):
     generator = torch.Generator().manual_seed(0)
     content = {"model": {"twins.weight": torch.randn(2, 12, 10, generator=generator)}, "init": {"w": torch.randn(9, 9)}}
     torch.save(content, tmp_path / "x.pt")
-    tensors = audit.chosen(audit.load_tensors(tmp_path / "x.pt"), "model.*")
-    (stacked,), (kernels,) = (audit.examine(tensors, pattern)[0] for pattern in ("*twins*", None))
+    cuts = audit.read_cuts(tmp_path / "x.pt", only="model.*")
+    (stacked,), (kernels,) = (audit.examine(cuts, pattern)[0] for pattern in ("*twins*", None))
     assert (stacked.matrices, stacked.shape) == (2, (12, 10))
     assert (kernels.matrices, kernels.shape) == (10, (2, 12))
     spectra = torch.linalg.svdvals(content["model"]["twins.weight"].double())
     assert stacked.condition == pytest.approx(float((spectra[:, 0] / spectra[:, -1]).max()))
-    code, out, err = run(str(tmp_path / "x.pt"), "--only", "model.*", "--stacked", "*twins*")
+    code, out, err = run(tmp_path / "x.pt", "--only", "model.*", "--stacked", "*twins*")
     assert code == 0
     assert "12x10" in "".join(out)
     assert "init.w" not in "".join(out)
-    code, out, err = run(str(tmp_path / "x.pt"), "--only", "modle.*")
+    code, out, err = run(tmp_path / "x.pt", "--only", "modle.*")
     assert (code, len(err)) == (2, 1)
     assert "--only=modle.*: no name matches; there are model.twins.weight, init.w" in err[0]
 
 
-def test_safetensors(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch")
-    path = tmp_path / "model.safetensors"
-    safetensors.save_file(weights(), path)
-    assert audit.load_tensors(path).keys() == weights().keys()
-    path.write_bytes(b"not a safetensors file at all")
-    with pytest.raises(audit.CheckpointError, match="no readable checkpoint"):
-        audit.load_tensors(path)
-
-
-class Runs:
-    """Unpickling this creates a folder: a stand-in for what a malicious file would do."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (self.folder,)
-
-
 def files(tmp_path) -> dict[str, bytes | None]:
-    evil, saved = Runs(str(tmp_path / "ran")), tmp_path / "saved.pt"
-    torch.save({"model": evil}, saved)
-    contents = {"unsafe": saved.read_bytes(), "pickle": pickle.dumps({"model": evil})}
-    torch.save({"model": weights(), "args": argparse.Namespace(lr=1)}, saved)
-    contents["namespace"] = saved.read_bytes()
-    torch.save({"step": 3}, saved)
-    contents["no tensors"] = saved.read_bytes()
-    torch.save({"bias": torch.zeros(3)}, saved)
-    contents["no matrices"] = saved.read_bytes()
-    torch.save(weights(), saved)
-    contents["cut short"] = saved.read_bytes()[:400]
+    evil, file = Runs(tmp_path / "ran"), tmp_path / "saved.pt"
+    torch.save({"model": evil}, file)
+    contents = {"unsafe": file.read_bytes(), "pickle": pickle.dumps({"model": evil})}
+    torch.save({"model": weights(), "args": argparse.ArgumentParser}, file)
+    contents["class"] = file.read_bytes()
+    torch.save({"step": 3}, file)
+    contents["no tensors"] = file.read_bytes()
+    torch.save({"bias": torch.zeros(3)}, file)
+    contents["no matrices"] = file.read_bytes()
+    torch.save(weights(), file)
+    contents["cut short"] = file.read_bytes()[:400]
     return {**contents, "junk": b"hello", "empty": b"", "missing": None}
 
 
@@ -176,7 +198,7 @@ def test_bad_files_are_refused_in_one_line_without_running_them(tmp_path, capsys
 
 def test_command_line_exit_code_has_no_traceback(tmp_path):
     (tmp_path / "junk.pt").write_bytes(b"hello")
-    code, out, err = run(str(tmp_path / "junk.pt"))
+    code, out, err = run(tmp_path / "junk.pt")
     assert (code, out, len(err)) == (2, [], 1)
 
 

@@ -95,6 +95,49 @@ def test_files(tmp_path):
     assert (tmp_path / "out" / "convergence.pdf").read_bytes()[:4] == b"%PDF"
 
 
+def test_the_rows_on_stdout_have_a_header(tmp_path, capsys):
+    arguments = ["--families", "square", "--size", "6", "--draws", "1", "--solvers", "newton_schulz", "--norm-inits"]
+    assert main([*arguments, "frobenius", "--iterations", "10", "2", "10", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["weights", "solver", "norm_init", "steps"]
+    assert [line.split()[4] for line in lines[1:-1]] == ["2", "10"], "in the order of numbers, each once"
+    assert lines[0].index("GFLOP") + len("GFLOP") == lines[1].rindex(lines[1].split()[-2]) + len(lines[1].split()[-2])
+
+
+def test_files_of_one_stem_both_appear(tmp_path):
+    for name in ("a.pt", "b/a.pt", "c.v1.pt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        torch.save({"fc.weight": torch.randn(9, 6)}, tmp_path / name)
+    paths = [str(tmp_path / name) for name in ("a.pt", "b/a.pt", "c.v1.pt", "b/../a.pt")]
+    options = ["--families", "--solvers", "exact", "--out", str(tmp_path / "out")]
+    assert main([*paths, *options]) == 0
+    with (tmp_path / "out" / "convergence.csv").open() as file:
+        assert [row["weights"] for row in csv.DictReader(file)] == ["a.pt", "b/a.pt", "c.v1"]
+
+
+def test_bad_options_are_one_line_before_any_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fire_core.tools.convergence.run", lambda *_: pytest.fail("work was begun"))
+    (tmp_path / "file").touch()
+    for arguments, message in (
+        (["--size", "0"], "--size: 0 is no whole number from 2 up"),
+        (["--size", "x"], "--size: x is no whole number"),
+        (["--draws", "0"], "--draws: 0 is no whole number from 1 up"),
+        (["--limit", "0"], "--limit: 0"),
+        (["--iterations", "2", "-1"], "--iterations: -1"),
+        (["--families"], "nothing to do"),
+        (["--families", "round"], "invalid choice: 'round'"),
+        (["--size", "4", "--out", str(tmp_path / "file" / "out")], "--out"),
+        ([str(tmp_path / "none.pt"), "--families"], "no such file"),
+    ):
+        try:
+            code = main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+        captured = capsys.readouterr()
+        assert (code, captured.out, captured.err.count("\n")) == (2, "", 1)
+        assert message in captured.err
+
+
 def test_an_unreadable_file_is_one_line(tmp_path, capsys):
     assert main([str(tmp_path / "none.pt"), "--families", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

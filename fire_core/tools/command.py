@@ -1,0 +1,48 @@
+"""What the command line tools share: options refused on one line, and how far a command is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NoReturn, TypeVar
+
+SECONDS = 5.0  # between lines that are not rewritten
+
+T = TypeVar("T")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with an option on one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit code 2."""
+        print(message.removeprefix("argument "), file=sys.stderr)
+        raise SystemExit(2)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that is a whole number from `least` up."""
+
+    def number(text: str) -> int:
+        if not text.lstrip("-").isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} up")
+        return int(text)
+
+    return number
+
+
+def progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """The items; how many are done goes to stderr: onto one line of a terminal, else a line every few seconds."""
+    terminal = sys.stderr.isatty()
+    begin = last = time.monotonic()
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if now - last > (0.1 if terminal else SECONDS):
+            line = f"{what}: {done} of {total}, {now - begin:.0f} s"
+            print(f"\r{line:<70}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+            last = now
+        yield item
+    if terminal:
+        print(f"\r{'':<70}\r", end="", file=sys.stderr, flush=True)

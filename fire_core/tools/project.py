@@ -1,0 +1,301 @@
+"""FIRE from disk to disk: a projected copy of a checkpoint, a tensor at a time.
+
+    python -m fire_core.project IN OUT --layout qk --solver exact
+    python -m fire_core.project resnet.pth projected.pth --model timm:resnet18
+
+IN is a transformers folder (one file of weights, or several with their index), a .safetensors file, or a file of
+`torch.save` (.pt, .ckpt of Lightning). OUT is a copy of it in which the numbers of the projected weights are others,
+and nothing else: number formats, metadata, further tensors and a folder's other files stay byte for byte. What is
+projected, and how it is cut, is what `fire_` would do with the loaded model; see `checkpoint.cuts` for how the model is
+found. What is not known is kept, and the report says why.
+
+Memory: PEAK bytes for each number of the largest projected tensor, whatever the checkpoint's size.
+OUT appears at the end, whole, by a rename, with its report beside it. A run that is killed leaves a folder
+`.<OUT>.partial`, which the next one takes over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import fire_core
+from fire_core.harness.run.lock import FolderLock, NoLocks
+from fire_core.polar.options import NORM_INITS, SOLVERS
+from fire_core.reinit.fire import fire_
+from fire_core.reinit.report import Row
+from fire_core.tools.checkpoint import torch_file
+from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
+from fire_core.tools.checkpoint.source import Checkpoint, load
+from fire_core.tools.checkpoint.stored import CheckpointError
+from fire_core.tools.command import Parser, at_least, progress
+from fire_core.weights.layout import PRESETS
+
+SCALES = ("modular", "orthogonal")  # those that need no initial weights
+
+
+def project(
+    source: str | Path,
+    target: str | Path,
+    *,
+    model: str | None = None,
+    layout: str = "all",
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    **options: Any,
+) -> dict[str, Any]:
+    """Write a projected copy of a checkpoint.
+
+    Args:
+        source: see `checkpoint.source.load`.
+        target: a path that does not exist yet.
+        model: `timm:<name>`, `torchvision:<name>` or a folder with a config.json; None for the checkpoint's own.
+        layout: a preset of `weights.layout`.
+        include: patterns of parameters to project beside the layout's.
+        exclude: patterns of parameters to keep.
+        **options: of `fire_` (solver, iterations, ...).
+
+    Returns:
+        What is written to `<target>.fire.json`: rows as in `fire_`'s report, what was kept and why, notes.
+
+    Raises:
+        CheckpointError: anything that cannot be done, on one line; nothing is at `target` then.
+    """
+    begin = time.perf_counter()
+    source, target = Path(source), Path(target)
+    _check_places(source, target)
+    checkpoint = load(source)
+    cuts = cut(checkpoint, model, layout, include, exclude)
+    chosen = [one for one in cuts.cuts if any(entry.action == "project" for entry in one.entries)]
+    _check_work(checkpoint, cuts, chosen, layout)
+    with _partial(target) as folder:
+        copy = folder / target.name
+        rows = _copy(checkpoint, copy, chosen, options)
+        report = _report(checkpoint, target, cuts, rows, {"layout": layout, "model": model, **options})
+        report["seconds"] = round(time.perf_counter() - begin, 3)
+        _write_report(folder / "report.json", report)
+        os.replace(folder / "report.json", report_path(target))
+        os.rename(copy, target)
+        _sync(target.parent)
+    return report
+
+
+def report_path(target: Path) -> Path:
+    """Where the report of a projected checkpoint lies: beside it."""
+    return target.with_name(f"{target.name}.fire.json")
+
+
+def _check_places(source: Path, target: Path) -> None:
+    if not source.exists():
+        raise CheckpointError(f"{source}: no such file or folder")
+    if source.resolve() == target.resolve() or (target.exists() and source.samefile(target)):
+        raise CheckpointError(f"{target}: IN and OUT are the same")
+    if source.resolve() in target.resolve().parents:
+        raise CheckpointError(f"{target}: lies in the folder that it would be a copy of")
+    if target.exists() or target.is_symlink():
+        raise CheckpointError(f"{target}: exists already; remove it, or give another name")
+    if not target.parent.is_dir():
+        raise CheckpointError(f"{target.parent}: no such folder")
+
+
+def _check_work(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout: str) -> None:
+    reset = [entry.label for one in cuts.cuts for entry in one.entries if entry.action == "reinit"]
+    if reset:
+        raise CheckpointError(
+            f"layout={layout} resets {reset[0]} to its initial value, which a checkpoint does not hold"
+        )
+    if not chosen:
+        notes = "; ".join(cuts.notes)
+        raise CheckpointError(
+            f"{checkpoint.path}: layout={layout} projects none of its weights" + f" ({notes})" * bool(notes)
+        )
+    if any(one.stored.value is not None for one in chosen):
+        raise CheckpointError(
+            f"{checkpoint.path}: in torch's format from before 1.6; save it anew: torch.save(torch.load(file), file)"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ on the disk
+
+
+@contextlib.contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """A folder beside `target` for what is not finished; its lock is given back by the system when its holder dies."""
+    folder = target.with_name(f".{target.name}.partial")
+    folder.mkdir(exist_ok=True)
+    lock = FolderLock(folder)
+    try:
+        if not lock.acquire():
+            raise CheckpointError(f"{target}: {lock.holder} is writing it")
+    except NoLocks:
+        pass
+    for left in folder.iterdir():  # by one that was killed
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        elif left.name != ".lock":
+            left.unlink()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+
+
+def _copy(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[str, Any]) -> list[Row]:
+    """Copy the checkpoint, then write the projected numbers over the old ones; the rows of `fire_`'s reports."""
+    whole = checkpoint.path.is_dir() or checkpoint.path.name.endswith(".index.json")
+    if whole:
+        for name in (*checkpoint.others, *(file.relative_to(checkpoint.folder) for file in checkpoint.files)):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(checkpoint.folder / name, copy / name)
+            _sync(copy / name)
+    else:
+        shutil.copyfile(checkpoint.path, copy)
+    rows: list[Row] = []
+    moving = progress(chosen, len(chosen), "weights")
+    for one in moving:
+        file = copy / one.stored.file.name if whole else copy
+        rows += _project(one, file, options)
+    for file in checkpoint.files:
+        changed = [one.stored for one in chosen if one.stored.file == file]
+        new = copy / file.name if whole else copy
+        if changed and file.suffix != ".safetensors":
+            torch_file.mend_checksums(new, changed)
+        _sync(new)
+    return rows
+
+
+def _project(one: Cut, file: Path, options: dict[str, Any]) -> list[Row]:
+    """Read one tensor, let `fire_` project it, and write it to its place in `file`."""
+    weight, buffer = one.stored.read()
+    holder = nn.Module()
+    holder.weight = nn.Parameter(weight)
+    entries = [dataclasses.replace(entry, parameter=holder.weight) for entry in one.entries]
+    try:
+        report = fire_(holder, layout=entries, **options)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    with file.open("r+b", buffering=0) as out:
+        out.seek(one.stored.offset)
+        view, at = memoryview(buffer), 0
+        while at < len(buffer):
+            at += out.write(view[at:])
+    return report.rows
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+# -------------------------------------------------------------------------------------------------------- the report
+
+
+def _report(
+    checkpoint: Checkpoint, target: Path, cuts: Cuts, rows: list[Row], options: dict[str, Any]
+) -> dict[str, Any]:
+    kept = [
+        (one.stored, entry.label, entry.reason) for one in cuts.cuts for entry in one.entries if entry.action == "keep"
+    ]
+    kept += [(one.stored, one.stored.name, one.reason) for one in cuts.cuts if not one.entries]
+    notes = list(cuts.notes)
+    if checkpoint.skipped:
+        notes.append(
+            f"the states of optimizers in it ({len(checkpoint.skipped)} tensors) stay as they are: reset those of the "
+            "projected weights before you train on (fire_core.reset_optimizer_state)"
+        )
+    total = sum(one.stored.numel for one in cuts.cuts if one.stored.floating)
+    done = sum(e.size for one in cuts.cuts for e in one.entries if e.action == "project")
+    return {
+        "input": str(checkpoint.path.resolve()),
+        "output": str(target.resolve()),
+        "options": options,
+        "fire_core": fire_core.__version__,
+        "torch": torch.__version__,
+        "numbers": {"all": total, "projected": done},
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "kept": [
+            {"name": name, "shape": list(stored.shape), "reason": reason}
+            for stored, name, reason in kept
+            if len(stored.shape) > 1
+        ],
+        "left_out": [str(path) for path in checkpoint.stale],
+        "not_projected": [str(path) for path in checkpoint.parts],
+        "notes": notes,
+    }
+
+
+def _write_report(path: Path, report: dict[str, Any]) -> None:
+    path.write_text(json.dumps(report, indent=1, default=str) + "\n")
+    _sync(path)
+
+
+def summary(report: dict[str, Any]) -> str:
+    """The report in a few lines."""
+    rows, numbers = report["rows"], report["numbers"]
+    total = {key: sum(row[key] or 0 for row in rows) for key in ("dfi_before", "dfi_after", "sfe")}
+    matrices = sum(row["matrices"] - row["skipped"] for row in rows)
+    share, seconds = numbers["projected"] / max(1, numbers["all"]), report["seconds"]
+    lines = [
+        f"{matrices} matrices of {len(rows)} weights projected, {share:.1%} of {numbers['all']:,} numbers; DfI "
+        f"{total['dfi_before']:.4g} -> {total['dfi_after']:.4g}, SFE {total['sfe']:.4g}; {seconds:.1f} s"
+    ]
+    reasons: dict[str, list[str]] = {}
+    for one in report["kept"]:
+        reasons.setdefault(one["reason"], []).append(one["name"])
+    lines += [f"kept, {reason}: {_some(names)}" for reason, names in reasons.items()]
+    lines += [f"left out, other weights or optimizers: {_some(report['left_out'])}"] * bool(report["left_out"])
+    lines += [f"copied, not projected: {_some(report['not_projected'])}"] * bool(report["not_projected"])
+    lines += [f"note: {note}" for note in report["notes"]]
+    return "\n".join(lines)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 0, or 2 with one line on stderr for what cannot be done."""
+    parser = Parser(prog="python -m fire_core.project", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("source", metavar="IN", help="a transformers folder, a .safetensors file, or a file of torch.save")
+    add("target", metavar="OUT", help="the projected copy; must not exist yet")
+    add(
+        "--model",
+        metavar="NAME",
+        help="timm:<name>, torchvision:<name> or a folder with a config.json (default: IN's own)",
+    )
+    add("--layout", default="all", choices=sorted(PRESETS), metavar="NAME", help=f"{', '.join(PRESETS)} (default: all)")
+    add("--include", action="append", default=[], metavar="PATTERN", help="parameters to project beside the layout's")
+    add("--exclude", action="append", default=[], metavar="PATTERN", help="parameters to keep")
+    add("--solver", default="newton_schulz", choices=SOLVERS, help="newton_schulz is the paper's (default)")
+    add("--iterations", type=at_least(0), default=10, help="steps of the iterative solvers (default: 10)")
+    add(
+        "--norm-init", default="frobenius", choices=NORM_INITS, help="what a matrix is divided by before the first step"
+    )
+    add("--scale", default="modular", choices=SCALES, help="target of the singular values (default: modular)")
+    options = vars(parser.parse_args(arguments))
+    try:
+        report = project(options.pop("source"), options.pop("target"), **options)
+    except CheckpointError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{error.filename or 'writing'}: {error.strerror}", file=sys.stderr)
+        return 2
+    print(summary(report))
+    return 0

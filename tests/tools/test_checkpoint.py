@@ -1,0 +1,262 @@
+"""Checkpoints are read as what they are, a tensor at a time, and no class of theirs runs."""
+
+import argparse
+import collections
+import datetime
+import json
+import os
+import pathlib
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fire_core.tools.checkpoint import torch_file
+from fire_core.tools.checkpoint.cuts import cut
+from fire_core.tools.checkpoint.source import load
+from fire_core.tools.checkpoint.stored import CheckpointError
+from tests.tools.tiny import saved
+
+
+def contents(path: Path) -> dict[str, torch.Tensor]:
+    return {stored.name: stored.read()[0] for stored in load(path).tensors}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one
+    )
+
+
+def test_safetensors_are_read_as_their_own_package_reads_them(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+    tensors = {str(dtype): (100 * torch.randn(3, 5)).to(dtype) for dtype in dtypes}
+    tensors |= {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 4)}
+    safetensors.save_file(tensors, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    assert same(contents(tmp_path / "a.safetensors"), tensors)
+
+
+def header(content: Any, data: bytes = b"", length: int | None = None) -> bytes:
+    text = json.dumps(content).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+BROKEN = {
+    "empty": b"",
+    "cut": header({"a": A})[:20],
+    "no json": struct.pack("<Q", 5) + b"hello",
+    "huge header": header({"a": A}, length=2**62),
+    "a list": header([1]),
+    "too short": header({"a": A}, b"1234"),
+    "wrong size": header({"a": {**A, "shape": [3]}}, bytes(8)),
+    "negative": header({"a": {**A, "shape": [-2]}}, bytes(8)),
+    "backwards": header({"a": {**A, "data_offsets": [8, 0]}}, bytes(8)),
+    "overlap": header({"a": A, "b": {**A, "data_offsets": [4, 12]}}, bytes(12)),
+    "deep": struct.pack("<Q", 200_000) + b"[" * 200_000,
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_safetensors_file_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(BROKEN[kind])
+    with pytest.raises(CheckpointError, match=r"a\.safetensors: no readable checkpoint") as error:
+        load(tmp_path / "a.safetensors")
+    assert "\n" not in str(error.value)
+
+
+def nested() -> dict[str, Any]:
+    big = torch.randn(8, 6)
+    return {
+        "state_dict": {"big": big, "part": big[2:5, 1:3], "turned": torch.randn(4, 7).T.bfloat16()},
+        "parameter": nn.Parameter(torch.randn(3)),
+        "list": [torch.ones(2), {"x": torch.zeros(2, 2)}],
+        "epoch": 3,
+    }
+
+
+FLAT = ("state_dict.big", "state_dict.part", "state_dict.turned", "parameter", "list.0", "list.1.x")
+
+
+@pytest.mark.parametrize("old_format", [False, True])
+def test_files_of_torch_are_read_in_their_place(old_format: bool, tmp_path: Path) -> None:
+    content = nested()
+    torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=not old_format)
+    state = content["state_dict"]
+    wanted = [
+        state["big"],
+        state["part"],
+        state["turned"],
+        content["parameter"],
+        content["list"][0],
+        content["list"][1]["x"],
+    ]
+    assert same(contents(tmp_path / "a.pt"), dict(zip(FLAT, wanted, strict=True)))
+    places = [stored.offset for stored in load(tmp_path / "a.pt").tensors]
+    assert (min(places) < 0) == old_format, "only the old format has to be read whole"
+
+
+HARMLESS = {
+    "namespace": argparse.Namespace(lr=0.1, path=pathlib.Path("x/y")),
+    "path": pathlib.PurePosixPath("a/b"),
+    "numpy scalar": np.float64(3.5),
+    "numpy array": np.arange(4),
+    "numpy type": np.dtype("int32"),
+    "numpy bool": np.bool_(True),
+    "date": datetime.datetime(2026, 1, 2),
+    "ordered": collections.OrderedDict(a=1),
+}
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_classes_that_hold_data_alone_are_let_in(kind: str, tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.eye(3)}, "args": HARMLESS[kind]}, tmp_path / "a.pt")
+    assert same(contents(tmp_path / "a.pt"), {"model.w": torch.eye(3)})
+
+
+class Runs:
+    """Unpickling this creates a folder: a stand-in for what a malicious file would do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.folder,)
+
+
+class Mine:
+    """A class that no list knows."""
+
+
+@pytest.mark.parametrize("old_format", [False, True])
+def test_any_other_class_is_refused_by_its_name_and_not_run(old_format: bool, tmp_path: Path) -> None:
+    for content, name in ((Runs(tmp_path / "ran"), "posix.mkdir"), (Mine(), "tests.tools.test_checkpoint.Mine")):
+        torch.save({"w": torch.eye(2), "x": content}, tmp_path / "a.pt", _use_new_zipfile_serialization=not old_format)
+        with pytest.raises(CheckpointError, match=rf"refused: it holds {name}") as error:
+            load(tmp_path / "a.pt")
+        assert "\n" not in str(error.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_list_of_harmless_classes_holds_no_function_of_ours() -> None:
+    named = {
+        getattr(entry[0] if isinstance(entry, tuple) else entry, "__module__", "") for entry in torch_file.harmless()
+    }
+    assert {name.split(".")[0] for name in named} <= {"argparse", "types", "datetime", "pathlib", "numpy"}
+
+
+def test_states_of_optimizers_are_passed_over(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizers = [torch.optim.Adam(model.parameters()), torch.optim.SGD(model.parameters(), momentum=0.9)]
+    model(torch.ones(1, 4)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    content = {
+        "state_dict": model.state_dict(),
+        "optimizer_states": [optimizer.state_dict() for optimizer in optimizers],
+        "anything": {"adam": optimizers[0].state_dict()},
+        "flat": {"weight.exp_avg": torch.ones(4, 4)},
+    }
+    torch.save(content, tmp_path / "a.ckpt")
+    found = load(tmp_path / "a.ckpt")
+    assert [stored.name for stored in found.tensors] == ["state_dict.weight", "state_dict.bias"]
+    assert len(found.skipped) == 6 + 2 + 6 + 1
+
+
+def test_a_folder_and_its_index(tmp_path: Path) -> None:
+    folder = saved("LlamaForCausalLM", tmp_path / "llama")
+    (folder / "optimizer.pt").write_bytes(b"stale")
+    (folder / "pytorch_model.bin").write_bytes(b"stale")
+    (folder / "2_Dense").mkdir()
+    (folder / "2_Dense" / "model.safetensors").write_bytes(b"another part")
+    found = load(folder)
+    assert len(found.files) > 1
+    assert {str(path) for path in found.stale} == {"optimizer.pt", "pytorch_model.bin"}
+    assert [str(path) for path in found.parts] == ["2_Dense/model.safetensors"]
+    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} < {str(path) for path in found.others}
+    index = load(folder / "model.safetensors.index.json")
+    assert [stored.name for stored in index.tensors] == [stored.name for stored in found.tensors]
+
+
+def test_folders_that_are_not_whole(tmp_path: Path) -> None:
+    folder = saved("LlamaForCausalLM", tmp_path / "llama")
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    for weight_map, message in (
+        (
+            {**content["weight_map"], "more.weight": "model-00001-of-00002.safetensors"},
+            "names more.weight, which is not in",
+        ),
+        ({"a": "../../secret.safetensors"}, "does not name files beside it"),
+        ({"a": "none.safetensors"}, "no such file, but the index names it"),
+        ([], "does not name files beside it"),
+    ):
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(CheckpointError, match=message):
+            load(folder)
+    index.write_text("{")
+    with pytest.raises(CheckpointError, match="not readable as JSON"):
+        load(folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="holds no model"):
+        load(tmp_path / "empty")
+
+
+def test_without_a_model_only_plain_linear_layers_are_projected(tmp_path: Path) -> None:
+    names = {
+        "a.q_proj.weight": (8, 8), "a.k_proj.weight": (4, 8), "a.o_proj.weight": (8, 8), "a.qkv.weight": (24, 8),
+        "a.c_attn.weight": (8, 24), "wte.weight": (9, 8), "conv.weight": (4, 4, 3, 3), "experts.w1": (2, 4, 8),
+        "fc1.weight": (16, 8), "fc1.bias": (16,), "thing.weight": (8, 8), "x..y": (2, 2), "fc1": (2, 2),
+    }  # fmt: skip
+    torch.save({name: torch.randn(shape) for name, shape in names.items()}, tmp_path / "a.pt")
+    cuts = cut(load(tmp_path / "a.pt"))
+    done = {one.stored.name: e.role for one in cuts.cuts for e in one.entries if e.action == "project"}
+    assert done == {
+        "a.q_proj.weight": "q",
+        "a.k_proj.weight": "k",
+        "a.o_proj.weight": "attention_out",
+        "fc1.weight": "dense",
+    }
+    reasons = {one.stored.name: one.reason or one.entries[0].reason for one in cuts.cuts}
+    assert "looks fused" in reasons["a.qkv.weight"]
+    assert "looks fused" in reasons["a.c_attn.weight"]
+    assert all(reasons[name] for name in names if name not in done)
+    assert "names only" in cuts.notes[0]
+
+
+def test_tensors_that_share_numbers(tmp_path: Path) -> None:
+    table = torch.randn(8, 8)
+    torch.save({"wte.weight": table, "lm_head.weight": table, "fc1.weight": torch.randn(8, 8)}, tmp_path / "a.pt")
+    cuts = {one.stored.name: one for one in cut(load(tmp_path / "a.pt")).cuts}
+    assert cuts["fc1.weight"].entries
+    assert "shares its numbers with wte.weight" in cuts["lm_head.weight"].reason
+    assert "shares its numbers with lm_head.weight" in cuts["wte.weight"].reason
+
+
+def test_a_model_by_name_finds_its_weights_in_a_training_loops_file(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    state = timm.create_model("test_vit").state_dict()
+    content = {
+        "state_dict": {f"net.{name}": value for name, value in state.items()},
+        "ema": {"x": dict(state)},
+        "step": 1,
+    }
+    content["ema"] = {f"net.{name}": value.clone() for name, value in state.items()}
+    torch.save(content, tmp_path / "a.ckpt")
+    cuts = cut(load(tmp_path / "a.ckpt"), "timm:test_vit", "qk")
+    labels = {e.label for one in cuts.cuts for e in one.entries if e.action == "project"}
+    assert {"state_dict.net.blocks.0.attn.qkv.weight[q]", "ema.net.blocks.0.attn.qkv.weight[k]"} < labels
+    assert not cuts.notes
+    with pytest.raises(CheckpointError, match="not of the model that --model names"):
+        cut(load(tmp_path / "a.ckpt"), "torchvision:alexnet")
+    for name, message in (
+        ("timm:nothing", "--model=timm:nothing: timm cannot build it"),
+        ("x", "accepted: timm:<name>"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            cut(load(tmp_path / "a.ckpt"), name)

@@ -1,0 +1,250 @@
+"""From disk to disk: the numbers of `fire_` in memory, every other byte as it was, and no harm from a kill."""
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core import fire_
+from fire_core.tools import project as tool
+from fire_core.tools.checkpoint.source import load
+from fire_core.tools.project import main, project, report_path
+from tests.tools.tiny import MODELS, loaded, saved
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """A hash of each file below a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sharded_folder_becomes_what_fire_makes_of_the_loaded_model(name: str, tmp_path: Path) -> None:
+    source, target = saved(name, tmp_path / "in"), tmp_path / "out"
+    before = digests(source)
+    report = project(source, target, solver="exact", exclude=["*.1.*"])
+    model = loaded(name, source)
+    wanted = fire_(model, solver="exact", exclude=["*.1.*"])
+    new = loaded(name, target)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), new.state_dict().values(), strict=True))
+    assert len(report["rows"]) == len(wanted.rows) >= 5
+    assert sum(row["dfi_after"] for row in report["rows"]) == pytest.approx(wanted.total("dfi_after"))
+    assert digests(source) == before
+    assert digests(target).keys() == before.keys()
+    assert {file for file, digest in digests(target).items() if digest != before[file]} <= {
+        p.name for p in load(source).files
+    }
+    assert len(load(source).files) > 1 or name == "Qwen2ForCausalLM"
+    assert json.loads(report_path(target).read_text()) == json.loads(json.dumps(report))
+
+
+def test_the_header_and_what_is_kept_stay_byte_for_byte(tmp_path: Path) -> None:
+    source, target = saved("LlamaForCausalLM", tmp_path / "in"), tmp_path / "out"
+    report = project(source, target, layout="qk", include=["*.embed_tokens.weight"])
+    changed = {row["name"] for row in report["rows"]}
+    assert len(changed) == 5
+    for old, new in zip(load(source).tensors, load(target).tensors, strict=True):
+        assert (old.name, old.offset, old.dtype, old.shape) == (new.name, new.offset, new.dtype, new.shape)
+        assert (old.read()[1] == new.read()[1]) == (old.name not in changed)
+    for file in load(source).files:
+        first = load(file).tensors[0].offset
+        assert file.read_bytes()[:first] == (target / file.name).read_bytes()[:first]
+
+
+def checkpoint(path: Path) -> nn.Module:
+    """A file as Lightning writes it: weights, a copy of an average, the optimizer, arguments."""
+    torch.manual_seed(0)
+    model = pytest.importorskip("timm").create_model("test_vit")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(1, 3, 160, 160)).sum().backward()
+    optimizer.step()
+    content = {
+        "state_dict": {f"net.{name}": value for name, value in model.state_dict().items()},
+        "optimizer_states": [optimizer.state_dict()],
+        "hyper_parameters": argparse.Namespace(lr=1e-3, folder=Path("data")),
+        "epoch": 4,
+    }
+    torch.save(content, path)
+    return model
+
+
+def test_a_file_of_a_training_loop(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "in.ckpt")
+    report = project(tmp_path / "in.ckpt", tmp_path / "out.ckpt", model="timm:test_vit", solver="exact")
+    fire_(model, solver="exact")
+    with torch.serialization.safe_globals([argparse.Namespace, type(Path())]):
+        old, new = (torch.load(tmp_path / name, weights_only=True) for name in ("in.ckpt", "out.ckpt"))
+    for name, value in model.state_dict().items():
+        assert torch.equal(new["state_dict"][f"net.{name}"], value), name
+    assert (new["epoch"], new["hyper_parameters"]) == (4, old["hyper_parameters"])
+    states = [part["optimizer_states"][0]["state"] for part in (old, new)]
+    assert all(torch.equal(states[0][i]["exp_avg"], states[1][i]["exp_avg"]) for i in states[0])
+    assert "reset those of the projected weights" in report["notes"][-1]
+    with zipfile.ZipFile(tmp_path / "out.ckpt") as archive:
+        assert archive.testzip() is None, "checksums are right"
+
+
+@pytest.mark.parametrize("crc", [True, False])
+def test_checksums_and_turned_and_shared_weights(crc: bool, tmp_path: Path) -> None:
+    whole = torch.randn(12, 6)
+    state = {"a.q_proj.weight": whole[2:8], "a.k_proj.weight": torch.randn(5, 7).T, "b.fc1.weight": torch.randn(9, 6)}
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(crc)
+    try:
+        torch.save({**state, "step": 3}, tmp_path / "in.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    project(tmp_path / "in.pt", tmp_path / "out.pt", layout="qk", solver="exact")
+    new = torch.load(tmp_path / "out.pt", weights_only=True)
+    for name in ("a.q_proj.weight", "a.k_proj.weight"):
+        (m, n), weight = state[name].shape, state[name]
+        U, _, Vh = torch.linalg.svd(weight.double(), full_matrices=False)
+        torch.testing.assert_close(new[name].double(), (m / n) ** 0.5 * U @ Vh, atol=1e-5, rtol=0)
+        assert new[name].stride() == weight.stride()
+    assert torch.equal(new["b.fc1.weight"], state["b.fc1.weight"])
+    rest = new["a.q_proj.weight"].untyped_storage()
+    assert torch.equal(torch.tensor(rest, dtype=torch.uint8).view(torch.float32).reshape(12, 6)[8:], whole[8:])
+
+
+def run(*arguments: object) -> tuple[int, list[str], list[str]]:
+    command = [sys.executable, "-m", "fire_core.project", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    saved("GPT2LMHeadModel", tmp_path / "in")
+    code, out, _ = run(tmp_path / "in", tmp_path / "out", "--layout", "qk", "--solver", "exact")
+    assert code == 0
+    assert out[0].startswith("4 matrices of 4 weights projected, ")
+    assert any(line.startswith("kept, ") for line in out)
+    code, out, err = run(tmp_path / "in", tmp_path / "out")
+    assert (code, out, len(err)) == (2, [], 1)
+    assert "exists already" in err[0]
+
+
+def small(path: Path, **more: torch.Tensor) -> Path:
+    torch.save({"a.q_proj.weight": torch.randn(6, 6), "a.k_proj.weight": torch.randn(6, 6), **more}, path)
+    return path
+
+
+def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = small(tmp_path / "good.pt")
+    (tmp_path / "link.pt").symlink_to(good)
+    saved("BertForMaskedLM", tmp_path / "bert")
+    torch.save({"a.q_proj.weight": torch.full((3, 3), float("nan"))}, tmp_path / "nan.pt")
+    torch.save(torch.load(good), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    torch.save({"thing": torch.eye(3)}, tmp_path / "none.pt")
+    before = digests(tmp_path)
+    for arguments, message in (
+        ((good, good), "IN and OUT are the same"),
+        ((good, tmp_path / "link.pt"), "IN and OUT are the same"),
+        ((good, tmp_path / "nan.pt"), "exists already"),
+        ((tmp_path / "bert", tmp_path / "bert" / "inner"), "lies in the folder"),
+        ((tmp_path / "no.pt", tmp_path / "out.pt"), "no such file or folder"),
+        ((good, tmp_path / "no" / "out.pt"), "no such folder"),
+        ((tmp_path / "nan.pt", tmp_path / "out.pt"), "NaN or Inf in a.q_proj.weight"),
+        ((tmp_path / "old.pt", tmp_path / "out.pt"), "before 1.6"),
+        ((tmp_path / "none.pt", tmp_path / "out.pt"), "projects none of its weights"),
+        ((good, tmp_path / "out.pt", "--include", "*.nothing"), "no parameter matches '*.nothing'"),
+        ((good, tmp_path / "out.pt", "--layout", "dqn"), "resets a.q_proj.weight to its initial value"),
+        ((good, tmp_path / "out.pt", "--model", "timm:no"), "cannot build it"),
+        ((good, tmp_path / "out.pt", "--iterations", "-1"), "from 0 up"),
+        ((good, tmp_path / "out.pt", "--solver", "magic"), "invalid choice"),
+        ((good, tmp_path / "out.pt", "--layout", "magic"), "invalid choice"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            raise SystemExit(main([str(argument) for argument in arguments]))
+        captured = capsys.readouterr()
+        assert (ended.value.code, captured.out, captured.err.count("\n")) == (2, "", 1), captured.err
+        assert message in captured.err
+        assert digests(tmp_path) == before
+        assert not list(tmp_path.glob(".*partial"))
+
+
+# Hangs where the test says, with the rest of the program as it is.
+HANG = """
+import os, sys, time
+from fire_core.tools import project as tool
+def hang(*arguments, **options):
+    open(sys.argv[4], "w").close()
+    time.sleep(600)
+if sys.argv[3] == "first weight":
+    tool.fire_ = hang
+else:
+    os.rename = hang
+tool.project(sys.argv[1], sys.argv[2], solver="exact")
+"""
+
+
+@pytest.mark.parametrize("moment", ["first weight", "last rename"])
+def test_killed_and_repeated(moment: str, tmp_path: Path) -> None:
+    source, target = saved("LlamaForCausalLM", tmp_path / "in"), tmp_path / "out"
+    project(source, tmp_path / "calm", solver="exact")
+    before = digests(source)
+    child = subprocess.Popen([sys.executable, "-c", HANG, source, target, moment, tmp_path / "mark"])
+    try:
+        while not (tmp_path / "mark").exists():
+            assert child.poll() is None
+            time.sleep(0.05)
+        with pytest.raises(tool.CheckpointError, match=rf"process {child.pid} .* is writing it"):
+            project(source, target)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert not target.exists()
+    assert list(tmp_path.glob(".out.partial/*"))
+    project(source, target, solver="exact")
+    assert digests(source) == before
+    assert digests(target) == digests(tmp_path / "calm")
+    assert not (tmp_path / ".out.partial").exists()
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28), "out.pt")
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    assert main([str(small(tmp_path / "in.pt")), str(tmp_path / "out.pt")]) == 2
+    assert capsys.readouterr().err == "out.pt: No space left on device\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.pt"]
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+from fire_core.tools.project import project
+project(sys.argv[1], sys.argv[2], iterations=1)
+(line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+print(int(line.split()[1]) // 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_memory_does_not_grow_with_the_file(ending: str, tmp_path: Path) -> None:
+    peaks = []
+    for count in (2, 64):
+        tensors = {f"{i}.{'fc1' if i < 2 else 'thing'}.weight": torch.randn(1024, 1024) for i in range(count)}
+        path, out = tmp_path / f"{count}.{ending}", tmp_path / f"out-{count}.{ending}"
+        if ending == "pt":
+            torch.save(tensors, path)
+        else:
+            pytest.importorskip("safetensors.torch").save_file(tensors, path)
+        done = subprocess.run([sys.executable, "-c", MEMORY, path, out], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout))
+    assert peaks[1] - peaks[0] < 64, f"{peaks} MB for 8 and 256 MB"
