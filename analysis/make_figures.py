@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import re
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
@@ -20,6 +21,8 @@ from analysis import figures, formats, plotting, rl, style, tables
 from analysis.options import FLAG, add_sources, load_or_explain, split
 from analysis.runs import METRICS, Setting, settings
 from analysis.sources import small
+
+MANY = 20  # settings; a sweep over an option has one for each of its values
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -36,6 +39,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--test", choices=("t", "wilcoxon"), default="t", help="paired test, Holm-corrected (%(default)s)")
     add("--width", choices=("column", "page"), help="of a two-column paper (default: chosen by content)")
     add("--paper-reference", **FLAG, help="mark the values read off the paper's figures")
+    add("--only", metavar="PATTERN", help=f"draw the settings whose names match; needed above {MANY} settings")
     add("--export", type=Path, metavar="NAME.csv", help="also write the runs as small results")
     return parser.parse_args(split(argv))
 
@@ -54,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     style.use()
     palette = style.Palette(run.method for run in runs)
     found = settings(runs)
-    for setting in found:
+    for setting in drawn(found, args.only):
         figure = plotting.setting_figure(setting, palette, args.band, args.width)
         paths = plotting.save(figure, args.out / slug(setting))
         paths += print_tables(setting, args)
@@ -68,6 +72,18 @@ def main(argv: list[str] | None = None) -> int:
     if args.export:
         report(small.write(runs, args.export))
     return 0
+
+
+def drawn(found: list[Setting], only: str | None) -> list[Setting]:
+    """The settings that have a figure of their own: all, or those that are named; none if there are too many."""
+    named = [setting for setting in found if fnmatchcase(setting.name, only or "*")]
+    if only is not None and not named:
+        print(f"--only {only}: no setting has such a name; there are {', '.join(s.name for s in found[:5])}, ...")
+    if only is None and len(found) > MANY:
+        print(f"{len(found)} settings are too many to draw; name some, as with --only '*{found[0].name}*'. There are:")
+        print("\n".join(f"  {setting.name}" for setting in found[:MANY]) + "\n  ...")
+        return []
+    return named
 
 
 def print_tables(setting: Setting, args: argparse.Namespace) -> list[Path]:

@@ -5,6 +5,7 @@ one *variant* (the method with its hyperparameters) differ by their seed alone a
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -166,12 +167,13 @@ def check(run: Run) -> Run:
         raise BadRun("corrupt: `step` does not increase from row to row")
     if not any(key in run.history for key in METRICS):
         raise BadRun(f"foreign: its metrics have none of {', '.join(METRICS)}")
-    measured = run.history[run.history[run.metric].notna()]
-    for key in (run.x, "step", *(["phase"] if "phase" in measured else [])):
-        column = measured[key]
-        if not ((column >= 0) & (column < LARGEST_COUNT)).all():  # also False for NaN
+    history = {key: run.history[key].to_numpy() for key in (run.metric, run.x, "step", "phase") if key in run.history}
+    values = history.pop(run.metric)
+    measured = ~np.isnan(values)
+    for key, column in history.items():
+        if not ((column[measured] >= 0) & (column[measured] < LARGEST_COUNT)).all():  # also False for NaN
             raise BadRun(f"corrupt: a row with `{run.metric}` has no proper `{key}`")
-    if (measured[run.metric].where(np.isfinite).abs() > LARGEST_VALUE).any():
+    if (np.abs(values[np.isfinite(values)]) > LARGEST_VALUE).any():
         raise BadRun(f"corrupt: `{run.metric}` has values beyond {LARGEST_VALUE:g}")
     return run
 
@@ -314,7 +316,7 @@ def settings(runs: Iterable[Run]) -> list[Setting]:
         by_names.setdefault((first.benchmark, first.dataset, first.model), []).append(members)
     out = []
     for names, alike in sorted(by_names.items()):
-        alike.sort(key=lambda members: members[0].setting)
+        alike.sort(key=lambda members: by_number(members[0].setting))
         # Most often the scale differs; then it is enough.
         scales = [{"scale": members[0].config.get("scale")} for members in alike]
         rests = [json.loads(members[0].setting)[1] for members in alike]
@@ -322,6 +324,12 @@ def settings(runs: Iterable[Run]) -> list[Setting]:
         for members, detail in zip(alike, details, strict=True):
             out.append(Setting(*names, detail, members[0].metric, method_groups(members)))
     return out
+
+
+def by_number(text: str) -> list[str | float]:
+    """A key that sorts texts alike up to their numbers by these: 5 before 10, 1e-4 before 0.01."""
+    parts: list[str | float] = list(re.split(r"(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", text))
+    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def method_groups(runs: Iterable[Run]) -> list[Group]:
@@ -332,7 +340,8 @@ def method_groups(runs: Iterable[Run]) -> list[Group]:
     out = []
     for method in sorted(by_method, key=lambda m: (ORDER.index(m) if m in ORDER else len(ORDER), m)):
         variants = by_method[method]
-        details = differences(json.loads(variant) for variant in sorted(variants))
-        for rank, (variant, detail) in enumerate(zip(sorted(variants), details, strict=True)):
+        ordered = sorted(variants, key=by_number)
+        details = differences(json.loads(variant) for variant in ordered)
+        for rank, (variant, detail) in enumerate(zip(ordered, details, strict=True)):
             out.append(Group(method, detail, rank, sorted(variants[variant], key=lambda run: run.seed)))
     return out

@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.runs import differences, settings
+from analysis.runs import by_number, differences, settings
 from analysis.sources import cache, load
 from tests.analysis.synthetic import write_run
 
@@ -91,3 +91,11 @@ def test_a_full_reset_of_a_language_model_stands_beside_every_checkpoint(tmp_pat
              if (group := setting.group("full_reset"))}  # fmt: skip
     assert seeds == {"start=best": [0, 1], "start=30k": [0, 1]}
     assert len(found) == 3
+
+
+def test_options_that_are_numbers_sort_as_numbers(tmp_path):
+    for iterations in (10, 5, 15):
+        write_run(tmp_path, "fire", 0, hyper={"iterations": iterations})
+    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    assert [group.detail for group in setting.groups] == ["iterations=5", "iterations=10", "iterations=15"]
+    assert sorted(["lr=0.01", "lr=1e-4", "lr=10", "lr=2"], key=by_number) == ["lr=1e-4", "lr=0.01", "lr=2", "lr=10"]
