@@ -14,7 +14,7 @@ from typing import Any
 
 from fire_core.harness.run.lock import FolderLock, NoLocks, is_held
 
-LAST = 2**20  # bytes at the end of a file that are looked at
+LAST, LAST_ROW = 2**20, 2**14  # bytes at the end of a file that are looked at
 STATES = ("done", "running", "interrupted", "failed")
 
 
@@ -49,7 +49,7 @@ class Status:
         elif is_held(folder):
             state, result = "running", _numbers(row)
         elif failed.exists():
-            state, result = "failed", _text(failed).strip() or "it does not say why"
+            state, result = "failed", printable(_text(failed)).strip() or "it does not say why"
         else:
             state, result = "interrupted", _numbers(row)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
@@ -106,7 +106,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _ls(chosen: list[Status]) -> int:
     width = max((len(status.folder.name) for status in chosen), default=0)
     for status in chosen:
-        print(f"{printable(status.folder.name):<{width}}  {status.state:<11}  {status.progress:>5}  {status.result}")
+        name, result = printable(status.folder.name), printable(status.result)
+        print(f"{name:<{width}}  {status.state:<11}  {status.progress:>5}  {result}")
     counts = [f"{sum(status.state == state for status in chosen)} {state}" for state in STATES]
     print(f"{len(chosen)} in all: {', '.join(counts)}", file=sys.stderr)
     return 0
@@ -120,13 +121,15 @@ def _show(root: Path, name: str) -> int:
         return 2
     status = Status.of(found[0])
     about = _json(status.folder / "env.json") or {}
-    print(
-        f"folder    {status.folder}\nstate     {status.state}\nprogress  {status.progress}\nresult    {status.result}"
-    )
-    print(f"size      {status.bytes / 1e6:.1f} MB\nstarted   {about.get('time')}\ncode      {about.get('git')}")
+    facts = {
+        "folder": status.folder, "state": status.state, "progress": status.progress, "result": status.result,
+        "size": f"{status.bytes / 1e6:.1f} MB", "started": about.get("time"), "code": about.get("git"),
+    }  # fmt: skip
+    for name, fact in facts.items():
+        print(f"{name:<9} {printable(str(fact))}")
     for file in sorted((status.folder / "checkpoints").glob("step-*.pt")):
         print(f"checkpoint  {file.name}")
-    print("\n" + _text(status.folder / "config.yaml").rstrip())
+    print("\n" + printable(_text(status.folder / "config.yaml")).rstrip())
     return 0
 
 
@@ -160,21 +163,21 @@ def _json(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, last: int = LAST) -> str:
     """The end of a regular file as text; empty if there is none (opening a pipe would wait)."""
     try:
         if not path.is_file():
             return ""
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LAST))
-            return printable(file.read(LAST).decode(errors="replace"))
+            file.seek(max(0, path.stat().st_size - last))
+            return file.read(last).decode(errors="replace")
     except OSError:
         return ""
 
 
 def printable(text: str) -> str:
     """The text without what a terminal would take for a command."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
 def _count(value: Any) -> int | None:
@@ -184,7 +187,7 @@ def _count(value: Any) -> int | None:
 
 def _last_row(path: Path) -> dict[str, Any]:
     """The last whole line of a metrics file; empty if there is none."""
-    text = _text(path)
+    text = _text(path, LAST_ROW)
     whole = text[: text.rfind("\n") + 1].split("\n")[-2:-1]
     try:
         row = json.loads(whole[0]) if whole else {}
