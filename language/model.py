@@ -1,4 +1,4 @@
-"""GPT-2's architecture in nanoGPT's layout, with the options that continual pre-training is studied with."""
+"""GPT-2's architecture in nanoGPT's layout, with common variants of its parts."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def relu_squared(x: Tensor) -> Tensor:
 
 
 def swiglu_hidden(n_embd: int) -> int:
-    """8/3 of the width, rounded up to a multiple of 256: three matrices cost what two of 4 x the width do."""
+    """8/3 of the width, rounded up to a multiple of 256: three such matrices have the size of two of 4 x the width."""
     return 256 * math.ceil(8 * n_embd / 3 / 256)
 
 
@@ -94,7 +94,7 @@ class GPT(nn.Module):
         n_layer: number of blocks.
         n_head: query heads.
         n_embd: width, a multiple of `n_head`.
-        n_kv_head: key and value heads, a divisor of `n_head`; None: as many.
+        n_kv_head: key and value heads, a divisor of `n_head`; None: `n_head`.
         bias: whether linear layers and layer norms have biases.
         activation: of the perceptrons: `gelu` (exact), `relu2` or `swiglu`.
         hidden: width of the perceptrons; None: 4 x n_embd, for swiglu 8/3 x n_embd rounded up to 256.
@@ -158,7 +158,7 @@ class GPT(nn.Module):
         self._initialise(n_layer)
 
     def _initialise(self, n_layer: int) -> None:
-        """N(0, 0.02), and less by sqrt(2 n_layer) for what is added to the residual stream, as in GPT-2."""
+        """N(0, 0.02), divided by sqrt(2 n_layer) for projections into the residual stream, as in GPT-2."""
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * n_layer))
@@ -199,7 +199,7 @@ class GPT(nn.Module):
         for i, block in enumerate(self.transformer["h"]):
             attention, mlp = block.attn, block.mlp
             kv, width, repeats = attention.n_kv_head, attention.head_dim, attention.n_head // attention.n_kv_head
-            # The heads of a query group, one after the other in c_proj's input, read the same values.
+            # The heads of a query group, consecutive in c_proj's input, read the same values.
             columns = (
                 torch.arange(attention.n_head * width).view(kv, repeats, width).transpose(1, 2).reshape(-1, repeats)
             )

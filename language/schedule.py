@@ -1,4 +1,4 @@
-"""How long a phase is and how its learning rate goes, as in the paper's code."""
+"""The length of a phase and its learning rate, as in the authors' code."""
 
 import math
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Length:
-    """The arithmetic of one phase.
+    """The lengths of one phase.
 
     Attributes:
-        tokens: that the phase is meant to see.
+        tokens: that the phase trains on.
         iterations: these tokens in whole iterations.
-        warmup: iterations in which the learning rate rises.
-        decay: the iteration at which it has come down.
+        warmup: iterations of the linear warm-up.
+        decay: the iteration at which the rate reaches its lowest value.
         eval_interval: iterations between two evaluations; 0 in phases of fewer than 20.
         steps: optimizer steps made.
     """
@@ -36,18 +36,18 @@ def phase_length(
     extra_step: bool = False,
     iterations: int | None = None,
 ) -> Length | None:
-    """The length of a phase, None if it is to see no token.
+    """The length of a phase, None if it has no token.
 
     Args:
         dataset_tokens: of the training data, before `ratio`.
         passes: over them.
         tokens_per_iteration: in one optimizer step.
-        ratio: part of the data that is used.
-        warmup_ratio: part of the iterations that warms up, at most `max_warmup` iterations.
+        ratio: fraction of the data that is used.
+        warmup_ratio: fraction of the iterations that warms up, at most `max_warmup` iterations.
         max_warmup: see `warmup_ratio`.
-        max_eval_interval: evaluations come every 20th of the phase, but at least so often.
-        extra_step: make one step more than the phase has iterations, as the paper's code does.
-        iterations: instead of what `passes` come to.
+        max_eval_interval: largest number of iterations between evaluations, which come every 20th of the phase.
+        extra_step: make one step more than the phase has iterations, as the authors' code does.
+        iterations: of the phase, overriding `passes`.
     """
     tokens = int(passes * dataset_tokens * ratio) if iterations is None else iterations * tokens_per_iteration
     if tokens <= 0:
@@ -58,11 +58,11 @@ def phase_length(
 
 
 def learning_rate(iteration: int, warmup: int, decay: int, lr: float, min_lr: float) -> float:
-    """Up in a line from lr / (warmup + 1), down in half a cosine to `min_lr` at iteration `decay`, then constant.
+    """Linear warm-up from lr / (warmup + 1), a half cosine down to `min_lr` at iteration `decay`, then constant.
 
     Args:
         iteration: of the phase, from 0.
-        warmup: iterations of the way up.
+        warmup: iterations of the warm-up.
         decay: the iteration at which the lowest rate is reached.
         lr: the highest rate.
         min_lr: the lowest one.

@@ -13,17 +13,17 @@ def warmup(step: int, steps: int, fraction: float = 0.1) -> float:
 
 
 def reference(number: int, epochs: int, passes_per_epoch: int = 1, earlier: int = 0, fraction: float = 0.1) -> float:
-    """The arithmetic of the authors' code, constant within a pass over the data, oddities included.
+    """The schedule of the authors' code, constant within a pass over the data (docs/paper.md, A17).
 
-    The ramp looks at displayed epochs and climbs by passes: where a displayed epoch is ten passes (phase 0 of
-    `warm_start`) it takes 91 passes, and the last nine passes fall back into it, the very last to rate 0.
+    The ramp's length counts displayed epochs, its steps are passes: where a displayed epoch is ten passes (phase 0 of
+    `warm_start`) it takes 91 passes, and the last nine passes are in it again, the last one at rate 0.
 
     Args:
         number: of the pass within the phase, from 0.
         epochs: displayed epochs of a phase.
         passes_per_epoch: passes that make one of them.
         earlier: displayed epochs of earlier phases.
-        fraction: of a phase that is the ramp.
+        fraction: of a phase that the ramp takes.
 
     Returns:
         The factor; at most 1, where the code would overshoot for phases that are no multiple of ten epochs.
