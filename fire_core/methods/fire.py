@@ -1,11 +1,12 @@
 """FIRE: Frobenius-Isometry Reinitialization (Han et al., ICLR 2026, arXiv 2602.08040)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.polar.options import NORM_INITS, SOLVERS
+from fire_core.polar.options import PolarOptions, check_word
 from fire_core.reinit.fire import fire_
-from fire_core.reinit.scales import SCALES
+from fire_core.reinit.scales import check_scaling
 from fire_core.weights.layout import PRESETS
 
 
@@ -20,11 +21,15 @@ class Fire(Method):
         iterations: Newton-Schulz steps.
         norm_init: frobenius, spectral, power or schatten4.
         layout: which weights, see `fire_core.weights.layout`; None: the network's own.
-        scale: modular, orthogonal, match_init.
+        scale: modular, orthogonal, match_init, keep_norm or variance_factor; docs/scales.md.
         blend: in [0, 1]; 1 projects all the way.
+        min_norm: matrices whose Frobenius norm lies below this are left alone.
+        tol: stop the Newton-Schulz steps of a batch early, once its largest DfI lies below this.
+        variance_factor: for the scale of that name.
+        trainable_only: leave frozen weights alone.
 
     Raises:
-        ValueError: an unknown name, or no iteration.
+        ValueError: an unknown name, or a number out of range.
     """
 
     def __init__(
@@ -35,31 +40,32 @@ class Fire(Method):
         layout: str | Mapping[str, str] | None = None,
         scale: str = "modular",
         blend: float = 1.0,
+        min_norm: float = 0.0,
+        tol: float | None = None,
+        variance_factor: float = 1.0,
+        trainable_only: bool = True,
     ) -> None:
-        for name, value, accepted in (
-            ("solver", solver, SOLVERS),
-            ("norm_init", norm_init, NORM_INITS),
-            ("scale", scale, SCALES),
-            ("layout", layout, (None, *PRESETS)),
-        ):
-            if not isinstance(value, Mapping) and value not in accepted:
-                raise ValueError(f"{name}={value} is unknown; accepted: {', '.join(map(str, accepted))}")
+        PolarOptions(solver, iterations, norm_init, tol)  # checks them
+        check_scaling(scale, min_norm, blend, variance_factor)
+        if not isinstance(layout, Mapping | None):
+            check_word("layout", layout, tuple(PRESETS))
         if iterations < 1:
             raise ValueError(f"iterations must be at least 1, got {iterations}")
-        self.solver, self.iterations, self.norm_init = solver, iterations, norm_init
-        self.layout, self.scale, self.blend = layout, scale, blend
+        self.layout = layout
+        self.options: dict[str, Any] = {
+            "solver": solver,
+            "iterations": iterations,
+            "norm_init": norm_init,
+            "scale": scale,
+            "blend": blend,
+            "min_norm": min_norm,
+            "tol": tol,
+            "variance_factor": variance_factor,
+            "trainable_only": trainable_only,
+        }
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         for name, module in net.modules.items():
-            fire_(
-                module,
-                solver=self.solver,
-                iterations=self.iterations,
-                norm_init=self.norm_init,
-                layout=self.layout or net.layout,
-                optimizer=context.optimizers,
-                init=net.init[name],
-                scale=self.scale,
-                blend=self.blend,
-            )
+            layout = self.layout or net.layout
+            fire_(module, layout=layout, optimizer=context.optimizers, init=net.init[name], **self.options)
         return {}

@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 
 from fire_core.errors import FireWarning
 from fire_core.polar.factor import full_precision
-from fire_core.polar.options import PolarOptions, check_word
+from fire_core.polar.options import PolarOptions
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.checks import check_finite, check_module, check_weights
 from fire_core.reinit.initial import initial_of, initial_weights
 from fire_core.reinit.project import Solve, make_waves, project
 from fire_core.reinit.report import Kept, Report, Row
-from fire_core.reinit.scales import SCALES, scale_of
+from fire_core.reinit.scales import check_scaling, scale_of
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import Layout, Selector, resolve
@@ -115,8 +115,7 @@ def fire_(
             be reset fully. The same lines are in `report.warnings`.
     """
     start = time.perf_counter()
-    check_word("scale", scale, SCALES)
-    _check_range(min_norm, blend, variance_factor)
+    check_scaling(scale, min_norm, blend, variance_factor)
     options = PolarOptions(solver, iterations, norm_init, tol, seed)
     optimizers = [] if optimizer is None else optimizers_of(optimizer)
     entries = resolve(
@@ -224,12 +223,3 @@ def _reset(optimizers: list[Optimizer], entries: list[Entry], changed: set[str])
         counts = [reset_states(optimizers, [e.parameter], e.where, e.row_dim)[0] for e in siblings]
         count += max(counts)
     return count, notes
-
-
-def _check_range(min_norm: float, blend: float, variance_factor: float) -> None:
-    if not 0 <= blend <= 1:
-        raise ValueError(f"blend={blend}: must lie between 0 and 1")
-    if not min_norm >= 0:
-        raise ValueError(f"min_norm={min_norm}: must be 0 or more")
-    if not variance_factor > 0:
-        raise ValueError(f"variance_factor={variance_factor}: must be above 0")

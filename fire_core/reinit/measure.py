@@ -19,6 +19,7 @@ COLUMNS = (
     "completed",
     "skipped",
     "zeros",
+    "measuring",  # seconds
 )
 
 

@@ -183,7 +183,9 @@ def _finish(
     for name, column in (("square_scale", s.flatten().double().square()), ("skipped", skip), ("zeros", zero)):
         stats[:, AT[name]] = column
     if how.measure:
+        begin = time.perf_counter()
         measure(W, new, s, stats)
+        stats[:, AT["measuring"]] = (time.perf_counter() - begin) / max(1, len(W))
     else:
         stats[:, : AT["square_scale"]] = math.nan
     _write(work.batch.entries, work.batch.ranks.gather(new, work.mine, work.batch.count))
@@ -241,4 +243,5 @@ def _row(entry: Entry, part: Tensor, scale: float, did: PolarReport, seconds: fl
         skipped=int(total["skipped"]),
         zeros=int(total["zeros"]),
         seconds=seconds,
+        measuring=total["measuring"],
     )

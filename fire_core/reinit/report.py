@@ -40,6 +40,7 @@ class Row:
         skipped: how many matrices stayed as they were: zero ones, and those below `min_norm`.
         zeros: how many matrices are zero and stayed so.
         seconds: this row's share of its batch's time.
+        measuring: the part of it that DfI, SFE and norms took; on a GPU only what it took to ask for them.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Row:
     skipped: int = 0
     zeros: int = 0
     seconds: float = 0.0
+    measuring: float = 0.0
 
     @property
     def numel(self) -> int:

@@ -5,11 +5,23 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from fire_core.polar.options import check_word
 from fire_core.reinit.initial import initial_of
 from fire_core.reinit.project import stack
 from fire_core.weights.entry import Entry
 
 SCALES = ("modular", "orthogonal", "match_init", "keep_norm", "variance_factor")
+
+
+def check_scaling(scale: str, min_norm: float, blend: float, variance_factor: float) -> None:
+    """Raise a ValueError that names the option which is not accepted."""
+    check_word("scale", scale, SCALES)
+    if not 0 <= blend <= 1:
+        raise ValueError(f"blend={blend}: must lie between 0 and 1")
+    if not min_norm >= 0:
+        raise ValueError(f"min_norm={min_norm}: must be 0 or more")
+    if not variance_factor > 0:
+        raise ValueError(f"variance_factor={variance_factor}: must be above 0")
 
 
 def scale_of(entry: Entry, scale: str, variance_factor: float, initial: Mapping[str, Tensor]) -> float:

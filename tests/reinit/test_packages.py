@@ -1,0 +1,64 @@
+"""fire_ on weights of other packages: quantised bases, adapters, noisy layers."""
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core import FireWarning, fire_
+
+
+def packed(name: str) -> nn.Sequential:
+    """Two packed layers and a plain one."""
+    torch.manual_seed(0)
+    if name == "torchao":
+        quantization = pytest.importorskip("torchao.quantization")
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 8))
+        for layer in model[:2]:
+            quantization.quantize_(layer, quantization.Int8WeightOnlyConfig())
+        return model
+    layers = pytest.importorskip("bitsandbytes").nn
+    model = nn.Sequential(
+        layers.Linear8bitLt(64, 64, has_fp16_weights=False), layers.Linear4bit(64, 64), nn.Linear(64, 8)
+    )
+    return model.to("cpu")  # packs the weights
+
+
+@pytest.mark.filterwarnings("ignore")  # what the packages themselves warn of
+@pytest.mark.parametrize("name", ["bitsandbytes", "torchao"])
+@pytest.mark.parametrize("trainable_only", [True, False])
+def test_packed_weights_are_kept_and_named_and_compute_as_before(name, trainable_only):
+    model = packed(name)
+    x = torch.randn(16, 64)
+    before = model[1](model[0](x))
+    report = fire_(model, "exact", trainable_only=trainable_only)
+    assert torch.equal(model[1](model[0](x)), before)
+    assert [row.name for row in report] == ["2.weight"]
+    for kept in ("0.weight", "1.weight"):
+        assert "packed" in report.kept[kept].reason
+        with pytest.raises(ValueError, match=f"cannot project {kept}: quantised or packed"):
+            fire_(model, include=kept)
+
+
+def adapted() -> nn.Module:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["0"], modules_to_save=["2"], r=2))
+
+
+def test_lora_keeps_its_base_and_a_zero_factor_stays_zero():
+    model = adapted()
+    base, factor = model.get_parameter(BASE).clone(), model.get_parameter(FACTOR_B)
+    assert not factor.any()
+    with pytest.warns(FireWarning, match=r"zero matrices.*lora_B"):
+        report = fire_(model, "exact", include=["*lora_A*", "*lora_B*"])
+    assert not factor.any()
+    assert torch.equal(model.get_parameter(BASE), base)
+    assert "frozen" in report.kept[BASE].reason
+    row = next(row for row in report if row.name == FACTOR_A)
+    assert row.dfi_after < 1e-9
+    assert any("modules_to_save" in row.name for row in report)  # a copy of the layer, which trains: projected
+
+
+BASE = "base_model.model.0.base_layer.weight"
+FACTOR_A, FACTOR_B = "base_model.model.0.lora_A.default.weight", "base_model.model.0.lora_B.default.weight"
