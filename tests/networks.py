@@ -77,6 +77,11 @@ class GroupedQueryAttention(nn.Module):
         self.qkv_proj = nn.Linear(dim, (4 + 2 * 2) * 3, bias=False)
         self.o_proj = nn.Linear(12, dim, bias=False)
 
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(2, (-1, 3)).transpose(1, 2) for part in self.qkv_proj(x).split((12, 6, 6), dim=2))
+        out = F.scaled_dot_product_attention(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
 
 class SwiGLU(nn.Module):
     """Gate and up as two layers, or fused in one."""
@@ -89,6 +94,12 @@ class SwiGLU(nn.Module):
             self.c_gate = nn.Linear(dim, hidden, bias=False)
             self.c_fc = nn.Linear(dim, hidden, bias=False)
         self.c_proj = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = (
+            self.gate_up_proj(x).chunk(2, dim=-1) if hasattr(self, "gate_up_proj") else (self.c_gate(x), self.c_fc(x))
+        )
+        return self.c_proj(F.silu(gate) * up)
 
 
 class Mamba(nn.Module):

@@ -61,6 +61,13 @@ class Entry:
         last = self.parameter.ndim - 1
         return last if self.transposed or self.kind == "vector" else last - 1
 
+    @property
+    def d_out(self) -> int:
+        """Rows of the whole parameter's matrix, or the length of a bias."""
+        if self.parameter.ndim == 0:
+            return 1
+        return self.parameter.shape[1 if self.kind == "conv_transpose" else self.row_dim]
+
     @cached_property
     def where(self) -> slice | Tensor:
         """The block's positions along `row_dim`: a slice, or an index (n,) where they lie apart."""

@@ -12,12 +12,21 @@ grouped convolution    the same for each group: (c_out/g, c_in/g); groups never 
 depthwise convolution  kept: with one input channel a group its matrices are m x 1, and a projection would leave
                        nothing of the filter but signs. `include` it by name to project it all the same
 transposed conv.       as the convolution; stored (c_in, c_out/g, ...), so each matrix is transposed first
-fused q, k, v          row blocks q, k, v, of unequal height under grouped-query attention
-fused gate and up      two row blocks of equal height
+fused q, k, v          a matrix each over all heads, however their rows lie: in runs, interleaved by head, permuted
+fused gate and up      a matrix each: halves, or every other row
+LSTM, GRU              a matrix for each gate of weight_ih and of weight_hh
+experts in one tensor  a matrix for each expert (and gate, up), where a rule knows how they are stored
 tied weight            once, under its first name
+router                 kept, whether a layer or a raw parameter
+adapter (LoRA)         kept: what counts is the product of its factors
 embedding, norm, bias  kept; an embedding can be included by name or type
-other raw parameters   kept; included by name, 2-D ones are one matrix and 3-D ones a stack of matrices (experts)
+bilinear               kept; included by name, one (in1, in2) matrix for each output
+other raw parameters   kept; included by name, 2-D ones are one matrix and 3-D ones a stack of matrices
+behind another tensor  kept and never projected: parametrised, weight-normed, pruned, quantised, flat shards
 =====================  ==========================================================================================
+
+Cuts are known for the classes in `known`. A weight that looks fused and that no rule knows is kept, with a warning that
+says how to declare it; it is never guessed at.
 
 What a weight *is* (its role) comes from where it sits; see `topology`.
 """
@@ -28,19 +37,22 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.weights import topology
+from fire_core.weights import advice, topology
+from fire_core.weights.cuts import Reader
 from fire_core.weights.entry import Entries, Entry
+from fire_core.weights.fused import Cut, Declared, declared
+from fire_core.weights.probe import read_cuts
 from fire_core.weights.topology import unwrap
 
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]
 
 ACTIONS = ("project", "reinit", "keep")
-DENSE = ("q", "k", "v", "attention_out", "mlp", "ssm", "head", "dense")
+DENSE = ("q", "k", "v", "attention_out", "mlp", "ssm", "recurrent", "head", "dense")
 # A word in a layout stands for these roles.
 GROUPS: dict[str, tuple[str, ...]] = {
     "linear": DENSE,
@@ -50,6 +62,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "qk": ("q", "k"),
     "mlp": ("mlp",),
     "ssm": ("ssm",),
+    "recurrent": ("recurrent",),
+    "router": ("router",),
+    "adapter": ("adapter",),
     "head": ("head",),
     "embedding": ("embedding",),
 }
@@ -68,6 +83,7 @@ PRESETS: dict[str, dict[str, str]] = {
     "gpt": _EVERY_LAYER,
     "dqn": {"conv": "project", "linear": "reinit"},
     "sac": {"linear": "project"},
+    "probe": _EVERY_LAYER,  # with cuts read off a forward pass
 }
 
 Selector = str | type[nn.Module] | nn.Module | Tensor
@@ -79,9 +95,11 @@ def resolve(
     layout: Layout = "all",
     include: Selector | Iterable[Selector] = (),
     exclude: Selector | Iterable[Selector] = (),
-    blocks: Mapping[str, Sequence[int]] | None = None,
+    blocks: Mapping[str, Declared] | None = None,
     transposed: Iterable[str] = (),
     *,
+    example: Any = None,
+    strict: bool = False,
     trainable_only: bool = True,
 ) -> Entries:
     """Give every parameter of a model its matrices and its action.
@@ -95,8 +113,13 @@ def resolve(
             or entries made by an earlier call.
         include: selectors of weights to project beside the layout's.
         exclude: selectors of weights to keep whatever the layout says.
-        blocks: heights of the row blocks of fused weights, by pattern: `{"*.attn.proj_in.weight": (64, 16, 16)}`.
+        blocks: heights of the row blocks of fused weights, by pattern: `{"*.attn.proj_in.weight": (64, 16, 16)}`, or by
+            name, `{"q": 64, "k": 16, "v": 16}`. `"repeats": 4` says that the pattern recurs, as when rows are
+            interleaved by four heads; the heights are then those within a head.
         transposed: patterns of weights that are stored (d_in, d_out).
+        example: input for one forward pass off which the cuts are read, whatever is known of the model: a tensor, a
+            tuple of arguments, or a mapping of keyword arguments. layout="probe" is "all" with cuts so read.
+        strict: refuse a model with a weight that looks fused and is not known, instead of keeping it with a warning.
         trainable_only: keep frozen weights (`requires_grad=False`), unless they are included by name. A frozen weight
             cannot learn again what a projection takes from it.
 
@@ -109,15 +132,20 @@ def resolve(
     """
     if isinstance(layout, (str, Mapping)):
         rules = _rules(layout)
-        entries = _describe(unwrap(model), dict(blocks or {}), tuple(transposed))
+        if layout == "probe" and example is None:
+            raise ValueError('layout="probe" reads the cuts off a forward pass: give it an input, example=batch')
+        reader = Reader({} if example is None else read_cuts(model, example))
+        entries, warnings = _describe(unwrap(model), dict(blocks or {}), tuple(transposed), reader)
+        if strict and any(entry.role == "fused" for entry in entries):
+            raise ValueError("strict=True: " + "; ".join(advice.fused(entries)))
         if trainable_only:
             entries = [_frozen(entry) for entry in entries]
         for selector, action in rules.items():
             entries = _apply(entries, selector, action, f"layout[{selector!r}]", optional=selector in GROUPS)
-        warnings: list[str] = []
     elif not all(isinstance(entry, Entry) for entry in layout):
         raise ValueError(f"layout={layout!r}: give a preset's name, a mapping from words to actions, or entries")
     else:
+        _refuse_beside_entries(blocks, transposed)
         entries, warnings = list(layout), list(getattr(layout, "warnings", ()))
     for chosen in _several(include):
         entries = _apply(entries, chosen, "project", "include")
@@ -192,6 +220,13 @@ def _prefixes(names: Iterable[str]) -> Iterable[str]:
         yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
 
 
+def _refuse_beside_entries(blocks: object, transposed: object) -> None:
+    if blocks or transposed:
+        raise ValueError(
+            "blocks and transposed say how a layout is made: give them to `resolve`, not beside its entries"
+        )
+
+
 # ------------------------------------------------------------------------------------------ from model to entries
 
 
@@ -200,10 +235,20 @@ def _frozen(entry: Entry) -> Entry:
     return entry if take else replace(entry, reason=FROZEN)
 
 
-def _describe(model: nn.Module, blocks: dict[str, Sequence[int]], transposed: tuple[str, ...]) -> list[Entry]:
+def _describe(
+    model: nn.Module, blocks: Mapping[str, Declared], transposed: tuple[str, ...], reader: Reader
+) -> tuple[list[Entry], list[str]]:
     found = topology.uses_of(model)
     _check_patterns((*blocks, *transposed), [use for _, places in found for use in places])
-    return [entry for parameter, places in found for entry in _entries(parameter, places, blocks, transposed)]
+    entries = [
+        entry for parameter, places in found for entry in _entries(parameter, places, blocks, transposed, reader)
+    ]
+    return entries, [
+        *reader.warnings,
+        *advice.fused(entries),
+        *advice.raw_parameters(entries),
+        *advice.quantised(model),
+    ]
 
 
 def _check_patterns(patterns: Iterable[str], uses: list[topology.Use]) -> None:
@@ -213,34 +258,73 @@ def _check_patterns(patterns: Iterable[str], uses: list[topology.Use]) -> None:
 
 
 def _entries(
-    parameter: Tensor, uses: list[topology.Use], blocks: dict[str, Sequence[int]], transposed: tuple[str, ...]
+    parameter: Tensor,
+    uses: list[topology.Use],
+    blocks: Mapping[str, Declared],
+    transposed: tuple[str, ...],
+    reader: Reader,
 ) -> list[Entry]:
     """The entries of one parameter: several when its rows are fused projections."""
     # A table that is also the head's weight is a head: the linear module says how it is multiplied.
-    use = next((use for use in uses if isinstance(use.owner, (nn.Linear, _ConvNd))), uses[0])
+    use = next((use for use in uses if not use.is_raw), uses[0])
     aliases = tuple(dict.fromkeys(u.name for u in uses))
     modules = tuple({id(m): m for u in uses for m in u.path[1:]}.values())
     kind, role, reason = topology.standing_of(use, parameter, len({id(u.owner) for u in uses}) > 1)
     entry = Entry(uses[0].name, parameter, role, kind=kind, aliases=aliases, modules=modules, reason=reason)
+    heights = _declared_for(uses, blocks)
+    flipped = any(fnmatchcase(u.name, pattern) for u in uses for pattern in transposed)
+    _check_declared(entry, use, heights is not None, flipped)
     if kind == "locked":
         return [entry]
-    if isinstance(use.owner, _ConvNd):
-        return [replace(entry, groups=use.owner.groups)]
-    if topology.is_transposed_linear(use.owner) or any(fnmatchcase(u.name, p) for u in uses for p in transposed):
+    if kind.startswith("conv") and isinstance(use.owner, _ConvNd):
+        entry = replace(entry, groups=use.owner.groups)
+    elif topology.is_transposed_linear(use.owner) or flipped:
         entry = replace(entry, transposed=parameter.ndim > 1)
-    d_out = parameter.shape[entry.row_dim] if parameter.ndim else 1
-    declared = next(
-        (sizes for pattern, sizes in blocks.items() if any(fnmatchcase(u.name, pattern) for u in uses)), None
-    )
-    cut = (
-        topology.declared_blocks(entry.name, role, d_out, declared)
-        if declared
-        else topology.fused_blocks(use, d_out, role)
-    )
-    if len(cut) == 1:
+    rows = entry.d_out
+    if heights is not None:
+        return _cut(entry, declared(entry.name, rows, heights, role in ("q", "k", "v")))
+    finding = reader.find(use, parameter, rows, kind in ("matrix", "conv") and role in (*DENSE, "conv"))
+    if not (finding.cut or finding.doubt):
         return [entry]
-    starts = [sum(height for _, _, height in cut[:i]) for i in range(len(cut))]
-    return [
-        replace(entry, block=block, role=part, rows=(start, start + height))
-        for start, (block, part, height) in zip(starts, cut, strict=True)
-    ]
+    if finding.cut is None:
+        return [replace(entry, role="fused", reason=f"looks fused: {finding.doubt}") if kind != "vector" else entry]
+    return _cut(entry, finding.cut, raw=use.is_raw)
+
+
+def _cut(entry: Entry, cut: Cut, raw: bool = False) -> list[Entry]:
+    """The blocks of a weight, each with its role; a raw parameter that a rule knows is a layer's weight like others."""
+    if raw and entry.kind == "matrix":
+        known = entry.role if entry.role != "other" else cut.role
+        entry = replace(entry, transposed=cut.transposed, groups=cut.groups, role=known, reason="")
+    if len(cut.blocks) == 1:
+        return [entry]
+    attention = entry.role in GROUPS["attention"] or {"q", "k"} & {name for name, _ in cut.blocks}
+    parts, start = [], 0
+    for name, height in cut.blocks:
+        role = entry.role
+        if attention and role not in ("ssm", "other"):
+            role = name if name in ("q", "k", "v") else "attention_out"
+        rows = (start, start + height)
+        parts.append(replace(entry, block=name, role=role, rows=rows, repeats=cut.repeats))
+        start += height
+    return parts
+
+
+def _declared_for(uses: list[topology.Use], blocks: Mapping[str, Declared]) -> Declared | None:
+    """The blocks that the user gives for a parameter; a bias goes with its layer's weight."""
+    for name in (*(u.name for u in uses), *(u.weight_name for u in uses)):
+        for pattern, heights in blocks.items():
+            if fnmatchcase(name, pattern):
+                return heights
+    return None
+
+
+def _check_declared(entry: Entry, use: topology.Use, cut: bool, flipped: bool) -> None:
+    """Refuse what could only be ignored."""
+    option = "blocks" if cut else "transposed"
+    if (cut or flipped) and entry.kind == "locked":
+        raise ValueError(f"{option}: cannot cut {entry.name}: {entry.reason}")
+    if flipped and isinstance(use.owner, _ConvNd) and entry.kind != "vector":
+        raise ValueError(f"transposed: {entry.name} is a convolution's; its layout is known")
+    if cut and (entry.kind == "conv_transpose" or (isinstance(use.owner, _ConvNd) and use.owner.groups > 1)):
+        raise ValueError(f"blocks: {entry.name} is a grouped or transposed convolution's and cannot be cut in rows")

@@ -5,23 +5,24 @@ Names decide only where nothing else can: which of three equal projections is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
-_Q = {"q", "to_q", "q_proj", "c_q", "wq", "w_q", "query", "q_lin", "q_proj_weight"}
+_Q = {"q", "to_q", "q_proj", "c_q", "wq", "w_q", "query", "q_lin", "q_proj_weight", "q_b_proj"}
 _K = {"k", "to_k", "k_proj", "c_k", "wk", "w_k", "key", "k_lin", "k_proj_weight"}
 _V = {"v", "to_v", "v_proj", "c_v", "wv", "w_v", "value", "v_lin", "v_proj_weight"}
 _QKV = {"qkv", "c_attn", "qkv_proj", "to_qkv", "Wqkv", "wqkv", "c_qkv", "in_proj_weight", "in_proj_bias"}
-_KV = {"kv", "to_kv", "kv_proj", "c_kv"}
-_GATE_UP = {"gate_up_proj", "gate_up", "w12"}
+_QKV |= {"query_key_value", "att_proj", "qkv_linear", "qkvs"}
+_QK = {"qk"}
+_KV = {"kv", "to_kv", "kv_proj", "c_kv", "kv_b_proj"}
 _HEAD = {"head", "heads", "lm_head", "classifier", "predictor"}
-_HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "heads", "nhead")
-_KV_HEADS = ("num_kv_heads", "n_kv_head", "n_kv_heads", "num_key_value_heads", "num_query_groups", "n_query_groups")
-_HEAD_DIM = ("head_dim", "dim_head", "d_head")
+_ROUTER = re.compile(r"Router|MoEGate|TopKGat|TopkGat")
+_WEIGHTS = ("weight", "weight_mu")  # the second is that of a noisy layer
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
@@ -57,12 +58,23 @@ class Use:
         return self.path[-1]
 
     @property
+    def is_raw(self) -> bool:
+        """Whether it belongs to no layer that is known, as in nn.MultiheadAttention."""
+        return not isinstance(self.owner, (nn.Linear, _ConvNd)) and not is_transposed_linear(self.owner)
+
+    @property
+    def weight_name(self) -> str:
+        """The name of the weight that a bias goes with: a.bias -> a.weight, in_proj_bias -> in_proj_weight."""
+        stem, _, leaf = self.name.rpartition("bias")
+        return f"{stem}weight{leaf}"
+
+    @property
     def place(self) -> tuple[str, nn.Module]:
         """The projection's own name and the module that holds it, looking through Sequential: `to_out.0` -> to_out."""
-        if not isinstance(self.owner, (nn.Linear, _ConvNd)) and not is_transposed_linear(self.owner):
-            return self.attribute, self.owner  # a raw parameter, as in nn.MultiheadAttention
+        if self.is_raw:
+            return self.attribute, self.owner
         parts, level = self.name.split(".")[:-1], len(self.path) - 1
-        while level > 1 and isinstance(self.path[level - 1], nn.Sequential):
+        while level > 1 and (isinstance(self.path[level - 1], nn.Sequential) or parts[level - 1] == "base_layer"):
             level -= 1
         return (parts[level - 1], self.path[level - 1]) if level else ("", self.owner)
 
@@ -102,13 +114,31 @@ def standing_of(use: Use, parameter: Tensor, tied: bool) -> tuple[str, str, str]
     kind, role = _kind_of(use, parameter), role_of(use, tied)
     if kind == "vector":
         return kind, role, "a bias, a scale or another vector: no matrix"
+    if role == "other":
+        return kind, role, _raw_reason(use)
     return kind, role, _REASONS.get(role, "")
 
 
 _REASONS = {
     "embedding": "an embedding: a table of vectors, not a map; the layout word embedding takes it",
     "depthwise": "a depthwise convolution: its matrices are m x 1; the layout word depthwise takes it",
-    "other": "not the weight of a layer that is known: which of its dimensions is in and which out is unclear",
+    "router": "a router: the size of its logits says how sharply experts are chosen; the layout word router takes it",
+    "adapter": "an adapter's factor: what counts is the product of its factors; the layout word adapter takes it",
+}
+
+
+def _raw_reason(use: Use) -> str:
+    if isinstance(use.owner, nn.Bilinear):
+        return "bilinear: include it to project the (in1, in2) matrix of each output"
+    if isinstance(use.owner, (nn.Linear, _ConvNd)):
+        return f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)"
+    return "a raw parameter: which of its dimensions is in and which out is unknown; include it (and transposed=)"
+
+
+_STANDARDISED = {
+    f"{name}{same}"
+    for name in ("StdConv2d", "ScaledStdConv2d", "WSConv2d", "WeightStandardizedConv2d")
+    for same in ("", "Same")
 }
 
 
@@ -121,6 +151,12 @@ def lock_of(use: Use, parameter: Tensor) -> str:
         return f"{_words(kind, parameter)}: eight bits hold no isometry, and its scale lies elsewhere"
     if hasattr(kind, "__tensor_flatten__") and not hasattr(parameter, "device_mesh"):
         return f"quantised or packed ({_words(kind, parameter)}): its numbers are codes"
+    if kind.__name__ == "FlatParameter" or (
+        isinstance(use.owner, nn.Linear) and name == "weight" and parameter.ndim < 2
+    ):
+        return "a flat shard (FSDP1): wrap with fully_shard (FSDP2), whose weights keep their shape"
+    if name == "weight" and type(use.owner).__name__ in _STANDARDISED:
+        return f"{type(use.owner).__name__} standardises its weight in each forward pass"
     if type(use.owner).__name__ == "ParametrizationList":
         by = ", ".join(type(child).__name__ for child in use.owner.children())
         return f"parametrised by {by}: the module computes its weight from it"
@@ -139,11 +175,12 @@ def _words(kind: type, parameter: Tensor) -> str:
 
 
 def _kind_of(use: Use, parameter: Tensor) -> str:
-    if parameter.ndim < 2:
+    stacked = use.owner._parameters.get(use.attribute.removesuffix("_bias")) if use.is_raw else None
+    if parameter.ndim < 2 or (stacked is not None and stacked.ndim == parameter.ndim + 1):
         return "vector"
     if isinstance(use.owner, _ConvTransposeNd):
         return "conv_transpose"
-    if isinstance(use.owner, _ConvNd):
+    if isinstance(use.owner, _ConvNd) and use.attribute in _WEIGHTS:
         return "conv"
     return "matrix" if parameter.ndim in (2, 3) else "vector"
 
@@ -154,20 +191,27 @@ def is_transposed_linear(module: nn.Module) -> bool:
 
 def role_of(use: Use, tied: bool) -> str:
     owner = use.owner
+    if _is_adapter(use):
+        return "adapter"
+    if isinstance(owner, (nn.Linear, _ConvNd)) and use.attribute not in (*_WEIGHTS, "bias", "bias_mu"):
+        return "other"
+    if _is_router(use):
+        return "router"
     if isinstance(owner, _ConvNd):
         return "depthwise" if owner.groups > 1 and owner.groups == owner.in_channels else "conv"
     if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
         return "embedding"
+    if isinstance(owner, (nn.RNNBase, nn.RNNCellBase)):
+        return "recurrent"
     leaf, holder = use.place
-    dense = isinstance(owner, nn.Linear) or is_transposed_linear(owner)
-    if not dense:
+    if use.is_raw:
         raw = (_Q | _QKV, _K, _V) if isinstance(owner, nn.MultiheadAttention) else ()
         return next((role for role, known in zip("qkv", raw, strict=False) if leaf in known), "other")
     names = {name for name, _ in holder.named_children()}
     if isinstance(holder, nn.MultiheadAttention):
         return "attention_out"
-    if names & _QKV or (names & _Q and names & (_K | _KV)):
-        for role, words in (("q", _Q | _QKV), ("k", _K | _KV), ("v", _V)):
+    if names & (_QKV | _QK) or (names & _Q and names & (_K | _KV)):
+        for role, words in (("q", _Q | _QKV | _QK), ("k", _K | _KV), ("v", _V)):
             if leaf in words:
                 return role
         return "attention_out"
@@ -178,62 +222,28 @@ def role_of(use: Use, tied: bool) -> str:
     return "mlp" if _linear_children(holder) > 1 else "dense"
 
 
+def _is_adapter(use: Use) -> bool:
+    """A factor of a low-rank or similar adapter; not the layer that it is put upon."""
+    names = use.name.split(".")
+    if any(name.startswith("lora_") for name in names):
+        return True
+    tuned = [i for i, module in enumerate(use.path) if "base_layer" in module._modules]
+    return bool(tuned) and names[tuned[-1]] != "base_layer"
+
+
+def _is_router(use: Use) -> bool:
+    """What scores the experts of a mixture."""
+    if any(_ROUTER.search(type(module).__name__) for module in use.path[-3:]):
+        return True
+    leaf, holder = use.place
+    if leaf == "shared_expert_gate":
+        return True
+    beside = any("expert" in name for name, _ in holder.named_children())
+    return beside and leaf in ("router", "gate", "gating", "router_gate", "gate_network", "w_gate")
+
+
 def _linear_children(module: nn.Module) -> int:
     """Linear layers that a module holds itself or through a Sequential."""
     inner = [c for c in module.children() if isinstance(c, nn.Sequential)]
     children = [*module.children(), *(grandchild for c in inner for grandchild in c.children())]
     return sum(isinstance(child, nn.Linear) or is_transposed_linear(child) for child in children)
-
-
-# ------------------------------------------------------------------------------------------ fused projections
-
-
-def declared_blocks(name: str, role: str, d_out: int, heights: Sequence[int]) -> list[tuple[str, str, int]]:
-    if sum(heights) != d_out:
-        raise ValueError(
-            f"blocks of {name}: heights {tuple(heights)} add up to {sum(heights)}, not to its {d_out} rows"
-        )
-    if role in ("q", "k", "v") and len(heights) == 3:
-        return [(part, part, height) for part, height in zip("qkv", heights, strict=True)]
-    return [(str(i), role, height) for i, height in enumerate(heights)]
-
-
-def fused_blocks(use: Use, d_out: int, role: str) -> list[tuple[str, str, int]]:
-    """(block, role, height) for each row block; a single one for a projection that is not fused."""
-    leaf, holder = use.place
-    if leaf in _QKV and role == "q":
-        q, kv = _head_widths(use, holder, d_out)
-        return [("q", "q", q), ("k", "k", kv), ("v", "v", kv)]
-    if leaf in _KV and role == "k" and d_out % 2 == 0:
-        return [("k", "k", d_out // 2), ("v", "v", d_out // 2)]
-    if leaf in _GATE_UP and d_out % 2 == 0:
-        return [("gate", role, d_out // 2), ("up", role, d_out // 2)]
-    return [("", role, d_out)]
-
-
-def _head_widths(use: Use, holder: nn.Module, d_out: int) -> tuple[int, int]:
-    """Rows of the query and of the key (= of the value) in a fused projection."""
-    heads, kv_heads, width = (_attribute(holder, names) for names in (_HEADS, _KV_HEADS, _HEAD_DIM))
-    if heads and kv_heads and d_out % (heads + 2 * kv_heads) == 0:
-        width = d_out // (heads + 2 * kv_heads)
-        return heads * width, kv_heads * width
-    rest = d_out - heads * width if heads and width else 0
-    if width and rest > 0 and rest % (2 * width) == 0:
-        return d_out - rest, rest // 2
-    d_in = getattr(use.owner, "in_features", None) or getattr(use.owner, "embed_dim", None) or d_out / 3
-    if d_out == 3 * d_in:
-        return d_out // 3, d_out // 3
-    raise ValueError(
-        f"{use.name}: cannot tell how its {d_out} rows divide into q, k and v; declare it: "
-        f"resolve(model, blocks={{{use.name!r}: (q_rows, k_rows, v_rows)}})"
-    )
-
-
-def _attribute(module: nn.Module, names: Iterable[str]) -> int | None:
-    """The first of these integer attributes on a module or its `config`."""
-    for place in (module, getattr(module, "config", None)):
-        for name in names:
-            value = getattr(place, name, None)
-            if isinstance(value, int) and value > 0:
-                return value
-    return None

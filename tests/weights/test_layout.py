@@ -1,8 +1,10 @@
 """Layouts: which weights, cut into which matrices; on the architectures that people really train."""
 
+import re
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fire_core import fire_
 from fire_core.weights.layout import GROUPS, PRESETS, Entry, resolve
@@ -198,12 +200,23 @@ def test_grouped_query_attention_from_the_width_of_a_head():
 
 
 def test_a_fused_projection_that_cannot_be_cut_says_how_to_declare_it():
-    model = nn.ModuleDict({"attn": GroupedQueryAttention()})
-    del model.attn.num_kv_heads
-    with pytest.raises(ValueError, match=r"attn\.qkv_proj\.weight.*24 rows.*blocks="):
-        resolve(model)
+    attention = nn.Module()  # of no class that is known, and without a forward pass that could be read
+    attention.qkv_proj, attention.o_proj = nn.Linear(10, 24), nn.Linear(12, 10)
+    model = nn.ModuleDict({"attn": attention})
+    entries = resolve(model)
+    kept = next(entry for entry in entries if entry.name == "attn.qkv_proj.weight")
+    assert (kept.action, kept.rows) == ("keep", None)
+    assert re.search("looks fused: its name", kept.reason)
+    (warning,) = entries.warnings
+    assert re.search(
+        r"^attn\.qkv_proj\.weight is kept.*24 rows.*blocks=\{'attn.qkv_proj.weight': \(8, 8, 8\)\}", warning
+    )
+    with pytest.raises(ValueError, match=r"strict=True.*attn\.qkv_proj\.weight.*24 rows.*blocks="):
+        resolve(model, strict=True)
+    assert "attn.qkv_proj.weight" in chosen(model, include=["attn.qkv_proj.weight"])
     entries = by_label(model, blocks={"attn.qkv_proj.weight": (12, 6, 6)})
     assert entries["attn.qkv_proj.weight[v]"].rows == (18, 24)
+    assert entries["attn.qkv_proj.bias[v]"].rows == (18, 24)
     with pytest.raises(ValueError, match="add up to 20"):
         resolve(model, blocks={"attn.qkv_proj.weight": (12, 4, 4)})
     with pytest.raises(ValueError, match=r"no parameter matches 'attn\.qkv'"):
@@ -253,6 +266,9 @@ class Hybrid(nn.Module):
         self.lm_head = nn.Linear(8, 30, bias=False)
 
 
+MIXER = {"*.in_proj.weight": {"gate": 16, "x": 16, "B": 5, "C": 5, "dt": 4}}  # a class of ours: nobody else can know
+IN_PROJ = {f"h.1.attn.in_proj.weight[{part}]" for part in ("gate", "x", "B", "C", "dt")}
+
 TABLE = {  # parameter -> does FIRE apply?
     "wte.weight": False,
     "lm_head.weight": False,
@@ -283,13 +299,16 @@ TABLE = {  # parameter -> does FIRE apply?
 def test_the_parameter_table_of_a_hybrid_model():
     model = Hybrid()
     assert {name for name, _ in model.named_parameters()} == TABLE.keys()
-    assert chosen(model, exclude=["lm_head"]) == {name for name, applies in TABLE.items() if applies}
+    applies = {name for name, applies in TABLE.items() if applies}
+    assert chosen(model, exclude=["lm_head"], blocks=MIXER) == applies - {"h.1.attn.in_proj.weight"} | IN_PROJ
+    assert chosen(model, exclude=["lm_head"]) == applies - {"h.1.attn.in_proj.weight"}
+    assert re.search("in_proj.weight is kept.*feeds a state-space mixer", resolve(model).warnings[0])
 
 
 def test_attention_is_found_by_topology_not_by_the_name_attn():
     model = Hybrid()
     assert chosen(model, "attention") == {f"h.0.attn.c_{part}.weight" for part in ("q", "k", "v", "proj")}
-    assert chosen(model, {"ssm": "project"}) == {"h.1.attn.in_proj.weight", "h.1.attn.out_proj.weight"}
+    assert chosen(model, {"ssm": "project"}, blocks=MIXER) == {*IN_PROJ, "h.1.attn.out_proj.weight"}
 
 
 # ---------------------------------------------------------------------------------- selectors and actions
@@ -305,11 +324,11 @@ def test_embeddings_and_heads_by_choice():
 
 def test_select_by_module_type_pattern_and_parameter():
     model = Hybrid()
-    everything = chosen(model)
-    mamba = {"h.1.attn.in_proj.weight", "h.1.attn.out_proj.weight"}
+    everything = chosen(model, blocks=MIXER)
+    mamba = {*IN_PROJ, "h.1.attn.out_proj.weight"}
     for selector in (Mamba, model.h[1].attn, "h.1.attn", "h.1.attn.*"):
-        assert everything - chosen(model, exclude=[selector]) == mamba
-    assert everything - chosen(model, exclude=[model.lm_head.weight]) == {"lm_head.weight"}
+        assert everything - chosen(model, exclude=[selector], blocks=MIXER) == mamba
+    assert everything - chosen(model, exclude=[model.lm_head.weight], blocks=MIXER) == {"lm_head.weight"}
     assert chosen(model, "qk", include=["*.B_bias"]) == chosen(model, "qk") | {"h.1.attn.B_bias"}
 
 
@@ -341,11 +360,22 @@ class Conv1D(nn.Module):
         self.weight = nn.Parameter(torch.randn(d_in, d_out))
         self.bias = nn.Parameter(torch.zeros(d_out))
 
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], self.nf)
+
+
+class PortedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj = Conv1D(24, 8), Conv1D(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.c_attn(x).split(8, dim=2)
+        return self.c_proj(torch.softmax(q @ k.mT, dim=-1) @ v)
+
 
 def test_transposed_linear_of_gpt2_ports():
-    attention = nn.Module()
-    attention.c_attn, attention.c_proj = Conv1D(24, 8), Conv1D(8, 8)
-    attention.num_heads, attention.embed_dim = 2, 8
+    attention = PortedAttention()
     model = nn.ModuleDict({"attn": attention})
     entries = by_label(model)
     assert entries["attn.c_attn.weight[k]"].shape == (8, 8)
