@@ -3,7 +3,8 @@
 import math
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from fire_core.reinit.report import Kept, Report, Row
 from fire_core.reinit.scales import check_scaling, scale_of
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
+from fire_core.weights.fused import Declared
 from fire_core.weights.layout import Layout, Selector, resolve
 from fire_core.weights.optimizer_state import optimizers_of, reset_states
 
@@ -38,8 +40,10 @@ def fire_(
     *,
     include: Selector | Iterable[Selector] = (),
     exclude: Selector | Iterable[Selector] = (),
-    blocks: Mapping[str, Sequence[int]] | None = None,
+    blocks: Mapping[str, Declared] | None = None,
     transposed: Iterable[str] = (),
+    example: Any = None,
+    strict: bool = False,
     trainable_only: bool = True,
     variance_factor: float = 1.0,
     tol: float | None = None,
@@ -56,8 +60,11 @@ def fire_(
 
     What happens to which weight, under `layout="all"`:
 
-    - linear and convolution weights, routers of experts and the output head are projected; the head of a policy that
+    - linear and convolution weights, gates of LSTM and GRU, experts and the output head are projected, each matrix of a
+      fused weight on its own; the head of a policy that
       was initialised small is not small afterwards (`exclude` it, or take `scale="match_init"`).
+    - routers of experts are kept: the size of their logits says how sharply experts are chosen.
+    - a weight that looks fused, of a module that is not known, is kept with a warning that says how to declare it.
     - embeddings, positions, norms, biases and depthwise filters are kept. An embedding that is tied to the head **is**
       the head and is projected.
     - frozen weights (`requires_grad=False`) are kept; see `trainable_only`. LoRA (peft): the frozen base is kept, and
@@ -94,6 +101,8 @@ def fire_(
         exclude: selectors of weights to keep.
         blocks: how fused weights are cut, by pattern; see `layout.resolve`.
         transposed: patterns of weights that are stored (d_in, d_out).
+        example: input for one forward pass off which the cuts are read, see `layout.resolve`; `layout="probe"` needs it.
+        strict: refuse a model with a weight that looks fused and is not known, instead of keeping it with a warning.
         trainable_only: keep frozen weights unless they are included by name. That is the default because FIRE restores
             the ability to train, which a frozen weight does not use, and training could not repair what the
             projection takes from it.
@@ -125,6 +134,8 @@ def fire_(
         exclude,
         blocks,
         transposed,
+        example=example,
+        strict=strict,
         trainable_only=trainable_only,
     )
     report = _apply(model, entries, Solve(options, min_norm, blend, measure), scale, variance_factor, init)

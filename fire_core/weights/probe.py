@@ -161,9 +161,10 @@ def read_module(module: nn.Module, layer: nn.Module) -> Cut | None:
     None if the module does not run on one tensor alone, or if nothing was seen.
     """
     copies: dict[int, nn.Module] = {}
-    clone = _copy(module, copies)
+    with torch.random.fork_rng([]):
+        clone = _copy(module, copies)
     weight = copies[id(layer)].weight if id(layer) in copies else None
-    if not isinstance(weight, Tensor) or weight.is_meta:
+    if not isinstance(weight, Tensor):
         return None
     draw = torch.Generator().manual_seed(0)
     for shape in _shapes(layer):
@@ -177,7 +178,8 @@ def read_module(module: nn.Module, layer: nn.Module) -> Cut | None:
 
 
 def _copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
-    """The module in evaluation mode without hooks and wrappers. Whole weights are shared, sharded ones drawn anew."""
+    """The module in evaluation mode without hooks and wrappers. Weights are shared; sharded ones and those without
+    numbers are drawn anew."""
     if id(module) in copies:
         return copies[id(module)]
     kind: Any = next(
@@ -188,10 +190,12 @@ def _copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
     plain = {key: copy.copy(v) if isinstance(v, (list, dict)) else v for key, v in vars(module).items()}
     vars(new).update(plain | vars(nn.Module()), training=False)
     for key, p in module._parameters.items():
-        sharded = p is not None and hasattr(p, "device_mesh")
-        new._parameters[key] = nn.Parameter(torch.randn(p.shape, device=p.device)) if p is not None and sharded else p
+        new._parameters[key] = p
+        if p is not None and (p.is_meta or hasattr(p, "device_mesh")):
+            drawn = torch.randn(p.shape, device="cpu" if p.is_meta else p.device, dtype=p.dtype)
+            new._parameters[key] = nn.Parameter(drawn)
     for key, buffer in module._buffers.items():
-        new._buffers[key] = None if buffer is None else buffer.clone()
+        new._buffers[key] = torch.zeros_like(buffer, device="cpu") if buffer is not None and buffer.is_meta else buffer
     for key, child in module._modules.items():
         new._modules[key] = None if child is None else _copy(unwrap(child), copies)
     return new

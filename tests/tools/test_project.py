@@ -37,7 +37,8 @@ def test_a_sharded_folder_becomes_what_fire_makes_of_the_loaded_model(name: str,
     wanted = fire_(model, solver="exact", exclude=["*.1.*"])
     new = loaded(name, target)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), new.state_dict().values(), strict=True))
-    assert len(report["rows"]) == len(wanted.rows) >= 5
+    # Experts that transformers gathers into one parameter are single tensors on disk: as many matrices in other rows.
+    assert sum(row["matrices"] for row in report["rows"]) == sum(row.matrices for row in wanted.rows) >= 5
     assert sum(row["dfi_after"] for row in report["rows"]) == pytest.approx(wanted.total("dfi_after"))
     assert digests(source) == before
     assert digests(target).keys() == before.keys()
