@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fire_core.weights.fused import Cut, Misfit, Rule, equal
 from fire_core.weights.known import rule_for
-from fire_core.weights.probe import read_module
+from fire_core.weights.probe_alone import read_module
 from fire_core.weights.topology import Use, is_transposed_linear
 
 # Names that say "several projections in one".
