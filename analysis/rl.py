@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from analysis import style
-from analysis.estimates import Estimate
+from analysis.estimates import FEWEST, Estimate, widened_tail
 from analysis.runs import Group, Setting
 
 NORMALISED = "eval/normalized_return"  # human-normalised; raw returns of several environments have no common scale
@@ -22,7 +22,7 @@ Scores = Sequence[np.ndarray]  # one array of seeds an environment; their number
 
 def iqm(scores: Scores) -> float:
     """Mean of the middle half of all scores, seeds and environments together."""
-    return float(stats.trim_mean(np.concatenate(list(scores)), 0.25))
+    return float(stats.trim_mean(np.concatenate(list(scores)), 0.25))  # of 3 scores, which trim to 3: the mean
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores) -> float:
@@ -37,6 +37,9 @@ def probability_of_improvement(ours: Scores, theirs: Scores) -> float:
 def stratified(statistic: Callable[..., float], *samples: Scores) -> Estimate:
     """A statistic with its 95 % percentile interval; seeds are resampled within each environment.
 
+    The interval's tails are widened for few seeds (`estimates.widened_tail`). Fewer than five seeds have none, nor have
+    resamples that all agree (each run of one method above each of the other's): they would claim certainty.
+
     Args:
         statistic: takes as many `Scores` as follow.
         samples: scores of one or several methods.
@@ -46,10 +49,13 @@ def stratified(statistic: Callable[..., float], *samples: Scores) -> Estimate:
     def resampled(scores: Scores) -> Scores:
         return [x[rng.integers(0, len(x), len(x))] for x in scores]
 
-    draws = [statistic(*map(resampled, samples)) for _ in range(RESAMPLES)]
-    low, high = np.quantile(draws, [0.025, 0.975])
     n = min(len(x) for scores in samples for x in scores)
-    if n < 2:  # resampling one seed always gives that seed: no interval, rather than one of width zero
+    if n < FEWEST:
+        return Estimate(statistic(*samples), np.nan, np.nan, n)
+    draws = [statistic(*map(resampled, samples)) for _ in range(RESAMPLES)]
+    tail = widened_tail(n)
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    if low == high:
         low = high = np.nan
     return Estimate(statistic(*samples), float(low), float(high), n)
 

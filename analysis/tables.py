@@ -1,7 +1,8 @@
 """Tables of results as data frames whose cells are numbers, `Estimate` or `Paired`; `formats` writes them."""
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -28,21 +29,28 @@ def results(setting: Setting, test: str = "t", interval: str = "t") -> pd.DataFr
         "final": [estimate([run.final() for run in group.runs], interval) for group in setting.groups],
         "best": [estimate([run.best() for run in group.runs], interval) for group in setting.groups],
     }
-    for method in REFERENCES:
-        if (reference := setting.group(method)) is not None:
-            columns[f"vs {style.name(method)}"] = comparisons(setting.groups, reference, test)
+    references = {method: group for method in REFERENCES if (group := setting.group(method)) is not None}
+    for method, column in comparisons(setting.groups, references, test).items():
+        columns[f"vs {style.name(method)}"] = column
     return pd.DataFrame(columns)
 
 
-def comparisons(groups: Sequence[Group], reference: Group, test: str = "t") -> list[Paired | None]:
-    """Each group against a reference, p values corrected for their number by Holm's method."""
-    theirs = finals(reference)
-    found = [None if group is reference else paired(finals(group), theirs, test) for group in groups]
-    corrected = holm([np.nan if pair is None else pair.p for pair in found])
-    return [
-        None if pair is None else dataclasses.replace(pair, p_holm=float(p))
-        for pair, p in zip(found, corrected, strict=True)
-    ]
+def comparisons(
+    groups: Sequence[Group], references: Mapping[str, Group], test: str = "t"
+) -> dict[str, list[Paired | None]]:
+    """Each group against each reference, p values corrected by Holm's method for all that the table has."""
+    found = {
+        method: [None if group is reference else paired(finals(group), finals(reference), test) for group in groups]
+        for method, reference in references.items()
+    }
+    corrected = iter(holm([np.nan if pair is None else pair.p for column in found.values() for pair in column]))
+    return {
+        method: [
+            None if pair is None else dataclasses.replace(pair, p_holm=float(p))
+            for pair, p in zip(column, itertools.islice(corrected, len(column)), strict=True)
+        ]
+        for method, column in found.items()
+    }
 
 
 def finals(group: Group) -> dict[int, float]:

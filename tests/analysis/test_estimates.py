@@ -26,7 +26,7 @@ def test_few_or_odd_values_have_no_made_up_interval():
     assert np.isnan(estimates.mean([]).mean)
     got = estimates.mean([1.0, np.nan, 3.0, np.inf])
     assert (got.mean, got.n) == (2, 2)
-    assert estimates.mean([0.5, 0.5], "bootstrap").low == 0.5
+    assert np.isnan(estimates.mean([0.5, 0.5], "bootstrap").low)
 
 
 def test_bootstrap_interval_agrees_with_t_on_many_values():
@@ -57,12 +57,12 @@ def test_holm_is_the_worked_example():
 
 @pytest.mark.parametrize("kind", ["sem", "bootstrap", "minmax"])
 def test_bands_skip_missing_seeds(kind):
-    values = np.array([[1.0, 2.0, np.nan], [3.0, np.nan, np.nan]])
+    values = np.array([[1.0, 2.0, np.nan], [3.0, np.nan, np.nan]] * 3)
     low, high = estimates.band(values, kind)
     assert low[1] == high[1] == 2
     assert np.isnan([low[2], high[2]]).all()
-    expected = {"sem": (1, 3), "minmax": (1, 3), "bootstrap": (1, 3)}[kind]  # sem = sqrt(2)/sqrt(2)
-    assert (low[0], high[0]) == pytest.approx(expected)
+    expected = {"sem": 1 / np.sqrt(5), "minmax": 1, "bootstrap": 1}[kind]  # 1, three times, and 3: sd sqrt(6/5)
+    assert (low[0], high[0]) == pytest.approx((2 - expected, 2 + expected))
 
 
 def test_bootstrap_band_agrees_with_scipy():
@@ -93,5 +93,6 @@ def test_the_stratified_interval_is_as_wide_as_that_of_a_mean():
 def test_the_stratified_interval_never_mixes_environments():
     constant = [np.full(5, 1.0), np.full(5, 9.0)]  # mixed, the mean would vary
     got = rl.stratified(lambda scores: float(np.concatenate(scores).mean()), constant)
-    assert (got.low, got.mean, got.high, got.n) == (5, 5, 5, 5)
+    assert (got.mean, got.n) == (5, 5)
+    assert np.isnan([got.low, got.high]).all(), "mixed, resamples would differ"
     assert np.isnan(rl.stratified(rl.iqm, [np.array([1.0]), np.array([1.0, 2.0])]).low)
