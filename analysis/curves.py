@@ -62,10 +62,12 @@ def phase_points(run: Run, metric: str, x: str) -> np.ndarray:
     phase = history["phase"].to_numpy() if "phase" in history else np.zeros(len(history))
     out = np.column_stack([phase, history[x].to_numpy(), history[metric].to_numpy()])
     after = f"boundary/{metric.replace('/', '_')}_after"
-    if after in history:
-        first = np.flatnonzero(history[after].notna() & (np.arange(len(history)) > 0))
-        extra = np.column_stack([phase[first], out[first - 1, 1], history[after].to_numpy()[first]])
-        out = np.insert(out, first, extra, axis=0)
+    if after in run.boundaries:
+        acted = run.boundaries.dropna(subset=[after])
+        place = np.searchsorted(history["step"].to_numpy(), acted["step"].to_numpy(), side="right")
+        acted, place = acted[place > 0], place[place > 0]  # what began with a boundary has no point before it
+        extra = np.column_stack([acted["phase"], out[place - 1, 1], acted[after]])
+        out = np.insert(out, place, extra, axis=0)
     return out[np.isfinite(out).all(1)]
 
 

@@ -129,7 +129,7 @@ def at_boundaries(setting: Setting) -> pd.DataFrame:
     """What each method did at each boundary, mean over seeds."""
     rows = []
     for group in setting.groups:
-        every = pd.concat([run.history for run in group.runs], ignore_index=True)
+        every = pd.concat([run.boundaries for run in group.runs], ignore_index=True)
         columns = [name for name in every if name.startswith("boundary/")]
         if not columns or "phase" not in every:
             continue

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.boundaries import split
+
 # The main metric: history key -> (axis label, whether more is better). The first one present decides.
 METRICS = {
     "test/accuracy": ("Test accuracy", True),
@@ -23,11 +25,6 @@ METRICS = {
 }
 DOMAINS = {"test/accuracy": "vision", "val/loss": "language", "eval/return": "rl"}
 
-# Options that say where and how a run is executed, not what it is.
-NOT_IDENTITY = {
-    "cache", "checkpoint", "deterministic", "device", "hydra", "on_nan", "parallel", "paths", "progress", "scale",
-    "threads", "tracker",
-}  # fmt: skip
 LONGEST_NAME = 100  # characters
 LARGEST_COUNT, LARGEST_VALUE = 1e15, 1e30  # beyond, it is no count of steps, and no figure can be drawn
 # The order of methods in tables and legends; others come after these, by name.
@@ -66,6 +63,9 @@ class Run:
         history: one row a log step, numbers only; holds `step` and, mostly, `phase` and `epoch`.
         finished: whether it reached its end.
         environment: versions, commit, hardware.
+        boundaries: one row for each boundary at which a method acted; holds `step` (of the row before it) and `phase`
+            (that begins there).
+        identity: what the run is, from its identity.json; None: made from the config.
     """
 
     name: str
@@ -74,6 +74,19 @@ class Run:
     history: pd.DataFrame
     finished: bool = True
     environment: dict[str, Any] = field(default_factory=dict)
+    boundaries: pd.DataFrame = field(default_factory=pd.DataFrame)
+    identity: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, name: str, source: str, meta: dict[str, Any], table: pd.DataFrame) -> "Run":
+        """A run from what a source holds: `meta` with config, finished, environment and perhaps identity.
+
+        Raises:
+            BadRun: see `check`.
+        """
+        history, boundaries = split(table) if "step" in table else (table, pd.DataFrame())
+        about = meta["config"], history, meta["finished"], meta["environment"]
+        return check(cls(name, source, *about, boundaries, meta.get("identity")))
 
     @property
     def method(self) -> str:
@@ -106,7 +119,8 @@ class Run:
     @cached_property
     def setting(self) -> str:
         """Everything but method and seed, as text that is equal when the settings are."""
-        rest = {k: v for k, v in self.config.items() if k not in NOT_IDENTITY | {"method", "boundary", "seed"}}
+        what = from_config(self.config) if self.identity is None else self.identity
+        rest = {k: v for k, v in what.items() if k not in ("method", "boundary", "seed")}
         return json.dumps([self.metric, rest], sort_keys=True, default=str)
 
     @cached_property
@@ -120,6 +134,8 @@ class Run:
     @property
     def x(self) -> str:
         """The column for the horizontal axis."""
+        if self.domain == "language":  # earlier runs called the column `epoch`
+            return next(key for key in ("iteration", "epoch", "step") if key in self.history)
         return next(key for key in ("epoch", "env_steps", "step") if key in self.history)
 
     def final(self, metric: str | None = None) -> float:
@@ -131,6 +147,13 @@ class Run:
         metric = metric or self.metric
         values = self.history[metric].where(np.isfinite)
         return float(values.max() if METRICS.get(metric, ("", True))[1] else values.min())
+
+
+def from_config(config: dict[str, Any]) -> dict[str, Any]:
+    """What a run is, from the config of one that has no identity.json."""
+    from fire_core.harness.run.identity import EXECUTION, NOT_IDENTITY  # here: it imports torch
+
+    return {key: value for key, value in config.items() if key not in (*NOT_IDENTITY, *EXECUTION)}
 
 
 def group_name(config: dict[str, Any], group: str) -> str:

@@ -91,8 +91,8 @@ def overhead(setting: Setting) -> pd.DataFrame:
 
 
 def total(run: Run, key: str) -> float:
-    """Sum of a column; 0 if the run logged none."""
-    return float(run.history[key].sum()) if key in run.history else 0.0
+    """Sum of a column over rows and boundaries; 0 if the run logged none."""
+    return float(sum(part[key].sum() for part in (run.history, run.boundaries) if key in part))
 
 
 def slowdown(group: Group, base: Group) -> Estimate | None:
@@ -130,7 +130,7 @@ def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
             if (
                 not isinstance(method, dict)
                 or "iterations" not in method
-                or "boundary/dfi_after" not in group.runs[0].history
+                or "boundary/dfi_after" not in group.runs[0].boundaries
             ):
                 continue
             row: dict[str, object] = {"setting": setting.name, "method": style.name(group.method)}
@@ -138,7 +138,7 @@ def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
             row["n"] = len(group.runs)
             for text, key in (("DfI before", "dfi_before"), ("DfI after", "dfi_after"), ("SFE", "sfe")):
                 column = f"boundary/{key}"
-                values = [run.history[column].mean() for run in group.runs if column in run.history]
+                values = [run.boundaries[column].mean() for run in group.runs if column in run.boundaries]
                 row[text] = estimate(values)
             row["final"] = estimate(list(finals(group).values()))
             rows.append(row)

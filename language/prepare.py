@@ -22,9 +22,10 @@ from tqdm import tqdm
 
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF, job, run_program
-from fire_core.harness.options.config import Paths, check_name, digest
+from fire_core.harness.options.config import Paths
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.checkpoint import write_atomically
+from fire_core.harness.run.identity import check_name, digest
 from fire_core.harness.run.lock import FolderLock, NoLocks
 from language.corpora import Corpus
 from language.data import SPLITS, TokenFile, open_tokens, write_header

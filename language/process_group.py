@@ -1,6 +1,7 @@
 """The processes of one run: alone, or those that torchrun started."""
 
 import io
+import logging
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,19 +13,18 @@ from torch import Tensor
 
 from fire_core.harness.options.config import resolve_device
 
-PATIENCE = timedelta(
-    days=7
-)  # rank 0 may wait for a first phase that another run trains; torchrun ends us if a rank dies
+# Rank 0 may wait for a first phase that another run trains; torchrun ends all processes if one dies.
+PATIENCE = timedelta(days=7)
 
 
 @dataclass(frozen=True)
-class Team:
-    """What a process must know of the others.
+class ProcessGroup:
+    """The processes of one run, as each of them sees them.
 
     Attributes:
-        rank: our number.
-        size: of us all.
-        device: ours.
+        rank: of this process.
+        size: world size.
+        device: of this process.
     """
 
     rank: int
@@ -32,8 +32,8 @@ class Team:
     device: torch.device
 
     @classmethod
-    def join(cls, device: str) -> "Team":
-        """Meet the other processes, if torchrun's environment says that there are any.
+    def join(cls, device: str) -> "ProcessGroup":
+        """Join the process group that torchrun's environment describes, if it does; only rank 0 logs information.
 
         Args:
             device: as in `device=`; with several processes, `auto` and `cuda` are each process's own GPU.
@@ -52,10 +52,12 @@ class Team:
                 torch.cuda.set_device(found)
             backend = "cpu:gloo,cuda:nccl" if found.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=PATIENCE)
+        if dist.get_rank() > 0:
+            logging.getLogger("language").setLevel(logging.ERROR)
         return cls(dist.get_rank(), size, found)
 
-    def share(self, value: Any = None) -> Any:
-        """Rank 0's nested state of tensors, numbers and strings, on every rank's own device."""
+    def broadcast(self, value: Any = None) -> Any:
+        """Rank 0's nested state of tensors, numbers and strings, on each rank's device."""
         if self.size == 1:
             return value
         buffer = io.BytesIO()
@@ -71,7 +73,7 @@ class Team:
             return value
         return torch.load(io.BytesIO(data.numpy().tobytes()), map_location=self.device, weights_only=True)
 
-    def largest(self, *numbers: int) -> list[int]:
+    def maximum(self, *numbers: int) -> list[int]:
         """The largest of each number over the ranks. It goes over the CPU, so that no GPU waits."""
         if self.size == 1:
             return list(numbers)
@@ -85,7 +87,7 @@ class Team:
             dist.all_reduce(value)
         return value
 
-    def same_(self, tensors: list[Tensor]) -> None:
+    def broadcast_(self, tensors: list[Tensor]) -> None:
         """Rank 0's values on every rank, in place."""
         if self.size > 1:
             with torch.no_grad():
@@ -94,6 +96,6 @@ class Team:
 
 
 def leave() -> None:
-    """Say goodbye to the other processes, after everything went well."""
+    """Destroy the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()

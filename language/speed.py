@@ -69,3 +69,30 @@ class NextTokenLoss(nn.Module):
         """The mean cross entropy of (B, T) tokens against the next ones."""
         loss: torch.Tensor = self.model(idx, targets)[1]
         return loss
+
+
+class Pace:
+    """Tokens a second since the last row, evaluations and checkpoints left out.
+
+    Args:
+        model: whose operations are counted.
+        tokens_per_step: over all processes.
+        device: of this process.
+        precision: float32 or bfloat16.
+        processes: how many devices train.
+    """
+
+    def __init__(self, model: GPT, tokens_per_step: int, device: torch.device, precision: str, processes: int) -> None:
+        self.flops, self.tokens_per_step = flops_per_token(model), tokens_per_step
+        self.device, self.precision, self.processes = device, precision, processes
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now."""
+        self.steps, self.began = 0, time.perf_counter()
+
+    def read(self) -> dict[str, float]:
+        """Tokens a second over all processes, and model FLOP/s as a part of what the devices could do."""
+        rate = self.steps * self.tokens_per_step / (time.perf_counter() - self.began)
+        peak = peak_flops(self.device, self.precision) * self.processes
+        return {"tokens_per_second": round(rate, 1), "mfu": round(rate * self.flops / peak, 4)}

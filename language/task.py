@@ -1,5 +1,6 @@
 """What is fixed before the first step of `language.train`: options, processes, data, phases."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,18 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fire_core.harness.options.build import build
-from fire_core.harness.options.config import Trunk, identity, set_up_torch
+from fire_core.harness.options.checks import at_least, check_method, check_options, one_of, positive, within
+from fire_core.harness.options.config import Trunk, autocast, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.tables import register
+from fire_core.harness.run.identity import identity, without
 from fire_core.harness.training import seeding
 from fire_core.methods import Method, Net
 from language.benchmark import Phase
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
 from language.prepare import load
-from language.process_group import Team
+from language.process_group import ProcessGroup
 from language.tokenizers import get_tokenizer
 
 
@@ -45,6 +48,19 @@ class LanguageConfig(Trunk):
     parallel: str = "ddp"  # several processes: ddp (copies of the weights), fsdp (shards of them)
 
 
+CHECKS = {
+    "batch_size": at_least(1),
+    "accumulation": at_least(1),
+    "eval_sequences": at_least(1),
+    "lr": positive(),
+    "grad_clip": positive(optional=True),
+    "min_lr_ratio": within(0, 1),
+    "dataset.replay": within(0, 1),
+    "dataset.mix_by": one_of("batch", "sequence"),
+    "precision": one_of("float32", "bfloat16"),
+    "parallel": one_of("ddp", "fsdp"),
+    "on_nan": one_of("stop", "skip"),
+}
 register("language", LanguageConfig, "budget/language", "tuned/language", "tuned/language_experiment")
 
 
@@ -53,24 +69,30 @@ class Task:
     """What is fixed before the first step: processes, data, phases, options. Everything else is a `Learner`."""
 
     config: DictConfig
-    team: Team
+    group: ProcessGroup
     corpora: dict[str, dict[str, TokenFile]]  # first and second, by split
     vocab_size: int
     phases: list[Phase]
     val: list[dict[str, Tensor]]  # of each phase: (n, block_size + 1) held-out tokens by corpus
     start: str | int
     methods_from_phase: int
-    method_acts_within: bool
+    model: GPT  # at its initial weights, on the CPU; it and the method are never trained: learners take copies
+    method: Method
 
     @classmethod
-    def from_config(cls, config: DictConfig, team: Team) -> "Task":
-        """Check the options and open the data, which are prepared if that needs no download.
+    def from_config(cls, config: DictConfig) -> "Task":
+        """Check the options, open the data (prepared here if that needs no download), build network and method.
 
         Raises:
-            ConfigError: an option is out of its range, or the data are not there or not good.
+            ConfigError: an option is out of its range, the data are not there or damaged, or do not fit together.
         """
-        check_options(config, team)
-        set_up_torch(team.device, config.threads, config.deterministic)
+        group = ProcessGroup.join(config.device)
+        check_options(config, CHECKS)
+        if config.accumulation % group.size:
+            raise ConfigError(
+                f"accumulation={config.accumulation} batches cannot be dealt to {group.size} processes: take a multiple"
+            )
+        set_up_torch(group.device, config.threads, config.deterministic)
         tokenizer = get_tokenizer(config.tokenizer)
         corpora = {}
         for part in ("first", "second"):
@@ -91,23 +113,51 @@ class Task:
             for phase in phases
         ]
         method = build("method", config.method)
+        seeding.seed_everything(seeding.derive(config.seed, "init"))
         task = cls(
-            config, team, corpora, tokenizer.vocab_size, phases, val, benchmark.start, benchmark.methods_from_phase,
-            method.acts_within_phases,
-        )  # fmt: skip
-        check_method(task, method)
-        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])
+            config,
+            group,
+            corpora,
+            tokenizer.vocab_size,
+            phases,
+            val,
+            benchmark.start,
+            benchmark.methods_from_phase,
+            build_model(config, tokenizer.vocab_size),
+            method,
+        )
+        task.check_method()
+        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])  # wrong options show here
         return task
+
+    def check_method(self) -> None:
+        """Refuse a method that cannot work on the model, or in the way in which it is trained here.
+
+        Raises:
+            ConfigError: with the reason.
+        """
+        config = self.config
+        refused: dict[str, str] = {}
+        if self.group.size > 1:
+            local = "acts on what one process sees: the processes would drift apart. Use one"
+            refused |= {"after_step": local, "after_epoch": local}
+        if config.compile:
+            refused["watch"] = "watches units, which compiled code does not show: compile=false"
+        net, network = Net({"model": self.model}, {}), f"model={config.model.name}"
+        check_method(self.method, net, name=config.method.name, network=network, without=refused)
+        if self.method.acts_within_phases and self.sharded:
+            name = config.method.name
+            raise ConfigError(f"method={name} acts within phases, on whole weights: it needs parallel=ddp")
 
     @property
     def device(self) -> torch.device:
         """Where this process computes."""
-        return self.team.device
+        return self.group.device
 
     @property
     def sharded(self) -> bool:
         """Whether each process holds a part of every weight."""
-        return self.team.size > 1 and bool(self.config.parallel == "fsdp")
+        return self.group.size > 1 and bool(self.config.parallel == "fsdp")
 
     @property
     def first_phase(self) -> int:
@@ -126,7 +176,7 @@ class Task:
 
     def method_acts_in(self, phase: int) -> bool:
         """Whether the method shapes what happens within `phase`."""
-        return self.method_acts_within and phase >= self.methods_from_phase
+        return self.method.acts_within_phases and phase >= self.methods_from_phase
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers: its options, and the tokens themselves rather than where they lie."""
@@ -137,62 +187,20 @@ class Task:
         }
         return {**identity(options, "parallel"), "tokens": tokens}
 
-    def autocast(self) -> torch.autocast:
+    def first_phase_identity(self) -> dict[str, Any] | None:
+        """The part of it that shapes phase 0, which is shared: neither the method nor anything of phase 1."""
+        if self.first_phase > 0 or self.method_acts_in(0):
+            return None
+        what = self.identity()
+        benchmark = without(what["benchmark"], ("start",))
+        for key in ("passes", "ratio", "iterations"):
+            benchmark[key] = benchmark[key] and benchmark[key][:1]
+        parts = {"dataset": what["dataset"]["first"], "tokens": what["tokens"]["first"]}
+        return {**without(what, ("method",)), "benchmark": benchmark, **parts}
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
         """bfloat16 where it is asked for."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
-
-
-def check_options(config: DictConfig, team: Team) -> None:
-    """Refuse what would fail later.
-
-    Raises:
-        ConfigError: with the option's name and what is accepted.
-    """
-    for option in ("batch_size", "accumulation", "eval_sequences"):
-        if config[option] < 1:
-            raise ConfigError(f"{option} must be at least 1, got {config[option]}")
-    for option in ("lr", "grad_clip"):
-        if config[option] is not None and not config[option] > 0:
-            raise ConfigError(f"{option} must be positive, got {config[option]}")
-    for option, value in (("min_lr_ratio", config.min_lr_ratio), ("dataset.replay", config.dataset.get("replay"))):
-        if value is None or not 0 <= value <= 1:
-            raise ConfigError(f"{option} must be in [0, 1], got {value}")
-    for option, value, accepted in (
-        ("precision", config.precision, ("float32", "bfloat16")),
-        ("parallel", config.parallel, ("ddp", "fsdp")),
-        ("on_nan", config.on_nan, ("stop", "skip")),
-        ("dataset.mix_by", config.dataset.mix_by, ("batch", "sequence")),
-    ):
-        if value not in accepted:
-            raise ConfigError(f"{option}={value} is unknown; accepted: {', '.join(accepted)}")
-    if config.accumulation % team.size:
-        raise ConfigError(
-            f"accumulation={config.accumulation} batches cannot be dealt to {team.size} processes: take a multiple"
-        )
-
-
-def check_method(task: Task, method: Method) -> None:
-    """Whether the method can work on the model, and the way in which it is trained here.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    config, kind = task.config, type(method)
-    try:
-        method.check(Net({"model": build_model(config, task.vocab_size)}, {}))
-    except ValueError as error:
-        raise ConfigError(f"method={config.method.name} cannot work with model={config.model.name}: {error}") from error
-    looks = kind.after_step is not Method.after_step or kind.after_epoch is not Method.after_epoch
-    if looks and task.team.size > 1:
-        raise ConfigError(
-            f"method={config.method.name} acts on what one process sees: the processes would drift apart. Use one"
-        )
-    if method.acts_within_phases and task.sharded:
-        raise ConfigError(f"method={config.method.name} acts within phases, on whole weights: it needs parallel=ddp")
-    if kind.watch is not Method.watch and config.compile:
-        raise ConfigError(
-            f"method={config.method.name} watches units, which compiled code does not show: compile=false"
-        )
+        return autocast(self.device, self.config.precision)
 
 
 def build_model(config: DictConfig, vocab_size: int) -> GPT:
@@ -202,7 +210,7 @@ def build_model(config: DictConfig, vocab_size: int) -> GPT:
     return model
 
 
-def draw(task: Task, phase: int, step: int, number: int) -> tuple[Tensor, Tensor]:
+def batch_at(task: Task, phase: int, step: int, number: int) -> tuple[Tensor, Tensor]:
     """Batch `number` of a step, wherever it is computed: (batch_size, block_size) inputs and next tokens.
 
     Its places come from a seed of its own, so that neither a resume nor the number of processes changes them.
@@ -216,12 +224,3 @@ def draw(task: Task, phase: int, step: int, number: int) -> tuple[Tensor, Tensor
         inputs.contiguous().pin_memory().to(task.device, non_blocking=True),
         targets.contiguous().pin_memory().to(task.device, non_blocking=True),
     )
-
-
-def first_phase_shape(what: dict[str, Any]) -> dict[str, Any]:
-    """The part of a run's identity that shapes phase 0: neither the method nor anything of phase 1."""
-    benchmark = {key: value for key, value in what["benchmark"].items() if key != "start"}
-    for key in ("passes", "ratio", "iterations"):
-        benchmark[key] = benchmark[key] and benchmark[key][:1]
-    rest = {key: value for key, value in what.items() if key not in ("method", "dataset", "tokens")}
-    return {**rest, "benchmark": benchmark, "dataset": what["dataset"]["first"], "tokens": what["tokens"]["first"]}

@@ -22,10 +22,10 @@ from typing import Any
 import hydra
 
 import fire_core.harness.run.execute
-import vision.train
 from fire_core.harness.options.cli import CONF, Outcome
 from fire_core.harness.run.folder import Run
 from fire_core.harness.run.tracker import Wandb
+from vision.train import PROGRAM
 
 KINDS = ("off", "on")
 COLUMNS = ("wall clock", "training process", "its children")
@@ -73,7 +73,7 @@ def one_run(kind: str, options: list[str], folder: str) -> list[float]:
             setattr(Run, name, timed(getattr(Run, name), calls))
         Wandb.finish = timed(Wandb.finish, waiting)  # type: ignore[method-assign]
     began, before = time.perf_counter(), time.process_time()
-    vision.train.run_one(config, Outcome(""))
+    fire_core.harness.run.execute.run_to_end(config, PROGRAM, PROGRAM.make_task(config), Outcome(""))
     wall, processor = time.perf_counter() - began, time.process_time() - before
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return [wall, processor, children.ru_utime + children.ru_stime, calls[0], waiting[0]]

@@ -18,6 +18,7 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from fire_core.harness.run import NUMERICS
 from tests.curves import series
 from tests.curves.cases import MODULES
 
@@ -28,7 +29,7 @@ def main() -> None:
     parser.add_argument("programs", nargs="*", metavar="program", help=", ".join(MODULES))
     parser.add_argument("--check", action="store_true", help="compare only")
     arguments = parser.parse_args()
-    history, format_ = series.history(), str(series.NUMERICS)
+    history, format_ = series.history(), str(NUMERICS)
     if unknown := set(arguments.programs) - set(MODULES):
         parser.error(f"unknown: {', '.join(unknown)}; programs are {', '.join(MODULES)}")
     for program in arguments.programs or MODULES:

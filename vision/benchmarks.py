@@ -32,9 +32,13 @@ class Phase:
         batches = -(-len(self.train) // batch_size)
         return batches - (batches > 1 and len(self.train) % batch_size == 1)
 
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Optimizer steps of one displayed epoch."""
+        return self.passes_per_epoch * self.steps_per_pass(batch_size)
+
     def steps(self, batch_size: int) -> int:
         """Optimizer steps of the whole phase."""
-        return self.epochs * self.passes_per_epoch * self.steps_per_pass(batch_size)
+        return self.epochs * self.steps_per_epoch(batch_size)
 
 
 class WarmStart:

@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import hydra
@@ -11,11 +11,14 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fire_core.harness.options.build import build
-from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
+from fire_core.harness.options.checks import at_least, check_method, check_options, one_of, positive, within
+from fire_core.harness.options.config import Trunk, autocast, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError, one_line
 from fire_core.harness.options.tables import register
+from fire_core.harness.run.identity import identity, without
+from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
-from fire_core.methods import Net
+from fire_core.methods import Method, Net
 from vision.benchmarks import Phase
 from vision.data import ImageData
 
@@ -44,12 +47,18 @@ class VisionConfig(Trunk):
     cuda_graph: bool = False  # with compile=true on a GPU: replay them as CUDA graphs
 
 
-CHOICES = {
-    "schedule": ("warmup", "reference"),
-    "metrics": LEVELS,
-    "precision": ("float32", "bfloat16"),
-    "memory_format": ("channels_last", "contiguous"),
-    "on_nan": ("stop", "skip"),
+CHECKS = {
+    "epochs": at_least(1),
+    "batch_size": at_least(1),
+    "eval_batch_size": at_least(1),
+    "lr": positive(),
+    "grad_clip": positive(optional=True),
+    "warmup": within(0, 1),
+    "schedule": one_of("warmup", "reference"),
+    "metrics": one_of(*LEVELS),
+    "precision": one_of("float32", "bfloat16"),
+    "memory_format": one_of("channels_last", "contiguous"),
+    "on_nan": one_of("stop", "skip"),
 }
 register("vision", VisionConfig, "budget/vision", "tuned/vision")
 
@@ -63,26 +72,17 @@ class Task:
     data: ImageData
     phases: list[Phase]
     methods_from_phase: int  # the first phase within which methods act
-    method_acts_within: bool
+    model: nn.Module  # at its initial weights; it and the method are never used in training: learners take copies
+    method: Method
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
-        """Check the options and load the data; nothing is written.
+        """Check the options, load the data, build network and method; nothing is written.
 
         Raises:
-            ConfigError: an option is out of its range, or the data are not there.
+            ConfigError: an option is out of its range, the data are not there, or these things do not fit together.
         """
-        for option in ("epochs", "batch_size", "eval_batch_size"):
-            if config[option] < 1:
-                raise ConfigError(f"{option} must be at least 1, got {config[option]}")
-        for option in ("lr", "grad_clip"):
-            if config[option] is not None and not config[option] > 0:
-                raise ConfigError(f"{option} must be positive, got {config[option]}")
-        if not 0 <= config.warmup <= 1:
-            raise ConfigError(f"warmup is a fraction of a phase in [0, 1], got {config.warmup}")
-        for option, accepted in CHOICES.items():
-            if config[option] not in accepted:
-                raise ConfigError(f"{option}={config[option]} is unknown; accepted: {', '.join(accepted)}")
+        check_options(config, CHECKS)
         device = resolve_device(config.device)
         if config.cuda_graph and not (config.compile and device.type == "cuda"):
             raise ConfigError("cuda_graph=true needs compile=true and device=cuda")
@@ -92,22 +92,20 @@ class Task:
         phases = benchmark.phases(
             data.train_labels.numpy(), data.test_labels.numpy(), epochs=config.epochs, seed=config.seed
         )
-        method = build("method", config.method)
         options = OmegaConf.to_object(config)
         assert isinstance(options, VisionConfig)
-        task = cls(options, device, data.to(device), phases, benchmark.methods_from_phase, method.acts_within_phases)
-        model = build_model(options, data).to(memory_format=task.memory_format)
-        task.check_takes_images(model)  # this and wrong options show before anything is written
-        try:
-            method.check(Net({"model": model}, {}))
-        except ValueError as error:
-            raise ConfigError(
-                f"method={config.method.name} cannot work with model={config.model.name}: {error}"
-            ) from error
-        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])
+        method = build("method", config.method)
+        seeding.seed_everything(seeding.derive(config.seed, "init"))
+        model = build_model(options, data)
+        task = cls(options, device, data.to(device), phases, benchmark.methods_from_phase, model, method)
+        model.to(memory_format=task.memory_format)
+        task.check_takes_images()
+        net = Net({"model": model}, {})
+        check_method(method, net, name=config.method.name, network=f"model={config.model.name}")
+        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])  # wrong options show here
         return task
 
-    def check_takes_images(self, model: nn.Module) -> None:
+    def check_takes_images(self) -> None:
         """Refuse a network, on the CPU, that cannot take the images as they will be laid out in memory.
 
         Raises:
@@ -115,12 +113,21 @@ class Task:
         """
         images = self.test_batch(torch.arange(1, device=self.device))[0].cpu()
         try:
-            with torch.no_grad(), Net({"model": model}, {}).mode(training=False):
-                model(images)
+            with torch.no_grad(), Net({"model": self.model}, {}).mode(training=False):
+                self.model(images)
         except Exception as error:
             hint = " (memory_format=contiguous may help)" if "view size" in str(error) else ""
             name, shape = self.config.model["name"], tuple(images.shape)
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
+
+    def identity(self) -> dict[str, Any]:
+        """What shapes the run's numbers; `cuda_graph` replays the same kernels."""
+        return identity(asdict(self.config), "cuda_graph")
+
+    def first_phase_identity(self) -> dict[str, Any] | None:
+        """The part of it that shapes the first phase, which is shared unless the method acts within it."""
+        shared = len(self.phases) > 1 and not self.method_acts_in(0)
+        return without(self.identity(), ("method", "metrics")) if shared else None
 
     @property
     def total_steps(self) -> int:
@@ -129,7 +136,7 @@ class Task:
 
     def method_acts_in(self, phase: int) -> bool:
         """Whether the method shapes what happens within `phase`."""
-        return self.method_acts_within and phase >= self.methods_from_phase
+        return self.method.acts_within_phases and phase >= self.methods_from_phase
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -146,11 +153,9 @@ class Task:
         images = self.data.test_images[pick].contiguous(memory_format=self.memory_format)
         return self.data.normalise_test(images), self.data.test_labels[pick]
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
         """bfloat16 where it is asked for."""
-        if self.config.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        return autocast(self.device, self.config.precision)
 
 
 def build_model(config: VisionConfig, data: ImageData) -> nn.Module:
@@ -169,7 +174,7 @@ def build_model(config: VisionConfig, data: ImageData) -> nn.Module:
 def compiled(model: nn.Module, cuda_graph: bool = False) -> nn.Module:
     """The network for training passes, compiled anew: a method's hooks differ between phases.
 
-    Not in `vision.train`: what the launchers pickle of a main program must not name `torch.compiler.config`.
+    Not in `vision.train`: launchers pickle what a main program names, and `torch.compiler.config` cannot be pickled.
     """
     torch.compiler.reset()
     return torch.compile(model, mode="reduce-overhead" if cuda_graph else None)  # type: ignore[return-value]

@@ -12,7 +12,7 @@ import numpy as np
 
 FOLDER = ".analysis_cache"
 Entry = tuple[dict[str, Any], list[str], np.ndarray]  # meta, column names, values (rows, columns)
-VERSION = 1  # raise it when the stored content changes
+VERSION = 2  # raise it when the stored content changes
 
 
 def key(files: Iterable[Path]) -> str:

@@ -1,4 +1,4 @@
-"""Run folders: config.yaml, env.json, metrics.jsonl and, once finished, DONE."""
+"""Run folders: config.yaml, identity.json, env.json, metrics.jsonl and, once finished, DONE."""
 
 import json
 from collections.abc import Iterator
@@ -8,12 +8,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.runs import LARGEST_VALUE, METRICS, BadRun, LeftOut, Run, check
+from analysis import boundaries
+from analysis.runs import LARGEST_VALUE, METRICS, BadRun, LeftOut, Run
 from analysis.sources import cache as disk
 from analysis.sources.safely import LARGE, parse_json, parse_yaml, printable, read_bytes
 
 NEEDED = ("step", "phase", "epoch", "iteration", "env_steps", *METRICS)
-MARKS = ("config.yaml", "metrics.jsonl", "DONE", "env.json")  # any of these makes a folder a run folder
+MARKS = (
+    "config.yaml",
+    "metrics.jsonl",
+    "DONE",
+    "env.json",
+    "identity.json",
+)  # any of these makes a folder a run folder
 
 
 def read(root: Path, cache: bool = True) -> Iterator[Run | LeftOut]:
@@ -66,10 +73,8 @@ def read_folder(folder: Path, cache_folder: Path | bool = False) -> Run:
         if cache_folder:
             disk.put(cache_folder, folder, key, entry)
     meta, columns, values = entry
-    history = pd.DataFrame(values, columns=columns, copy=False)
-    finished = meta["finished"]
-    name, source = printable(folder.name), printable(str(folder))
-    return check(Run(name, source, meta["config"], history, finished, meta["environment"]))
+    table = pd.DataFrame(values, columns=columns, copy=False)
+    return Run.of(printable(folder.name), printable(str(folder)), meta, table)
 
 
 def parse(folder: Path) -> disk.Entry:
@@ -82,7 +87,24 @@ def parse(folder: Path) -> disk.Entry:
     environment = parse_json(read_bytes(about), "env.json") if about.exists() else {}
     rows = parse_lines(read_bytes(folder / "metrics.jsonl", LARGE), finished)
     columns, values = table(rows)
-    return {"config": config, "environment": environment, "finished": finished}, columns, values
+    meta = {"config": config, "environment": environment, "finished": finished, "identity": read_identity(folder)}
+    return meta, columns, values
+
+
+def read_identity(folder: Path) -> dict[str, Any] | None:
+    """What the run is, apart from how it is executed; None for runs from before there was the file.
+
+    Raises:
+        BadRun: the file holds something else.
+    """
+    file = folder / "identity.json"
+    if not file.exists():
+        return None
+    content = parse_json(read_bytes(file), file.name)
+    what = content.get("run") if isinstance(content, dict) else None
+    if not isinstance(what, dict):
+        raise BadRun(f"corrupt: {file.name} does not say what the run is")
+    return what
 
 
 def parse_lines(raw: bytes, finished: bool) -> list[dict[str, Any]]:
@@ -117,9 +139,10 @@ def table(rows: list[dict[str, Any]]) -> tuple[list[str], np.ndarray]:
     Raises:
         BadRun: a column that every figure needs holds text.
 
-    NaN says that a row lacks the key. A NaN that was logged, of a run that diverged, becomes inf to tell it apart,
-    as do values too large to be drawn.
+    A boundary's row gets 1 in the column `boundary`. NaN says that a row lacks the key. A NaN that was logged, of a run
+    that diverged, becomes inf to tell it apart, as do values too large to be drawn.
     """
+    rows = [boundaries.flag(row) for row in rows]
     keys = sorted({key for row in rows for key in row})  # wandb gives them in any order
     columns = {}
     for key in keys:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.runs import METRICS, BadRun, LeftOut, Run, check
+from analysis.boundaries import FLAG, join
+from analysis.runs import METRICS, BadRun, LeftOut, Run
 
-COLUMNS = ("step", "phase", "epoch", "env_steps", "seconds", *METRICS)
+COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, *METRICS)
 PREFIXES = ("boundary/", "method/", "eval/")
 POINTS = 200  # rows kept of a run
 
@@ -30,9 +31,11 @@ def read(file: Path) -> Iterator[Run | LeftOut]:
         try:
             if name not in about["runs"]:
                 raise BadRun(f"foreign: not in {file.stem}.runs.json")
-            own = about["runs"][name]
-            history = part.reset_index(drop=True).dropna(axis="columns", how="all").astype(float)
-            yield check(Run(str(name), source, merge(about["common"], own), history, True, about["environment"]))
+            table = part.reset_index(drop=True).dropna(axis="columns", how="all").astype(float)
+            meta = {"config": merge(about["common"], about["runs"][name]), "environment": about["environment"]}
+            if identities := about.get("identity"):
+                meta["identity"] = merge(identities["common"], identities["runs"][name])
+            yield Run.of(str(name), source, {**meta, "finished": True}, table)
         except BadRun as reason:
             yield LeftOut(source, str(reason))
 
@@ -41,9 +44,8 @@ def write(runs: Sequence[Run], file: Path) -> list[Path]:
     """Writes runs to `name.csv` and `name.runs.json`; what all configs share is written once."""
     parts = []
     for run in runs:
-        keep = [c for c in run.history if c in COLUMNS or c.startswith(PREFIXES)]
-        history = run.history.iloc[kept_rows(run)][keep]
-        parts.append(history.assign(run=run.name))
+        rows = join(run.history.iloc[kept_rows(run)], run.boundaries)
+        parts.append(rows[[c for c in rows if c in COLUMNS or c.startswith(PREFIXES)]].assign(run=run.name))
     table = pd.concat(parts, ignore_index=True)
     table = table[["run", *(c for c in table if c != "run")]]
     common = shared([run.config for run in runs])
@@ -52,6 +54,11 @@ def write(runs: Sequence[Run], file: Path) -> list[Path]:
         "environment": shared([run.environment for run in runs]),
         "runs": {run.name: without(run.config, common) for run in runs},
     }
+    identities = [run.identity for run in runs if run.identity is not None]
+    if len(identities) == len(runs):
+        alike = shared(identities)
+        own = {run.name: without(one, alike) for run, one in zip(runs, identities, strict=True)}
+        about["identity"] = {"common": alike, "runs": own}
     file.parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(file, index=False, float_format="%.6g", lineterminator="\n")
     other = file.with_suffix(".runs.json")
@@ -69,7 +76,7 @@ def kept_rows(run: Run) -> np.ndarray:
         first = np.flatnonzero(np.diff(history["phase"])) + 1
         keep |= {*first.tolist(), *(first - 1).tolist()}
     for column in history:
-        if str(column).startswith(("boundary/", "method/")):
+        if str(column).startswith("method/"):
             keep |= set(np.flatnonzero(history[column].notna()).tolist())
     return np.array(sorted(keep))
 

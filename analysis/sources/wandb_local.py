@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs import BadRun, LeftOut, Run, check
+from analysis.runs import BadRun, LeftOut, Run
 from analysis.sources import cache as disk
 from analysis.sources.folders import table
 
@@ -50,8 +50,7 @@ def read_run(files: list[Path], cache_folder: Path | bool = False) -> Run:
         if cache_folder:
             disk.put(cache_folder, files[0], key, entry)
     meta, columns, values = entry
-    history = pd.DataFrame(values, columns=columns, copy=False)
-    return check(Run(meta["name"], str(files[0]), meta["config"], history, meta["finished"], meta["environment"]))
+    return Run.of(meta["name"], str(files[0]), meta, pd.DataFrame(values, columns=columns, copy=False))
 
 
 def parse(files: list[Path]) -> disk.Entry:
@@ -59,7 +58,7 @@ def parse(files: list[Path]) -> disk.Entry:
     from wandb.proto import wandb_internal_pb2  # here: importing wandb takes a second, which run folders do not need
 
     config: dict[str, Any] = {}
-    rows: dict[float, dict[str, Any]] = {}
+    rows: dict[tuple[float, bool], dict[str, Any]] = {}  # by step; a boundary's comes after the row of its step
     meta: dict[str, Any] = {"name": files[0].stem, "config": config, "environment": {}, "finished": False}
     done = False
     for file in files:
@@ -76,7 +75,9 @@ def parse(files: list[Path]) -> disk.Entry:
             elif kind == "history":
                 row = items(record.history.item)
                 row.setdefault("step", row.get("_step"))
-                rows[row["step"]] = row  # a resumed run logs again what came after its checkpoint
+                rows[row["step"], row.get("kind") == "boundary"] = (
+                    row  # a resumed run logs again what came after its checkpoint
+                )
             elif kind == "summary":
                 done |= any(key.startswith("final/") for key in items(record.summary.update))
             elif kind == "environment":
@@ -86,7 +87,7 @@ def parse(files: list[Path]) -> disk.Entry:
     config.pop("_wandb", None)
     if not rows:
         raise BadRun("empty: no history in it")
-    columns, values = table([rows[step] for step in sorted(rows)])
+    columns, values = table([rows[place] for place in sorted(rows)])
     return meta, columns, values
 
 

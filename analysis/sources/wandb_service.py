@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from analysis.runs import BadRun, LeftOut, Run, SourceError, check
+from analysis.runs import BadRun, LeftOut, Run, SourceError
 from analysis.sources import cache as disk
 from analysis.sources.folders import table
 
@@ -63,16 +63,15 @@ def read_run(remote: Any, source: str, cache_folder: Path | bool = False) -> Run
         if cache_folder:
             disk.put(cache_folder, server + source, key, entry)
     meta, columns, values = entry
-    history = pd.DataFrame(values, columns=columns, copy=False)
-    return check(Run(meta["name"], source, meta["config"], history, meta["finished"], meta["environment"]))
+    return Run.of(meta["name"], source, meta, pd.DataFrame(values, columns=columns, copy=False))
 
 
 def download(remote: Any) -> disk.Entry:
     """A run's whole history, page by page, as (meta, column names, values)."""
-    rows: dict[float, dict[str, Any]] = {}
+    rows: dict[tuple[float, bool], dict[str, Any]] = {}  # by step; a boundary's comes after the row of its step
     for row in remote.scan_history(page_size=PAGE):
         row.setdefault("step", row.get("_step"))
-        rows[row["step"]] = row
+        rows[row["step"], row.get("kind") == "boundary"] = row
     if not rows:
         raise BadRun("empty: no history")
     config = {key: value for key, value in dict(remote.config).items() if not key.startswith("_")}
@@ -80,7 +79,7 @@ def download(remote: Any) -> disk.Entry:
     environment = getattr(remote, "metadata", None) or {}
     known = {key: environment[key] for key in ("os", "python", "git", "gpu", "cpu_count") if key in environment}
     finished = remote.state == "finished" and done
-    columns, values = table([rows[step] for step in sorted(rows)])
+    columns, values = table([rows[place] for place in sorted(rows)])
     return {"name": remote.name, "config": config, "environment": known, "finished": finished}, columns, values
 
 

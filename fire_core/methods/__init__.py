@@ -4,6 +4,6 @@ To add one: a class derived from `Method` in a file here (or anywhere importable
 it in `_target_`, and a test.
 """
 
-from fire_core.methods.protocol import Context, Method, Net
+from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 
-__all__ = ["Context", "Method", "Net"]
+__all__ = ["BoundaryReport", "Context", "Method", "Net"]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fire_core.reinit.report import Report
+
 
 @dataclass
 class Net:
@@ -77,6 +79,22 @@ class Context:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
 
 
+@dataclass
+class BoundaryReport:
+    """What a method did at a boundary.
+
+    Attributes:
+        numbers: for the log, by name without prefix.
+        weights: of a method that projects: `fire_`'s report of each module, by the module's name. If they hold the DfI
+            and SFE of all weight matrices, the trainer does not measure these again.
+        measuring: seconds of the call that went into measuring; they are not counted as the method's.
+    """
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, Report] = field(default_factory=dict)
+    measuring: float = 0.0
+
+
 class Method:
     """Base class and the method `base`: every hook does nothing.
 
@@ -97,11 +115,16 @@ class Method:
             ValueError: the method cannot work on them.
         """
 
-    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
+    def overrides(self, hook: str) -> bool:
+        """Whether the method does something in this hook."""
+        return getattr(type(self), hook) is not getattr(Method, hook)
+
+    def at_boundary(self, net: Net, context: Context) -> dict[str, float] | BoundaryReport:
         """Act between two phases, in place.
 
         Returns:
-            Numbers for the log, by name without prefix.
+            Numbers for the log, by name without prefix; or a report. DfI and SFE need not be among them: the trainer
+            measures every method by the same rule, outside the method's time.
         """
         return {}
 

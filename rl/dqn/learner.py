@@ -39,18 +39,17 @@ class Learner:
     value_sum: Tensor = field(init=False)  # mean value of the actions that were taken
     updates_since: int = 0
     returns: list[float] = field(default_factory=list)
-    boundary: dict[str, float] = field(default_factory=dict)  # rides on the first row of the phase
     row: dict[str, Any] = field(default_factory=dict)  # the last one logged
     evaluated: dict[str, float] = field(default_factory=dict)  # the last evaluation
 
-    PLAIN = ("phase", "step", "updates", "seconds", "updates_since", "returns", "boundary", "row", "evaluated")
+    PLAIN = ("phase", "step", "updates", "seconds", "updates_since", "returns", "row", "evaluated")
 
     def __post_init__(self) -> None:
         config = self.task.config
         self.env = make_env(config, config.num_envs, "train")
         self.exploring = seeding.generator(config.seed, "exploration")
         self.sampling = seeding.generator(config.seed, "replay")
-        self.meter = Meter(self.task.device)  # of the method's work within a phase
+        self.method_meter = Meter(self.task.device)  # of the method's work within a phase
         # A second core works out the targets of coming updates; it adds in the same order as the first would.
         alone = self.task.device.type != "cpu" or config.compile != "off"
         self.helper = None if alone else ThreadPoolExecutor(1, thread_name_prefix="targets")

@@ -12,6 +12,7 @@ from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.tables import register
+from fire_core.harness.run.identity import identity, without
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Net
 from rl.common.boundary import check_boundary
@@ -180,6 +181,20 @@ class Task:
     def method_acts_in(self, phase: int) -> bool:
         """Whether the method shapes what happens within `phase`: the first half is all methods' own."""
         return self.method_acts_within and phase > 0
+
+    @property
+    def total_steps(self) -> int:
+        """Agent steps of the whole run."""
+        return int(self.config.total_steps)
+
+    def identity(self) -> dict[str, Any]:
+        """What shapes the run's numbers."""
+        options: Any = OmegaConf.to_container(self.config, resolve=True)
+        return identity(options)
+
+    def first_phase_identity(self) -> dict[str, Any] | None:
+        """The part of it that shapes the first half."""
+        return without(self.identity(), ("method", "boundary", "metrics"))
 
     @property
     def ends(self) -> tuple[int, int]:

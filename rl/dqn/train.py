@@ -6,8 +6,6 @@ formulae are in `rl.dqn.update`, the environments in `rl.dqn.atari`, the replay 
 
 import contextlib
 import functools
-import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,20 +13,17 @@ from typing import Any
 import hydra
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
-from fire_core.harness.options.cli import CONF, Outcome, job
-from fire_core.harness.options.config import identity
-from fire_core.harness.options.errors import TrainingError
-from fire_core.harness.run.execute import live
+from fire_core.harness.options.cli import CONF
+from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
-from fire_core.harness.training.boundary import act_after_epoch, act_at_boundary
-from fire_core.harness.training.console import progress_bar, show
+from fire_core.harness.training.boundary import act_after_row, act_at_boundary
+from fire_core.harness.training.loop import Loop
 from fire_core.harness.training.measure import check_finite
 from fire_core.harness.training.plasticity import plasticity
-from fire_core.harness.training.signals import Preemption
 from fire_core.methods import Context
 from rl.common.boundary import forgetful, next_optimizer, update_targets
 from rl.common.evaluation import epsilon_greedy, evaluate
@@ -37,40 +32,14 @@ from rl.dqn.learner import Learner, best_actions, on_device, targets_of, td_batc
 from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, epsilon, huber
 
-log = logging.getLogger(__name__)
 PROBE = 256  # transitions on which plasticity is measured
 BATCHES = 16  # that a method may look at, at the midpoint or after an epoch
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="dqn")
 def main(config: DictConfig) -> float:
-    """Train one configuration, unless that is already done; go on where it was interrupted.
-
-    Returns:
-        The final return, which `hydra/sweeper=optuna` maximises.
-    """
-    with job(config) as outcome:
-        summary = run_one(config, outcome)
-        outcome.result = f"return {summary['eval/return']:.1f} in {summary['seconds']:.1f} s"
-    return float(summary["eval/return"])
-
-
-def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
-    """Take the run to its end from wherever it stands; its summary."""
-    task = Task.from_config(config)
-    whole: Any = OmegaConf.to_container(config, resolve=True)
-    what = identity(whole)
-    return live(
-        config,
-        outcome,
-        functools.partial(train, task),
-        groups=("env",),
-        what=what,
-        first={key: value for key, value in what.items() if key not in ("method", "boundary", "metrics")},
-        headline="eval/return",
-        device=task.device,
-        total_steps=config.total_steps,
-    )
+    """Train one configuration to its end; returns the final return, which `hydra/sweeper=optuna` maximises."""
+    return execute(config, PROGRAM)
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
@@ -85,13 +54,12 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     if state is not None:
         load_replay(config, store, learner, state)
         learner.load_state_dict(state)
-    began = time.monotonic() - learner.seconds
     title = f"{config.method.name} seed {config.seed}"
+    write_checkpoint = functools.partial(save, run, store, learner)
     with (
         contextlib.closing(store),
         contextlib.closing(learner),
-        Preemption() as preemption,
-        progress_bar(config.total_steps, learner.step, title, config.progress) as bar,
+        Loop(learner, run, task.total_steps, title, config.progress) as loop,
     ):
         for index, end in list(enumerate(task.ends))[:stop]:
             if index < learner.phase:
@@ -102,26 +70,22 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 while learner.step < end:
                     one_step(learner, store, acts)
-                    bar.update(config.num_envs)
+                    loop.advance(config.num_envs)
                     due = functools.partial(crossed, learner.step, config.num_envs)
                     ended = learner.step >= end
                     if ended or due(config.log_every) or due(config.eval.every):
-                        learner.seconds = time.monotonic() - began
+                        loop.read_clock()
                         learner.row = make_row(learner, with_evaluation=ended or due(config.eval.every))
                         if acts:
-                            learner.row |= act_after_epoch(
-                                learner.net, learner.method, make_context(learner), learner.meter, learner.row
-                            )
+                            last = learner.step >= task.total_steps
+                            act_after_row(learner, learner.net, make_context(learner), last)
                         run.log(learner.row)
-                        show(bar, **{"phase": index, "return": learner.evaluated.get("eval/return", float("nan"))})
-                    if ended or run.checkpoint_due or preemption.received:
-                        learner.seconds = time.monotonic() - began
-                        check_finite(learner.step, learner.loss_sum, *learner.q.state_dict().values())
-                        save(run, store, learner)
-                    if preemption.received:
-                        log.warning("%s: stopped by %s at step %d", run.folder, preemption.received.name, learner.step)
-                        preemption.leave()
+                        loop.show(**{"phase": index, "return": learner.evaluated.get("eval/return", float("nan"))})
+                    loop.end_step(write_checkpoint, ended)
     return {**learner.evaluated, "steps": learner.step, "updates": learner.updates, "seconds": learner.seconds}
+
+
+PROGRAM = Program(Task.from_config, train, groups=("env",), headline="eval/return")
 
 
 def one_step(learner: Learner, store: RingStore, acts: bool) -> None:
@@ -169,14 +133,14 @@ def update(learner: Learner, count: int, acts: bool) -> None:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if acts:
-            with learner.meter:
+            with learner.method_meter:
                 penalty = learner.method.penalty(learner.net)
                 if penalty is not None:
                     penalty.backward()
         optimizer.step()
         learner.updates += 1
         if acts:
-            with learner.meter:
+            with learner.method_meter:
                 learner.method.after_step(learner.net, make_context(learner))
         learner.loss_sum += loss.detach()
         learner.value_sum += values.detach().mean()
@@ -198,15 +162,14 @@ def begin_phase(learner: Learner, index: int, run: Run) -> None:
         return
     options, context = config.boundary, make_context(learner)
     context.optimizers = forgetful(learner.optimizer, options.optimizer)
-    learner.boundary = act_at_boundary(
-        learner.net,
-        learner.method,
+    act_at_boundary(
+        learner,
         context,
         name=config.method.name,
         device=learner.task.device,
-        measure=functools.partial(measure, learner),
         run=run,
-        with_spectra=config.metrics != "off",
+        measure=functools.partial(measure, learner),
+        level=config.metrics,
         afterwards=functools.partial(update_targets, learner.method, learner.net, context, options.target),
     )
     learner.optimizer = next_optimizer(
@@ -263,7 +226,6 @@ def make_row(learner: Learner, with_evaluation: bool) -> dict[str, Any]:
         "epsilon": epsilon(learner.step, told.start, told.end, duration, config.learning_starts),
         "train/episodes": len(learner.returns),
         "seconds": round(learner.seconds, 3),
-        **learner.boundary,
     }
     if learner.updates_since:
         row["train/loss"] = learner.loss_sum.item() / learner.updates_since
@@ -277,24 +239,16 @@ def make_row(learner: Learner, with_evaluation: bool) -> dict[str, Any]:
             learner.evaluated = evaluate(policy, env, config.eval.steps, config.eval.epsilon, config.env.game)
         row |= learner.evaluated
     learner.clear_sums()
-    learner.boundary = {}
     return row
 
 
 def save(run: Run, store: RingStore, learner: Learner) -> None:
-    """Write a checkpoint with its replay; a full disk costs the checkpoint, not the run, unless it ends a phase."""
-    finished = learner.step >= learner.task.config.total_steps  # then nobody samples any more
-    state = learner.state_dict()
-    try:
-        manifest = {"written": [], "segments": []} if finished else store.save(learner.replay)
-    except OSError as error:
-        if learner.step >= learner.task.ends[learner.phase]:
-            raise TrainingError(f"no room for the replay in {store.folder}: {error.strerror or error}") from error
-        log.warning("no checkpoint at step %d in %s: %s", learner.step, run.folder, error.strerror or error)
-        run.postpone()
-        return
-    if run.checkpoint(learner.step, {**state, "replay": manifest}):
-        store.committed(manifest, keep=1 if finished else run.keep)
+    """Write a checkpoint with its replay, which a finished run does not need any more."""
+    check_finite(learner.step, learner.loss_sum, *learner.q.state_dict().values())
+    finished = learner.step >= learner.task.total_steps
+    manifest = {"written": [], "segments": []} if finished else store.save(learner.replay)
+    run.checkpoint(learner.step, {**learner.state_dict(), "replay": manifest})
+    store.committed(manifest, keep=1 if finished else run.keep)
 
 
 def load_replay(config: DictConfig, store: RingStore, learner: Learner, state: dict[str, Any]) -> None:

@@ -44,10 +44,9 @@ class Learner:
     sums: Tensor = field(init=False)  # over the updates since the last row, of what `NAMES` says
     counted: int = 0  # these updates
     returns: list[float] = field(default_factory=list)  # of training episodes that ended since the last row
-    boundary: dict[str, float] = field(default_factory=dict)  # rides on the first row of the phase
     row: dict[str, Any] = field(default_factory=dict)  # the last one logged
 
-    PLAIN = ("phase", "step", "updates", "seconds", "waited", "sums", "counted", "returns", "boundary", "row")
+    PLAIN = ("phase", "step", "updates", "seconds", "waited", "sums", "counted", "returns", "row")
     PARTS = ("temperature", "statistics", "workers")
 
     @classmethod

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from omegaconf import MISSING, DictConfig
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.tables import register
+from fire_core.harness.run.identity import identity, without
 from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
@@ -122,6 +123,21 @@ class Task:
         task = cls(config, device, control, networks, *sizes, gamma, [decisions // 2, decisions])
         check_method(build("method", config.method), task)
         return task
+
+    @property
+    def total_steps(self) -> int:
+        """Decisions of the whole run."""
+        return self.phase_ends[-1]
+
+    def identity(self) -> dict[str, Any]:
+        """What shapes the run's numbers."""
+        options: Any = OmegaConf.to_container(self.config, resolve=True)
+        return identity(options)
+
+    def first_phase_identity(self) -> dict[str, Any] | None:
+        """The part of it that shapes the first half: methods, what restarts and what is measured come after it."""
+        later = {"method", "boundary", "metrics"} | ({"cuda_graph"} if self.device.type == "cpu" else set())
+        return without(self.identity(), later)
 
     @property
     def repeat(self) -> int:

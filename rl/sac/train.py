@@ -5,7 +5,6 @@ Two phases of equal length in one task; a method acts between them. Read from `m
 
 import contextlib
 import functools
-import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,20 +12,18 @@ from typing import Any
 import hydra
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fire_core.harness.options.cli import CONF, Outcome, job
-from fire_core.harness.options.config import identity
-from fire_core.harness.run.execute import live
+from fire_core.harness.options.cli import CONF
+from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
-from fire_core.harness.training.boundary import act_after_epoch, act_at_boundary
-from fire_core.harness.training.console import progress_bar, show
-from fire_core.harness.training.measure import check_finite
+from fire_core.harness.training.boundary import act_after_row, act_at_boundary
+from fire_core.harness.training.loop import Loop
+from fire_core.harness.training.measure import check_finite, weight_numbers
 from fire_core.harness.training.plasticity import plasticity
-from fire_core.harness.training.signals import Preemption
 from fire_core.methods import Context, Net
 from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics, Stepped, evaluate
@@ -35,41 +32,13 @@ from rl.sac.task import Task
 from rl.sac.transitions import of
 from rl.sac.update import NAMES, Batch, Temperature, critic_loss, normalised, squash
 
-log = logging.getLogger(__name__)
 PROBE = 512  # transitions on which plasticity is measured
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="sac")
 def main(config: DictConfig) -> float:
-    """Train one configuration, unless that is already done; go on where it was interrupted.
-
-    Returns:
-        The final evaluation return, which `hydra/sweeper=optuna` maximises.
-    """
-    with job(config) as outcome:
-        summary = run_one(config, outcome)
-        outcome.result = f"return {summary['eval/return']:.1f} in {summary['seconds']:.1f} s"
-    return float(summary["eval/return"])
-
-
-def run_one(config: DictConfig, outcome: Outcome) -> dict[str, Any]:
-    """Take the run to its end from wherever it stands; its summary."""
-    task = Task.from_config(config)
-    whole: Any = OmegaConf.to_container(config, resolve=True)
-    what = identity(whole)
-    # Methods act from the midpoint on, and what restarts or is measured there does not shape what comes before it.
-    later = {"method", "boundary", "metrics"} | ({"cuda_graph"} if task.device.type == "cpu" else set())
-    return live(
-        config,
-        outcome,
-        functools.partial(train, task),
-        groups=("env",),
-        what=what,
-        first={key: value for key, value in what.items() if key not in later},
-        headline="eval/return",
-        device=task.device,
-        total_steps=task.phase_ends[-1],
-    )
+    """Train one configuration to its end; returns the final return, which `hydra/sweeper=optuna` maximises."""
+    return execute(config, PROGRAM)
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
@@ -82,15 +51,12 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     learner, store = Learner.new(task), RingStore(run.folder / "replay")
     if state is not None:
         learner.load_state_dict(task, state, store)
-    began = time.monotonic() - learner.seconds
-
     title = f"{config.method.name} seed {config.seed}"
-    total = task.phase_ends[-1]
+    write_checkpoint = functools.partial(save, run, learner, store, config.checkpoint.keep)
     with (
         contextlib.closing(store),
         contextlib.closing(learner.workers),
-        Preemption() as preemption,
-        progress_bar(total, learner.step, title, config.progress) as bar,
+        Loop(learner, run, task.total_steps, title, config.progress) as loop,
     ):
         for index, end in enumerate(task.phase_ends[:stop]):
             if index < learner.phase:
@@ -107,35 +73,26 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 remember(learner, stepped)
                 store.follow(learner.replay)
                 learner.step += 1
-                bar.update()
+                loop.advance()
 
                 if learner.step % every == 0 or learner.step == end:
-                    learner.seconds = time.monotonic() - began
+                    loop.read_clock()
                     log_row(task, run, learner)
-                    show(bar, phase=learner.phase, **{"eval/return": learner.row["eval/return"]})
-                ended = learner.step == end
-                if ended or run.checkpoint_due or preemption.received:
-                    learner.seconds = time.monotonic() - began
-                    check_finite(learner.step, learner.sums, *learner.net.parameters())
-                    save(run, learner, store, config.checkpoint.keep)
-                if preemption.received:
-                    log.warning("%s: stopped by %s at step %d", run.folder, preemption.received.name, learner.step)
-                    preemption.leave()
+                    loop.show(phase=learner.phase, **{"eval/return": learner.row["eval/return"]})
+                loop.end_step(write_checkpoint, ended=learner.step == end)
     learner.agent.penalty = None  # the learner's own: a cycle that would keep the replay until the next collection
     return {"eval/return": learner.row["eval/return"], "steps": learner.step, "seconds": learner.seconds}
 
 
+PROGRAM = Program(Task.from_config, train, groups=("env",), headline="eval/return")
+
+
 def save(run: Run, learner: Learner, store: RingStore, keep: int) -> None:
     """Write a checkpoint; the replay's new segments first, which it names."""
-    try:
-        manifest = store.save(learner.replay)
-    except OSError as error:
-        log.warning("no checkpoint at step %d in %s: %s", learner.step, run.folder, error.strerror or error)
-        run.postpone()
-        run.unsaved = learner.state_dict(learner.replay.state_dict())
-        return
-    if run.checkpoint(learner.step, learner.state_dict(manifest)):
-        store.committed(manifest, keep)
+    check_finite(learner.step, learner.sums, *learner.net.parameters())
+    manifest = store.save(learner.replay)
+    run.checkpoint(learner.step, learner.state_dict(manifest))
+    store.committed(manifest, keep)
 
 
 @torch.inference_mode()
@@ -186,15 +143,14 @@ def begin_phase(task: Task, run: Run, learner: Learner, index: int) -> None:
     learner.generator = seeding.generator(task.config.seed, "stream", index)
     learner.phase = index
     forgetful = list(learner.agent.optimizers.values()) if task.config.boundary.optimizer == "forget" else []
-    learner.boundary = act_at_boundary(
-        learner.net,
-        learner.method,
+    act_at_boundary(
+        learner,
         make_context(task, learner, learner.net, forgetful),
         name=task.config.method.name,
         device=task.device,
-        measure=lambda: measure(task, learner),
         run=run,
-        with_spectra=task.config.metrics != "off",
+        measure=lambda: measure(task, learner),
+        level=task.config.metrics,
         afterwards=lambda: restart(task, learner),
     )
     learner.clear_sums(task.device)
@@ -238,14 +194,12 @@ def log_row(task: Task, run: Run, learner: Learner) -> None:
         "lr": config.lr,
         "seconds": round(learner.seconds, 3),
         "seconds/waiting": round(learner.waited, 3),
-        **learner.boundary,
     }
     learner.clear_sums(task.device)
-    learner.boundary = {}
     if learner.phase > 0 and learner.method.acts_within_phases:
         net, optimizers = apart(learner)
         context = make_context(task, learner, net, optimizers)
-        learner.row |= act_after_epoch(net, learner.method, context, learner.method_meter, learner.row)
+        act_after_row(learner, net, context, last=learner.step == task.total_steps)
     run.log(learner.row)
 
 
@@ -293,4 +247,6 @@ def measure(task: Task, learner: Learner) -> dict[str, float]:
     """How plastic the networks are, on transitions of the replay."""
     inputs, targets = look(task, learner, PROBE, seeding.generator(task.config.seed, "probe", learner.phase))
     net, _ = apart(learner)
-    return plasticity(net, lambda: probe_loss(task, net, inputs, targets), task.config.metrics)
+    level = task.config.metrics
+    features = plasticity(net, lambda: probe_loss(task, net, inputs, targets), level)
+    return features | weight_numbers(net, level)  # of each critic by itself

@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 
-from fire_core.harness.run.first_phase import FORMAT
 from tests.curves.cases import CASES, COMMON, MODULES, write_texts
 from tests.harness.zygote import Zygote
 
-NUMERICS = FORMAT
 FOLDER = Path(__file__).parent
 HISTORY = FOLDER / "history.json"  # {NUMERICS: {environment: digest of the numbers}}
 
 # Columns that were recorded under another name than they have now: {program: {recorded: now}}.
-RENAMED: dict[str, dict[str, str]] = {"vision": {}, "language": {}, "dqn": {}, "sac": {}}
+RENAMED: dict[str, dict[str, str]] = {"vision": {}, "language": {"epoch": "iteration"}, "dqn": {}, "sac": {}}
 # Differ from run to run, or say where a row stands.
 IGNORED = ("seconds", "method/seconds", "method/peak_bytes", "seconds/waiting", "tokens_per_second", "mfu")
 IGNORED += ("boundary/seconds", "boundary/peak_bytes", "step", "kind")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fire_core.harness.run import NUMERICS
 from tests.curves import series
 from tests.curves.cases import CASES
 
@@ -24,8 +25,8 @@ def test_changed_numbers_need_a_new_format(program: str) -> None:
     """What is recorded was recorded under today's NUMERICS: caches and finished runs of other numbers have another."""
     place, _ = series.read(program)
     history = series.history()
-    assert str(series.NUMERICS) == max(history, key=int), "NUMERICS was raised: python scripts/record_curves.py"
-    assert history[str(series.NUMERICS)][f"{program}, {place}"] == series.digest(program), (
+    assert str(NUMERICS) == max(history, key=int), "NUMERICS was raised: python scripts/record_curves.py"
+    assert history[str(NUMERICS)][f"{program}, {place}"] == series.digest(program), (
         "numbers were changed by hand or under the same NUMERICS: raise it, then python scripts/record_curves.py"
     )
 

@@ -51,7 +51,7 @@ def test_evaluation_leaves_frozen_parts_in_evaluation_mode() -> None:
     task = trainer.Task.from_config(compose(*VIEWING, "memory_format=contiguous"))
     learner = trainer.Learner.new(task)
     learner.model.drop.eval()
-    trainer.evaluate(task, learner, 0)
+    trainer.evaluate(task, learner)
     assert learner.model.training
     assert not learner.model.drop.training
     assert torch.is_grad_enabled()

@@ -1,17 +1,12 @@
-"""The typed trunk that every program shares, and what a configuration's identity is."""
+"""The options that every program shares."""
 
-import hashlib
-import json
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from fire_core.harness.options.errors import ConfigError
-
-# What says where, on what schedule or for whom a run is recorded, not what it computes.
-NOT_IDENTITY = ("paths", "tracker", "cache", "checkpoint", "progress", "scale")
-PLACES = ("root", "download", "cache")  # of a data set: where its files are; one's own folder is named by `path`
 
 OWN_THREADS = torch.get_num_threads()  # as the environment has it (OMP_NUM_THREADS)
 
@@ -86,38 +81,8 @@ def set_up_torch(device: torch.device, threads: int | None, deterministic: bool 
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def identity(config: dict[str, Any], *also_without: str) -> dict[str, Any]:
-    """The part of a resolved configuration that shapes a run's numbers."""
-    part = {key: value for key, value in config.items() if key not in (*NOT_IDENTITY, *also_without)}
-    if isinstance(part.get("dataset"), dict):
-        part["dataset"] = {key: value for key, value in part["dataset"].items() if key not in PLACES}
-    part["device"] = resolve_device(str(config["device"])).type
-    return part
-
-
-def digest(config: dict[str, Any], length: int = 8) -> str:
-    """A short hexadecimal name for a configuration, the same on every machine."""
-    text = json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
-
-
-def differing_keys(one: Any, other: Any, prefix: str = "") -> list[str]:
-    """Dotted keys in which two configurations differ, each with both values."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return [
-            line
-            for key in sorted(one.keys() | other.keys(), key=str)
-            for line in differing_keys(one.get(key), other.get(key), f"{prefix}.{key}" if prefix else str(key))
-        ]
-    return [] if one == other else [f"{prefix} ({one} against {other})"]
-
-
-def check_name(option: str, name: str) -> str:
-    """A name that goes into a path, if it is a plain one.
-
-    Raises:
-        ConfigError: it could lead out of the folder that it is meant for.
-    """
-    if not name or name.startswith(".") or any(not (c.isalnum() or c in "._-+") for c in name):
-        raise ConfigError(f"{option}={name!r} goes into a path: use letters, digits, '.', '_', '-' and '+' only")
-    return name
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[None]:
+    """bfloat16 for `precision=bfloat16`, nothing for float32."""
+    if precision == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from fire_core.harness.options.config import differing_keys
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.run.identity import differing_keys
 
 log = logging.getLogger(__name__)
 FORMAT = 1

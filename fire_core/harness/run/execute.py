@@ -1,73 +1,120 @@
-"""The life of one run: skip it if it is done, go on where it was interrupted, start from a shared first phase."""
+"""What `main` of every program does: skip a finished run, resume an interrupted one, share the first phase."""
 
+import contextlib
+import functools
 import logging
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fire_core.harness.options.build import build
-from fire_core.harness.options.cli import Outcome
-from fire_core.harness.options.config import check_name, digest
+from fire_core.harness.options.cli import Outcome, job
 from fire_core.harness.run.first_phase import shared_first_phase
 from fire_core.harness.run.folder import Run
+from fire_core.harness.run.identity import check_name, digest
 
 log = logging.getLogger(__name__)
-Train = Callable[[Run, dict[str, Any] | None, int | None], dict[str, Any]]
+State = dict[str, Any]
 
 
-def live(
-    config: DictConfig,
-    outcome: Outcome,
-    train: Train,
-    *,
-    groups: tuple[str, ...],
-    what: dict[str, Any],
-    first: dict[str, Any] | None,
-    headline: str,
-    device: torch.device,
-    total_steps: int,
-) -> dict[str, Any]:
-    """Open the run's folder and take the run to its end; the summary, also of a run that was done before.
+class Task(Protocol):
+    """What a program knows before its first step; the part that is asked for here."""
 
-    Args:
-        config: the program's options.
-        outcome: is told how the run ended.
-        train: `train(run, state, stop)` trains from `state` (None: from the start) up to phase `stop` (None: to the
-            end), within `run`, and returns a summary; its state has `step` and `method`.
+    @property
+    def device(self) -> torch.device:
+        """Where the state's tensors go."""
+
+    @property
+    def total_steps(self) -> int:
+        """Of the whole run, counted as the rows' `step` is."""
+
+    def identity(self) -> dict[str, Any]:
+        """See `fire_core.harness.run.identity`."""
+
+    def first_phase_identity(self) -> dict[str, Any] | None:
+        """The part of the identity that shapes the first phase; None: the first phase is not shared."""
+
+
+T = TypeVar("T", bound=Task)
+
+
+def _single(task: Any) -> contextlib.AbstractContextManager[bool]:
+    return contextlib.nullcontext(True)
+
+
+@dataclass(frozen=True)
+class Program(Generic[T]):
+    """A trainer, as `execute` runs it.
+
+    Attributes:
+        make_task: checks the options and builds what is fixed before the first step; nothing is written.
+        train: `train(task, run, state, stop)` trains from `state` (None: from the start) up to phase `stop` (None: to
+            the end), within `run`, and returns a summary with `seconds`; its state has `step` and `method`.
         groups: options whose names begin the folder's name, such as ("benchmark", "dataset").
-        what: the run's identity (see `fire_core.harness.options.config.identity`).
-        first: the part of it that shapes the first phase; None: the first phase is not shared.
-        headline: the number of the summary that is told.
-        device: where the state's tensors go.
-        total_steps: of the whole run.
+        headline: the number of the summary that is shown and returned.
+        processes: for a run of several processes: a context that yields whether this one keeps the run folder; the
+            others do their part before it yields.
+    """
+
+    make_task: Callable[[DictConfig], T]
+    train: Callable[[T, Run, State | None, int | None], dict[str, Any]]
+    groups: tuple[str, ...]
+    headline: str
+    processes: Callable[[T], contextlib.AbstractContextManager[bool]] = _single
+
+
+def execute(config: DictConfig, program: Program[T]) -> float:
+    """Train one configuration, unless that is done already; resume it where it was interrupted.
+
+    Returns:
+        The headline, which `hydra/sweeper=optuna` optimises; NaN in a process that does not keep the run folder.
+    """
+    with job(config) as outcome:
+        task = program.make_task(config)
+        with program.processes(task) as keeps_folder:
+            if not keeps_folder:
+                outcome.state = "done"
+                return math.nan
+            summary = run_to_end(config, program, task, outcome)
+        value = float(summary[program.headline])
+        outcome.result = f"{program.headline} {value:.4f} in {summary['seconds']:.1f} s"
+        return value
+
+
+def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcome) -> dict[str, Any]:
+    """Open the run's folder and take the run to its end; the summary, also of a run that was done before.
 
     Raises:
         ConfigError: a name in `groups` cannot be part of a path, or another process holds the run.
-        TrainingError: training cannot go on, or its end could not be written.
+        TrainingError: training cannot go on, or a phase's or the run's end could not be written.
     """
-    *kind, method = [check_name(f"{group}.name", str(config[group].name)) for group in (*groups, "method")]
+    *kind, method = [check_name(f"{group}.name", str(config[group].name)) for group in (*program.groups, "method")]
+    what, first, headline = task.identity(), task.first_phase_identity(), program.headline
     label = f"{'-'.join(kind)}-{method}-s{config.seed}"
     folder = Path(config.paths.runs) / config.program / f"{label}-{digest(what)}"
     yaml = OmegaConf.to_yaml(config, resolve=True)
     every, keep = config.checkpoint.every_seconds, config.checkpoint.keep
-    with Run(folder, what, yaml, build("tracker", config.tracker), every, keep, total_steps=total_steps) as run:
+    train = functools.partial(program.train, task)
+    with Run(folder, what, yaml, build("tracker", config.tracker), every, keep, total_steps=task.total_steps) as run:
         if (summary := run.done) is not None:
             log.info("%s is done: %s %.4f", folder, headline, summary[headline])
             outcome.state = "skipped"
             return summary
-        state = run.resume(device)
+        state = run.resume(task.device)
         if state is not None:
             log.info("%s goes on from step %d", folder, state["step"])
         elif config.cache.enabled and first is not None:
             label = f"{config.program}-{'-'.join(kind)}-s{config.seed}"
 
             def first_phase(entry: Run) -> dict[str, Any]:
-                return train(entry, _of_no_method(entry.resume(device)), 1)
+                return train(entry, _of_no_method(entry.resume(task.device)), 1)
 
-            shared = shared_first_phase(Path(config.cache.dir), label, first, yaml, first_phase, device, every)
+            shared = shared_first_phase(Path(config.cache.dir), label, first, yaml, first_phase, task.device, every)
             if shared is not None:
                 state, rows = _of_no_method(shared[0]), shared[1]
                 run.append_rows(rows)
@@ -78,6 +125,6 @@ def live(
         return summary
 
 
-def _of_no_method(state: dict[str, Any] | None) -> dict[str, Any] | None:
+def _of_no_method(state: State | None) -> State | None:
     """A state of a shared first phase, which another method's run may have trained, or begun."""
     return None if state is None else {**state, "method": None}

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from fire_core.harness.options.config import digest
+from fire_core.harness.run import NUMERICS
 from fire_core.harness.run.folder import Run
+from fire_core.harness.run.identity import digest
 from fire_core.harness.run.lock import NoLocks
 
 log = logging.getLogger(__name__)
-FORMAT = 1  # raise it when a change to the trainers changes what a first phase computes
 
 
 def shared_first_phase(
@@ -36,7 +36,7 @@ def shared_first_phase(
     Args:
         cache: folder of the cache.
         name: readable part of the entry's name.
-        shape: the part of the config that shapes the first phase (without the method and the later phases).
+        shape: the part of the identity that shapes the first phase (without the method and the later phases).
         config_yaml: the whole config, for the reader of the entry.
         train: trains the first phase within the given run (resuming it) and returns the summary that marks it done.
         device: where the state's tensors go.
@@ -46,8 +46,11 @@ def shared_first_phase(
         The state, as the trainer's last checkpoint in the entry holds it, with the entry's folder as `origin`, and the
         text of the entry's metrics.jsonl.
         None if the cache's file system has no locks: nothing can be shared there safely.
+
+    Raises:
+        TrainingError: training cannot go on, or there is no room in the cache for the phase's end.
     """
-    shape = {"format": FORMAT, **shape}
+    shape = {**shape, "numerics": NUMERICS}
     folder = cache / f"{name}-{digest(shape, 12)}"
     try:
         with Run(folder, shape, config_yaml, every_seconds=every_seconds, keep=1, wait=True) as entry:
@@ -60,9 +63,6 @@ def shared_first_phase(
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             log.info("training the first phase, shared through %s", folder)
             summary = train(entry)
-            if entry.unsaved is not None:  # no room for it: this run has it all the same, the next trains it again
-                log.warning("the first phase is not shared: it could not be kept in %s", folder)
-                return {**entry.unsaved, "origin": str(folder)}, entry.rows()
             summary["metrics_sha256"] = _metrics_digest(folder)
             found = _read(entry, summary, device)
             assert found is not None, "the first phase ends with a checkpoint"

@@ -2,8 +2,10 @@
 
 <runs>/<program>/<readable name>-<hash of the config>/
     config.yaml      the resolved configuration
+    identity.json    the part of it that shapes the numbers: what the run is, and how it is executed
     env.json         versions, git commit, hardware
-    metrics.jsonl    one JSON object a line, `step` strictly increasing: the truth that trackers mirror
+    metrics.jsonl    one JSON object a line, `step` strictly increasing: the truth that trackers mirror. Before the rows
+                     of a phase that a method acted before, a row {"kind": "boundary"} at the step of the row before it
     spectra.json     singular values of every weight before and after each boundary
     checkpoints/     the newest two
     DONE             a JSON summary, written last
@@ -26,6 +28,7 @@ import torch
 
 from fire_core.harness.options.errors import ConfigError, TrainingError
 from fire_core.harness.run import checkpoint
+from fire_core.harness.run.identity import described
 from fire_core.harness.run.lock import FolderLock, NoLocks
 from fire_core.harness.run.tracker import Tracker
 
@@ -38,7 +41,7 @@ class Run:
 
     Args:
         folder: the run's folder; its name is made by the caller from the config's hash.
-        identity: the part of the config that shapes the numbers (see `fire_core.harness.options.config.identity`).
+        identity: the part of the config that shapes the numbers (see `fire_core.harness.run.identity`).
         config_yaml: the whole resolved config, for the reader.
         tracker: mirrors rows; None mirrors nothing.
         every_seconds: how often `checkpoint_due` says yes.
@@ -68,7 +71,6 @@ class Run:
         self.total_steps = total_steps
         self._lock = FolderLock(folder)
         self._pending: list[str] = []  # rows that could not be written yet (disk full)
-        self.unsaved: dict[str, Any] | None = None  # what the newest checkpoint should hold, if it found no room
         self._good_bytes = 0  # metrics.jsonl is whole up to here
         self._last_step = -1
         self._next_checkpoint = 0.0
@@ -132,6 +134,8 @@ class Run:
         about = environment() | {"total_steps": self.total_steps}
         try:
             checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
+            content = json.dumps(described(self.identity), indent=1)
+            checkpoint.write_atomically(self.folder / "identity.json", content.encode())
             checkpoint.write_atomically(self.folder / "env.json", json.dumps(about, indent=2).encode())
             (self.folder / "FAILED").unlink(missing_ok=True)
         except OSError as error:
@@ -147,11 +151,11 @@ class Run:
     # ---- what it measures
 
     def log(self, row: dict[str, Any]) -> None:
-        """Append one row; `row["step"]` must be larger than in the row before.
+        """Append one row; `row["step"]` must be larger than in the row before, a boundary's may be the same.
 
         A full disk does not stop the run: rows wait in memory until they can be written.
         """
-        if row["step"] <= self._last_step:
+        if row["step"] < self._last_step + (row.get("kind") != "boundary"):
             raise ValueError(f"step {row['step']} after step {self._last_step}: rows must go forward")
         self._last_step = row["step"]
         self._pending.append(json.dumps(row) + "\n")
@@ -165,12 +169,6 @@ class Run:
         self._write_pending()
         for line in text.splitlines():
             self.tracker.log(json.loads(line))
-
-    def rows(self) -> str:
-        """The text of all rows so far, those included that wait for room."""
-        path = self.folder / "metrics.jsonl"
-        written = path.read_bytes()[: self._good_bytes].decode() if path.exists() else ""
-        return written + "".join(self._pending)
 
     def _write_pending(self) -> bool:
         data = "".join(self._pending).encode()
@@ -198,24 +196,24 @@ class Run:
         return time.monotonic() >= self._next_checkpoint
 
     def postpone(self) -> None:
-        """No checkpoint is due before its time has come again: what it must name could not be written."""
+        """No checkpoint is due before its time has come again."""
         self._next_checkpoint = time.monotonic() + self.every_seconds
 
-    def checkpoint(self, step: int, trainer: dict[str, Any]) -> bool:
-        """Write a checkpoint; a full disk costs the checkpoint, not the run. Returns whether it was written."""
+    def checkpoint(self, step: int, trainer: dict[str, Any]) -> None:
+        """Write a checkpoint, with all rows so far.
+
+        Raises:
+            OSError: there is no room for it; earlier checkpoints are as they were.
+        """
         self.postpone()
-        self.unsaved = trainer
+        if not self._write_pending():
+            raise OSError(f"no room for the rows in {self.folder}")
+        self._sync_metrics()
+        state = {"trainer": trainer, "metrics_bytes": self._good_bytes, "last_row_step": self._last_step}
         try:
-            if not self._write_pending():
-                return False
-            self._sync_metrics()
-            state = {"trainer": trainer, "metrics_bytes": self._good_bytes, "last_row_step": self._last_step}
             checkpoint.save(self.folder / "checkpoints", step, state, self.identity, self.keep)
-        except (OSError, RuntimeError) as error:  # torch.save reports a failed write as RuntimeError
-            log.warning("no checkpoint at step %d in %s: %s", step, self.folder, str(error).split("\n")[0])
-            return False
-        self.unsaved = None
-        return True
+        except RuntimeError as error:  # torch.save reports a failed write as one
+            raise OSError(str(error).split("\n")[0]) from error
 
     def _sync_metrics(self) -> None:
         path = self.folder / "metrics.jsonl"
@@ -223,12 +221,16 @@ class Run:
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
 
-    def keep_spectra(self, phase: int, spectra: dict[str, dict[str, list[float]]]) -> None:
-        """Put the singular values at a boundary into spectra.json; a disk that refuses them does not stop the run."""
+    def keep_spectra(self, phase: int, before: dict[str, list[float]], after: dict[str, list[float]]) -> None:
+        """Put the singular values of the weights that are there before and after a boundary into spectra.json.
+
+        A disk that refuses them does not stop the run.
+        """
         path = self.folder / "spectra.json"
+        pairs = {key: {"before": before[key], "after": after[key]} for key in before if key in after}
         try:
             kept = json.loads(path.read_text()) if path.exists() else {}
-            checkpoint.write_atomically(path, json.dumps({**kept, str(phase): spectra}).encode())
+            checkpoint.write_atomically(path, json.dumps({**kept, str(phase): pairs}).encode())
         except (OSError, ValueError) as error:
             log.warning("cannot write %s: %s", path, str(error).split("\n")[0])
 
@@ -273,7 +275,7 @@ def environment() -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """The CPU's name as the system tells it."""
+    """The CPU's name as the system gives it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

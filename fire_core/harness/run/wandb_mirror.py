@@ -51,8 +51,9 @@ def mirror(order: dict[str, Any]) -> None:
         resume="allow" if order["mode"] == "online" else None,
         settings=settings,
     )
-    for row in rows(folder / "metrics.jsonl"):
-        run.log(row, step=row["step"])
+    run.define_metric("*", step_metric="step")  # wandb's own count is that of the rows: a boundary has a step's second
+    for number, row in enumerate(rows(folder / "metrics.jsonl"), 1):
+        run.log(row, step=number)
     if (folder / "DONE").exists():
         summary = json.loads((folder / "DONE").read_text())
         run.summary.update({f"final/{key}": value for key, value in summary.items()})

@@ -1,105 +1,121 @@
-"""Where every trainer lets a method act: at the boundary between two phases and after an epoch."""
+"""Where every trainer lets a method act: at the boundary between two phases and after a row's evaluation."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from fire_core.harness.options.errors import TrainingError
 from fire_core.harness.run.folder import Run
-from fire_core.harness.training.measure import Meter, Stopwatch, total_sfe
-from fire_core.methods import Context, Method, Net
-from fire_core.weights.distributed import full
-from fire_core.weights.layout import resolve
-
-KEPT = 256  # singular values of a parameter that spectra.json holds at most
+from fire_core.harness.training.loop import Progress
+from fire_core.harness.training.measure import (
+    Stopwatch,
+    find_matrices,
+    from_reports,
+    spectra,
+    total_dfi,
+    total_sfe,
+    weight_stable_rank,
+)
+from fire_core.methods import BoundaryReport, Context, Net
 
 
 def act_at_boundary(
-    net: Net,
-    method: Method,
+    learner: Progress,
     context: Context,
     *,
     name: str,
     device: torch.device,
-    measure: Callable[[], dict[str, float]],
     run: Run | None,
-    with_spectra: bool = True,
+    measure: Callable[[], dict[str, float]],
+    level: str = "cheap",
     afterwards: Callable[[], None] | None = None,
-) -> dict[str, float]:
-    """Let the method act, in place.
+    also: dict[str, float] | None = None,
+) -> None:
+    """Let the learner's method act on its networks, in place, and log a row of what it did.
+
+    The row has `kind` ("boundary"), `step`, `phase`, `boundary/<number>_before` and `_after` for DfI and what `measure`
+    gives, `boundary/sfe`, what the method reports, and the seconds and the peak memory that it took. Singular values go
+    into spectra.json. The layout is resolved once, and again only if the method has put in new parameters.
 
     Args:
-        net: the networks.
-        method: acts on them.
+        learner: with its phase and step already those of the phase that begins.
         context: the moment.
         name: the method's, for errors.
         device: whose work is waited for and whose memory is measured.
-        measure: numbers of the network, taken before and after.
-        run: keeps the spectra; None (a process that is not the first of its team) keeps none.
-        with_spectra: whether to take singular values, seconds for a large network.
+        run: takes the row and the spectra; None (a process that is not the first of its run) takes none.
+        measure: numbers of the networks, taken before and after: those of their features, and of their weights
+            (`dfi`, `weight_stable_rank`) only if these are to be taken of other modules than the learner's.
+        level: of the weights' numbers: off (only SFE), cheap (DfI, singular values) or full (stable rank too).
         afterwards: done with the networks before they are measured again.
-
-    Returns:
-        For the next row: `boundary/<number>_before`, `boundary/<number>_after`, `boundary/sfe` and what the method
-        tells, with the seconds and the peak memory that it took.
+        also: further numbers for the row, by name without prefix.
 
     Raises:
         TrainingError: the method cannot work on these weights.
     """
-    before, spectra_before = measure(), spectra(net) if with_spectra else {}
+    net, method = learner.net, learner.method
+    found, before = find_matrices(net), measure()
+    parameters = list(net.parameters())
     old = {key: {k: v.clone() for k, v in module.state_dict().items()} for key, module in net.modules.items()}
     with Stopwatch(device) as watch:
         try:
-            numbers = method.at_boundary(net, context)
+            done = method.at_boundary(net, context)
         except ValueError as error:
             raise TrainingError(f"method={name} before phase {context.phase}: {error}") from error
+    report = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
     if afterwards is not None:
         afterwards()
-    numbers |= {f"{key}_before": value for key, value in before.items()}
-    numbers |= {f"{key}_after": value for key, value in measure().items()}
-    numbers |= {"sfe": total_sfe(net, old)}
-    if with_spectra:
-        spectra_after = spectra(net)
-        pairs = {
-            key: {"before": values, "after": spectra_after[key]}
-            for key, values in spectra_before.items()
-            if key in spectra_after
+    after = measure()
+    replaced = [id(p) for p in parameters] != [id(p) for p in net.parameters()]
+    found_after = find_matrices(net) if replaced else found
+    new = {key: module.state_dict() for key, module in net.modules.items()}
+    if level == "off" or "dfi" in before:
+        numbers = {"sfe": total_sfe(found_after, old, new)}
+    else:
+        numbers = from_reports(report.weights, found_after) or {
+            "dfi_before": total_dfi(found, old),
+            "dfi_after": total_dfi(found_after, new),
+            "sfe": total_sfe(found_after, old, new),
         }
+        if level == "full":
+            numbers["weight_stable_rank_before"] = weight_stable_rank(found, old)
+            numbers["weight_stable_rank_after"] = weight_stable_rank(found_after, new)
+    if level != "off":
+        both = spectra(found, old), spectra(found_after, new)
         if run is not None:
-            run.keep_spectra(context.phase, pairs)
-    row = {f"boundary/{key}": value for key, value in numbers.items()}
-    return row | {"method/seconds": watch.seconds, "method/peak_bytes": watch.peak_bytes}
+            run.keep_spectra(context.phase, *both)
+    numbers |= {f"{key}_before": value for key, value in before.items()}
+    numbers |= {f"{key}_after": value for key, value in after.items()}
+    numbers |= {**report.numbers, **(also or {})}
+    row = {
+        "kind": "boundary",
+        "step": learner.step,
+        "phase": context.phase,
+        **{f"boundary/{key}": value for key, value in numbers.items()},
+        "method/seconds": watch.seconds - report.measuring,
+        "method/peak_bytes": watch.peak_bytes,
+    }
+    if run is not None:
+        run.log(row)
 
 
-def act_after_epoch(net: Net, method: Method, context: Context, meter: Meter, row: dict[str, Any]) -> dict[str, float]:
-    """Let the method act after a row is made; its numbers for it, and all its seconds since the row before.
+def act_after_row(learner: Progress, net: Net, context: Context, last: bool) -> None:
+    """Let the learner's method act after an evaluation; its numbers and its seconds since the row before join the row.
 
-    The seconds are those of the hooks that the trainer calls, which `meter` has counted. What a method does within the
-    networks' own passes is not in them.
+    The seconds are those of the hooks that the trainer calls, which `method_meter` has counted. What a method does
+    within the networks' own passes is not in them.
+
+    Args:
+        learner: with the row.
+        net: what the method acts on.
+        context: the moment.
+        last: whether the run ends with this row. Then the method may measure, but the networks are given their weights
+            back: what is saved is what was evaluated.
     """
-    with meter:
-        numbers = method.after_epoch(net, context)
-    seconds = meter.take() + row.get("method/seconds", 0.0)
-    return {f"method/{key}": value for key, value in numbers.items()} | {"method/seconds": seconds}
-
-
-@torch.no_grad()
-def spectra(net: Net) -> dict[str, list[float]]:
-    """Singular values by parameter, largest first, those of all kernel positions and heads together.
-
-    Of more than `KEPT` values, evenly spaced ones, the largest and the smallest among them.
-    """
-    found = {}
-    for key, module in net.modules.items():
-        for entry in resolve(module, "all", trainable_only=False):
-            if entry.action != "project":
-                continue
-            matrices = entry.view(full(entry.parameter.detach())).float()
-            values: Tensor = torch.linalg.svdvals(matrices).flatten().sort(descending=True).values.cpu()
-            if len(values) > KEPT:
-                values = values[torch.linspace(0, len(values) - 1, KEPT).round().long()]
-            label = entry.label if len(net.modules) == 1 else f"{key}.{entry.label}"
-            found[label] = [float(f"{value:.5g}") for value in values.tolist()]
-    return found
+    modules = learner.net.modules.values() if last else ()
+    weights = [{key: value.clone() for key, value in module.state_dict().items()} for module in modules]
+    with learner.method_meter:
+        numbers = learner.method.after_epoch(net, context)
+    for module, evaluated in zip(modules, weights, strict=True):
+        module.load_state_dict(evaluated)
+    learner.row |= {f"method/{key}": value for key, value in numbers.items()}
+    learner.row["method/seconds"] = learner.method_meter.take()

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fire_core import metrics
-from fire_core.harness.training.measure import total_dfi
 from fire_core.methods import Net
 from fire_core.units.find import unit_graph
 from fire_core.units.watch import Watch, mean_magnitude
-from fire_core.weights.layout import resolve
 
 LEVELS = ("off", "cheap", "full")
 THRESHOLD = 0.1  # of a dormant unit's score, as in the ReDo paper
@@ -20,10 +18,11 @@ THRESHOLD = 0.1  # of a dormant unit's score, as in the ReDo paper
 def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap") -> dict[str, float]:
     """Numbers of a network on a fixed probe batch, in evaluation mode; nothing in it changes.
 
-    cheap: `dfi` over all weights; `stable_rank` of the features that the last linear layer reads, (probe, features);
-    `dormant_ratio` of the units that the model declares. Where there is no such layer or unit, no such number.
-    full: also `effective_rank` and `srank` of these features, `weight_stable_rank` as the mean over all weight
-    matrices, and `sharpness`, the Hessian's largest |eigenvalue|. Takes seconds for ResNet-18.
+    cheap: `stable_rank` of the features that the last linear layer reads, (probe, features); `dormant_ratio` of the
+    hidden units (see `fire_core.units`). Where there is no such layer or unit, no such number.
+    full: also `effective_rank` and `srank` of these features and `sharpness`, the Hessian's largest |eigenvalue|. Takes
+    seconds for ResNet-18.
+    Numbers of the weights alone (DfI, SFE, their stable rank) are `fire_core.harness.training.boundary`'s.
 
     Args:
         net: the networks.
@@ -32,7 +31,7 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap") -> di
     """
     if level == "off":
         return {}
-    numbers = {"dfi": total_dfi(net)}
+    numbers: dict[str, float] = {}
     layers = [m for root in net.modules.values() for m in root.modules() if isinstance(m, nn.Linear)]
     try:
         watch = Watch(unit_graph(net.modules), mean_magnitude, only_training=False)
@@ -49,7 +48,6 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap") -> di
             numbers["sharpness"] = metrics.hessian_spectral_norm(
                 loss, [p for p in net.parameters() if p.requires_grad], 20, generator=torch.Generator().manual_seed(0)
             )
-            numbers["weight_stable_rank"] = weight_stable_rank(net)
     for seen in [x.flatten(0, -2) for x in features]:  # (probe, features)
         numbers["stable_rank"] = metrics.stable_rank(seen).item()
         if level == "full":
@@ -64,15 +62,3 @@ def dormant_ratio(activity: list[Tensor]) -> float:
     """Share of units whose mean |activation| is at most THRESHOLD times that of their layer."""
     scores = torch.cat([layer / (layer.mean() + 1e-9) for layer in activity])
     return (scores <= THRESHOLD).float().mean().item()
-
-
-@torch.no_grad()
-def weight_stable_rank(net: Net) -> float:
-    """Mean stable rank over all weight matrices, those of every kernel position."""
-    ranks = [
-        metrics.stable_rank(entry.view(entry.parameter.detach())).flatten()
-        for module in net.modules.values()
-        for entry in resolve(module, "all", trainable_only=False)
-        if entry.action == "project"
-    ]
-    return torch.cat(ranks).mean().item()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from fire_core.harness.options.config import check_name
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.run.identity import check_name
 from tests.harness.zygote import ROOT, Zygote
 
 

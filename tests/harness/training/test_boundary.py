@@ -8,14 +8,19 @@ import torch
 from torch import nn
 
 from fire_core.harness.run.folder import Run
-from fire_core.harness.training.boundary import KEPT, spectra
+from fire_core.harness.training.measure import KEPT, find_matrices, spectra
 from fire_core.methods import Net
 from tests.harness.runner import run
 
 
+def spectra_of(modules: dict[str, nn.Module]) -> dict[str, list[float]]:
+    """The singular values of these networks."""
+    return spectra(find_matrices(Net.of(modules)), {name: module.state_dict() for name, module in modules.items()})
+
+
 def test_spectra_are_singular_values() -> None:
     model = nn.Sequential(nn.Conv2d(3, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(20, 400), nn.Linear(400, 300))
-    found = spectra(Net.of({"model": model}))
+    found = spectra_of({"model": model})
     assert list(found) == ["0.weight", "3.weight", "4.weight"]
     kernel, *linear = [model[i].weight.detach().double().numpy() for i in (0, 3, 4)]
     positions = np.sort(np.linalg.svd(np.moveaxis(kernel, (0, 1), (-2, -1)), compute_uv=False).ravel())[::-1]
@@ -28,7 +33,7 @@ def test_spectra_are_singular_values() -> None:
 
 
 def test_spectra_of_two_networks_have_two_names() -> None:
-    found = spectra(Net.of({"actor": nn.Linear(2, 3), "critic": nn.Linear(2, 3)}))
+    found = spectra_of({"actor": nn.Linear(2, 3), "critic": nn.Linear(2, 3)})
     assert list(found) == ["actor.weight", "critic.weight"]
 
 
@@ -45,10 +50,10 @@ def test_a_run_keeps_its_spectra(tmp_path: Path) -> None:
 
 def test_spectra_of_each_boundary(tmp_path: Path) -> None:
     with Run(tmp_path / "run", {"a": 1}, "a: 1\n") as it:
-        it.keep_spectra(1, {"w": {"before": [2.0], "after": [1.0]}})
-        it.keep_spectra(2, {"w": {"before": [3.0], "after": [1.0]}})
-        it.keep_spectra(1, {"w": {"before": [4.0], "after": [1.0]}})  # after a resume the boundary is made again
+        it.keep_spectra(1, {"w": [2.0], "gone": [1.0]}, {"w": [1.0]})
+        it.keep_spectra(2, {"w": [3.0]}, {"w": [1.0]})
+        it.keep_spectra(1, {"w": [4.0]}, {"w": [1.0]})  # after a resume the boundary is made again
         torch.testing.assert_close(json.loads((it.folder / "spectra.json").read_text())["1"]["w"]["before"], [4.0])
         assert set(json.loads((it.folder / "spectra.json").read_text())) == {"1", "2"}
         (it.folder / "spectra.json").write_text("{")  # half a file, of a disk that was full, stops nothing
-        it.keep_spectra(3, {})
+        it.keep_spectra(3, {}, {})

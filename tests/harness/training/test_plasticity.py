@@ -12,8 +12,8 @@ from fire_core.methods import Net
 from tests.harness.runner import only_run, rows, run
 from tests.units.test_graph import MODELS
 
-CHEAP = {"dfi", "stable_rank", "dormant_ratio"}
-FULL = CHEAP | {"effective_rank", "srank", "weight_stable_rank", "sharpness"}
+CHEAP = {"stable_rank", "dormant_ratio"}
+FULL = CHEAP | {"effective_rank", "srank", "sharpness"}
 
 
 def test_numbers_are_those_of_the_probe() -> None:
@@ -50,10 +50,10 @@ def test_a_network_whose_units_are_not_known_has_no_dormant_ratio() -> None:
         assert plasticity(Net.of({"model": model}), loss, "off") == {}
 
 
-def test_rows_after_a_boundary_carry_them_before_and_after(tmp_path: Path) -> None:
+def test_a_boundary_s_row_has_them_before_and_after(tmp_path: Path) -> None:
     run("method=fire", "dataset.train_size=256", "metrics=full", f"paths.runs={tmp_path}")
-    (row,) = [row for row in rows(only_run(tmp_path)) if "boundary/sfe" in row]
-    for key in (*FULL, "test_accuracy"):
+    (row,) = [row for row in rows(only_run(tmp_path)) if row.get("kind") == "boundary"]
+    for key in (*FULL, "dfi", "weight_stable_rank", "test_accuracy"):
         assert f"boundary/{key}_before" in row
         assert f"boundary/{key}_after" in row
     assert row["boundary/dfi_after"] < row["boundary/dfi_before"]

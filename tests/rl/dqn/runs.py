@@ -7,7 +7,8 @@ import hydra
 import torch
 
 from fire_core.harness.options.cli import CONF, Outcome
-from rl.dqn.train import run_one
+from fire_core.harness.run.execute import run_to_end
+from rl.dqn.train import PROGRAM
 
 TINY = (
     "tracker=none", "progress=false", "scale=smoke", "env=cartpole", "num_envs=2", "model.hidden=16",
@@ -34,7 +35,7 @@ def compose(*overrides: str, base: tuple[str, ...] = TINY) -> Any:
 def run(runs: Path, *overrides: str, base: tuple[str, ...] = TINY) -> Path:
     """Train to the end; the run's folder."""
     config = compose(*overrides, f"paths.runs={runs}", base=base)
-    run_one(config, Outcome(""))
+    run_to_end(config, PROGRAM, PROGRAM.make_task(config), Outcome(""))
     (folder,) = (runs / "dqn").glob(f"*-{config.method.name}-s{config.seed}-*")
     return folder
 

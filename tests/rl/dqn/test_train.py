@@ -13,14 +13,14 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.harness.options.build import build
-from fire_core.harness.options.cli import CONF, Outcome
+from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError, TrainingError
 from fire_core.harness.run.folder import Run
 from rl.common.evaluation import epsilon_greedy
 from rl.common.replay_store import RingStore
 from rl.dqn.learner import Learner, td_batch
 from rl.dqn.task import Task
-from rl.dqn.train import begin_phase, crossed, one_step, run_one
+from rl.dqn.train import begin_phase, crossed, one_step
 from tests.harness.runner import rows, same
 from tests.rl.dqn.runs import ATARI, TINY, compose, run, weights
 
@@ -98,13 +98,13 @@ def test_shared_exploration_is_one_draw_for_all() -> None:
 def test_rows_are_what_the_analysis_reads(tmp_path: Path) -> None:
     folder = run(tmp_path, "method=fire", base=ATARI)
     told = rows(folder)
-    steps = [row["step"] for row in told]
+    steps = [row["step"] for row in told if "kind" not in row]
     assert steps == sorted(set(steps))
     assert steps[-1] == 240
     assert [row["env_steps"] for row in told if "eval/return" in row] == [120, 240]
     assert "eval/normalized_return" in told[-1]
     (first,) = [row for row in told if "boundary/dfi_after" in row]
-    assert first["phase"] == 1
+    assert (first["kind"], first["step"], first["phase"]) == ("boundary", 120, 1)
     assert first["boundary/dfi_after"] < first["boundary/dfi_before"]
     done = json.loads((folder / "DONE").read_text())
     assert done["steps"] == 240
@@ -214,7 +214,7 @@ BAD = {
 @pytest.mark.parametrize("option", BAD)
 def test_bad_options_are_told(option: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=BAD[option]):
-        run_one(compose(option, f"paths.runs={tmp_path}"), Outcome(""))
+        run(tmp_path, option)
     assert not list(tmp_path.iterdir())
 
 
@@ -232,7 +232,7 @@ def test_bad_options_are_told(option: str, tmp_path: Path) -> None:
 )
 def test_what_would_never_be_trained_is_refused(options: tuple[str, str], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
-        run_one(compose(*options, f"paths.runs={tmp_path}"), Outcome(""))
+        run(tmp_path, *options)
 
 
 def test_a_network_without_convolutions_is_shrunk_not_reset() -> None:
@@ -248,7 +248,7 @@ def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monk
     gc.collect()
     gc.disable()
     try:
-        run_one(compose(f"paths.runs={tmp_path}"), Outcome(""))
+        run(tmp_path)
         assert [replay() for replay in replays] == [None, None]
     finally:
         gc.enable()
@@ -301,5 +301,5 @@ def test_no_room_for_the_shared_first_phase_is_told(tmp_path: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RingStore, "save", full)
-    with pytest.raises(TrainingError, match="no room for the replay"):
+    with pytest.raises(TrainingError, match=r"ends phase 0 in .* \(No space left on device\): make room"):
         run(tmp_path)
