@@ -8,7 +8,7 @@ from torch import nn
 
 from fire_core.weights.entry import Entry
 
-RAW_SHARE = 0.05  # of a model's numbers: unknown raw parameters that hold more than this are warned about
+RAW_SHARE = 0.1  # of a model's numbers: unknown raw parameters that hold more than this are warned about
 
 
 def fused(entries: list[Entry]) -> list[str]:

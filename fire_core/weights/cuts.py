@@ -134,9 +134,11 @@ def doubt_of(use: Use, rows: int) -> str:
     last = len(layers) > 1 and layers[-1] is owner
     if _GATED.search(type(holder).__name__) and rows % 2 == 0 and not last:
         return f"it sits in {type(holder).__name__}"
-    for other in layers if not isinstance(holder, (nn.Sequential, nn.ModuleDict, nn.ModuleList)) else ():
+    if isinstance(holder, (nn.Sequential, nn.ModuleDict, nn.ModuleList)) or leaf.endswith(("_a_proj", "_b_proj")):
+        return ""
+    for other in layers[1 + next((i for i, layer in enumerate(layers) if layer is owner), len(layers)) :]:
         for parts in (2, 3):
-            if other is not owner and rows == parts * _width(other) and (parts == 3 or _width(other) != _width(owner)):
+            if rows == parts * _width(other) and (parts == 3 or _width(other) != _width(owner)):
                 return f"its {rows} rows are {parts} times what the layer beside it takes"
     return ""
 

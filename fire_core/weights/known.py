@@ -239,8 +239,8 @@ TIMM: dict[str, dict[str, Rule]] = {
         "timm",
         "metaformer.Attention vision_transformer_sam.Attention convit.MHSA volo.Attention "
         " eva.EvaAttention swin_transformer.WindowAttention twins.LocallyGroupedAttn "
-        "edgenext.CrossCovarianceAttn visformer.Attention coat.FactorAttnConvRelativePosEnc "
-        "hiera.MaskUnitAttention beit.Attention nest.Attention fastvit.MHSA "
+        "edgenext.CrossCovarianceAttn visformer.Attention coat.FactorAttnConvRelPosEnc "
+        "hiera.MaskUnitAttention beit.Attention nest.Attention fastvit.Attention "
         "swin_transformer_v2_cr.WindowMultiHeadAttention cait.TalkingHeadAttn davit.ChannelAttention "
         "davit.ChannelAttentionV2 davit.WindowAttention hieradet_sam2.MultiScaleAttention "
         "mvitv2.MultiScaleAttention vision_transformer_relpos.RelPosAttention xcit.XCA "

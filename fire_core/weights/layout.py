@@ -294,8 +294,9 @@ def _entries(
 def _cut(entry: Entry, cut: Cut, raw: bool = False) -> list[Entry]:
     """The blocks of a weight, each with its role; a raw parameter that a rule knows is a layer's weight like others."""
     if raw and entry.kind == "matrix":
-        known = entry.role if entry.role != "other" else cut.role
-        entry = replace(entry, transposed=cut.transposed, groups=cut.groups, role=known, reason="")
+        role = entry.role if entry.role != "other" else cut.role or "other"
+        reason = entry.reason if role in ("other", "router") else ""
+        entry = replace(entry, transposed=cut.transposed, groups=cut.groups, role=role, reason=reason)
     if len(cut.blocks) == 1:
         return [entry]
     attention = entry.role in GROUPS["attention"] or {"q", "k"} & {name for name, _ in cut.blocks}

@@ -156,7 +156,9 @@ def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
 
 def read(model: nn.Module, args: Any, kwargs: Any, weights: list[Tensor] | None = None) -> dict[int, Cut]:
     """`read_cuts` on a module in evaluation mode, for these weights or for all; raises whatever the module does."""
-    chosen = weights or [p for p in model.parameters() if p.ndim > 1 and p.is_floating_point() and not p.is_meta]
+    grouped = {id(m.weight) for m in model.modules() if isinstance(m, _ConvNd) and m.groups > 1}  # cut by their groups
+    mine = [p for p in model.parameters() if p.ndim > 1 and p.is_floating_point() and not p.is_meta]
+    chosen = weights or [p for p in mine if id(p) not in grouped]
     layers = [m for m in model.modules() if _is_dense(m)]
     blocks = [c for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential)) for c in m if _is_block(c)]
     frozen = [p for p in chosen if not p.requires_grad]
@@ -212,7 +214,8 @@ def _cut(seen: _Seen, weight: Tensor, dims: tuple[int, ...]) -> Cut | None:
             return _pattern(labels, transposed=dim == -1)
     if seen.transposed is None:
         return None
-    return Cut((("", weight.shape[-1 if seen.transposed else -2]),), transposed=seen.transposed, role="dense")
+    role = "dense" if weight.ndim == 3 else ""  # a 2-D one may be a table of positions: only how it is stored is known
+    return Cut((("", weight.shape[-1 if seen.transposed else -2]),), transposed=seen.transposed, role=role)
 
 
 def _along(mask: Tensor, dim: int) -> Tensor:
