@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from fire_core.harness.options.cli import CONF
@@ -16,8 +17,15 @@ from fire_core.harness.options.cli import CONF
 PACKAGE = "# @package "
 
 
+def list_groups(*groups: str) -> str:
+    """A line for each group with its options, for `--help`; Hydra's own list has all programs' groups and tables."""
+    loader = GlobalHydra.instance().config_loader()
+    return "\n".join(f"{group}: {', '.join(loader.get_group_options(group))}" for group in groups)
+
+
 def register(name: str, schema: type, *groups: str) -> None:
     """Store a program's typed options as `<name>_schema`, and the tables of its groups, such as "tuned/dqn"."""
+    OmegaConf.register_new_resolver("groups", list_groups, replace=True)
     ConfigStore.instance().store(name=f"{name}_schema", node=schema)
     for group in groups:
         if (folder := CONF / group).is_dir():

@@ -57,3 +57,5 @@ def test_help_names_the_groups(tmp_path: Path, zygote: Zygote) -> None:
     assert answer.code == 0
     for word in ("method", "full_reset", "snp", "fire_exact", "scale", "smoke", "tracker", "dataset"):
         assert word in answer.out
+    assert "networks:" not in answer.out  # another program's
+    assert "tuned/" not in answer.out
