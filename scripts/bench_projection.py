@@ -1,5 +1,6 @@
 """How fast is the projection? Ratios to the plain loop of the paper's listing, measured in one interleaved run.
 
+    python scripts/bench_projection.py --as-called --threads 2          # torchvision's ResNet-18, as a user calls it
     python scripts/bench_projection.py                                  # every model of the paper, initial weights
     python scripts/bench_projection.py --weights hardened --models vgg16 gpt
     python scripts/bench_projection.py --weights trained --models resnet18 vgg16 vit --train-steps 150
@@ -44,6 +45,7 @@ METHODS: dict[str, Callable[[nn.Module], object]] = {
     "fire_ (exact)": lambda net: fire_(net, "exact", measure=False),
     "fire_ (exact, measured)": lambda net: fire_(net, "exact"),
 }
+AS_CALLED = ["fire_ (paper, measured)", "fire_ (exact, measured)", "fire_ (paper)", "fire_ (exact)"]
 
 
 def shapes(model: str) -> dict[str, list[int]]:
@@ -131,11 +133,14 @@ def trained(model: str, steps: int) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in net.state_dict().items()}
 
 
+def weights_of(net: nn.Module) -> list[Tensor]:
+    return [layer.weight for layer in net.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+
+
 @torch.no_grad()
 def plain_loop(net: nn.Module, iterations: int = 10) -> None:
     """The plain projection: layer by layer, kernel position by kernel position."""
-    for layer in net:
-        W = layer.weight
+    for W in weights_of(net):
         d_out, d_in = W.shape[:2]
         new = torch.zeros_like(W)
         positions = [(i, j) for i in range(W.shape[2]) for j in range(W.shape[3])] if W.ndim == 4 else [()]
@@ -151,9 +156,9 @@ def plain_loop(net: nn.Module, iterations: int = 10) -> None:
         W.copy_(new)
 
 
-def loop_flops(model: str, iterations: int = 10) -> float:
+def loop_flops(net: nn.Module, iterations: int = 10) -> float:
     total = 0.0
-    for shape in shapes(model).values():
+    for shape in (W.shape for W in weights_of(net)):
         m, n = max(shape[:2]), min(shape[:2])
         total += 4.0 * m * n * n * iterations * (shape[2] * shape[3] if len(shape) == 4 else 1)
     return total
@@ -162,8 +167,8 @@ def loop_flops(model: str, iterations: int = 10) -> float:
 def total_dfi(net: nn.Module) -> float:
     """DfI of the unscaled matrices, summed over the model."""
     total = 0.0
-    for layer in net:
-        W = layer.weight.detach()
+    for W in weights_of(net):
+        W = W.detach()
         W = W.flatten(2).permute(2, 0, 1) if W.ndim == 4 else W[None]
         W = W / ((W.shape[1] / W.shape[2]) ** 0.5 / len(W))
         total += float(dfi(W).sum())
@@ -189,7 +194,7 @@ def clock(run: Callable[[], object], device: str, now: Callable[[], float] = tim
 
 
 def bench(
-    model: str, net: nn.Module, device: str, repeats: int, methods: list[str], now: Callable[[], float]
+    net: nn.Module, device: str, repeats: int, methods: list[str], now: Callable[[], float]
 ) -> list[dict[str, float | str]]:
     runs = {"plain loop": plain_loop} | {name: METHODS[name] for name in methods}
     before = {name: value.clone() for name, value in net.state_dict().items()}
@@ -215,7 +220,7 @@ def bench(
             "ratio": statistics.median(t / b for t, b in zip(taken, loop, strict=True)),
             "best": min(taken) / min(loop),
             "dfi": reached[name],
-            "gflops": loop_flops(model) / statistics.median(taken) / 1e9,
+            "gflops": loop_flops(net) / statistics.median(taken) / 1e9,
         }
         for name, taken in seconds.items()
     ]
@@ -248,6 +253,9 @@ def memory_of(model: str, method: str, weights: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--as-called", action="store_true", help="torchvision's ResNet-18, two threads, with the report"
+    )
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--weights", default="init", choices=["init", "hardened", "trained"])
     parser.add_argument(
@@ -276,7 +284,7 @@ def main() -> None:
     )
     print("| model | method | seconds | / loop | best / best | DfI reached | loop's GFLOP/s | of peak | extra MB |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
-    for model in args.models:
+    for model in ["torchvision-resnet18"] if args.as_called else args.models:
         state = None
         if args.checkpoint:
             state = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
@@ -285,9 +293,16 @@ def main() -> None:
             if args.save:
                 args.save.mkdir(parents=True, exist_ok=True)
                 torch.save(state, args.save / f"{model}-trained.pt")
-        net = build(model, args.weights, state and renamed(state, model), args.device)
-        for row in bench(model, net, args.device, args.repeats, args.methods, now):
-            memory = "" if args.no_memory else memory_of(model, str(row["method"]), args.weights)
+        if args.as_called:
+            from torchvision.models import resnet18
+
+            torch.manual_seed(0)
+            net = resnet18().to(args.device)
+        else:
+            net = build(model, args.weights, state and renamed(state, model), args.device)
+        methods = AS_CALLED if args.as_called else args.methods
+        for row in bench(net, args.device, args.repeats, methods, now):
+            memory = "" if args.no_memory or args.as_called else memory_of(model, str(row["method"]), args.weights)
             print(
                 f"| {model} | {row['method']} | {row['seconds']:.3f} | {row['ratio']:.2f} | {row['best']:.2f} "
                 f"| {row['dfi']:.2g} | {row['gflops']:.0f} | {row['gflops'] / peak:.0%} | {memory} |",

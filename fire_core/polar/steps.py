@@ -14,6 +14,7 @@ Step = tuple[float, float, float]
 PAPER: Step = (1.5, -0.5, 0.0)  # cubic Newton-Schulz: sends 1 to 1 with slope 0, all of (0, sqrt 3) towards 1
 MUON: Step = (3.4445, -4.7750, 2.0315)  # Jordan et al., 2024: slope 3.4 at 0, and no fixed point at 1
 RESTART = 5  # steps on the Gram matrix alone; its rounding errors grow 2.25-fold in each of the paper's
+BLOCKED = 128  # Gram matrices from this size on are computed in blocks
 SETTLED = 1 - 2e-5  # from here one step of the paper reaches rounding in float32
 
 
@@ -74,7 +75,7 @@ def gram(X: Tensor) -> Tensor:
     triangle is computed and mirrored, 5/8 of the arithmetic.
     """
     n = X.shape[-1]
-    if X.device.type != "cpu" or n < 128 or torch.compiler.is_compiling():
+    if X.device.type != "cpu" or n < BLOCKED or torch.compiler.is_compiling():
         return X.mT @ X
     G = X.new_empty(X.shape[0], n, n)
     h = -(-n // 4)
@@ -90,6 +91,26 @@ def gram_dfi(G: Tensor) -> Tensor:
     E = G.clone()
     E.diagonal(dim1=-2, dim2=-1).sub_(1)
     return E.square().sum((-2, -1))
+
+
+def dfi_and_square(X: Tensor) -> tuple[Tensor, Tensor]:
+    """||X^T X - I||_F^2 and ||X||_F^2, the trace of X^T X, of each matrix, (B, m, n), m >= n -> (B,), (B,) float64.
+
+    Of a Gram matrix in blocks, those above the diagonal count twice, and nothing is mirrored.
+    """
+    n = X.shape[-1]
+    blocked = X.device.type == "cpu" and n >= BLOCKED
+    h = -(-n // 4) if blocked else max(1, n)
+    dfi = square = X.new_zeros(len(X), dtype=torch.float64)
+    for i in range(0, n, h):
+        P = X[:, :, i : i + h].mT @ X[:, :, i:]  # (B, h, n - i)
+        diagonal = P.diagonal(dim1=-2, dim2=-1)
+        square = square + diagonal.sum(-1, dtype=torch.float64)
+        diagonal.sub_(1)
+        P.square_()
+        on = P[:, :, :h].sum((-2, -1))
+        dfi = dfi + on if i + h >= n else dfi + on + 2.0 * P[:, :, h:].sum((-2, -1)).double()
+    return dfi, square
 
 
 def prepare(W: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fire_core.polar.factor import CHUNK, as_tall
-from fire_core.polar.steps import gram
+from fire_core.polar.steps import dfi_and_square
 
 COLUMNS = (
     "dfi_before",
@@ -23,6 +23,12 @@ COLUMNS = (
 )
 
 
+def pieces(W: Tensor) -> list[slice]:
+    """The batch (b, d_out, d_in) in pieces that a CPU's caches hold; whole on a GPU."""
+    size = max(1, CHUNK // max(1, math.prod(W.shape[1:]))) if W.device.type == "cpu" else max(1, len(W))
+    return [slice(i, i + size) for i in range(0, len(W), size)]
+
+
 def measure(old: Tensor, new: Tensor, s: Tensor, out: Tensor) -> None:
     """Write the first five of `COLUMNS` for each matrix.
 
@@ -36,19 +42,8 @@ def measure(old: Tensor, new: Tensor, s: Tensor, out: Tensor) -> None:
         s: (b, 1, 1), each matrix's scale; DfI is that of W / s.
         out: (b, len(COLUMNS)), float64.
     """
-    size = max(1, CHUNK // math.prod(old.shape[1:])) if old.device.type == "cpu" else max(1, len(old))
-    for i in range(0, len(old), size):
-        here = slice(i, i + size)
-        W, W_new, scale, row = old[here], new[here], s[here], out[here]
-        row[:, 0], row[:, 3] = _dfi_and_square(W, scale)
-        row[:, 1], row[:, 4] = _dfi_and_square(W_new, scale)
-        row[:, 2] = torch.sub(W_new, W).square_().sum((-2, -1))
-
-
-def _dfi_and_square(W: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """DfI of W / s and ||W||_F^2, both (b,), from one Gram matrix, whose trace is the squared norm."""
-    G = gram(as_tall(W / s))
-    diagonal = G.diagonal(dim1=-2, dim2=-1)
-    square = diagonal.sum(-1, dtype=torch.float64) * s.flatten().double().square()
-    diagonal.sub_(1)
-    return G.square_().sum((-2, -1)), square
+    squared_scale = s.flatten().double().square()
+    for first, W in enumerate((old, new)):
+        dfi, square = dfi_and_square(as_tall(W / s))
+        out[:, first], out[:, first + 3] = dfi, square * squared_scale
+    out[:, 2] = torch.sub(new, old).square_().sum((-2, -1))

@@ -13,7 +13,7 @@ from fire_core.polar.options import PolarOptions
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.checks import not_finite
 from fire_core.reinit.initial import find_initial
-from fire_core.reinit.measure import COLUMNS, measure
+from fire_core.reinit.measure import COLUMNS, measure, pieces
 from fire_core.reinit.report import Row
 from fire_core.weights import distributed
 from fire_core.weights.layout import Entry
@@ -172,24 +172,35 @@ def _finish(
             Q[zero] = 0
             stats[:, AT["completed"]] = (did.completed & ~zero).double()
         stats[:, AT["rank"]] = did.rank.double()
+        stats[:, AT["zeros"]] = zero
+    stats[:, AT["square_scale"]] = s.flatten().double().square()
+    for here in pieces(W):  # each piece is scaled and measured while the caches hold it
+        _scale(W[here], Q[here], s[here], p.dtype, how, stats[here], known_zeros=did.rank is not None)
+    _write(work.batch.entries, work.batch.ranks.gather(Q, work.mine, work.batch.count))
+    return work.batch.ranks.gather(stats, work.mine, work.batch.count), did
+
+
+def _scale(W: Tensor, Q: Tensor, s: Tensor, dtype: torch.dtype, how: Solve, stats: Tensor, known_zeros: bool) -> None:
+    """Turn factors Q into new weights, in place, and fill what is left of the statistics."""
+    if not known_zeros:  # a zero matrix stays zero, and nothing else becomes so
+        stats[:, AT["zeros"]] = torch.linalg.matrix_norm(Q) == 0
+    skip = stats[:, AT["zeros"]] > 0
+    if how.blend == 0:
+        Q.copy_(W)
     else:
-        zero = torch.linalg.matrix_norm(Q) == 0  # a zero matrix stays zero, and nothing else becomes so
-    # Half precision: what is measured is what will be stored.
-    new = W.clone() if how.blend == 0 else Q.mul_(s).to(p.dtype).to(W.dtype)
-    skip = zero
+        Q.mul_(s)
+        if dtype != Q.dtype:
+            Q.copy_(Q.to(dtype))  # half precision: what is measured is what will be stored
     if how.min_norm > 0:
-        skip = zero | (torch.linalg.matrix_norm(W) < how.min_norm)
-        new = torch.where(skip[:, None, None], W, new)
-    for name, column in (("square_scale", s.flatten().double().square()), ("skipped", skip), ("zeros", zero)):
-        stats[:, AT[name]] = column
+        skip = skip | (torch.linalg.matrix_norm(W) < how.min_norm)
+        Q.copy_(torch.where(skip[:, None, None], W, Q))
+    stats[:, AT["skipped"]] = skip
     if how.measure:
         begin = time.perf_counter()
-        measure(W, new, s, stats)
-        stats[:, AT["measuring"]] = (time.perf_counter() - begin) / max(1, len(W))
+        measure(W, Q, s, stats)
+        stats[:, AT["measuring"]] = (time.perf_counter() - begin) / len(W)
     else:
         stats[:, : AT["square_scale"]] = math.nan
-    _write(work.batch.entries, work.batch.ranks.gather(new, work.mine, work.batch.count))
-    return work.batch.ranks.gather(stats, work.mine, work.batch.count), did
 
 
 def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Solve, initial: Mapping[str, Tensor]) -> Tensor:

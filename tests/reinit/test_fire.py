@@ -240,6 +240,25 @@ def test_scale_variance_factor_sets_the_output_variance(layer, factor):
     assert float(ratio) == pytest.approx(factor, rel=0.05)
 
 
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scale_keep_norm_keeps_the_frobenius_norm_of_every_matrix(solver, dtype):
+    model = network()
+    with torch.no_grad():
+        model[0].weight[:, :, 0, 1] *= 7
+        model[6].weight.mul_(1e-20)
+    model.to(dtype)
+    before = copy.deepcopy(weights(model))
+    report = fire_(model, solver, iterations=60, scale="keep_norm")
+    for row, (name, weight) in zip(report, weights(model).items(), strict=True):
+        old, new = (torch.linalg.matrix_norm(matrices(w).double()) for w in (before[name], weight))
+        torch.testing.assert_close(new, old, rtol=1e-5 if dtype == torch.float32 else 4e-3, atol=0)
+        spectrum = torch.linalg.svdvals(matrices(weight).double())
+        assert (spectrum.amax(-1) / spectrum.amin(-1)).max() < (1 + 1e-4 if dtype == torch.float32 else 1.05)
+        assert row.scale == pytest.approx(float(old.square().mean().sqrt()) / min(row.shape) ** 0.5, rel=1e-5)
+        assert row.norm_after == pytest.approx(float(new.square().sum().sqrt()), rel=1e-5)
+
+
 def test_min_norm_leaves_small_matrices_alone():
     model = network()
     with torch.no_grad():

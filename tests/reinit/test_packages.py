@@ -1,5 +1,7 @@
 """fire_ on weights of other packages: quantised bases, adapters, noisy layers."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -62,3 +64,14 @@ def test_lora_keeps_its_base_and_a_zero_factor_stays_zero():
 
 BASE = "base_model.model.0.base_layer.weight"
 FACTOR_A, FACTOR_B = "base_model.model.0.lora_A.default.weight", "base_model.model.0.lora_B.default.weight"
+
+
+def test_lora_computes_as_before():
+    model = adapted()
+    with torch.no_grad():
+        model.get_parameter(FACTOR_B).normal_(std=0.01)
+    before = copy.deepcopy(model.state_dict())
+    report = fire_(model, "exact")
+    for name in (BASE, FACTOR_A, FACTOR_B):
+        assert torch.equal(model.state_dict()[name], before[name])
+        assert report.kept[name].reason
