@@ -30,10 +30,10 @@ def fused(entries: list[Entry]) -> list[str]:
     return lines
 
 
-def raw_parameters(entries: list[Entry]) -> list[str]:
-    """A line if parameters that no rule knows hold much of the model."""
+def raw_parameters(entries: list[Entry], total: int) -> list[str]:
+    """A line if parameters that no rule knows hold much of the model's `total` numbers."""
     found = [e for e in entries if e.role == "other" and e.kind == "matrix" and min(e.parameter.shape[-2:]) > 1]
-    held, total = sum(e.size for e in found), sum(e.size for e in entries)
+    held = sum(e.size for e in found)
     if held <= RAW_SHARE * total:
         return []
     names = list(dict.fromkeys(re.sub(r"\b\d+\b", "*", e.name) for e in found))

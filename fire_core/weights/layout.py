@@ -149,7 +149,11 @@ def resolve(
         entries, warnings = list(layout), list(getattr(layout, "warnings", ()))
     for chosen in _several(include):
         entries = _apply(entries, chosen, "project", "include")
-    for chosen in _several(exclude):
+    excluded = _several(exclude)
+    if isinstance(layout, (str, Mapping)):  # a weight that the caller has chosen or excluded needs no advice
+        undecided = [e for e in entries if e.action == "keep" and not any(_matches(e, chosen) for chosen in excluded)]
+        warnings += [*advice.fused(undecided), *advice.raw_parameters(undecided, sum(e.size for e in entries))]
+    for chosen in excluded:
         entries = _apply(entries, chosen, "keep", "exclude")
     left = f"layout={layout!r} leaves it alone" if isinstance(layout, str) else "the layout leaves it alone"
     return Entries([e if e.reason or e.action != "keep" else replace(e, reason=left) for e in entries], warnings)
@@ -245,8 +249,6 @@ def _describe(
     ]
     return entries, [
         *reader.warnings,
-        *advice.fused(entries),
-        *advice.raw_parameters(entries),
         *advice.quantised(model),
     ]
 
