@@ -87,6 +87,7 @@ def test_the_installed_library_runs(python: Path, tmp_path: Path) -> None:
     assert done.stdout.startswith(str(python.parents[1])), "the wheel's, not the clone's"
 
 
+@pytest.mark.slow  # mypy reads all of torch
 def test_types_are_seen_from_outside(python: Path, tmp_path: Path) -> None:
     (tmp_path / "right.py").write_text(USER)
     (tmp_path / "wrong.py").write_text(WRONG)
