@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -53,11 +54,11 @@ class Use:
     path: tuple[nn.Module, ...]  # from the root to the owner
     attribute: str  # weight
 
-    @property
+    @cached_property
     def owner(self) -> nn.Module:
         return self.path[-1]
 
-    @property
+    @cached_property
     def is_raw(self) -> bool:
         """Whether it belongs to no layer that is known, as in nn.MultiheadAttention."""
         return not isinstance(self.owner, (nn.Linear, _ConvNd)) and not is_transposed_linear(self.owner)
@@ -68,7 +69,7 @@ class Use:
         stem, _, leaf = self.name.rpartition("bias")
         return f"{stem}weight{leaf}"
 
-    @property
+    @cached_property
     def place(self) -> tuple[str, nn.Module]:
         """The projection's own name and the module that holds it, looking through Sequential: `to_out.0` -> to_out."""
         if self.is_raw:
