@@ -1,7 +1,7 @@
-"""How a program starts and ends: one clear line for what the user can mend, a traceback only when asked for.
+"""Start and end of a program: one clear line for a user-facing error, a traceback only on request.
 
 A program is `if __name__ == "__main__": run_program(main, "vision")` around a `@hydra.main` function, whose body is
-within `with job(config) as outcome`. `HYDRA_FULL_ERROR=1` in the environment brings tracebacks back.
+within `with job(config) as outcome`. `HYDRA_FULL_ERROR=1` in the environment shows tracebacks.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.harness.options.errors import ConfigError, TrainingError
 from fire_core.harness.training.console import show_log
-from fire_core.harness.training.signals import leave_politely
+from fire_core.harness.training.signals import exit_on_signals
 
 EXIT_CONFIG, EXIT_TRAINING = 2, 3
 USER_ERRORS = (ConfigError, TrainingError, HydraException, OmegaConfBaseException)
@@ -39,7 +39,7 @@ CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
 PLUGINS = 'pip install -e ".[cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
 CONF = Path(__file__).parents[3] / "conf"
-SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in whatever process, tell how they ended
+SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in any process, write how they ended
 
 
 @dataclass
@@ -53,9 +53,9 @@ class Outcome:
 
 @contextlib.contextmanager
 def job(config: DictConfig) -> Iterator[Outcome]:
-    """Around the body of a job: says what it tells of the user's errors on one line, and notes how it ended."""
+    """Context around the body of a job: prints user-facing errors on one line, and records how the job ended."""
     show_log()
-    leave_politely()
+    exit_on_signals()
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     outcome = Outcome(" ".join(overrides) or "(no options)")
     try:
@@ -81,7 +81,7 @@ def job(config: DictConfig) -> Iterator[Outcome]:
 
 
 def out_of_memory(error: Exception) -> TrainingError | None:
-    """What to lower, if `error` says that memory is short (torch has a class of its own for GPUs only)."""
+    """A message with the options to lower, if `error` means out of memory (torch has a class for GPUs only)."""
     for cause in (error, error.__cause__):
         text = str(cause).split("\n")[0]
         known = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
@@ -97,7 +97,7 @@ class SweepTable(Callback):
     """Gives a sweep a folder where all its jobs, on any machine, write how they ended (conf/hydra/default.yaml)."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Make the folder and tell the jobs by the environment."""
+        """Make the folder and pass its name to the jobs in the environment."""
         folder = Path(config.hydra.sweep.dir).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         os.environ[SWEEP_LOG] = tempfile.mkdtemp(dir=folder)
@@ -111,7 +111,7 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
     try:
         main()
     except Exception as error:
-        if asked or not mendable(error):
+        if asked or not user_facing(error):
             raise
         _show_sweep()
         _leave(error, config_name)
@@ -122,8 +122,8 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
         _show_sweep()
 
 
-def mendable(error: Exception) -> bool:
-    """Whether the user can mend it, so that its message says enough."""
+def user_facing(error: Exception) -> bool:
+    """Whether it is a user-facing error, whose message is enough."""
     return (
         isinstance(error, USER_ERRORS)
         or (isinstance(error, OSError) and error.errno in CANNOT_WRITE)

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: shown as one line, without a traceback."""
+"""User-facing errors: shown as one line, without a traceback."""
 
 
 class ConfigError(ValueError):
@@ -6,7 +6,7 @@ class ConfigError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """Training itself cannot go on (a loss that is not finite, say); the message says where it stopped."""
+    """Training cannot continue (a loss that is not finite, say); the message says where it stopped."""
 
 
 def one_line(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """Checkpoints that survive a kill at any moment.
 
 A checkpoint is one file, `step-<step>-<sha256>.pt`. It is written under a temporary name, flushed to the disk and
-renamed, so that a name of that form is always a whole file; the digest in the name tells when it no longer is. Files
+renamed, so a name of that form is always a complete file; the digest in the name detects later damage. Files
 are read with `weights_only=True`: no code in a file is ever run.
 """
 
@@ -24,7 +24,7 @@ DIGITS = 32  # of the digest, in the file name
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
-    """Write a file that is either the old one or the whole new one, whatever happens.
+    """Replace a file atomically: it is the old one or the complete new one, whatever happens.
 
     Raises:
         OSError: the disk is full or read-only; the old file is as it was.
@@ -47,7 +47,7 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError as error:  # some network file systems cannot; the rename itself is done
+    except OSError as error:  # some network file systems cannot do this; the rename itself is done
         log.debug("cannot fsync %s: %s", folder, error)
     finally:
         os.close(descriptor)
@@ -85,7 +85,7 @@ def load_newest(folder: Path, config: dict[str, Any], device: torch.device | str
     Raises:
         ConfigError: the checkpoint belongs to another config; the message lists the keys that differ.
     """
-    for leftover in folder.glob(".*.tmp"):  # of a process killed while it wrote
+    for leftover in folder.glob(".*.tmp"):  # of a process killed while writing
         leftover.unlink(missing_ok=True)
     for path in _newest_first(folder):
         try:

@@ -91,7 +91,7 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
 
     Raises:
         ConfigError: a name in `groups` cannot be part of a path, or another process holds the run.
-        TrainingError: training cannot go on, or a phase's or the run's end could not be written.
+        TrainingError: training cannot continue, or a phase's or the run's end could not be written.
     """
     *kind, method = [check_name(f"{group}.name", str(config[group].name)) for group in (*program.groups, "method")]
     what, first, headline = task.identity(), task.first_phase_identity(), program.headline

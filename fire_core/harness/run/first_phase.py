@@ -1,8 +1,8 @@
 """The first phase does not depend on the method: train it once, start every method from it.
 
 An entry of the cache is a run folder of its own, named by the hash of what shapes the first phase, so it is locked,
-checkpointed and resumed like any run: many processes at once train it once, and one that is killed in the middle leaves
-its work to the next.
+checkpointed and resumed like any run: many processes at once train it once, and if one is killed, the next
+continues its work.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def shared_first_phase(
     device: torch.device | str = "cpu",
     every_seconds: float = 60.0,
 ) -> tuple[dict[str, Any], str] | None:
-    """The trainer's state after the first phase and the rows that it logged, trained here only if nobody has.
+    """The trainer's state after the first phase and the rows that it logged, trained here if not in the cache.
 
     Args:
         cache: folder of the cache.
@@ -48,7 +48,7 @@ def shared_first_phase(
         None if the cache's file system has no locks: nothing can be shared there safely.
 
     Raises:
-        TrainingError: training cannot go on, or there is no room in the cache for the phase's end.
+        TrainingError: training cannot continue, or there is no room in the cache for the phase's end.
     """
     shape = {**shape, "numerics": NUMERICS}
     folder = cache / f"{name}-{digest(shape, 12)}"

@@ -1,10 +1,10 @@
-"""A run folder: what the run is, what it measured, where it stands.
+"""A run folder: identity, measurements and state of a run.
 
 <runs>/<program>/<readable name>-<hash of the config>/
     config.yaml      the resolved configuration
     identity.json    the part of it that shapes the numbers: what the run is, and how it is executed
     env.json         versions, git commit, hardware
-    metrics.jsonl    one JSON object a line, `step` strictly increasing: the truth that trackers mirror. Before the rows
+    metrics.jsonl    one JSON object a line, `step` strictly increasing: which trackers mirror. Before the rows
                      of a phase that a method acted before, a row {"kind": "boundary"} at the step of the row before it
     spectra.json     singular values of every weight before and after each boundary
     checkpoints/     the newest two
@@ -44,10 +44,10 @@ class Run:
         identity: the part of the config that shapes the numbers (see `fire_core.harness.run.identity`).
         config_yaml: the whole resolved config, for the reader.
         tracker: mirrors rows; None mirrors nothing.
-        every_seconds: how often `checkpoint_due` says yes.
+        every_seconds: how often `checkpoint_due` is true.
         keep: checkpoints kept.
         wait: wait for another process that holds the run instead of raising.
-        total_steps: optimizer steps of the whole run, for whoever asks how far it is.
+        total_steps: optimizer steps of the whole run, for `fire_core.runs`, which shows the progress.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Run:
         began = time.monotonic()
         try:
             while not self._lock.acquire():
-                # `fire_core.runs` holds a lock for an instant to see whether it is free.
+                # `fire_core.runs` holds a lock for a moment to see whether it is free.
                 if not self.wait and time.monotonic() - began > 1:
                     raise ConfigError(
                         f"run {self.folder.name} is being trained by {self._lock.holder}; wait for it or stop it"
@@ -121,7 +121,7 @@ class Run:
             return None
 
     def resume(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-        """The state to go on from (None at the start); rows written after it are cut off, as they will come again."""
+        """The state to resume from (None at the start); rows written after it are cut off, to be written again."""
         state = self.newest_state(device)
         self._good_bytes = state["metrics_bytes"] if state else 0
         self._last_step = state["last_row_step"] if state else -1
@@ -163,7 +163,7 @@ class Run:
         self.tracker.log(row)
 
     def append_rows(self, text: str) -> None:
-        """Take over rows that another folder holds (a shared first phase's)."""
+        """Append the rows of another folder (a shared first phase's)."""
         self._pending.append(text)
         self._last_step = json.loads(text.rstrip("\n").rsplit("\n", 1)[-1])["step"] if text else -1
         self._write_pending()
@@ -185,7 +185,7 @@ class Run:
         except OSError as error:
             log.warning("cannot write %s (%s): rows wait in memory", path, error.strerror or error)
             if path.exists():
-                os.truncate(path, self._good_bytes)  # half a line must not stay
+                os.truncate(path, self._good_bytes)  # no partial line may stay
             return False
 
     # ---- what it keeps
@@ -196,7 +196,7 @@ class Run:
         return time.monotonic() >= self._next_checkpoint
 
     def postpone(self) -> None:
-        """No checkpoint is due before its time has come again."""
+        """Restart the time until the next checkpoint is due."""
         self._next_checkpoint = time.monotonic() + self.every_seconds
 
     def checkpoint(self, step: int, trainer: dict[str, Any]) -> None:
@@ -222,9 +222,9 @@ class Run:
                 os.fsync(file.fileno())
 
     def keep_spectra(self, phase: int, before: dict[str, list[float]], after: dict[str, list[float]]) -> None:
-        """Put the singular values of the weights that are there before and after a boundary into spectra.json.
+        """Write the singular values of the weights before and after a boundary into spectra.json.
 
-        A disk that refuses them does not stop the run.
+        A full disk does not stop the run.
         """
         path = self.folder / "spectra.json"
         pairs = {key: {"before": before[key], "after": after[key]} for key in before if key in after}
@@ -238,7 +238,7 @@ class Run:
         """Mark the run as done.
 
         Raises:
-            TrainingError: the last rows or the mark could not be written; started again, the run goes on from its
+            TrainingError: the last rows or the mark could not be written; started again, the run resumes from its
                 last checkpoint.
         """
         try:

@@ -1,7 +1,7 @@
-"""A folder's lock, given back by the system when its holder dies, in whatever way.
+"""A folder's lock, released by the system when its holder ends, in any way.
 
 A POSIX record lock: unlike `flock` it is not inherited by forked children (loader workers may outlive a killed parent),
-and it works over NFS. Some file systems have no locks at all; there `acquire` says so, and the caller decides.
+and it works over NFS. Some file systems have no locks at all; there `acquire` raises, and the caller decides.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class FolderLock:
         self._file: int | None = None
 
     def acquire(self) -> bool:
-        """Take the lock if nobody has it.
+        """Take the lock if it is free.
 
         Returns:
             Whether it was taken.
@@ -46,13 +46,13 @@ class FolderLock:
             raise NoLocks(os.strerror(error.errno or 0)) if error.errno in NO_LOCKS else error from None
         self._file = file
         me = f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
-        with contextlib.suppress(OSError):  # a full disk costs nothing but the name
+        with contextlib.suppress(OSError):  # on a full disk only the name is missing
             os.ftruncate(file, 0)
             os.pwrite(file, me.encode(), 0)
         return True
 
     def release(self) -> None:
-        """Let others in; nothing if it was not taken."""
+        """Release the lock; nothing if it was not taken."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,4 +1,4 @@
-"""Run folders of anyone, read without running what is in them.
+"""Run folders from any source, read without running code in them.
 
 `rl.watch` and `language.sample` build networks and environments from the `config.yaml` of a folder that may come from
 someone else. Hydra calls whatever `_target_` names, so here a target must be one that this project's own `conf/` names,
@@ -24,7 +24,7 @@ PACKAGES = {"vision": "vision.", "language": "language.", "dqn": "rl.dqn.", "sac
 SHARED_PACKAGES = ("fire_core.methods.", "fire_core.harness.run.tracker.", "torch.optim.")
 BUILT = ("model", "networks", "env", "method")  # groups that a reader may build
 NAME = re.compile(r"[\w.+ -]*")
-LARGEST = 2**20  # bytes of a config.yaml; ours have a few thousand
+LARGEST = 2**20  # bytes of a config.yaml; normally a few thousand
 
 
 class PlainLoader(yaml.SafeLoader):
@@ -86,7 +86,7 @@ def newest_state(folder: Path) -> dict[str, Any]:
             continue
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)["state"]["trainer"]
-        except Exception as error:  # the digest only tells of accidents; what was made to fail can fail in any way
+        except Exception as error:  # the digest detects accidents only; a crafted file can fail in any way
             raise ConfigError(f"{path} is no checkpoint of a run ({type(error).__name__})") from None
         return state
     raise ConfigError(f"run={folder} has no whole checkpoint")

@@ -17,10 +17,10 @@ class Tracker:
     """Mirrors nothing: `tracker=none`, and the interface of all trackers."""
 
     def start(self, folder: Path, config: dict[str, Any]) -> None:
-        """The run begins (or goes on) in `folder`."""
+        """The run starts (or resumes) in `folder`."""
 
     def log(self, row: dict[str, Any]) -> None:
-        """One row has gone to metrics.jsonl."""
+        """One row was written to metrics.jsonl."""
 
     def finish(self) -> None:
         """The process leaves the run, done (its folder holds `DONE`) or not."""
@@ -29,15 +29,15 @@ class Tracker:
 class Wandb(Tracker):
     """Weights & Biases, offline unless asked otherwise: no account, no prompt, no network.
 
-    A process of its own (`harness.run.wandb_mirror`) follows metrics.jsonl, so that training neither waits for
-    wandb nor shares an interpreter with it. If it cannot start, dies or hangs, a warning is given and training goes on;
-    nothing is lost, as the run folder holds everything.
+    A separate process (`harness.run.wandb_mirror`) follows metrics.jsonl, so that training neither waits for wandb nor
+    shares an interpreter with it. If it cannot start, dies or hangs, a warning is given and training continues; nothing
+    is lost, as the run folder holds everything.
 
     Args:
         mode: offline or online.
         project: wandb project.
         entity: wandb team or user; None: wandb's default.
-        patience: seconds to wait at the end for wandb to take the last rows.
+        patience: seconds to wait at the end for the last rows.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Wandb(Tracker):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for training, which then tells the mirror
+                start_new_session=True,  # Ctrl-C is for training, which then stops the mirror
             )
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(order) + "\n")
@@ -79,7 +79,7 @@ class Wandb(Tracker):
             return
         assert self._process.stdin is not None
         try:
-            self._process.stdin.close()  # the end of its input: take what is left and go
+            self._process.stdin.close()  # the end of its input: it takes what is left and exits
             code = self._process.wait(self.patience)
         except subprocess.TimeoutExpired:
             self._give_up(f"no answer within {self.patience:g} s")
@@ -99,8 +99,8 @@ class Wandb(Tracker):
                     os.kill(process, signal.SIGKILL)
             self._process.wait()
             assert self._process.stdout is not None
-            told = self._process.stdout.read().strip()  # its last words, if it had any
-            why = why or told or f"its process ended with code {self._process.returncode}"
+            message = self._process.stdout.read().strip()  # its error message, if any
+            why = why or message or f"its process ended with code {self._process.returncode}"
         log.warning("wandb stopped (%s): training goes on, metrics.jsonl is complete", why)
         self._close()
 

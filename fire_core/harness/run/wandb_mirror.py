@@ -1,7 +1,7 @@
 """The process that mirrors a run into wandb: it follows metrics.jsonl until its input ends.
 
 Its first line of input says what to mirror and where to (see `fire_core.harness.run.tracker.Wandb`). The whole file is
-mirrored each time that a run goes on, under the same id: wandb's last copy is complete, whatever happened to the first.
+mirrored each time a run resumes, under the same id: wandb's last copy is complete.
 """
 
 import json
@@ -17,22 +17,22 @@ PAUSE = 1.0  # seconds between looks at the file
 
 
 def main() -> None:
-    """Mirror one run; an error is told in one line on the standard output."""
-    tell, quiet = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    """Mirror one run; an error is one line on the standard output."""
+    report, quiet = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)  # wandb may print
     try:
         mirror(json.loads(sys.stdin.readline()))
     except BaseException as error:  # wandb raises its own and SystemExit
         words = str(error).strip().split("\n")[0]
-        os.write(tell, f"{type(error).__name__}: {words}\n".encode())
+        os.write(report, f"{type(error).__name__}: {words}\n".encode())
         children = Path(f"/proc/self/task/{os.getpid()}/children")
         for service in children.read_text().split() if children.exists() else []:
-            os.kill(int(service), signal.SIGKILL)  # wandb's; it may be what hangs
+            os.kill(int(service), signal.SIGKILL)  # wandb's, which may hang
         os._exit(1)  # wandb's exit hooks would wait for it
 
 
 def mirror(order: dict[str, Any]) -> None:
-    """Log what there is and what comes, until the input ends."""
+    """Log existing and new rows, until the input ends."""
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.pop("WANDB_SERVICE", None)  # another run's service, which may end or hang before this one
     import wandb
@@ -61,7 +61,7 @@ def mirror(order: dict[str, Any]) -> None:
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a growing file, until the input of this process ends."""
+    """The complete lines of a growing file, until the input of this process ends."""
     position, ended = 0, False
     while True:
         if path.exists():
@@ -73,7 +73,7 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
             yield from (json.loads(line) for line in whole.splitlines())
         if ended:
             return
-        ended = bool(select.select([sys.stdin], [], [], PAUSE)[0])  # nothing but the end ever comes
+        ended = bool(select.select([sys.stdin], [], [], PAUSE)[0])  # only the end of the input comes
 
 
 if __name__ == "__main__":

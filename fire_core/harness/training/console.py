@@ -30,7 +30,7 @@ def show_log() -> None:
 
 
 def progress_bar(total: int, done: int, title: str, shown: bool = True) -> "tqdm[Any]":
-    """Optimizer steps of the whole run, with the time left; rare lines where the output is not a terminal."""
+    """Optimizer steps of the whole run, with the time left; few lines where the output is not a terminal."""
     return tqdm(
         total=total,
         initial=done,

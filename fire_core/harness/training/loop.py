@@ -62,7 +62,7 @@ class Loop:
         total_steps: of the whole run.
         title: beside the progress bar.
         shown: whether there is a bar.
-        largest: the largest of each number over the processes of the run, which all act alike on it.
+        largest: the largest of each number over the processes of the run, so that all act alike.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Loop:
     def end_step(self, save: Callable[[], None], ended: bool) -> None:
         """At the end of each step: write a checkpoint where one belongs, and leave if a signal asks for it.
 
-        A full disk within a phase costs the checkpoint; training goes on from the one before, should it come to that.
+        On a full disk within a phase the checkpoint is skipped; a resume then starts from the one before.
         The end of a phase must be on the disk before the next one begins.
 
         Args:

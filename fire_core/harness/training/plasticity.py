@@ -1,4 +1,4 @@
-"""How plastic a network still is: what is logged at a boundary, before and after the method acts."""
+"""Plasticity of a network, logged at a boundary before and after the method acts."""
 
 import contextlib
 from collections.abc import Callable

@@ -11,8 +11,8 @@ import torch
 def derive(seed: int, *names: object) -> int:
     """A 63-bit seed for one purpose: `derive(0, "order", phase, epoch)`.
 
-    Seeds by name, rather than draws from one stream, make what happens in a phase independent of what was drawn
-    before it: a phase that starts from a cache, or after a resume, sees the numbers that it would have seen anyway.
+    Seeds by name, rather than draws from one stream, make a phase independent of what was drawn before it: after
+    a resume, or started from a cache, it draws the same numbers.
     """
     text = "/".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
@@ -44,7 +44,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put every global generator back to a state that `rng_state` returned."""
+    """Restore every global generator to a state that `rng_state` returned."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002
     torch.set_rng_state(state["torch"].cpu())

@@ -1,4 +1,4 @@
-"""Stop politely when the machine is taken away: SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGUSR2 (Slurm's warnings)."""
+"""Checkpoint and exit on SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGUSR2 (Slurm's warnings)."""
 
 import os
 import signal
@@ -7,15 +7,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL: start the same command again and it goes on
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the same command, started again, resumes
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
-def leave_politely() -> None:
-    """From now on a signal outside training (while data load, while another run is waited for) leaves with code 75.
+def exit_on_signals() -> None:
+    """From now on a signal outside training (loading data, waiting for another run) exits with code 75.
 
-    Where somebody else has a handler (submitit), theirs stays; Ctrl-C stays Python's.
+    Other handlers (submitit's) stay; Ctrl-C keeps Python's.
     """
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
@@ -28,7 +28,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 class Preemption:
-    """Notes the first signal so that the trainer can finish its step; a second Ctrl-C leaves at once.
+    """Notes the first signal so that the trainer can finish its step; a second Ctrl-C exits at once.
 
     Used as a context manager around training. Handlers are only installed in the main thread (Python allows no other).
 
@@ -39,7 +39,7 @@ class Preemption:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, Handler] = {}
-        self._requeue = False  # a warning that is not somebody's wish to end the job
+        self._requeue = False  # a warning, not a request to end the job
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -57,13 +57,13 @@ class Preemption:
         self._requeue |= number in (signal.SIGUSR1, signal.SIGUSR2)
 
     def leave(self) -> NoReturn:
-        """Leave after the checkpoint is written, with exit code 75.
+        """Exit with code 75, after the checkpoint is written.
 
-        Under submitit a USR signal goes on to submitit's own handler, which puts the job back into the queue and ends
+        Under submitit a USR signal is passed on to submitit's handler, which puts the job back into the queue and ends
         the process. SIGTERM does not: that is `scancel`, or a pre-emption after which Slurm itself requeues.
         """
         if self._requeue and "SUBMITIT_EXECUTOR" in os.environ:
-            for number in (signal.SIGUSR2, signal.SIGUSR1):  # submitit's default, and what sites set instead
+            for number in (signal.SIGUSR2, signal.SIGUSR1):  # submitit's default, and the other that sites use
                 handler = self._before.get(number)
                 if callable(handler):
                     handler(number, None)
