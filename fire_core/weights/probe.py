@@ -160,7 +160,8 @@ def read(model: nn.Module, args: Any, kwargs: Any, weights: list[Tensor] | None 
     mine = [p for p in model.parameters() if p.ndim > 1 and p.is_floating_point() and not p.is_meta]
     chosen = weights or [p for p in mine if id(p) not in grouped]
     layers = [m for m in model.modules() if _is_dense(m)]
-    blocks = [c for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential)) for c in m if _is_block(c)]
+    lists = [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    blocks = [c for m in lists for c in m._modules.values() if c is not None and _is_block(c)]
     frozen = [p for p in chosen if not p.requires_grad]
     handles = [m.register_forward_pre_hook(_detach, with_kwargs=True) for m in dict.fromkeys((*layers, *blocks))]
     watch = _Watch(chosen)
