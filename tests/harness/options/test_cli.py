@@ -43,12 +43,12 @@ def test_a_sweep_goes_on_past_a_failed_job_and_tells_of_all(tmp_path: Path, zygo
     table = [line for line in first.err.splitlines() if line.startswith("scale=smoke")]
     assert first.code == 2
     assert "failed    method.coef must be in [0, 1], got 7" in table[0]
-    assert "done      test accuracy" in table[1]
+    assert "done      test/accuracy" in table[1]
     again = zygote.run(tmp_path, "vision.train", *options, "method=snp", "method.coef=0.5,0.6", "-m")
     table = [line for line in again.err.splitlines() if line.startswith("scale=smoke")]
     assert again.code == 0
-    assert "skipped   test accuracy" in table[0]
-    assert "done      test accuracy" in table[1]
+    assert "skipped   test/accuracy" in table[0]
+    assert "done      test/accuracy" in table[1]
     assert again.err.count("first phase taken from") == 1
 
 
