@@ -4,6 +4,8 @@ All squares of singular values come from the Gram matrix of the smaller side in 
 singular value decomposition at 2048 x 2048. Squaring costs precision only at the lower end: an eigenvalue is wrong by
 about 1e-15 of the largest, so a singular value at 1e-6 of the largest is wrong by 0.05 %, one at 1e-4 by 5e-8. Where
 the smallest lies below 1e-6 of the largest, the matrix is decomposed in float64.
+
+A Llama of 470 M numbers in bfloat16 (8 layers of width 2048, a table of 32,000): 58 s of processor time, 0.9 GB.
 """
 
 from __future__ import annotations

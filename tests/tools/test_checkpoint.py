@@ -226,7 +226,9 @@ def test_without_a_model_only_plain_linear_layers_are_projected(tmp_path: Path) 
     assert "looks fused" in reasons["a.qkv.weight"]
     assert "looks fused" in reasons["a.c_attn.weight"]
     assert all(reasons[name] for name in names if name not in done)
+    assert "--model tells" in reasons["wte.weight"]
     assert "names only" in cuts.notes[0]
+    assert len(cuts.notes) == 1
 
 
 def test_tensors_that_share_numbers(tmp_path: Path) -> None:
@@ -260,3 +262,27 @@ def test_a_model_by_name_finds_its_weights_in_a_training_loops_file(tmp_path: Pa
     ):
         with pytest.raises(CheckpointError, match=message):
             cut(load(tmp_path / "a.ckpt"), name)
+
+
+def test_a_config_elsewhere_tells_the_model_of_a_file(tmp_path: Path) -> None:
+    folder = saved("Phi3ForCausalLM", tmp_path / "phi3")
+    state = {f"model.{stored.name}": stored.read()[0] for stored in load(folder).tensors}
+    torch.save({"state_dict": state, "optimizer_states": []}, tmp_path / "last.ckpt")
+    cuts, wanted = cut(load(tmp_path / "last.ckpt"), str(folder)), cut(load(folder))
+    prefix = "state_dict.model."
+    assert {e.label.removeprefix(prefix) for c in cuts.cuts for e in c.entries if e.action == "project"} == {
+        e.label for c in wanted.cuts for e in c.entries if e.action == "project"
+    }
+    assert not cuts.notes
+
+
+def test_a_model_that_transformers_does_not_know_is_known_by_names(tmp_path: Path) -> None:
+    folder = saved("LlamaForCausalLM", tmp_path / "llama")
+    config = json.loads((folder / "config.json").read_text())
+    for change in ({"architectures": ["Nothing"]}, {"architectures": []}, {"model_type": "nothing"}):
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+        cuts = cut(load(folder))
+        assert cuts.named
+        assert "known by their names only" in cuts.notes[0]
+        assert "\n" not in cuts.notes[0]
+        assert sum(e.action == "project" for c in cuts.cuts for e in c.entries) == 15

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fire_core.tools.checkpoint.skeleton import FUSED, model_of, model_of_names
+from fire_core.tools.checkpoint.skeleton import FUSED, is_linear, model_of, model_of_names
 from fire_core.tools.checkpoint.source import Checkpoint
 from fire_core.tools.checkpoint.stored import CheckpointError, Stored
 from fire_core.weights.layout import Entry, resolve
@@ -80,7 +80,9 @@ def cut(
             entries = resolve(known, layout, tuple(include), tuple(exclude), trainable_only=False)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-    notes = [note] * bool(note) + [*entries.warnings, *(str(warning.message) for warning in caught)]
+    notes = [note] * bool(note)
+    if module is not None:
+        notes += [*entries.warnings, *(str(warning.message) for warning in caught)]
     parameters: dict[str, list[Entry]] = {}
     for name, group in _by_parameter(entries).items():
         parameters.update(dict.fromkeys((name, *group[0].aliases), group))
@@ -201,11 +203,18 @@ def _gathered(cuts: list[Cut], places: Mapping[str, str], parameters: Mapping[st
 
 
 def _hint(one: Cut) -> Cut:
-    """Of a weight that looks fused and is known by its name only, what is missing."""
-    if len(one.stored.shape) < 2 or not FUSED & set(one.stored.name.split(".")[-2:]):
+    """Of a weight that is kept because its name alone is known, what is missing."""
+    if len(one.stored.shape) < 2 or (one.entries and is_linear(one.stored)):
         return one
-    reason = "looks fused, and its name does not say how: --model tells"
-    return Cut(one.stored, tuple(replace(entry, reason=reason) for entry in one.entries), one.reason and reason)
+    fused = bool(FUSED & set(one.stored.name.split(".")[-2:]))
+    reason = (
+        "looks fused, and its name does not say how" if fused else "its name is not that of a linear layer's weight"
+    )
+    return Cut(
+        one.stored,
+        tuple(replace(e, reason=f"{reason}: --model tells") if e.action == "keep" else e for e in one.entries),
+        one.reason and f"{one.reason} ({reason})",
+    )
 
 
 def _apart(cuts: list[Cut]) -> list[Cut]:
