@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fire_core.harness.options.errors import ConfigError
 from language.data import Mixture, TokenFile
@@ -83,7 +84,7 @@ class ContinualPretraining:
             accepted = ", ".join(map(str, (*STARTS, *self.checkpoints)))
             raise ValueError(f"start={start} is not kept; accepted: {accepted} (see checkpoints=)")
         self.passes, self.ratio, self.iterations = passes, ratio, iterations
-        self.arithmetic = {
+        self.arithmetic: dict[str, Any] = {
             "warmup_ratio": warmup_ratio,
             "max_warmup": max_warmup,
             "max_eval_interval": max_eval_interval,

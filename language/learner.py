@@ -24,7 +24,7 @@ from language.task import Task
 class Learner(Progress):
     """All that changes while training, which is all that a checkpoint holds. Steps are optimizer steps."""
 
-    forward: nn.Module  # the loss of a batch: compiled and replicated as asked for
+    forward: Any  # a module that gives the loss of a batch: compiled and replicated as asked for
     loss_sum: Tensor  # of this process's batches since the last row
     seen: int = 0
     kept: dict[str, dict[str, Any]] = field(default_factory=dict)  # weights of phase 0: best, and at chosen iterations

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        out: Tensor = x + self.mlp(self.ln_2(x))
+        return out
 
 
 class GPT(nn.Module):
@@ -136,7 +138,7 @@ class GPT(nn.Module):
             hidden = swiglu_hidden(n_embd) if activation == "swiglu" else 4 * n_embd
 
         self.block_size = block_size
-        self.transformer = nn.ModuleDict(
+        self.transformer: Any = nn.ModuleDict(
             {
                 "wte": nn.Embedding(vocab_size, n_embd),
                 "wpe": nn.Embedding(block_size, n_embd),
@@ -154,7 +156,8 @@ class GPT(nn.Module):
             }
         )
         self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
-        self.lm_head.weight = self.transformer["wte"].weight
+        table: nn.Parameter = self.transformer["wte"].weight
+        self.lm_head.weight = table
         self._initialise(n_layer)
 
     def _initialise(self, n_layer: int) -> None:

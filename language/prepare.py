@@ -56,8 +56,7 @@ ConfigStore.instance().store(name="language_prepare_schema", node=PrepareConfig)
 def main(config: DictConfig) -> None:
     """Prepare one corpus, unless that is already done."""
     with job(config) as outcome:
-        options = OmegaConf.to_container(config.dataset, resolve=True)
-        assert isinstance(options, dict)
+        options: Any = OmegaConf.to_container(config.dataset, resolve=True)
         if config.path is not None:
             if "path" not in options:
                 raise ConfigError(f"path= goes with dataset=text, not with dataset={options.get('name')}")

@@ -34,7 +34,7 @@ def flops_per_token(model: GPT) -> float:
     """
     parameters = sum(p.numel() for p in model.parameters()) - model.transformer["wpe"].weight.numel()
     layers, width = len(model.transformer["h"]), model.transformer["wte"].weight.shape[1]
-    return 6.0 * parameters + 12.0 * layers * width * model.block_size
+    return float(6.0 * parameters + 12.0 * layers * width * model.block_size)
 
 
 @functools.cache

@@ -31,7 +31,7 @@ class Learner(Progress):
     def new(cls, task: Task) -> "Learner":
         """The network at its initial weights and the method, before the first step."""
         seeding.seed_everything(seeding.derive(task.config.seed, "init"))
-        model = copy.deepcopy(task.model).to(task.device, memory_format=task.memory_format)
+        model = copy.deepcopy(task.model).to(task.device).to(memory_format=task.memory_format)
         return cls(
             net=Net.of({"model": model}, task.config.model.get("layout", "all")),
             method=copy.deepcopy(task.method),

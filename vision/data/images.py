@@ -1,6 +1,7 @@
 """A data set as whole tensors: decoded once, kept in memory, on the device when it fits."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ class ImageData:
 
     def to(self, device: torch.device | str) -> "ImageData":
         """The same data set on `device`."""
-        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, **moved)
 
 

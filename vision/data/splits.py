@@ -99,7 +99,8 @@ def class_phases(
     phases = []
     for i in range(chunks):
         classes = order[0 if access == "full" else i * size : (i + 1) * size]
-        phases.append(tuple(np.flatnonzero(np.isin(labels, classes)) for labels in (train_labels, test_labels)))
+        train, test = (np.flatnonzero(np.isin(labels, classes)) for labels in (train_labels, test_labels))
+        phases.append((train, test))
     return phases
 
 

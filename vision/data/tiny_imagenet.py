@@ -67,9 +67,9 @@ def load_tiny_imagenet(
             "test_images": decode([file for file, _ in test], SIZE, 3),
         }
 
-    for file, _ in train + test:
-        if not file.is_file():
-            raise ConfigError(f"{file} is missing: {_again(folder)}")
+    for image, _ in train + test:
+        if not image.is_file():
+            raise ConfigError(f"{image} is missing: {_again(folder)}")
     if cache:
         key = fingerprint([file for file, _ in train + test])
         images = cached(base / f"{NAME}.safetensors", key, make)

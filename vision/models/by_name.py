@@ -1,8 +1,8 @@
 """Any torchvision or timm classifier by its name, with random weights."""
 
 from difflib import get_close_matches
+from typing import Any
 
-import torch
 import torchvision
 from torch import nn
 
@@ -20,32 +20,11 @@ def change_first_convolution(model: nn.Module, in_channels: int) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             if module.in_channels != in_channels:
-                new = nn.Conv2d(
-                    in_channels,
-                    module.out_channels,
-                    module.kernel_size,
-                    module.stride,
-                    module.padding,
-                    module.dilation,
-                    bias=module.bias is not None,
-                )
+                names = ("out_channels", "kernel_size", "stride", "padding", "dilation")
+                same: dict[str, Any] = {key: getattr(module, key) for key in names}
+                new = nn.Conv2d(in_channels, bias=module.bias is not None, **same)
                 model.set_submodule(name, new)
             return
-
-
-@torch.no_grad()
-def check_fits(model: nn.Module, architecture: str, in_channels: int, image_size: int | None) -> None:
-    """Refuse images that a model cannot take, by trying a black one in evaluation mode."""
-    if image_size is None:
-        return
-    device = next(model.parameters()).device
-    try:
-        model.eval()(torch.zeros(1, in_channels, image_size, image_size, device=device))
-    except Exception as error:
-        raise ConfigError(
-            f"model.name={architecture} cannot take images of {image_size}x{image_size}: {one_line(error)}"
-        ) from error
-    model.train()
 
 
 def torchvision_model(
@@ -70,17 +49,16 @@ def torchvision_model(
     names = torchvision.models.list_models(module=torchvision.models)
     if architecture not in names:
         raise _unknown("torchvision", architecture, names)
-    options = {}
+    options: dict[str, Any] = {}
     if architecture in ("googlenet", "inception_v3"):  # else they return several outputs, and warn
         options = {"aux_logits": False, "init_weights": True}
     if architecture.startswith("vit_") and image_size is not None:
         options = {"image_size": image_size}
     try:
-        model = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
+        model: nn.Module = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
     except Exception as error:
         raise ConfigError(f"model.name={architecture} cannot be built: {one_line(error)}") from error
     change_first_convolution(model, in_channels)
-    check_fits(model, architecture, in_channels, image_size)
     return model
 
 
@@ -107,7 +85,7 @@ def timm_model(architecture: str, num_classes: int, in_channels: int = 3, image_
         raise ConfigError("model=timm needs the package timm: pip install timm") from error
     if not timm.is_model(architecture):
         raise _unknown("timm", architecture, timm.list_models())
-    options = {"pretrained": False, "num_classes": num_classes, "in_chans": in_channels}
+    options: dict[str, Any] = {"pretrained": False, "num_classes": num_classes, "in_chans": in_channels}
     try:
         try:
             model = timm.create_model(architecture, img_size=image_size, **options)
@@ -115,5 +93,4 @@ def timm_model(architecture: str, num_classes: int, in_channels: int = 3, image_
             model = timm.create_model(architecture, **options)
     except Exception as error:
         raise ConfigError(f"model.name={architecture} cannot be built: {one_line(error)}") from error
-    check_fits(model, architecture, in_channels, image_size)
     return model

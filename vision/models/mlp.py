@@ -48,12 +48,14 @@ class MLP(nn.Module):
         self.head = nn.Linear(hidden, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.backbone(images))  # (N, num_classes)
+        logits: Tensor = self.head(self.backbone(images))  # (N, num_classes)
+        return logits
 
     def unit_graph(self) -> list[Units]:
         """The hidden units, see `fire_core.units.graph`: each layer is read by the next one, the last by the head."""
         layers = [m for m in self.backbone if isinstance(m, nn.Linear)]
-        norms = [m for m in self.backbone if isinstance(m, nn.BatchNorm1d)] or [None] * len(layers)
+        found = [m for m in self.backbone if isinstance(m, nn.BatchNorm1d)]
+        norms: list[nn.Module | None] = [*found] if found else [None] * len(layers)
         readers = [*layers[1:], self.head]
         chain = zip(layers, readers, norms, strict=True)
         return [between(f"fc{i}", layer, reader, norm) for i, (layer, reader, norm) in enumerate(chain)]

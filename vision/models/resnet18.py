@@ -1,6 +1,7 @@
 """ResNet-18 for small images: the paper's network for CIFAR-10."""
 
 from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +62,12 @@ class ResNet18(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         features = self.backbone(images)  # (N, 8 * width, H / 8, W / 8)
-        return self.head(features.mean(dim=(2, 3)))  # (N, num_classes)
+        logits: Tensor = self.head(features.mean(dim=(2, 3)))  # (N, num_classes)
+        return logits
 
     def unit_graph(self) -> list[Units]:
         """The hidden units, see `fire_core.units.graph`."""
-        first, *stages = self.backbone
+        children: Any = self.backbone
+        first, *stages = children
         hidden, _, last = self.head
         return [*residual_units(first, stages, hidden), between("head", hidden, last)]

@@ -1,6 +1,7 @@
 """A small residual network for 8x8 to 32x32 images: an alternative to the digits' default."""
 
 from collections import OrderedDict
+from typing import Any
 
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, conv1x1
@@ -35,7 +36,7 @@ def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.S
     return nn.Sequential(first, *(BasicBlock(out_channels, out_channels) for _ in range(blocks - 1)))
 
 
-def residual_units(first: nn.Sequential, stages: list[nn.Sequential], reader: nn.Module) -> list[Units]:
+def residual_units(first: nn.Sequential, stages: Any, reader: nn.Module) -> list[Units]:
     """The hidden units of a residual network: those inside each block, and the channels of each residual stream.
 
     A stream reaches from one shortcut convolution to the next. All blocks in it write to the same channels, so a
@@ -47,10 +48,13 @@ def residual_units(first: nn.Sequential, stages: list[nn.Sequential], reader: nn
         reader: the linear layer that reads the last stream's pooled channels.
     """
     graph: list[Units] = []
-    producers, norms, consumers = [Producer(first[0])], [first[1]], []
+    producers, norms = [Producer(first[0])], [first[1]]
+    consumers: list[Consumer] = []
 
     def close_stream() -> None:
-        width = len(producers[0].layer.weight)
+        weight = producers[0].layer.weight
+        assert isinstance(weight, Tensor)
+        width = len(weight)
         graph.append(Units(f"stream{width}", width, tuple(producers), tuple(consumers), tuple(norms)))
 
     for s, blocks in enumerate(stages):
@@ -87,7 +91,9 @@ class SmallResNet(nn.Module):
     ) -> None:
         super().__init__()
         check_positive(num_classes=num_classes, in_channels=in_channels, width=width, stages=stages, depth=depth)
-        layers = OrderedDict(stem=stem(in_channels, width), stage1=stage(width, width, depth, stride=1))
+        layers: OrderedDict[str, nn.Module] = OrderedDict(
+            stem=stem(in_channels, width), stage1=stage(width, width, depth, stride=1)
+        )
         for i in range(1, stages):
             layers[f"stage{i + 1}"] = stage(width * 2 ** (i - 1), width * 2**i, depth, stride=2)
         self.backbone = nn.Sequential(layers)
@@ -95,9 +101,11 @@ class SmallResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         features = self.backbone(images)  # (N, width * 2**(stages - 1), h, w)
-        return self.head(features.mean(dim=(2, 3)))  # (N, num_classes)
+        logits: Tensor = self.head(features.mean(dim=(2, 3)))  # (N, num_classes)
+        return logits
 
     def unit_graph(self) -> list[Units]:
         """The hidden units, see `fire_core.units.graph`."""
-        first, *stages = self.backbone
+        children: Any = self.backbone
+        first, *stages = children
         return residual_units(first, stages, self.head)

@@ -53,12 +53,13 @@ class VGG16(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         features = self.backbone(images)  # (N, 512, H / 32, W / 32)
-        return self.head(features.flatten(1))  # (N, num_classes)
+        logits: Tensor = self.head(features.flatten(1))  # (N, num_classes)
+        return logits
 
     def unit_graph(self) -> list[Units]:
         """The hidden units, see `fire_core.units.graph`: each layer is read by the next one."""
         layers = [layer for layer in (*self.backbone, *self.head) if isinstance(layer, (nn.Conv2d, nn.Linear))]
-        norms = [layer for layer in self.backbone if isinstance(layer, nn.BatchNorm2d)]
+        norms: list[nn.Module | None] = [layer for layer in self.backbone if isinstance(layer, nn.BatchNorm2d)]
         norms += [None] * (len(layers) - len(norms))
         chain = zip(layers, layers[1:], norms, strict=False)
         return [between(str(i), layer, reader, norm) for i, (layer, reader, norm) in enumerate(chain)]

@@ -1,5 +1,7 @@
 """A small vision transformer with separate query, key and value: the paper's network for CIFAR-100."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,7 +30,8 @@ class Attention(nn.Module):
             for layer in (self.to_q, self.to_k, self.to_v)
         )
         mixed = F.scaled_dot_product_attention(q, k, v)
-        return self.to_out(mixed.transpose(1, 2).flatten(2))  # (N, T, dim)
+        out: Tensor = self.to_out(mixed.transpose(1, 2).flatten(2))  # (N, T, dim)
+        return out
 
 
 class FeedForward(nn.Module):
@@ -46,7 +49,8 @@ class FeedForward(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.net(tokens)
+        out: Tensor = self.net(tokens)
+        return out
 
 
 class Transformer(nn.Module):
@@ -55,7 +59,7 @@ class Transformer(nn.Module):
     def __init__(self, dim: int, depth: int, heads: int, dim_head: int, mlp_dim: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim)
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             nn.ModuleList([Attention(dim, heads, dim_head, dropout), FeedForward(dim, mlp_dim, dropout)])
             for _ in range(depth)
         )
@@ -64,7 +68,8 @@ class Transformer(nn.Module):
         for attention, perceptron in self.layers:
             tokens = tokens + attention(tokens)
             tokens = tokens + perceptron(tokens)
-        return self.norm(tokens)
+        out: Tensor = self.norm(tokens)
+        return out
 
 
 class Patches(nn.Module):
@@ -77,7 +82,8 @@ class Patches(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         p = self.patch_size
         grid = images.unflatten(3, (-1, p)).unflatten(2, (-1, p))  # (N, C, h, p, w, p)
-        return grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (N, h * w, p * p * C)
+        patches: Tensor = grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (N, h * w, p * p * C)
+        return patches
 
 
 class Encoder(nn.Module):
@@ -99,7 +105,8 @@ class Encoder(nn.Module):
         patches = self.to_patch_embedding(images)  # (N, tokens - 1, dim)
         cls = self.cls_token.expand(len(images), -1, -1)
         tokens = torch.cat([cls, patches], dim=1) + self.pos_embedding
-        return self.transformer(self.dropout(tokens))[:, 0]
+        out: Tensor = self.transformer(self.dropout(tokens))[:, 0]
+        return out
 
 
 class ViT(nn.Module):
@@ -156,7 +163,8 @@ class ViT(nn.Module):
         self.head = nn.Linear(dim, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.backbone(images))  # (N, num_classes)
+        logits: Tensor = self.head(self.backbone(images))  # (N, num_classes)
+        return logits
 
     def unit_graph(self) -> list[Units]:
         """The hidden units, see `fire_core.units.graph`: of each block the values and the perceptron's hidden layer.

@@ -181,7 +181,7 @@ class Meter:
             self._seconds += time.perf_counter() - self._start
 
     def _mark(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._events.append(event)
 
