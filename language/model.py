@@ -156,8 +156,8 @@ class GPT(nn.Module):
             }
         )
         self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
-        table: nn.Parameter = self.transformer["wte"].weight
-        self.lm_head.weight = table
+        table: Any = self.transformer["wte"]
+        self.lm_head.weight = table.weight
         self._initialise(n_layer)
 
     def _initialise(self, n_layer: int) -> None:
