@@ -7,6 +7,7 @@ import re
 from torch import nn
 
 from fire_core.weights.entry import Entry
+from fire_core.weights.topology import RAW
 
 RAW_SHARE = 0.1  # of a model's numbers: unknown raw parameters that hold more than this are warned about
 
@@ -32,11 +33,11 @@ def fused(entries: list[Entry]) -> list[str]:
 
 def raw_parameters(entries: list[Entry], total: int) -> list[str]:
     """A line if parameters that no rule knows hold much of the model's `total` numbers."""
-    found = [e for e in entries if e.role == "other" and e.kind == "matrix" and min(e.parameter.shape[-2:]) > 1]
+    found = [e for e in entries if e.reason == RAW and e.kind == "matrix" and min(e.parameter.shape[-2:]) > 1]
     held = sum(e.size for e in found)
     if held <= RAW_SHARE * total:
         return []
-    names = list(dict.fromkeys(re.sub(r"\b\d+\b", "*", e.name) for e in found))
+    names = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", e.name) for e in found))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return [
         f"{100 * held / total:.0f} % of the model's numbers are raw parameters that no rule knows, and are kept: "

@@ -20,6 +20,7 @@ _SAYS_FUSED = re.compile(
     r"qkv|kqv|qvk|query_key_value|key_value|c_attn|att_proj|gate_up|up_gate|gate_and_up|(^|_)(kv|qk|w12|w13|xz|zx|xBC)(_|$)"
     r"|^Wi$|fused|zxbc"
 )
+_SEPARATE = re.compile(r"(to_|w|w_|c_)?[qkv](_|$)|query|key|value")
 _GATED = re.compile(r"GLU|Glu([A-Z]|$)|Gated(MLP|Mlp|Linear|FFN|FeedForward)")
 
 
@@ -137,7 +138,7 @@ def doubt_of(use: Use, rows: int) -> str:
     if isinstance(holder, (nn.Sequential, nn.ModuleDict, nn.ModuleList)) or leaf.endswith(("_a_proj", "_b_proj")):
         return ""
     for other in layers[1 + next((i for i, layer in enumerate(layers) if layer is owner), len(layers)) :]:
-        for parts in (2, 3):
+        for parts in (2,) if _SEPARATE.match(leaf) else (2, 3):
             if rows == parts * _width(other) and (parts == 3 or _width(other) != _width(owner)):
                 return f"its {rows} rows are {parts} times what the layer beside it takes"
     return ""

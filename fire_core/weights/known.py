@@ -123,7 +123,7 @@ def _llama4_gate_up(module: Any, rows: int) -> Cut:
     return Cut(GATED(module, rows).blocks, transposed=True, role="mlp")
 
 
-def _jet_gate_up(module: Any, rows: int) -> Cut:
+def _straight_gate_up(module: Any, rows: int) -> Cut:
     return Cut(GATED(module, rows).blocks, role="mlp")
 
 
@@ -222,7 +222,8 @@ TRANSFORMERS: dict[str, dict[str, Rule]] = {
     **_classes(
         "InklingSharedExperts", gate_proj=whole(role="mlp"), up_proj=whole(role="mlp"), down_proj=whole(role="mlp")
     ),
-    **_classes("JetMoeMoE", input_linear=_jet_gate_up, output_linear=whole(role="mlp")),
+    **_classes("LongcatFlashExperts Step3p7Experts", gate_up_proj=_straight_gate_up, down_proj=whole(role="mlp")),
+    **_classes("JetMoeMoE", input_linear=_straight_gate_up, output_linear=whole(role="mlp")),
     **_classes("JetMoeMoA", input_linear=whole(role="q"), output_linear=whole(role="attention_out")),
     **_classes(
         "DbrxExpertGLU",

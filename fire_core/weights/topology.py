@@ -120,6 +120,7 @@ def standing_of(use: Use, parameter: Tensor, tied: bool) -> tuple[str, str, str]
     return kind, role, _REASONS.get(role, "")
 
 
+RAW = "a raw parameter: which of its dimensions is in and which out is unknown; include it (and transposed=)"
 _REASONS = {
     "embedding": "an embedding: a table of vectors, not a map; the layout word embedding takes it",
     "depthwise": "a depthwise convolution: its matrices are m x 1; the layout word depthwise takes it",
@@ -133,7 +134,7 @@ def _raw_reason(use: Use) -> str:
         return "bilinear: include it to project the (in1, in2) matrix of each output"
     if isinstance(use.owner, (nn.Linear, _ConvNd)):
         return f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)"
-    return "a raw parameter: which of its dimensions is in and which out is unknown; include it (and transposed=)"
+    return RAW
 
 
 _STANDARDISED = {
