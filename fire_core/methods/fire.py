@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fire_core.methods.protocol import Context, Method, Net
+from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 from fire_core.polar.options import PolarOptions, check_word
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.scales import check_scaling
@@ -64,8 +64,16 @@ class Fire(Method):
             "trainable_only": trainable_only,
         }
 
-    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        for name, module in net.modules.items():
-            layout = self.layout or net.layout
-            fire_(module, layout=layout, optimizer=context.optimizers, init=net.init[name], **self.options)
-        return {}
+    def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
+        reports = {
+            name: fire_(
+                module,
+                layout=self.layout or net.layout,
+                optimizer=context.optimizers,
+                init=net.init[name],
+                **self.options,
+            )
+            for name, module in net.modules.items()
+        }
+        measuring = sum(report.total("measuring") for report in reports.values())
+        return BoundaryReport(weights=reports, measuring=measuring)
