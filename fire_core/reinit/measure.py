@@ -44,6 +44,7 @@ def measure(old: Tensor, new: Tensor, s: Tensor, out: Tensor) -> None:
     """
     squared_scale = s.flatten().double().square()
     for first, W in enumerate((old, new)):
-        dfi, square = dfi_and_square(as_tall(W / s))
+        rows = torch.div(W, s, out=torch.empty(W.shape, dtype=W.dtype, device=W.device))  # as the parameter is stored
+        dfi, square = dfi_and_square(as_tall(rows))
         out[:, first], out[:, first + 3] = dfi, square * squared_scale
     out[:, 2] = torch.sub(new, old).square_().sum((-2, -1))
