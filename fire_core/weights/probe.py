@@ -10,8 +10,9 @@ A layer's input is detached first, so that what is seen at a product comes from 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,10 +182,9 @@ def read(model: nn.Module, args: Any, kwargs: Any, weights: list[Tensor] | None 
     return {key: cut for key, cut in cuts.items() if cut is not None}
 
 
-@contextmanager
-def _eager() -> Iterator[None]:
-    with torch.compiler.set_stance("force_eager"):
-        yield
+def _eager() -> AbstractContextManager[Any]:
+    """Compiled parts run as they are written. Without dynamo, whose import takes seconds, there are none."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _is_dense(module: nn.Module) -> bool:
