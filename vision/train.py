@@ -27,6 +27,7 @@ from fire_core.harness.training.measure import check_finite
 from fire_core.harness.training.plasticity import plasticity
 from fire_core.methods import Context
 from fire_core.weights.optimizer_state import parts_of, set_rate_factor
+from vision.data.order import arrival_order
 from vision.learner import Learner, new_optimizer
 from vision.schedule import reference, warmup
 from vision.task import Task, compiled
@@ -173,6 +174,23 @@ def one_pass(task: Task, index: int) -> Iterator[tuple[Tensor, Tensor]]:
     return itertools.islice(batches(task, index), task.phases[index].steps_per_pass(task.config.batch_size))
 
 
+def chunks(task: Task, index: int) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+    """The phase's data as they came, oldest first, in pieces of the first phase's size; each piece in its batches."""
+    order = torch.from_numpy(arrival_order([phase.train for phase in task.phases[: index + 1]])).to(task.device)
+    for piece in order.split(len(task.phases[0].train)):
+        picks = list(piece.split(task.config.batch_size))
+        if len(picks) > 1 and len(picks[-1]) == 1:  # batch norm in train mode has no variance of one
+            picks[-2:] = [torch.cat(picks[-2:])]
+        yield map(task.train_batch, picks)
+
+
+def last_tested(task: Task, index: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The last images of the phase's test set, in batches."""
+    chosen = torch.from_numpy(task.phases[index].test[-number:]).to(task.device)
+    for pick in chosen.split(task.config.eval_batch_size):
+        yield task.test_batch(pick)
+
+
 @torch.inference_mode()
 def evaluate(task: Task, learner: Learner) -> dict[str, float]:
     """Accuracy on the phase's test set, in evaluation mode."""
@@ -222,6 +240,8 @@ def make_context(task: Task, learner: Learner) -> Context:
         batches=functools.partial(one_pass, task, learner.phase),
         loss=loss,
         optimizers=parts_of(learner.optimizer),
+        chunks=functools.partial(chunks, task, learner.phase),
+        last_tested=functools.partial(last_tested, task, learner.phase),
     )
 
 

@@ -1,5 +1,5 @@
 """CBP, continual backpropagation (Dohare, Hernandez-Garcia, Lan, Rahman, Mahmood and Sutton, "Loss of plasticity in
-deep continual learning", Nature 632, 2024)."""
+deep continual learning", Nature 632, 2024; public code: shibhansh/loss-of-plasticity, `lop/algos/gnt.py`)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,27 +13,31 @@ from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.variants import check_variant
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Consumer, Units, weight
-from fire_core.units.recycle import he_normal, recycle_
+from fire_core.units.recycle import InitialDraw, recycle_
 from fire_core.units.watch import Watch, mean_magnitude
 
 
 class ContinualBackprop(Method):
     """After each step, replace a small part of the mature units, those of least use.
 
-    For every layer of units, with age a, running magnitude m and a debt d of replacements:
-        a <- a + 1;  m <- decay m + (1 - decay) mean|h|;  d <- d + rate * (units with a > maturity)
-    and while d >= 1 the mature unit of least utility m / (1 - decay^a) * mean|outgoing weight| is replaced: new
-    incoming weights, outgoing weights of zero, no history in the optimizer, a = m = 0, d <- d - 1.
+    For every layer of units, with age a, running utility u and a debt d of replacements:
+        a <- a + 1;  u <- decay u + (1 - decay) mean|h| mean|outgoing weight|
+        d <- d + rate * (units with a > maturity)
+    and while d >= 1 the mature unit of least u / (1 - decay^a) is replaced: incoming weights from the layer's initial
+    distribution, bias and outgoing weights of zero, no history in the optimizer, a = u = 0, d <- d - 1.
     h is what the unit's readers see, through the units that the model declares (`fire_core.units.graph`).
+
+    The division corrects the bias of the running average, as the public code does; without it a unit just past
+    `maturity` would look useless. Its `accumulate=True` carries the debt over as here.
 
     No step waits for a GPU: which units are replaced is decided there, and how many are mature is counted here.
 
-    `variant=fire_paper` does what the authors' code does, see `fire_paper.FirePaperCBP`.
+    `variant=fire_paper` does what the FIRE authors' code does, see `fire_paper.FirePaperCBP`.
 
     Args:
         rate: part of the mature units that is replaced in a step.
         maturity: steps for which a new unit is safe.
-        decay: of the running magnitude.
+        decay: of the running utility.
         variant: original or fire_paper.
 
     Raises:
@@ -50,31 +54,31 @@ class ContinualBackprop(Method):
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
         if maturity < 0:
             raise ValueError(f"maturity must be at least 0, got {maturity}")
-        check_variant(variant)
-        self.rate, self.maturity, self.decay, self.variant = rate, maturity, decay, variant
+        self.rate, self.maturity, self.decay, self.variant = rate, maturity, decay, check_variant(variant)
         self.state: dict[str, Any] = {}
-        self.reference: FirePaperCBP | None = None
+        self.fire_paper: FirePaperCBP | None = None
 
     def check(self, net: Net) -> None:
-        if self.variant != "fire_paper":
+        if self.variant == "original":
             unit_graph(net.modules, say=True)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
         if self.variant == "fire_paper":
-            self.reference = FirePaperCBP(chain(net.modules), self.rate, self.maturity, self.decay, self.state)
-            with self.reference.watch.on():
+            self.fire_paper = FirePaperCBP(chain(net.modules), self.rate, self.maturity, self.decay, self.state)
+            with self.fire_paper.watch.on():
                 yield
             return
         self.graph = unit_graph(net.modules)
         self.seen = Watch(self.graph, mean_magnitude)
+        self.draw = InitialDraw(net.modules, net.init)
         if not self.state:
             device = weight(self.graph[0].producers[0].layer).device
             units = sum(group.count for group in self.graph)
             self.state = {
                 "steps": 0,
                 "age": torch.zeros(units, device=device),
-                "magnitude": torch.zeros(units, device=device),
+                "utility": torch.zeros(units, device=device),
                 "debt": [0.0 for _ in self.graph],
                 "mature": [0 for _ in self.graph],
                 "young": [[(0, group.count)] for group in self.graph],  # (step of birth, how many), oldest first
@@ -84,27 +88,28 @@ class ContinualBackprop(Method):
 
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
-        if self.reference is not None:
-            self.reference.step(context)
+        if self.fire_paper is not None:
+            self.fire_paper.step(context)
             return
         state = self.state
         state["steps"] += 1
         state["age"] += 1
-        state["magnitude"].mul_(self.decay).add_(torch.cat(self.seen.read()), alpha=1 - self.decay)
+        used = torch.cat([seen * outgoing(units) for seen, units in zip(self.seen.read(), self.graph, strict=True)])
+        state["utility"].mul_(self.decay).add_(used, alpha=1 - self.decay)
         counts = [units.count for units in self.graph]
-        ages, magnitudes = state["age"].split(counts), state["magnitude"].split(counts)  # views
+        ages, utilities = state["age"].split(counts), state["utility"].split(counts)  # views
         chosen = []
         for i, units in enumerate(self.graph):
             number = self._due(i)
             if number:
-                utility = magnitudes[i] / (1 - self.decay ** ages[i]) * outgoing(units)
+                utility = utilities[i] / (1 - self.decay ** ages[i])
                 utility[ages[i] <= self.maturity] = torch.inf
                 index = utility.topk(number, largest=False).indices
                 ages[i][index] = 0
-                magnitudes[i][index] = 0
+                utilities[i][index] = 0
                 chosen.append((units, index))
         if chosen:
-            recycle_(chosen, he_normal, context.generator, context.optimizers)
+            recycle_(chosen, self.draw, context.generator, context.optimizers)
 
     def _due(self, i: int) -> int:
         """How many units of group i are to be replaced now."""

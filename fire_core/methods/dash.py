@@ -1,5 +1,7 @@
 """DASH, direction-aware shrinking (Shin, Oh, Cho and Yun, "DASH: Warm-Starting Neural Network Training in Stationary
-Settings without Loss of Plasticity", NeurIPS 2024, arXiv 2410.23364)."""
+Settings without Loss of Plasticity", NeurIPS 2024, arXiv 2410.23364; public code: NAVER-INTEL-Co-Lab/gaudi-dash)."""
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -12,25 +14,31 @@ from fire_core.weights.optimizer_state import reset_optimizer_state
 
 VARIANTS = ("original", "fire_paper", "step")
 MODES = ("eval", "train")
+Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 class Dash(Method):
-    """Shrink what does not point where the loss wants to go.
+    """Shrink weights misaligned with the negative gradient.
 
-    `variant=original` and `fire_paper`. Over one pass of the next phase's batches, without a step:
-        G <- (1 - alpha) G - alpha g          g: gradient of a batch, G from 0
+    `variant=original`. The next phase's data come in chunks, the oldest first, unshuffled. Without a step, for each
+    chunk in order
+        G <- (1 - alpha) G - alpha g          g: gradient of the chunk's mean loss, G from 0
     then every filter w (the slice of one output and one input channel), every row of a linear layer and every bias
-    vector of the two becomes w * clip(cos(w, G_w), minimum, 1). Norms, embeddings and buffers stay.
+    vector of the two becomes w * clip(cos(w, G_w), minimum, 1). Norms, embeddings and buffers stay. A chunk is as large
+    as the first phase's data. Where a trainer has no chunks (agents, language), each batch counts as one.
+
+    `variant=fire_paper`: the same with g of each shuffled minibatch of one pass over the data, so that only the last
+    1 / alpha of them count.
 
     `variant=step`: after every `every` optimizer steps each neuron's row w (a filter with all its input channels)
     becomes w * clip(1 - rate * max(cos(w, g_w) - alpha, 0), 0.5, 1), g the gradient of that step. Biases stay.
 
     Args:
-        alpha: weight of the newest gradient (boundary); cosine from which on a row is shrunk (step).
+        alpha: weight of the newest gradient; cosine from which on a row is shrunk (step).
         minimum: the paper's lambda, the strongest shrinking.
-        mode: of the network while the gradients are taken: eval or train. In train mode a convolution's bias in front
-            of a batch norm has no gradient but rounding noise, and its factor is arbitrary; the reference code is in
-            train mode in `warm_start` and in eval mode elsewhere.
+        mode: of the network while the gradients are taken: eval or train. The public code is in eval mode. In train
+            mode a convolution's bias in front of a batch norm has no gradient but rounding noise, and its factor is
+            arbitrary; the FIRE authors' code is in train mode in `warm_start` and in eval mode elsewhere.
         variant: original, fire_paper or step.
         every: optimizer steps between two shrinkings (step).
         rate: strength (step).
@@ -51,26 +59,27 @@ class Dash(Method):
         for name, value in (("alpha", alpha), ("minimum", minimum), ("rate", rate)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {value}")
-        check_variant(variant, VARIANTS)
         if mode not in MODES:
             raise ValueError(f"mode={mode} is unknown; accepted: {', '.join(MODES)}")
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
-        self.alpha, self.minimum, self.mode, self.variant = alpha, minimum, mode, variant
+        self.alpha, self.minimum, self.mode = alpha, minimum, mode
+        self.variant = check_variant(variant, VARIANTS)
         self.every, self.rate = every, rate
         self.acts_within_phases = variant == "step"
         self.follows_gradients = variant != "step"
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        if self.variant != "step":
-            buffers = {b: b.clone() for module in net.modules.values() for b in module.buffers()}
-            with net.mode(training=self.mode == "train"):
-                descent = smoothed_descent(net, context, self.alpha)
-            with torch.no_grad():
-                for buffer, value in buffers.items():  # running statistics moved in train mode
-                    buffer.copy_(value)
-            shrink_(descent, self.minimum)
-            reset_optimizer_state(context.optimizers, descent)
+        if self.variant == "step":
+            return {}
+        buffers = {b: b.clone() for module in net.modules.values() for b in module.buffers()}
+        with net.mode(training=self.mode == "train"):
+            descent = smoothed_descent(net, context, self.alpha, in_chunks=self.variant == "original")
+        with torch.no_grad():
+            for buffer, value in buffers.items():  # running statistics moved in train mode
+                buffer.copy_(value)
+        shrink_(descent, self.minimum)
+        reset_optimizer_state(context.optimizers, descent)
         return {}
 
     @torch.no_grad()
@@ -94,8 +103,14 @@ def shrinkable(net: Net) -> list[Tensor]:
     return list(found)
 
 
-def smoothed_descent(net: Net, context: Context, alpha: float) -> dict[Tensor, Tensor]:
-    """The negative gradient over one pass of batches, exponentially smoothed, by parameter.
+def smoothed_descent(net: Net, context: Context, alpha: float, in_chunks: bool) -> dict[Tensor, Tensor]:
+    """The negative gradient over one pass of the data, exponentially smoothed, by parameter.
+
+    Args:
+        net: the networks.
+        context: with batches, chunks and the loss.
+        alpha: weight of the newest gradient.
+        in_chunks: one gradient for each chunk, if the trainer has chunks; else one for each batch.
 
     Raises:
         ValueError: the trainer gives no batches.
@@ -104,11 +119,31 @@ def smoothed_descent(net: Net, context: Context, alpha: float) -> dict[Tensor, T
         raise ValueError("DASH needs batches of the next phase, which this trainer does not give")
     parameters = shrinkable(net)
     descent = [torch.zeros_like(p) for p in parameters]
-    for inputs, targets in context.batches():
-        gradients = torch.autograd.grad(context.loss(inputs, targets), parameters, materialize_grads=True)
+    single = (iter([batch]) for batch in context.batches())
+    for chunk in context.chunks() if in_chunks and context.chunks is not None else single:
+        gradients = mean_gradients(parameters, context.loss, chunk)
         torch._foreach_mul_(descent, 1 - alpha)
         torch._foreach_add_(descent, gradients, alpha=-alpha)
     return dict(zip(parameters, descent, strict=True))
+
+
+def mean_gradients(
+    parameters: list[Tensor], loss: Callable[[Tensor, Tensor], Tensor], batches: Batches
+) -> list[Tensor]:
+    """The gradient of the mean loss over all samples of some batches."""
+    total: list[Tensor] = []
+    samples = 0
+    for inputs, targets in batches:
+        size = len(targets)
+        gradients = torch.autograd.grad(loss(inputs, targets), parameters, materialize_grads=True)
+        if total:
+            share = size / (samples + size)
+            torch._foreach_mul_(total, 1 - share)
+            torch._foreach_add_(total, gradients, alpha=share)
+        else:
+            total = list(gradients)
+        samples += size
+    return total
 
 
 @torch.no_grad()

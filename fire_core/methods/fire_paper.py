@@ -6,6 +6,7 @@ difference.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,20 @@ from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.protocol import Context
 from fire_core.units.graph import weight
-from fire_core.units.recycle import he_normal, redraw_rows_, uniform
+from fire_core.units.recycle import redraw_rows_
 from fire_core.units.watch import mean_magnitude, peak
 from fire_core.weights.topology import unwrap
+
+
+def uniform(layer: nn.Module, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Uniform in +-1/sqrt(fan_in): torch's default initialisation of linear layers and convolutions."""
+    return (torch.rand(*shape, generator=generator) * 2 - 1) / math.sqrt(weight(layer)[0].numel())
+
+
+def he_normal(layer: nn.Module, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Normal with variance 2 / fan_in (He et al., arXiv 1502.01852)."""
+    return torch.randn(*shape, generator=generator) * math.sqrt(2 / weight(layer)[0].numel())
+
 
 SIDE_BRANCHES = ("shortcut", "downsample")
 PROJECTIONS = ("to_q", "to_k", "to_v")
@@ -223,3 +235,83 @@ class FirePaperCBP:
                 tensor = getattr(link.norm, name)
                 tensor[rows] = value
         self.state["age"][i][rows] = 0
+
+
+class FirePaperSilences:
+    """How long each unit has been silent, in samples, and from when on that is too long; as the FIRE authors' code.
+
+    Thresholds move every `every` steps, at the very first one too: to the percentile of the silences since the last
+    time if it is smaller, else by `growth`, within a window and `max_age`; a unit without a silence has a percentile
+    of 1. A step looks at a window, the last `WINDOW` samples (whole batches), which ages the unit by all of it. At most
+    one silence ends in a step, so `every` numbers a unit hold all of them.
+
+    Args:
+        units: how many.
+        percentile, every, max_age, growth: see `SelfNormalizedResets`.
+        device: of the state.
+    """
+
+    WINDOW = 512
+
+    def __init__(
+        self,
+        units: int,
+        percentile: float,
+        every: int,
+        max_age: int,
+        growth: float,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.percentile, self.every, self.max_age, self.growth = percentile, every, max_age, growth
+        self.steps = 0
+        self.age = torch.zeros(units, dtype=torch.int64, device=device)
+        self.threshold = torch.full_like(self.age, max_age // 2)
+        self.ended = self.age.new_zeros(every + 1, units)  # silences since the last update; 0: none. Row 0: right at it
+        self.window: list[tuple[Tensor, int]] = []  # (fired, samples) of the batches before
+
+    @torch.no_grad()
+    def step(self, fired: Tensor, samples: int) -> Tensor:
+        """One batch: (units,) whether each unit fired -> (units,) whether it has been silent for too long."""
+        self.window.append((fired, samples))
+        while sum(n for _, n in self.window[1:]) >= self.WINDOW:
+            self.window.pop(0)
+        whole = min(sum(n for _, n in self.window), max(self.WINDOW, samples))
+        return self.look(torch.stack([flags for flags, _ in self.window]).any(0), whole)
+
+    @torch.no_grad()
+    def look(self, fired: Tensor, samples: int) -> Tensor:
+        """As `step`, of one window."""
+        row = (self.steps - 1) % self.every + 1
+        self.ended[row] = torch.where(fired, self.age, 0)
+        self.age = torch.where(fired, 0, self.age + samples)
+        if self.steps % self.every == 0:
+            self._update(samples)
+            row = 0
+        silent = self.age >= self.threshold
+        self.ended[row] = torch.where(silent, self.age, self.ended[row])
+        self.age = torch.where(silent, 0, self.age)
+        self.steps += 1
+        return silent
+
+    def _update(self, samples: int) -> None:
+        silences = self.ended.clamp(max=self.max_age).sort(dim=0).values  # (every + 1, units), no silence first
+        count = (silences > 0).sum(dim=0)  # (units,)
+        rank = torch.arange(1, len(silences) + 1, device=count.device)[:, None] - (len(silences) - count)
+        reached = (rank > 0) & (rank / (count + 1e-8) >= self.percentile)
+        quantile = silences.gather(0, reached.int().argmax(dim=0)[None])[0]  # the first that reaches the percentile
+        quantile = torch.where(count > 0, quantile, 1)
+        grown = (self.threshold * self.growth).long()
+        self.threshold = torch.where(quantile < self.threshold, quantile, grown).clamp(samples, self.max_age)
+        self.ended.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a resume."""
+        window = [{"fired": fired, "samples": samples} for fired, samples in self.window]
+        plain = {"age": self.age, "threshold": self.threshold, "ended": self.ended, "steps": self.steps}
+        return {**plain, "window": window}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.age, self.threshold, self.ended = state["age"], state["threshold"], state["ended"].clone()
+        self.steps = state["steps"]
+        self.window = [(entry["fired"], entry["samples"]) for entry in state["window"]]

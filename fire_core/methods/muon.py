@@ -1,5 +1,5 @@
-"""Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024) instead of the trainer's
-optimizer."""
+"""Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; public code: KellerJordan/Muon)
+instead of the trainer's optimizer."""
 
 import math
 from collections.abc import Callable, Iterable, MutableMapping
@@ -7,21 +7,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
+from fire_core.methods.layers import input_layers, linear_layers, output_layers
 from fire_core.methods.protocol import Method, Net
 from fire_core.methods.variants import check_variant
 from fire_core.weights.layout import resolve
 
 
 class MuonOptimizer(Method):
-    """Orthogonalised momentum for hidden weights, Adam for the rest (head, biases, norms, embeddings).
+    """Orthogonalised momentum for hidden weights, Adam for the rest (input layer, head, biases, norms, embeddings).
 
-    Hidden weights are the linear layers and convolutions outside the head; a convolution is the matrix
-    (c_out, c_in k_h k_w). A direction of m x n is multiplied by sqrt(max(1, m/n)).
+    Hidden weights are those of the linear layers and convolutions but the head's and the one that reads the network's
+    input (the first convolution, a patch embedding); a convolution is the matrix (c_out, c_in k_h k_w). The direction
+    of an m x n matrix is multiplied by sqrt(max(1, m/n)), that of a convolution, as in the public code, by
+    sqrt(max(1, k_h/k_w)), which is 1 for square kernels.
 
-    `variant=fire_paper` does what the authors' code does: the class token and the position embedding of a vision
-    transformer are trained by Muon too, and a convolution's factor is sqrt(max(1, k_h/k_w)), 1 for square kernels.
+    `variant=fire_paper` does what the FIRE authors' code does: the input layer, the class token and the position
+    embedding of a vision transformer are trained by Muon too.
 
     Args:
         lr: of the hidden weights.
@@ -46,16 +48,15 @@ class MuonOptimizer(Method):
         eps: float = 1e-10,
         variant: str = "original",
     ) -> None:
-        check_variant(variant)
         if not lr > 0:
             raise ValueError(f"lr must be positive, got {lr}")
         self.lr, self.adam_lr, self.momentum, self.betas, self.eps = lr, adam_lr, momentum, (betas[0], betas[1]), eps
-        self.variant = variant
+        self.variant = check_variant(variant)
 
     def optimizer(
         self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     ) -> torch.optim.Optimizer:
-        hidden = hidden_weights(net, tokens=self.variant == "fire_paper")
+        hidden = hidden_weights(net, self.variant)
         rest = [p for p in net.parameters() if p not in hidden]
         groups: dict[float, list[nn.Parameter]] = {}
         for parameter in hidden:
@@ -68,19 +69,23 @@ class MuonOptimizer(Method):
             parts.append(torch.optim.AdamW(rest, lr=self.adam_lr, betas=self.betas, eps=self.eps, weight_decay=0.0))
         return Together(*parts)
 
-    def _factor(self, parameter: nn.Parameter) -> float:
-        """The reference's factor over torch's: it reads a convolution's off the kernel's sides."""
-        if self.variant == "original" or parameter.ndim < 3:
+    @staticmethod
+    def _factor(parameter: nn.Parameter) -> float:
+        """The public code's factor over torch's: it reads a convolution's off the kernel's sides."""
+        if parameter.ndim < 3:
             return 1.0
         rows, columns = as_matrix(parameter).shape
         return math.sqrt(max(1, parameter.shape[-2] / parameter.shape[-1]) / max(1, rows / columns))
 
 
-def hidden_weights(net: Net, tokens: bool = False) -> dict[nn.Parameter, None]:
-    """Weights of linear layers and convolutions outside the head; `tokens`: free parameters of 2-D and more too."""
+def hidden_weights(net: Net, variant: str = "original") -> dict[nn.Parameter, None]:
+    """What Muon trains, as an ordered set; see `MuonOptimizer`."""
     found: dict[nn.Parameter, None] = {}
+    tokens = variant == "fire_paper"
     for module in net.modules.values():
-        layers = {m.weight for m in module.modules() if isinstance(m, (nn.Linear, _ConvNd))}
+        layers = {m.weight for m in linear_layers(module).values()}
+        if variant == "original":
+            layers -= {m.weight for m in input_layers(module) | output_layers(module)}
         for entry in resolve(module, "all"):
             free = tokens and entry.role == "other" and entry.parameter.ndim > 1
             if free or (entry.parameter in layers and entry.role != "head"):

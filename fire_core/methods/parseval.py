@@ -1,5 +1,6 @@
 """Parseval regularisation (Chung, Lee, Raghavan, Kumar and Precup, "Parseval Regularization for Continual
-Reinforcement Learning", NeurIPS 2024; after Cisse et al., "Parseval Networks", ICML 2017)."""
+Reinforcement Learning", NeurIPS 2024, arXiv 2412.07224; public code: wechu/parseval_reg; after Cisse et al., "Parseval
+Networks", ICML 2017)."""
 
 from typing import Any
 
@@ -7,19 +8,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from fire_core.methods.layers import linear_layers, matrices, output_layers
 from fire_core.methods.protocol import Method, Net
+from fire_core.methods.variants import check_variant
+
+WIDTH = 64  # for which the public code's coefficients are tuned
 
 
 class Parseval(Method):
-    """Loss + coef * (sum ||W W^T - s I||_F^2 over linear layers and convolutions + sum ||g * g - s||^2 over norms).
+    """Loss + coef * sum over hidden layers of (64 / d_out)^2 ||W W^T - s I||_F^2, with s the gain of ReLU squared, 2.
 
-    A convolution is the matrix (c_out, c_in k_h k_w); g is the scale of a batch, layer or group norm. Biases,
-    embeddings and free parameters do not count. The reference code takes a group norm's scale for an n x 1 matrix;
-    none of the paper's networks has one, so there is no variant for it.
+    Hidden are all linear layers and convolutions but the output layers; a convolution is the matrix
+    (c_out, c_in k_h k_w). The factor makes one `coef` fit several widths: the public code has it for its networks' one
+    width, here each layer has its own. Biases, norms, embeddings and free parameters do not count.
+
+    `variant=fire_paper`, as the FIRE authors' code: every linear layer and convolution, the output layer too, without
+    the factor and with s = 1, and + coef * sum ||g * g - s||^2 over the scales g of norms. (Its code takes a group
+    norm's scale for an n x 1 matrix; none of the paper's networks has one, so that is not repeated.)
 
     Args:
         coef: at least 0.
-        scale: s, the squared singular value that rows are drawn to.
+        scale: s, the squared singular value that rows are drawn to; None: 2 (original), 1 (fire_paper).
+        variant: original or fire_paper.
 
     Raises:
         ValueError: `coef` is negative or `scale` is not positive.
@@ -27,37 +37,51 @@ class Parseval(Method):
 
     acts_within_phases = True
 
-    def __init__(self, coef: float = 1e-3, scale: float = 1.0) -> None:
+    def __init__(self, coef: float = 1e-3, scale: float | None = None, variant: str = "original") -> None:
         if coef < 0:
             raise ValueError(f"coef must be at least 0, got {coef}")
-        if scale <= 0:
+        if scale is not None and scale <= 0:
             raise ValueError(f"scale must be positive, got {scale}")
-        self.coef, self.scale = coef, scale
+        self.coef, self.variant = coef, check_variant(variant)
+        self.scale = scale if scale is not None else 2.0 if variant == "original" else 1.0
 
     def penalty(self, net: Net) -> Tensor:
+        original = self.variant == "original"
         groups: dict[tuple[int, ...], list[Tensor]] = {}  # equal shapes go through one batched product
-        for weight in weights(net):
-            flat = weight.flatten(1) if weight.ndim > 1 else weight  # (d_out, d_in) or (d,)
-            groups.setdefault((flat.device.index or 0, *flat.shape), []).append(flat)
-        terms = [
-            _Distance.apply(torch.stack(group), self.scale)
-            if group[0].ndim == 2
-            else (torch.stack(group).square() - self.scale).square().sum()
-            for group in groups.values()
-        ]
+        for weight in matrices(hidden(net)) if original else weights(net):  # (d_out, d_in) or (d,)
+            groups.setdefault((weight.device.index or 0, *weight.shape), []).append(weight)
+        terms = []
+        for group in groups.values():
+            if group[0].ndim == 1:
+                terms.append((torch.stack(group).square() - self.scale).square().sum())
+                continue
+            factor = (WIDTH / len(group[0])) ** 2 if original else 1.0
+            terms.append(factor * _Distance.apply(torch.stack(group), self.scale))
         return self.coef * torch.stack(terms).sum()
+
+    def check(self, net: Net) -> None:
+        if self.variant == "original" and not hidden(net):
+            raise ValueError("it has no hidden layer")
+
+
+def hidden(net: Net) -> list[nn.Module]:
+    """All linear layers and convolutions but the output layers, in the order of registration."""
+    return [
+        layer
+        for root in net.modules.values()
+        for layer in linear_layers(root).values()
+        if layer not in output_layers(root)
+    ]
 
 
 def weights(net: Net) -> list[Tensor]:
-    """The weights that count, shared ones once; of linear layers side by side, (n, d_out, d_in), each matrix."""
-    found: dict[Tensor, nn.Module] = {}
-    for root in net.modules.values():
-        for module in root.modules():
-            weight = getattr(module, "weight", None)
-            if isinstance(weight, Tensor) and (isinstance(module, (nn.Linear, _ConvNd)) or weight.ndim == 1):
-                found[weight] = module
-    stacked = ((w, isinstance(module, nn.Linear) and w.ndim == 3) for w, module in found.items())
-    return [matrix for w, several in stacked for matrix in (w.unbind() if several else [w])]
+    """What the FIRE authors' code counts: the matrices of linear layers and convolutions, the scales (d,) of norms."""
+
+    def counts(module: nn.Module) -> bool:
+        weight = getattr(module, "weight", None)
+        return isinstance(weight, Tensor) and (isinstance(module, (nn.Linear, _ConvNd)) or weight.ndim == 1)
+
+    return matrices(module for root in net.modules.values() for module in root.modules() if counts(module))
 
 
 class _Distance(torch.autograd.Function):

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.methods.variants import check_variant
+from fire_core.units.recycle import resample
 
 
 class Injected(nn.Module):
@@ -38,14 +40,23 @@ class Injected(nn.Module):
 class PlasticityInjection(Method):
     """Replace every head by its frozen self plus a new head minus a frozen copy of the new one.
 
-    Outputs do not change at that moment. Both new heads start from the run's initial head, as in the FIRE paper's code,
-    not from a fresh draw. A target network gets the same around its own old head. The optimizer must be built anew, as
-    it holds parameters that are now frozen (the trainers do so for this method).
+    Outputs do not change at that moment. A target network gets the same around its own old head. The optimizer must be
+    built anew, as it holds parameters that are now frozen (the trainers do so for this method).
 
-    Which submodules are heads is the network's to say: a module's attribute `injectable` lists their names.
+    `variant=original`: both new heads start from a fresh draw, from the distribution of the head's own initial entries.
+    `variant=fire_paper`: they start from the run's initial head.
+
+    A network's attribute `injectable` lists the names of its heads.
+
+    Args:
+        variant: original or fire_paper.
+
+    Raises:
+        ValueError: the variant is unknown, or a network does not name its heads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, variant: str = "original") -> None:
+        self.variant = check_variant(variant)
         self.injections = 0
 
     def check(self, net: Net) -> None:
@@ -57,19 +68,23 @@ class PlasticityInjection(Method):
                 )
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        self._inject(net)
+        self._inject(net, context.generator)
         self.injections += 1
         return {}
 
     def reshape(self, net: Net) -> None:
         for _ in range(self.injections):
-            self._inject(net)
+            self._inject(net, torch.Generator())  # the weights are loaded afterwards
 
-    def _inject(self, net: Net) -> None:
+    def _inject(self, net: Net, generator: torch.Generator) -> None:
         for name, module in net.modules.items():
+            init = net.init[name]
+            if self.variant == "original":
+                heads = tuple(f"{path}." for path in cast(tuple[str, ...], module.injectable))
+                init = {k: resample(v, v.shape, generator) for k, v in init.items() if k.startswith(heads)}
             for each in filter(None, (module, net.targets.get(name))):
                 for path in cast(tuple[str, ...], module.injectable):
-                    inject(each, path, net.init[name])
+                    inject(each, path, init)
 
     def state_dict(self) -> dict[str, Any]:
         return {"injections": self.injections}
@@ -85,7 +100,7 @@ def inject(module: nn.Module, path: str, init: dict[str, Tensor]) -> None:
     Args:
         module: a network.
         path: the head's name in it.
-        init: the network's initial weights, by name.
+        init: weights of a new head, by their names in the network.
     """
     old = module.get_submodule(path)
     template = old

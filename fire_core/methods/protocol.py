@@ -67,6 +67,9 @@ class Context:
         step: optimizer steps since the start of the run.
         generator: CPU generator for the method's own draws, seeded by run, purpose and phase.
         batches: the next phase's training batches `(inputs, targets)`, one pass.
+        chunks: the next phase's training data in the order in which they came, oldest first, in pieces of the size of
+            the first phase's data; each piece in batches, unshuffled. None where the trainer has no such order.
+        last_tested: (n) -> the last n samples of the phase's test data, in batches. None where there are none.
         loss: mean loss of the task for a batch.
         optimizers: those of the phase that ends; a method lets them forget what it has made stale.
     """
@@ -77,6 +80,8 @@ class Context:
     batches: Callable[[], Iterator[tuple[Tensor, Tensor]]] | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    chunks: Callable[[], Iterator[Iterator[tuple[Tensor, Tensor]]]] | None = None
+    last_tested: Callable[[int], Iterator[tuple[Tensor, Tensor]]] | None = None
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """ReDo, recycling dormant neurons (Sokar, Agarwal, Castro and Evci, "The Dormant Neuron Phenomenon in Deep
-Reinforcement Learning", ICML 2023, arXiv 2302.12902)."""
+Reinforcement Learning", ICML 2023, arXiv 2302.12902; public code: google/dopamine, `labs/redo/weight_recyclers.py`)."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,26 +12,28 @@ from fire_core.methods.fire_paper import chain
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.variants import check_variant
 from fire_core.units.find import unit_graph
-from fire_core.units.recycle import recycle_masked_, uniform
+from fire_core.units.recycle import InitialDraw, recycle_masked_
 from fire_core.units.watch import Watch, mean_magnitude
 
 
 class ReDo(Method):
     """Every `every` epochs, recycle the units that are silent on the training data.
 
-    The score of unit i of a layer is E|h_i| / mean_k E|h_k|; at most `threshold` is dormant. A dormant unit gets new
-    incoming weights, outgoing weights of zero, and no history in the optimizer. h is what the unit's readers see,
-    after norm and nonlinearity, through the units that the model declares (`fire_core.units.graph`).
+    The score of unit i of a layer is E|h_i| / mean_k E|h_k|; at most `threshold` is dormant. A dormant unit gets
+    incoming weights from the layer's initial distribution, bias and outgoing weights of zero, and no history in the
+    optimizer. h is what the unit's readers see, after norm and nonlinearity, through the units that the model declares
+    (`fire_core.units.graph`).
 
-    `variant=fire_paper` does what the authors' code does, which differs from the cited paper: scores are taken before
-    normalisation, layers are chained in execution order whatever the skips and heads, outgoing weights and moments
-    stay as they are, Adam's step counter of every touched weight restarts, and the last hidden layer is never
-    recycled. Its scores come from test images; ours from training images in both variants.
+    `variant=fire_paper` does what the FIRE authors' code does: scores come from the last test images, before
+    normalisation, layers are chained in execution order whatever the skips and heads, new weights and biases are
+    uniform in +-1/sqrt(fan_in), outgoing weights and moments stay as they are, Adam's step counter of every touched
+    weight restarts, and the last hidden layer is never recycled. Where a trainer has no test images (agents, language)
+    it looks at training samples.
 
     Args:
         threshold: of the score; 0: only units that are exactly silent.
         every: epochs between two times.
-        samples: training samples that are looked at.
+        samples: how many are looked at, of the training data (fire_paper: the last ones of the test data).
         recycle: False only measures (`method/dormant_ratio` in the log).
         variant: original or fire_paper.
 
@@ -51,37 +54,40 @@ class ReDo(Method):
         for name, value, least in (("threshold", threshold, 0), ("every", every, 1), ("samples", samples, 1)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
-        check_variant(variant)
         self.threshold, self.every, self.samples = threshold, every, samples
-        self.recycle, self.variant, self.epochs = recycle, variant, 0
+        self.recycle, self.variant, self.epochs = recycle, check_variant(variant), 0
 
     def check(self, net: Net) -> None:
-        if self.variant != "fire_paper":
+        if self.variant == "original":
             unit_graph(net.modules, say=True)
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         self.epochs += 1
         if self.epochs % self.every:
             return {}
-        reference = chain(net.modules) if self.variant == "fire_paper" else None
-        graph = unit_graph(net.modules) if reference is None else []
-        watch = Watch(graph, mean_magnitude, only_training=False) if reference is None else reference.watch_redo()
+        layers = chain(net.modules) if self.variant == "fire_paper" else None
+        graph = unit_graph(net.modules) if layers is None else []
+        watch = Watch(graph, mean_magnitude, only_training=False) if layers is None else layers.watch_redo()
         masks = [dormant(activity, self.threshold) for activity in self._look(net, context, watch)]
-        if self.recycle and reference is not None:
-            reference.recycle_(masks[:-1], context)
+        if self.recycle and layers is not None:
+            layers.recycle_(masks[:-1], context)
         elif self.recycle:
-            recycle_masked_(graph, masks, uniform, context.generator, context.optimizers, draw_bias=True)
+            draw = InitialDraw(net.modules, net.init)
+            recycle_masked_(graph, masks, draw, context.generator, context.optimizers)
         return {"dormant_ratio": torch.cat(masks).float().mean().item()}
 
     @torch.no_grad()
     def _look(self, net: Net, context: Context, watch: Any) -> Sequence[Tensor]:
-        """Mean |activation| of every unit over the first `samples` training samples, in evaluation mode."""
+        """Mean |activation| of every unit over `samples` samples, in evaluation mode."""
         if context.batches is None or context.loss is None:
             raise ValueError("ReDo needs batches of the phase, which this trainer does not give")
+        batches = context.batches
+        if self.variant == "fire_paper" and context.last_tested is not None:
+            batches = functools.partial(context.last_tested, self.samples)
         total: list[Tensor] = []
         seen = 0
         with net.mode(training=False), watch.on():
-            for inputs, targets in context.batches():
+            for inputs, targets in batches():
                 inputs, targets = inputs[: self.samples - seen], targets[: self.samples - seen]
                 context.loss(inputs, targets)
                 part = [activity * len(inputs) for activity in watch.read()]

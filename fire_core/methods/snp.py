@@ -1,42 +1,70 @@
-"""Shrink & Perturb (Ash and Adams, "On Warm-Starting Neural Network Training", NeurIPS 2020)."""
+"""Shrink and perturb (Ash and Adams, "On Warm-Starting Neural Network Training", NeurIPS 2020, arXiv 1910.08475; public
+code: JordanAsh/warm_start)."""
 
 from collections.abc import Mapping
 
 import torch
 
 from fire_core.methods.protocol import Context, Method, Net
+<<<<<<< HEAD
 from fire_core.reinit.perturb import shrink_and_perturb_
+=======
+from fire_core.methods.variants import check_variant
+from fire_core.reinit.fire import shrink_and_perturb_
+from fire_core.units.recycle import resample
+>>>>>>> b3d594a (Methods as their own authors wrote them by default, held to their public code; the FIRE authors' departures are variant=fire_paper)
 from fire_core.weights.distributed import write_
 from fire_core.weights.layout import PRESETS, resolve
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
 
 class ShrinkAndPerturb(Method):
-    """W <- (1 - coef) W + coef W_init for every parameter; buffers keep their values.
+    """W <- (1 - coef) W + perturb P for every parameter, P an initialisation; buffers keep their values.
 
-    The perturbation is the run's own initial weights, as in the FIRE paper's code, not a fresh draw.
+    `variant=original`: P is drawn anew each time, from the distribution of each parameter's own initial entries, as the
+    public code adds the weights of a newly built network. `variant=fire_paper`: P is the run's own initial weights.
 
     Args:
-        coef: in [0, 1]; 0 changes nothing, 1 brings back the initial parameters.
+        coef: in [0, 1]: how much the weights shrink. The public code's default is 0.6.
         layout: what this layout re-initialises gets coef 1, for DQN (where that is known as SR-DQN, shrink and reset:
             D'Oro et al., ICLR 2023) the linear layers; None: the same coef everywhere.
+        perturb: in [0, 1]; None: the same as coef, so that 0 changes nothing and 1 starts anew, as in the FIRE paper.
+            The public code's default is 0.1.
+        variant: original or fire_paper.
 
     Raises:
-        ValueError: `coef` is outside [0, 1], or the layout is unknown.
+        ValueError: an option is out of its range, or the layout is unknown.
     """
 
-    def __init__(self, coef: float = 0.8, layout: str | Mapping[str, str] | None = None) -> None:
-        if not 0 <= coef <= 1:
-            raise ValueError(f"coef must be in [0, 1], got {coef}")
+    def __init__(
+        self,
+        coef: float = 0.8,
+        layout: str | Mapping[str, str] | None = None,
+        perturb: float | None = None,
+        variant: str = "original",
+    ) -> None:
+        for name, value in (("coef", coef), ("perturb", perturb)):
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {value}")
+        if perturb and not coef:
+            raise ValueError(f"perturb={perturb} needs coef above 0: weights that only grow are no shrinking")
         if isinstance(layout, str) and layout not in PRESETS:
             raise ValueError(f"layout={layout} is unknown; accepted: {', '.join(PRESETS)}")
-        self.coef, self.layout = coef, layout
+        self.coef, self.layout, self.variant = coef, layout, check_variant(variant)
+        self.perturb = coef if perturb is None else perturb
 
     @torch.no_grad()
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
+        # The same draws for a trained network and for its target network, on which an agent lets the method act next.
+        generator = torch.Generator().manual_seed(context.generator.initial_seed())
         for name, module in net.modules.items():
             init = net.init[name]
-            shrink_and_perturb_(module, init, self.coef)
+            if self.variant == "original":
+                init = {key: resample(value, value.shape, generator) for key, value in init.items()}
+            scaled = init
+            if self.perturb != self.coef:
+                scaled = {key: value * (self.perturb / self.coef) for key, value in init.items()}
+            shrink_and_perturb_(module, scaled, self.coef)
             for entry in resolve(module, self.layout) if self.layout else []:
                 if entry.action == "reinit":
                     write_(entry.parameter, init[entry.name].to(entry.parameter))

@@ -1,7 +1,6 @@
 """Recycle units in place: new incoming weights, outgoing weights of zero, no history in the optimizer."""
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,18 +9,37 @@ from torch.optim import Optimizer
 from fire_core.units.graph import Units, weight
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
-
-def uniform(shape: Sequence[int], fan_in: int, generator: torch.Generator) -> Tensor:
-    """Uniform in +-1/sqrt(fan_in): torch's default initialisation of linear layers and convolutions."""
-    return (torch.rand(*shape, generator=generator) * 2 - 1) / math.sqrt(fan_in)
+# (layer, shape, CPU generator) -> new entries of this shape for its weight or bias
+Draw = Callable[[nn.Module, Sequence[int], torch.Generator], Tensor]
 
 
-def he_normal(shape: Sequence[int], fan_in: int, generator: torch.Generator) -> Tensor:
-    """Normal with variance 2 / fan_in (He et al., arXiv 1502.01852)."""
-    return torch.randn(*shape, generator=generator) * math.sqrt(2 / fan_in)
+def resample(values: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Entries of `values` in a tensor of `shape`, drawn with replacement by a CPU generator.
+
+    Of a weight at initialisation these follow the distribution that its initialiser drew from, whichever it was; of an
+    orthogonal one they have its entries' distribution, but are independent.
+    """
+    index = torch.randint(values.numel(), tuple(shape), generator=generator)
+    return values.flatten()[index.to(values.device)]
 
 
-Draw = Callable[[Sequence[int], int, torch.Generator], Tensor]
+class InitialDraw:
+    """Draws new weights from the distribution of a layer's own weights at the start of the run.
+
+    Args:
+        modules: the networks by name.
+        init: their weights at the start, by the same names.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], init: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.initial: dict[nn.Module, Tensor] = {}
+        for key, root in modules.items():
+            for name, layer in root.named_modules():
+                if (found := init[key].get(f"{name}.weight" if name else "weight")) is not None:
+                    self.initial[layer] = found
+
+    def __call__(self, layer: nn.Module, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        return resample(self.initial[layer], shape, generator)
 
 
 @torch.no_grad()
@@ -30,9 +48,8 @@ def recycle_(
     draw: Draw,
     generator: torch.Generator,
     optimizers: Iterable[Optimizer] = (),
-    draw_bias: bool = False,
 ) -> None:
-    """Make units new, in place: incoming weights drawn, norm entries as at the start, outgoing weights zero.
+    """Make units new, in place: incoming weights drawn, norm entries as at the start, biases and outgoing weights zero.
 
     The units then add nothing to the network's output and can learn from the next step on, because their incoming
     weights are not zero. Optimizer state of exactly these rows and columns is reset. Outgoing weights of all groups
@@ -43,12 +60,11 @@ def recycle_(
         draw: for the incoming weights.
         generator: on the CPU.
         optimizers: those that train the weights.
-        draw_bias: draw biases too, rather than zero them.
     """
     chosen, optimizers = list(chosen), list(optimizers)
     for units, index in chosen:
         for producer in units.producers:
-            redraw_rows_(producer.layer, index + producer.start, draw, generator, optimizers, draw_bias)
+            redraw_rows_(producer.layer, index + producer.start, draw, generator, optimizers)
         for norm in units.norms:
             for name, value in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
                 if (tensor := getattr(norm, name, None)) is not None:
@@ -67,11 +83,10 @@ def recycle_masked_(
     draw: Draw,
     generator: torch.Generator,
     optimizers: Iterable[Optimizer] = (),
-    draw_bias: bool = False,
 ) -> None:
     """`recycle_` for the units that a (units,) boolean mask marks in each group; the other arguments are the same."""
     chosen = [(units, mask.nonzero().flatten()) for units, mask in zip(graph, masks, strict=True)]
-    recycle_([(units, index) for units, index in chosen if len(index)], draw, generator, optimizers, draw_bias)
+    recycle_([(units, index) for units, index in chosen if len(index)], draw, generator, optimizers)
 
 
 @torch.no_grad()
@@ -83,11 +98,10 @@ def redraw_rows_(
     optimizers: Iterable[Optimizer] = (),
     draw_bias: bool = False,
 ) -> None:
-    """Draw the incoming weights of some of a layer's outputs anew."""
+    """Draw the incoming weights of some of a layer's outputs anew; their biases too, or make these zero."""
     kernel = weight(layer)
-    fan_in = kernel[0].numel()
-    kernel[rows] = draw((len(rows), *kernel.shape[1:]), fan_in, generator).to(kernel)
+    kernel[rows] = draw(layer, (len(rows), *kernel.shape[1:]), generator).to(kernel)
     bias = layer.bias
     if isinstance(bias, Tensor):
-        bias[rows] = draw((len(rows),), fan_in, generator).to(bias) if draw_bias else 0.0
+        bias[rows] = draw(layer, (len(rows),), generator).to(bias) if draw_bias else 0.0
     reset_optimizer_state(optimizers, [t for t in (kernel, bias) if isinstance(t, Tensor)], rows)

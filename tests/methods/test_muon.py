@@ -30,11 +30,12 @@ def optimizer_of(model: nn.Module, **options: object) -> Together:
 
 def test_matrices_take_torch_s_own_steps_bit_for_bit() -> None:
     torch.manual_seed(0)
-    mine, theirs = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4)), nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4))
+    mine, theirs = (nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4), nn.Linear(4, 2)) for _ in range(2))
     theirs.load_state_dict(mine.state_dict())
     steps(optimizer_of(mine), mine, 3)
-    muon = torch.optim.Muon([layer.weight for layer in theirs], lr=1e-2, weight_decay=0, momentum=0.95)
-    adam = torch.optim.AdamW([layer.bias for layer in theirs], lr=1e-3, betas=(0.9, 0.95), eps=1e-10, weight_decay=0)
+    muon = torch.optim.Muon([theirs[1].weight], lr=1e-2, weight_decay=0, momentum=0.95)
+    rest = [p for p in theirs.parameters() if p is not theirs[1].weight]
+    adam = torch.optim.AdamW(rest, lr=1e-3, betas=(0.9, 0.95), eps=1e-10, weight_decay=0)
     steps(Together(muon, adam), theirs, 3)
     for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -42,8 +43,7 @@ def test_matrices_take_torch_s_own_steps_bit_for_bit() -> None:
 
 def test_channels_last_filters_take_the_same_steps() -> None:
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 1))
-    other = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 1))
+    plain, other = (nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 1)) for _ in range(2))
     other.load_state_dict(plain.state_dict())
     other = other.to(memory_format=torch.channels_last)
     for model in (plain, other):
@@ -55,12 +55,13 @@ def test_channels_last_filters_take_the_same_steps() -> None:
 def test_who_is_trained_by_whom() -> None:
     model = ViT(5, image_size=8, dim=12, depth=1, heads=2, dim_head=5, mlp_dim=14)
     names = {p: name for name, p in model.named_parameters()}
-    hidden = {names[p] for p in hidden_weights(Net({"model": model}, {}))}
+    own = Net({"model": model}, {})
+    hidden = {names[p] for p in hidden_weights(own)}
     assert all(name.endswith("weight") and "norm" not in name for name in hidden)
     assert "head.weight" not in hidden
-    assert {"backbone.transformer.layers.0.0.to_q.weight", "backbone.to_patch_embedding.2.weight"} <= hidden
-    tokens = {names[p] for p in hidden_weights(Net({"model": model}, {}), tokens=True)} - hidden
-    assert tokens == {"backbone.pos_embedding", "backbone.cls_token"}
+    assert "backbone.transformer.layers.0.0.to_q.weight" in hidden
+    others = {names[p] for p in hidden_weights(own, "fire_paper")} - hidden
+    assert others == {"backbone.pos_embedding", "backbone.cls_token", "backbone.to_patch_embedding.2.weight"}
     optimizer = optimizer_of(model)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
 
@@ -79,11 +80,11 @@ def test_a_resumed_optimizer_takes_the_same_steps() -> None:
 
 
 def test_its_parts_forget_like_any_optimizer() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 5, 3))
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 5, 3), nn.Conv2d(5, 2, 1))
     optimizer = optimizer_of(model)
     steps(optimizer, model, 1)
-    reset_optimizer_state(optimizer.parts, [model[0].weight], torch.tensor([2]))
-    momentum = optimizer.parts[0].state[model[0].weight]["momentum_buffer"]
+    reset_optimizer_state(optimizer.parts, [model[1].weight], torch.tensor([2]))
+    momentum = optimizer.parts[0].state[model[1].weight]["momentum_buffer"]
     assert (momentum[2] == 0).all()
     assert (momentum[[0, 1, 3, 4]] != 0).all()
 
@@ -106,3 +107,13 @@ def test_the_first_phase_of_warm_start_is_trained_by_adam(tmp_path: Path) -> Non
 def test_refused_options(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         MuonOptimizer(**options)
+
+
+def test_the_layer_that_reads_the_input_and_the_output_layer_belong_to_adam() -> None:
+    for model, read in ((SmallResNet(4, 3, width=4), nn.Conv2d), (ViT(5, image_size=8, dim=12, depth=1), nn.Linear)):
+        hidden = hidden_weights(Net({"model": model}, {}))
+        layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+        assert isinstance(layers[0], read)
+        assert layers[0].weight not in hidden
+        assert layers[-1].weight not in hidden
+        assert set(hidden) == {layer.weight for layer in layers[1:-1]}

@@ -48,8 +48,8 @@ def in_float64(net: Net, scale: float) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_parseval_is_its_definition(net: Net, scale: float) -> None:
-    penalty = Parseval(coef=0.7, scale=scale).penalty(net)
+def test_parseval_of_the_fire_paper_is_its_definition(net: Net, scale: float) -> None:
+    penalty = Parseval(coef=0.7, scale=scale, variant="fire_paper").penalty(net)
     penalty.backward()
     got = {name: p.grad for name, p in net.modules["model"].named_parameters()}
     total, gradients = in_float64(net, scale)
@@ -71,7 +71,7 @@ def test_parseval_ends_at_isometries() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.02)
     for _ in range(800):
         optimizer.zero_grad()
-        Parseval(coef=1.0).penalty(net).backward()
+        Parseval(coef=1.0, variant="fire_paper").penalty(net).backward()
         optimizer.step()
     wide, tall = (layer.weight.detach() for layer in net.modules["model"])
     torch.testing.assert_close(wide @ wide.T, torch.eye(4), rtol=0, atol=1e-3)

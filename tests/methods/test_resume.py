@@ -13,7 +13,7 @@ METHODS = {
     "cbp": ("rate=0.05", "maturity=2"),
     "cbp fire_paper": ("rate=0.05", "maturity=2", "variant=fire_paper"),
     "redo": ("threshold=0.9", "every=2"),
-    "snr": ("percentile=0.5", "max_age=200", "every=2"),
+    "snr": ("percentile=0.5", "max_age=200", "every=1"),
     "snr fire_paper": ("percentile=0.5", "max_age=200", "every=2", "variant=fire_paper"),
     "muon": (),
     "dash": ("variant=step", "every=3", "alpha=0", "rate=1.0"),

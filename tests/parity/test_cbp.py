@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core.methods.fire_paper import Chain, FirePaperCBP, OutputWatch, chain
-from fire_core.units.recycle import he_normal
+from fire_core.methods.fire_paper import Chain, FirePaperCBP, OutputWatch, chain, he_normal
 from tests.parity import golden
 from tests.parity.trees import module_from
 
@@ -106,7 +105,7 @@ def check_effect(network: str, model: nn.Module, before: dict[str, Tensor]) -> N
 def test_deviation_of_new_rows(network: str, layer: str) -> None:
     fan_in = int(np.prod(DATA[f"{network}.w0.{layer}.weight"].shape[1:]))
     assert float(DATA[f"{network}.reinit_std.{layer}"]) == pytest.approx((2 / fan_in) ** 0.5, rel=1e-6)
-    drawn = he_normal((4000,), fan_in, torch.Generator().manual_seed(0))
+    drawn = he_normal(nn.Linear(fan_in, 1), (4000,), torch.Generator().manual_seed(0))
     assert drawn.std().item() == pytest.approx(float(DATA[f"{network}.reinit_std.{layer}"]), rel=0.04)
 
 

@@ -47,7 +47,7 @@ def network() -> Small:
 def test_every_tensor(mode: str, alpha: float, minimum: float) -> None:
     model = network().train()
     context = Context(1, 0, torch.Generator(), lambda: iter(batches()), lambda x, y: F.cross_entropy(model(x), y))
-    Dash(alpha, minimum, mode).at_boundary(Net.of({"model": model}), context)
+    Dash(alpha, minimum, mode, "fire_paper").at_boundary(Net.of({"model": model}), context)
     assert model.training
     after = golden.tensors("dash", f"after_{mode}_a{alpha}_l{minimum}.")
     assert len(after) > 10

@@ -42,7 +42,7 @@ def group_norms(net: Net) -> dict[str, Tensor]:
 @pytest.mark.parametrize("scale", SCALES)
 def test_parseval(scale: str) -> None:
     net, s = network(), float(scale)
-    penalty = Parseval(coef=1.0, scale=s).penalty(net)
+    penalty = Parseval(coef=1.0, scale=s, variant="fire_paper").penalty(net)
     penalty.backward()
     terms, gradients = (golden.tensors("reg", f"parseval_s{scale}.{part}.") for part in ("term", "grad"))
     expected = total = sum(terms.values())
@@ -70,7 +70,9 @@ def test_of_rows_of_unit_norm() -> None:
     expected = golden.tensors("reg", "parseval_effective_s1.loss")[""]
     for gamma in group_norms(net).values():  # to the reference a matrix (n, 1), whose rows become 1 or -1
         expected = expected - len(gamma) * (len(gamma) - 1) + (gamma.detach().square() - 1).square().sum()
-    torch.testing.assert_close(Parseval(coef=1.0).penalty(net).detach(), expected, rtol=RTOL, atol=0)
+    torch.testing.assert_close(
+        Parseval(coef=1.0, variant="fire_paper").penalty(net).detach(), expected, rtol=RTOL, atol=0
+    )
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -82,5 +84,5 @@ def test_each_term(scale: str) -> None:
         layer = name.rpartition(".")[0]
         state = net.modules["model"].state_dict()
         alone = module_from({key: value for key, value in state.items() if key.rpartition(".")[0] == layer})
-        penalty = Parseval(coef=1.0, scale=float(scale)).penalty(Net({"model": alone}, {}))
+        penalty = Parseval(coef=1.0, scale=float(scale), variant="fire_paper").penalty(Net({"model": alone}, {}))
         torch.testing.assert_close(penalty.detach(), terms[name], rtol=RTOL, atol=0)

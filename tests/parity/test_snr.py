@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
-from fire_core.methods.snr import Silences
+from fire_core.methods.fire_paper import FirePaperSilences as Silences
 from fire_core.units.watch import peak
 from tests.parity import golden
 
@@ -24,7 +23,7 @@ def bookkeeping(layer: str) -> Silences:
     units = len(DATA[f"mask.{layer}.t0"])
     percentile, every = META["threshold_percentile"], META["threshold_reset_freq"]
     growth = META["threshold_expansion_factor"]
-    silences = Silences(units, percentile, every, META["tau_max"], growth, True)
+    silences = Silences(units, percentile, every, META["tau_max"], growth)
     assert (silences.threshold == META["initial_tau"]).all()
     return silences
 
@@ -46,7 +45,7 @@ def test_every_step(layer: str) -> None:
         firing, samples = fired(layer, t)
         at_once += (firing & (silences.age == 0)).numpy()
         at_once *= t % META["threshold_reset_freq"] > 0
-        mask = silences.step(firing, samples)
+        mask = silences.look(firing, samples)
         np.testing.assert_array_equal(mask.numpy(), DATA[f"mask.{layer}.t{t}"], f"mask at {t}")
         np.testing.assert_array_equal(silences.age.numpy(), DATA[f"ages.{layer}.t{t}"], f"age at {t}")
         np.testing.assert_array_equal(silences.threshold.numpy(), DATA[f"tau.{layer}.t{t}"], f"threshold at {t}")
@@ -55,17 +54,3 @@ def test_every_step(layer: str) -> None:
             np.testing.assert_array_equal(histogram(silences)[:, 1:], expected[:, 1:], f"silences at {t}")
             np.testing.assert_array_equal(at_once, expected[:, 0], f"firing without a pause at {t}")
     assert histograms
-
-
-@pytest.mark.parametrize("layer", DATA["layers"].tolist())
-def test_thresholds_do_not_collapse_by_default(layer: str) -> None:
-    """Where no silence has ended, there is nothing to learn a threshold from: it stays."""
-    firing, samples = fired(layer, 0)
-    every, growth = META["threshold_reset_freq"], META["threshold_expansion_factor"]
-    longest = 4 * samples * (every + 1)  # so that the initial threshold, half of it, is longer than the test
-    silences = Silences(len(firing), META["threshold_percentile"], every, longest, growth, False)
-    silences.step(firing, samples)
-    quiet = torch.zeros_like(firing)
-    for _ in range(every):
-        assert not silences.step(quiet, samples).any()
-    assert (silences.threshold == longest // 2).all()

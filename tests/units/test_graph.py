@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fire_core.methods.fire_paper import he_normal, uniform
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units, between, weight
-from fire_core.units.recycle import he_normal, recycle_, uniform
+from fire_core.units.recycle import recycle_
 from fire_core.units.watch import Watch, mean_magnitude, peak
 from language.model import GPT
 from vision.models import MLP, VGG16, ResNet18, SmallResNet, ViT
