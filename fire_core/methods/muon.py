@@ -69,6 +69,10 @@ class MuonOptimizer(Method):
             parts.append(torch.optim.AdamW(rest, lr=self.adam_lr, betas=self.betas, eps=self.eps, weight_decay=0.0))
         return Together(*parts)
 
+    def owned(self, net: Net) -> Iterable[nn.Parameter]:
+        """The weights that Muon itself trains."""
+        return hidden_weights(net, self.variant)
+
     @staticmethod
     def _factor(parameter: nn.Parameter) -> float:
         """The public code's factor over torch's: it reads a convolution's off the kernel's sides."""

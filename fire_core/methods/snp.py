@@ -6,13 +6,9 @@ from collections.abc import Mapping
 import torch
 
 from fire_core.methods.protocol import Context, Method, Net
-<<<<<<< HEAD
-from fire_core.reinit.perturb import shrink_and_perturb_
-=======
 from fire_core.methods.variants import check_variant
-from fire_core.reinit.fire import shrink_and_perturb_
+from fire_core.reinit.perturb import shrink_and_perturb_
 from fire_core.units.recycle import resample
->>>>>>> b3d594a (Methods as their own authors wrote them by default, held to their public code; the FIRE authors' departures are variant=fire_paper)
 from fire_core.weights.distributed import write_
 from fire_core.weights.layout import PRESETS, resolve
 from fire_core.weights.optimizer_state import reset_optimizer_state

@@ -7,6 +7,7 @@ from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
+from omegaconf import OmegaConf
 
 from fire_core.harness.options.errors import ConfigError
 
@@ -19,7 +20,7 @@ def build(option: str, node: Mapping[str, Any] | None, **also: Any) -> Any:
     """
     if node is None:
         return None
-    arguments = {key: node[key] for key in node if key != "name"}
+    arguments = {key: _resolved(node[key]) for key in node if key != "name"}
     _check_flags(option, arguments)
     try:
         return instantiate(arguments, **also, _convert_="all")
@@ -30,6 +31,11 @@ def build(option: str, node: Mapping[str, Any] | None, **also: Any) -> Any:
         if isinstance(cause, (TypeError, ValueError, ImportError)):
             raise ConfigError(_say(option, node, cause)) from cause
         raise
+
+
+def _resolved(value: Any) -> Any:
+    """A nested part of a configuration with its references (`${lr}`) followed, which need the whole of it."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _say(option: str, node: Mapping[str, Any], cause: Exception) -> str:

@@ -28,6 +28,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fire_core.harness.options.chain import chained  # noqa: F401  its resolver names chains
 from fire_core.harness.options.errors import ConfigError, TrainingError
 from fire_core.harness.training.console import show_log
 from fire_core.harness.training.signals import exit_on_signals

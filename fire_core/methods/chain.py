@@ -1,0 +1,112 @@
+"""Several methods in one run."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.methods.protocol import Context, Method, Net
+
+ALONE = {
+    "base": "does nothing",
+    "chain": "is one itself",
+    "pi": "puts new modules into the network, which no other method knows",
+}
+
+
+class Chain(Method):
+    """Every method's hooks, one after the other in the order given: FIRE and Muon, FIRE and ReDo, S&P and CBP.
+
+    Penalties add up. One method at most may replace the optimizer.
+
+    Args:
+        methods: by name.
+        apart: at a boundary, methods that project or shrink weight matrices (FIRE, DASH) leave alone those that the
+            replaced optimizer trains in a way of its own: Muon's hidden weights.
+
+    Raises:
+        ValueError: the methods conflict, or `apart` has no effect.
+    """
+
+    def __init__(self, methods: Mapping[str, Method], apart: bool = False) -> None:
+        if not methods:
+            raise ValueError("of must name at least one method")
+        for name in methods:
+            if name in ALONE and len(methods) > 1:
+                raise ValueError(f"of={list(methods)}: {name} cannot be combined, it {ALONE[name]}")
+        if "full_reset" in list(methods)[1:]:
+            raise ValueError(f"of={list(methods)}: full_reset undoes what stands before it, so it must be the first")
+        replacing = [name for name, method in methods.items() if type(method).optimizer is not Method.optimizer]
+        if len(replacing) > 1:
+            raise ValueError(f"of={list(methods)}: {' and '.join(replacing)} each replace the optimizer")
+        self.methods = dict(methods)
+        self.replacing = methods[replacing[0]] if replacing else None
+        if apart and not hasattr(self.replacing, "owned"):
+            raise ValueError(
+                "apart=true has no effect: no method of the chain has an optimizer for some of the weights"
+            )
+        self.apart = apart
+        self.acts_within_phases = any(method.acts_within_phases for method in methods.values())
+        self.follows_gradients = any(method.follows_gradients for method in methods.values())
+
+    def check(self, net: Net) -> None:
+        for method in self.methods.values():
+            method.check(net)
+
+    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
+        numbers: dict[str, float] = {}
+        with self._set_apart(net):
+            for method in self.methods.values():
+                numbers |= method.at_boundary(net, context)
+        return numbers
+
+    @contextmanager
+    def _set_apart(self, net: Net) -> Iterator[None]:
+        """What the replaced optimizer owns is frozen within this block, if `apart`: such weights are left alone."""
+        owned = [p for p in self.replacing.owned(net) if p.requires_grad] if self.apart else []  # type: ignore[union-attr]
+        for parameter in owned:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in owned:
+                parameter.requires_grad_(True)
+
+    def optimizer(
+        self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    ) -> torch.optim.Optimizer:
+        return (self.replacing or Method()).optimizer(net, default)
+
+    @contextmanager
+    def watch(self, net: Net) -> Iterator[None]:
+        with ExitStack() as stack:
+            for method in self.methods.values():
+                stack.enter_context(method.watch(net))
+            yield
+
+    def penalty(self, net: Net) -> Tensor | None:
+        terms = [term for method in self.methods.values() if (term := method.penalty(net)) is not None]
+        return torch.stack(terms).sum() if terms else None
+
+    def after_step(self, net: Net, context: Context) -> None:
+        for method in self.methods.values():
+            method.after_step(net, context)
+
+    def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
+        numbers: dict[str, float] = {}
+        for method in self.methods.values():
+            numbers |= method.after_epoch(net, context)
+        return numbers
+
+    def reshape(self, net: Net) -> None:
+        for method in self.methods.values():
+            method.reshape(net)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: method.state_dict() for name, method in self.methods.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, method in self.methods.items():
+            method.load_state_dict(state[name])

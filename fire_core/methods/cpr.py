@@ -1,0 +1,96 @@
+"""CPR, calibrated partial resets (arXiv 2607.24996; public code: LucMc/continual-learning, `optim/cpr.py`)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fire_core.methods.protocol import Context, Method, Net
+from fire_core.methods.regrama import gradient_scores
+from fire_core.units.find import unit_graph
+from fire_core.units.graph import Units, weight
+from fire_core.units.recycle import Draw, InitialDraw
+
+
+class CalibratedPartialResets(Method):
+    """Every `every` steps, move each unit towards a new one, the more the smaller its gradients have been.
+
+    After each step, the utility u of a unit is a running mean of its mean |gradient| of incoming weights over that of
+    its layer. At a reset, with r = rate * min(2 sigmoid(-sharpness (u - threshold)), 1):
+        incoming weights <- (1 - r) W + r P;  outgoing weights <- (1 - r) W;  u <- 1
+    P being drawn from the layer's initial distribution. Biases and the optimizer's state stay.
+
+    Args:
+        rate: largest share of a unit that is reset.
+        sharpness: how steeply the share falls with the utility.
+        threshold: utility up to which the share is the largest.
+        decay: of the running utility.
+        every: steps between two resets.
+
+    Raises:
+        ValueError: an option is out of its range, or the network has no units that are known.
+    """
+
+    acts_within_phases = True
+
+    def __init__(
+        self,
+        rate: float = 0.015,
+        sharpness: float = 16.0,
+        threshold: float = 1.0,
+        decay: float = 0.99,
+        every: int = 1000,
+    ) -> None:
+        if not 0 <= rate <= 1 or not 0 <= decay < 1:
+            raise ValueError(f"rate={rate} must be in [0, 1] and decay={decay} in [0, 1)")
+        if sharpness < 0 or threshold < 0 or every < 1:
+            raise ValueError(f"sharpness={sharpness}, threshold={threshold}, every={every} must be at least 0, 0, 1")
+        self.rate, self.sharpness, self.threshold, self.decay, self.every = rate, sharpness, threshold, decay, every
+        self.steps = 0
+        self.utility: list[Tensor] = []
+
+    def check(self, net: Net) -> None:
+        unit_graph(net.modules, say=True)
+
+    @contextmanager
+    def watch(self, net: Net) -> Iterator[None]:
+        self.graph = unit_graph(net.modules)
+        self.draw = InitialDraw(net.modules, net.init)
+        yield
+
+    @torch.no_grad()
+    def after_step(self, net: Net, context: Context) -> None:
+        scores = [gradient_scores(units) for units in self.graph]
+        self.utility = [
+            self.decay * old + (1 - self.decay) * score
+            for old, score in zip(self.utility or [torch.ones_like(s) for s in scores], scores, strict=True)
+        ]
+        self.steps += 1
+        if self.steps > 1 and (self.steps - 1) % self.every == 0:
+            for units, utility in zip(self.graph, self.utility, strict=True):
+                share = self.rate * (2 * torch.sigmoid(-self.sharpness * (utility - self.threshold))).clamp(max=1)
+                reset_partly_(units, share, self.draw, context.generator)
+            self.utility = [torch.ones_like(u) for u in self.utility]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "utility": self.utility}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.utility = state["steps"], state["utility"]
+
+
+def reset_partly_(units: Units, share: Tensor, draw: Draw, generator: torch.Generator) -> None:
+    """Move units towards new ones by shares (units,) in [0, 1], in place."""
+    for producer in units.producers:
+        rows = weight(producer.layer)[producer.start : producer.start + units.count]
+        new = draw(producer.layer, rows.shape, generator).to(rows)
+        part = share.view(-1, *[1] * (rows.ndim - 1)).to(rows)
+        rows.copy_((1 - part) * rows + part * new)
+    for consumer in units.consumers:
+        kernel = weight(consumer.layer)
+        keep = torch.ones(kernel.shape[1], device=kernel.device)
+        columns = torch.arange(units.count)[:, None] if consumer.columns is None else consumer.columns
+        keep[columns.to(kernel.device)] = (1 - share)[:, None]
+        kernel.mul_(keep.view(1, -1, *[1] * (kernel.ndim - 2)))

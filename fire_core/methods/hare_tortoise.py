@@ -1,0 +1,64 @@
+"""Hare and Tortoise (Lee, Cho, Kim, Kim, Min, Choo and Lyle, "Slow and Steady Wins the Race: Maintaining Plasticity
+with Hare and Tortoise Networks", ICML 2024; public code: dojeon-ai/Hare-Tortoise)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fire_core.methods.protocol import Context, Method, Net
+
+
+class HareTortoise(Method):
+    """A slow copy of the network follows it; every `every` epochs the network goes back to the copy.
+
+    After each step, for parameters and buffers: slow <- momentum slow + (1 - momentum) fast. The optimizer's state
+    stays. What is evaluated is the network that trains, the hare; the paper also evaluates the slow copy.
+
+    Args:
+        momentum: of the slow copy.
+        every: epochs between two returns.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    acts_within_phases = True
+
+    def __init__(self, momentum: float = 0.999, every: int = 10) -> None:
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self.momentum, self.every, self.epochs = momentum, every, 0
+        self.slow: dict[str, dict[str, Tensor]] = {}
+
+    @contextmanager
+    def watch(self, net: Net) -> Iterator[None]:
+        self.slow = self.slow or Net.of(net.modules).init  # copies of the weights and buffers as they are now
+        yield
+
+    @torch.no_grad()
+    def after_step(self, net: Net, context: Context) -> None:
+        for key, module in net.modules.items():
+            for name, fast in module.state_dict().items():
+                slow = self.slow[key][name]
+                if slow.is_floating_point():
+                    slow.mul_(self.momentum).add_(fast, alpha=1 - self.momentum)
+                else:  # a counter
+                    slow.copy_(fast)
+
+    def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
+        self.epochs += 1
+        if self.epochs % self.every == 0:
+            for key, module in net.modules.items():
+                module.load_state_dict(self.slow[key])
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self.epochs, "slow": self.slow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epochs, self.slow = state["epochs"], state["slow"]

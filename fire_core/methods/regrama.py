@@ -1,0 +1,67 @@
+"""ReGraMa, resetting by gradient magnitude (Liu, Wu, Obando-Ceron, Castro, Courville and Pan, "Measure gradients, not
+activations! Enhancing neuronal activity in deep reinforcement learning", NeurIPS 2025, arXiv 2505.24061)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fire_core.methods.protocol import Context, Method, Net
+from fire_core.units.find import unit_graph
+from fire_core.units.graph import Units, weight
+from fire_core.units.recycle import InitialDraw, recycle_masked_
+
+
+class ReGraMa(Method):
+    """Every `every` steps, recycle the units whose incoming weights have next to no gradient.
+
+    The score of a unit is the mean |gradient| of its incoming weights over that of its layer; at most `threshold` is
+    inactive. An inactive unit gets incoming weights from the layer's initial distribution, bias and outgoing weights of
+    zero, and no history in the optimizer. As implemented by the authors of CPR (public code: LucMc/continual-learning,
+    `optim/regrama.py`); the authors' own code was not at hand to compare.
+
+    Args:
+        threshold: of the score.
+        every: steps between two times.
+
+    Raises:
+        ValueError: an option is out of its range, or the network has no units that are known.
+    """
+
+    acts_within_phases = True
+
+    def __init__(self, threshold: float = 0.01, every: int = 1000) -> None:
+        if threshold < 0:
+            raise ValueError(f"threshold must be at least 0, got {threshold}")
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self.threshold, self.every, self.steps = threshold, every, 0
+
+    def check(self, net: Net) -> None:
+        unit_graph(net.modules, say=True)
+
+    @torch.no_grad()
+    def after_step(self, net: Net, context: Context) -> None:
+        self.steps += 1
+        if self.steps % self.every:
+            return
+        graph = unit_graph(net.modules)
+        masks = [gradient_scores(units) <= self.threshold for units in graph]
+        recycle_masked_(graph, masks, InitialDraw(net.modules, net.init), context.generator, context.optimizers)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+def gradient_scores(units: Units) -> Tensor:
+    """Mean |gradient| of each unit's incoming weights over the layer's mean, (units,)."""
+    parts = []
+    for producer in units.producers:
+        kernel = weight(producer.layer)
+        gradient = torch.zeros_like(kernel) if kernel.grad is None else kernel.grad
+        parts.append(gradient[producer.start : producer.start + units.count].flatten(1).abs())
+    size = torch.cat(parts, 1).mean(1)
+    return size / (size.mean() + 1e-8)

@@ -1,0 +1,80 @@
+"""UPGD, utility-based perturbed gradient descent (Elsayed and Mahmood, "Addressing Loss of Plasticity and Catastrophic
+Forgetting in Continual Learning", ICLR 2024, arXiv 2404.00781; public code: mohmdelsayed/upgd, `weight_upgd`)."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fire_core.methods.protocol import Method, Net
+
+
+class UPGD(Method):
+    """Instead of the trainer's optimizer: large, noisy steps for weights of little use, small ones for useful weights.
+
+    For every weight w with gradient g (first-order global UPGD):
+        u <- beta u - (1 - beta) g w                               running utility
+        v = sigmoid(u / (1 - beta^t) / max over all weights of u)  in [0, 1]
+        w <- (1 - lr decay) w - lr (g + sigma noise) (1 - v)       noise: standard normal
+
+    Args:
+        lr: learning rate.
+        weight_decay: decay.
+        beta: of the running utility.
+        sigma: standard deviation of the noise.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    acts_within_phases = True
+
+    def __init__(self, lr: float = 1e-2, weight_decay: float = 1e-3, beta: float = 0.999, sigma: float = 1e-3) -> None:
+        if not lr > 0:
+            raise ValueError(f"lr must be positive, got {lr}")
+        if not 0 <= beta < 1:
+            raise ValueError(f"beta must be in [0, 1), got {beta}")
+        for name, value in (("weight_decay", weight_decay), ("sigma", sigma)):
+            if not value >= 0:
+                raise ValueError(f"{name} must be at least 0, got {value}")
+        self.options = {"lr": lr, "weight_decay": weight_decay, "beta": beta, "sigma": sigma}
+
+    def optimizer(
+        self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    ) -> torch.optim.Optimizer:
+        return PerturbedDescent(net.parameters(), **self.options)
+
+
+class PerturbedDescent(torch.optim.Optimizer):
+    """The update of `UPGD`.
+
+    Args:
+        params: parameters.
+        **options: lr, weight_decay, beta, sigma.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], **options: float) -> None:
+        super().__init__(params, options)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step."""
+        active = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        largest = []
+        for p, group in active:
+            state: dict[str, Any] = self.state[p]
+            if not state:
+                state["step"], state["utility"] = torch.zeros(()), torch.zeros_like(p)
+            state["step"] += 1
+            state["utility"].mul_(group["beta"]).addcmul_(p.grad, p, value=group["beta"] - 1)
+            largest.append(state["utility"].max())
+        if not active:
+            return
+        top = torch.stack(largest).max()
+        for p, group in active:
+            state = self.state[p]
+            corrected = state["utility"] / (1 - group["beta"] ** state["step"].item())
+            useless = 1 - torch.sigmoid(corrected / top)
+            noise = torch.randn_like(p) * group["sigma"]
+            p.mul_(1 - group["lr"] * group["weight_decay"]).add_((p.grad + noise) * useless, alpha=-group["lr"])

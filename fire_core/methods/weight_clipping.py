@@ -1,0 +1,45 @@
+"""Weight clipping (Elsayed, Lan, Lyle and Mahmood, "Weight Clipping for Deep Continual and Reinforcement Learning", RLC
+2024, arXiv 2407.01704; public code: mohmdelsayed/weight-clipping)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fire_core.methods.layers import linear_layers, output_layers
+from fire_core.methods.protocol import Context, Method, Net
+
+
+class WeightClipping(Method):
+    """After each step, clip weights and biases to zeta / sqrt(fan_in), the bound of their uniform initialisation.
+
+    Of linear layers and convolutions; norms and embeddings stay. (The public code clips the one-dimensional parameters
+    of norms as if they were biases; its paper has networks without norms.)
+
+    Args:
+        zeta: factor of the bound.
+        clip_last_layer: clip the output layers too.
+
+    Raises:
+        ValueError: `zeta` is not positive.
+    """
+
+    acts_within_phases = True
+
+    def __init__(self, zeta: float = 1.0, clip_last_layer: bool = True) -> None:
+        if not zeta > 0:
+            raise ValueError(f"zeta must be positive, got {zeta}")
+        self.zeta, self.clip_last_layer = zeta, clip_last_layer
+
+    @torch.no_grad()
+    def after_step(self, net: Net, context: Context) -> None:
+        for root in net.modules.values():
+            spared = set() if self.clip_last_layer else output_layers(root)
+            for layer in linear_layers(root).values():
+                if layer in spared:
+                    continue
+                assert isinstance(layer.weight, Tensor)
+                bound = self.zeta / math.sqrt(math.prod(layer.weight.shape[1:]))
+                for parameter in (layer.weight, layer.bias):
+                    if isinstance(parameter, Tensor):
+                        parameter.clamp_(-bound, bound)

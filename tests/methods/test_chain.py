@@ -1,0 +1,130 @@
+"""Several methods in one run: what each does alone they do together; conflicts are refused in one line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core.harness.options.chain import chained
+from fire_core.harness.options.errors import ConfigError
+from fire_core.methods import Context, Net
+from fire_core.methods.base import Base
+from fire_core.methods.cbp import ContinualBackprop
+from fire_core.methods.chain import Chain
+from fire_core.methods.fire import Fire
+from fire_core.methods.full_reset import FullReset
+from fire_core.methods.l2init import L2Init
+from fire_core.methods.muon import MuonOptimizer, Together, hidden_weights
+from fire_core.methods.pi import PlasticityInjection
+from fire_core.methods.redo import ReDo
+from fire_core.methods.snp import ShrinkAndPerturb
+from fire_core.methods.upgd import UPGD
+from fire_core.methods.weight_decay import WeightDecay
+from fire_core.metrics import dfi
+from tests.harness.runner import only_run, rows, run
+
+
+def network() -> Net:
+    torch.manual_seed(0)
+    return Net.of({"model": nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))})
+
+
+def moment() -> Context:
+    return Context(1, 0, torch.Generator().manual_seed(0))
+
+
+def weights(net: Net) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def test_boundaries_follow_one_another() -> None:
+    apart, together = network(), network()
+    for method in (ShrinkAndPerturb(0.3), Fire()):
+        method.at_boundary(apart, moment())
+    Chain({"snp": ShrinkAndPerturb(0.3), "fire": Fire()}).at_boundary(together, moment())
+    assert all(torch.equal(a, b) for a, b in zip(weights(apart), weights(together), strict=True))
+    other = network()
+    Chain({"fire": Fire(), "snp": ShrinkAndPerturb(0.3)}).at_boundary(other, moment())
+    assert not torch.equal(weights(other)[0], weights(together)[0])
+
+
+def test_penalties_add_up_and_the_optimizer_is_the_one_that_replaces() -> None:
+    net = network()
+    chain = Chain({"l2init": L2Init(0.1), "weight_decay": WeightDecay(0.2), "muon": MuonOptimizer()})
+    expected = L2Init(0.1).penalty(net) + WeightDecay(0.2).penalty(net)
+    torch.testing.assert_close(chain.penalty(net), expected)
+    assert isinstance(chain.optimizer(net, torch.optim.Adam), Together)
+    assert chain.acts_within_phases
+    plain = Chain({"fire": Fire(), "snp": ShrinkAndPerturb()})
+    assert plain.penalty(net) is None
+    assert isinstance(plain.optimizer(net, torch.optim.Adam), torch.optim.Adam)
+    assert not plain.acts_within_phases
+
+
+def test_fire_leaves_muon_s_weights_alone_if_asked_to() -> None:
+    for apart in (False, True):
+        net = network()
+        before = weights(net)
+        muon = MuonOptimizer()
+        Chain({"fire": Fire(solver="exact"), "muon": muon}, apart).at_boundary(net, moment())
+        for old, p in zip(before, net.parameters(), strict=True):
+            owned = p in hidden_weights(net)
+            assert p.requires_grad
+            assert torch.equal(old, p) == (p.ndim == 1 or (apart and owned))
+            if p.ndim == 2 and not (apart and owned):
+                assert dfi(p.detach() / (p.shape[0] / p.shape[1]) ** 0.5) < 1e-6
+    assert len(hidden_weights(network())) == 1
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"upgd": UPGD(), "muon": MuonOptimizer()}, "upgd and muon each replace the optimizer"),
+        ({"fire": Fire(), "full_reset": FullReset()}, "full_reset undoes what stands before it"),
+        ({"fire": Fire(), "pi": PlasticityInjection()}, "pi cannot be combined"),
+        ({"fire": Fire(), "base": Base()}, "base cannot be combined"),
+        ({}, "at least one"),
+    ],
+)
+def test_conflicts(methods: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refusal:
+        Chain(methods)
+    assert "\n" not in str(refusal.value)
+    with pytest.raises(ValueError, match="apart=true has no effect"):
+        Chain({"fire": Fire()}, apart=True)
+
+
+def test_unknown_and_repeated_names() -> None:
+    parts = {"fire": {"_target_": "fire_core.methods.fire.Fire"}}
+    with pytest.raises(ConfigError, match=r"^method\.of=fires is unknown; accepted: fire$"):
+        chained(["fires"], parts)
+    with pytest.raises(ConfigError, match="names fire twice"):
+        chained(["fire", "fire"], parts)
+    with pytest.raises(ConfigError, match=r"^method\.parts\.fire\.iterations must be at least 1"):
+        chained(["fire"], {"fire": {**parts["fire"], "iterations": 0}})
+
+
+def test_states_are_kept_apart() -> None:
+    chain = Chain({"redo": ReDo(), "cbp": ContinualBackprop()})
+    chain.methods["redo"].epochs = 3
+    copy = Chain({"redo": ReDo(), "cbp": ContinualBackprop()})
+    copy.load_state_dict(chain.state_dict())
+    assert copy.methods["redo"].epochs == 3
+
+
+@pytest.mark.parametrize("of", ["fire,muon", "fire,redo", "snp,cbp", "full_reset,parseval"])
+def test_from_the_command_line(of: str, tmp_path: Path) -> None:
+    options = ("dataset.train_size=256", f"paths.runs={tmp_path}")
+    run(
+        "method=chain",
+        f"method.of=[{of}]",
+        "method.parts.fire.iterations=5",
+        "method.parts.redo.threshold=0.9",
+        *options,
+    )
+    folder = only_run(tmp_path)
+    assert f"-{of.replace(',', '+')}-" in folder.name
+    assert ("method/dormant_ratio" in rows(folder)[-1]) == ("redo" in of)
+    if "muon" in of:
+        assert rows(folder)[-1]["lr"] == 1e-2

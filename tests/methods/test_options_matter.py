@@ -1,0 +1,138 @@
+"""An option without effect is a defect: every number of every method's yaml is moved, and something must change."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fire_core.harness.options.build import build
+from fire_core.methods import Context, Method, Net
+from fire_core.units.graph import Units, between
+
+FOLDER = Path(__file__).parents[2] / "conf" / "method"
+METHODS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "chain")
+# What makes a method act within the few steps below. Each option must matter under one of the settings at least.
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "cbp": [{"rate": 0.1, "maturity": 3}, {"rate": 0.1, "maturity": 3, "variant": "fire_paper"}],
+    "cpr": [{"rate": 0.5, "every": 4}],
+    "dash": [{}, {"variant": "step", "every": 3, "alpha": 0.1, "rate": 0.5}],
+    "hare_tortoise": [{"momentum": 0.9, "every": 2}],
+    "muon": [{"eps": 1e-3}],
+    "parseval": [{"scale": 0.5}],
+    "redo": [{"threshold": 0.7, "samples": 4, "every": 2}],
+    "regrama": [{"threshold": 0.7, "every": 4}],
+    "snp": [{"perturb": 0.1}],
+    "trac": [{"scale": 0.01, "eps": 1e-3}],
+    "snr": [{"percentile": 0.8, "every": 1, "max_age": 64}],
+}
+
+
+class Network(nn.Module):
+    injectable = ("head",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(5, 12), nn.Linear(12, 10), nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.two(self.one(x).relu()).relu())
+
+    def unit_graph(self) -> list[Units]:
+        return [between("one", self.one, self.two), between("two", self.two, self.head)]
+
+
+def batches(start: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for i in range(start, start + number):
+        generator = torch.Generator().manual_seed(i)
+        yield torch.randn(4, 5, generator=generator) + 1, torch.randint(3, (4,), generator=generator)
+
+
+def trained(method: Method) -> list[Any]:
+    """Two phases of a small network with the method: its last weights, and what it logged."""
+    torch.manual_seed(0)
+    model = Network()
+    net, logged = Net.of({"model": model}), []
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    with contextlib.suppress(AttributeError):
+        method.check(net)
+
+    def moment(phase: int, step: int) -> Context:
+        return Context(
+            phase, step, torch.Generator().manual_seed(step), lambda: batches(0, 4),
+            lambda x, y: F.cross_entropy(model(x), y), list(getattr(optimizer, "parts", [optimizer])),
+            chunks=lambda: (batches(i, 2) for i in (0, 2)),
+        )  # fmt: skip
+
+    step = 0
+    for phase in range(2):
+        if phase:
+            logged.append(method.at_boundary(net, moment(phase, step)))
+        optimizer = method.optimizer(net, lambda p: torch.optim.Adam(p, lr=0.02))
+        with method.watch(net):
+            for inputs, targets in batches(0, 30):
+                optimizer.zero_grad()
+                loss, penalty = F.cross_entropy(model(inputs), targets), method.penalty(net)
+                (loss if penalty is None else loss + penalty).backward()
+                optimizer.step()
+                method.after_step(net, moment(phase, step))
+                step += 1
+                if step % 5 == 0:
+                    logged.append(method.after_epoch(net, moment(phase, step)))
+    return [*(p.detach() for p in net.parameters()), logged]
+
+
+def differ(one: list[Any], other: list[Any]) -> bool:
+    return repr(one[-1]) != repr(other[-1]) or any(
+        not torch.equal(a, b) for a, b in itertools.zip_longest(one[:-1], other[:-1])
+    )
+
+
+def options(name: str) -> dict[str, Any]:
+    root = OmegaConf.create({"lr": 1e-3, "variant": "original", "method": OmegaConf.load(FOLDER / f"{name}.yaml")})
+    return OmegaConf.to_container(root, resolve=True)["method"]
+
+
+def moves(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Every number at half its value (a 1 at 2), in lists one after the other."""
+    found: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            found.append((key, value // 2 if value > 1 else value + 1))
+        elif isinstance(value, float):
+            found.append((key, value / 2))
+        elif isinstance(value, list):
+            for i, each in enumerate(value):
+                found.append((key, [*value[:i], each / 2, *value[i + 1 :]]))
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_number_has_an_effect(name: str) -> None:
+    settings = [options(name) | setting for setting in SETTINGS.get(name, [{}])]
+    usual = [trained(build("method", setting)) for setting in settings]
+    again = trained(build("method", settings[0]))
+    assert not differ(usual[0], again), "a run is not its own repetition"
+    without = set()
+    for position in range(max(len(moves(setting)) for setting in settings)):
+        key, _ = moves(settings[0])[position]
+        changed = (
+            differ(expected, trained(build("method", setting | dict([moves(setting)[position]]))))
+            for setting, expected in zip(settings, usual, strict=True)
+        )
+        if not any(changed):
+            without.add(key)
+    assert not without, f"{name}: moved without an effect: {', '.join(sorted(without))}"
+
+
+def test_a_missing_effect_is_seen() -> None:
+    """At rate=0 nothing is replaced, and how old units must be for that does not matter."""
+    for rate, matters in ((0.0, False), (0.1, True)):
+        one, other = (trained(build("method", options("cbp") | {"rate": rate, "maturity": m})) for m in (3, 6))
+        assert differ(one, other) == matters

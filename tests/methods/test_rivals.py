@@ -1,0 +1,196 @@
+"""Rivals since 2024 against the public code of their authors (tests/parity/originals), or by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fire_core.methods import Context, Method, Net
+from fire_core.methods.cpr import CalibratedPartialResets
+from fire_core.methods.hare_tortoise import HareTortoise
+from fire_core.methods.regrama import ReGraMa, gradient_scores
+from fire_core.methods.trac import Trac, erfi
+from fire_core.methods.upgd import UPGD
+from fire_core.methods.weight_clipping import WeightClipping
+from fire_core.methods.weight_decay import WeightDecay
+from fire_core.units.graph import Units, between
+from tests.parity import public
+
+
+class Layers(nn.Sequential):
+    """Named units between its linear layers."""
+
+    def unit_graph(self) -> list[Units]:
+        layers = [m for m in self if isinstance(m, nn.Linear)]
+        return [between(str(i), one, two) for i, (one, two) in enumerate(itertools.pairwise(layers))]
+
+
+def replay(name: str, method: Method, base: type[torch.optim.Optimizer], rtol: float, atol: float, **options: float):
+    """Take the recorded steps with our method and compare every parameter after each."""
+    data = public.load(name)
+    net = public.Perceptron(6, 10, 8, 3)
+    net.load_state_dict(public.tensors(name, "start."))
+    own = Net.of({"model": net})
+    optimizer = method.optimizer(own, lambda parameters: base(parameters, **options))
+    with method.watch(own):
+        for t in range(data["steps"]):
+            optimizer.zero_grad()
+            F.cross_entropy(net(torch.from_numpy(data["x"][t])), torch.from_numpy(data["y"][t])).backward()
+            optimizer.step()
+            method.after_step(own, Context(0, t, torch.Generator()))
+            for key, value in public.tensors(name, "after.", t).items():
+                torch.testing.assert_close(net.get_parameter(key).detach(), value, rtol=rtol, atol=atol)
+
+
+def test_upgd() -> None:
+    options = {key.removeprefix("option."): v for key, v in public.load("upgd").items() if key.startswith("option.")}
+    method = UPGD(options["lr"], options["weight_decay"], options["beta_utility"], options["sigma"])
+    replay("upgd", method, torch.optim.SGD, 1e-5, 1e-6)
+
+
+def test_upgd_s_noise_goes_to_useless_weights() -> None:
+    """Of two weights without gradient, the one of greatest utility moves by 1 - sigmoid(1) of the noise."""
+    torch.manual_seed(0)
+    moves = []
+    for _ in range(2000):
+        weight = nn.Parameter(torch.tensor([1.0, 0.0]))
+        optimizer = UPGD(lr=1.0, weight_decay=0.0, beta=0.0, sigma=0.1).optimizer(
+            Net({"m": Wrapped(weight)}, {}), torch.optim.SGD
+        )
+        weight.grad = torch.tensor([-1e-6, 0.0])
+        optimizer.step()
+        moves.append((weight.detach() - torch.tensor([1.0, 0.0])).clone())
+    spread = torch.stack(moves).std(0) / 0.1
+    torch.testing.assert_close(spread, torch.tensor([1 - 1 / (1 + math.exp(-1)), 0.5]), rtol=0.06, atol=0)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+
+def test_weight_clipping() -> None:
+    data = public.load("clipping")
+    replay("clipping", WeightClipping(data["option.zeta"]), torch.optim.Adam, 1e-5, 1e-6, lr=data["option.lr"])
+
+
+def test_clipping_spares_norms_and_if_asked_the_output() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(3)
+    WeightClipping(2.0, clip_last_layer=False).after_step(Net({"m": net}, {}), Context(0, 0, torch.Generator()))
+    assert (net[0].weight == 1).all()
+    assert (net[0].bias == 1).all()
+    assert all((p == 3).all() for layer in net[1:] for p in layer.parameters())
+
+
+def test_trac() -> None:
+    replay("trac", Trac(), torch.optim.Adam, 2e-3, 1e-6, lr=public.load("trac")["option.lr"])
+
+
+def test_erfi() -> None:
+    x = torch.linspace(-9, 9, 37, dtype=torch.float64)
+    exact = [
+        2 / math.sqrt(math.pi) * np.trapezoid(np.exp(t**2), t) for t in (np.linspace(0, v, 400_001) for v in x.tolist())
+    ]
+    torch.testing.assert_close(erfi(x), torch.tensor(exact), rtol=1e-6, atol=1e-12)
+
+
+def test_cpr_and_regrama_score_and_reset_as_the_public_code() -> None:
+    data = public.load("cpr")
+    net = Layers(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    layers = {"a": net[0], "b": net[2], "output": net[4]}
+    with torch.no_grad():
+        for name, layer in layers.items():
+            layer.weight.copy_(torch.from_numpy(data[f"before.{name}"]).T)
+    own = Net.of({"model": net})
+    own.init["model"] = {name: torch.full_like(value, 0.5) for name, value in own.init["model"].items()}
+    steps = data["steps"]
+    method = CalibratedPartialResets(data["rate"], data["sharpness"], data["threshold"], data["decay"], steps - 1)
+    biases = [layer.bias.detach().clone() for layer in layers.values()]
+    with method.watch(own):
+        for t in range(steps):
+            for name in ("a", "b"):
+                layers[name].weight.grad = torch.from_numpy(data[f"gradient.{name}"][t]).T
+            scores = [gradient_scores(units).numpy() for units in net.unit_graph()]
+            utility = method.utility
+            method.after_step(own, Context(0, t, torch.Generator()))
+            for i, name in enumerate(("a", "b")):
+                np.testing.assert_allclose(scores[i], data[f"score.{name}"][t], rtol=1e-5)
+                if t < steps - 1:
+                    np.testing.assert_allclose(method.utility[i].numpy(), data[f"utility.{name}"][t], rtol=1e-5)
+    assert utility
+    assert all((u == 1).all() for u in method.utility)
+    for name, layer in layers.items():
+        np.testing.assert_allclose(layer.weight.detach().numpy().T, data[f"after.{name}"], rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(old, layer.bias) for old, layer in zip(biases, layers.values(), strict=True))
+
+
+def test_regrama_recycles_the_units_without_gradient() -> None:
+    torch.manual_seed(0)
+    net = Layers(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    own = Net.of({"model": net})
+    method = ReGraMa(threshold=0.01, every=2)
+    x = torch.randn(16, 5)
+    with torch.no_grad():
+        net[0].bias[3] = -100
+        net[0].weight += 1
+    expected = net(x)
+    for step in range(2):
+        net.zero_grad()
+        net(x).square().sum().backward()
+        method.after_step(own, Context(0, step, torch.Generator().manual_seed(0)))
+        assert (net[0].bias[3] == 0) == (step == 1)
+    changed = (net[0].weight - own.init["model"]["0.weight"] - 1).abs().max(1).values > 1e-6
+    assert changed.nonzero().flatten().tolist() == [3]
+    torch.testing.assert_close(net(x), expected)
+
+
+def test_hare_and_tortoise_by_hand() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(1, affine=False), nn.Linear(1, 1, bias=False))
+    with torch.no_grad():
+        net[1].weight.fill_(0)
+    own, method = Net.of({"m": net}), HareTortoise(momentum=0.5, every=2)
+    slow = 0.0
+    with method.watch(own):
+        for epoch in range(1, 5):
+            for _ in range(2):
+                with torch.no_grad():
+                    net[1].weight.add_(1)
+                    net[0].running_mean.add_(1)
+                fast = net[1].weight.item()
+                slow = 0.5 * slow + 0.5 * fast
+                method.after_step(own, Context(0, 0, torch.Generator()))
+            method.after_epoch(own, Context(0, 0, torch.Generator()))
+            expected = slow if epoch % 2 == 0 else fast
+            assert net[1].weight.item() == pytest.approx(expected)
+            assert net[0].running_mean.item() == pytest.approx(expected)
+
+
+def test_weight_decay() -> None:
+    net = nn.Linear(3, 2)
+    penalty = WeightDecay(0.3).penalty(Net({"m": net}, {}))
+    penalty.backward()
+    assert penalty.item() == pytest.approx(0.15 * sum(p.square().sum().item() for p in net.parameters()), rel=1e-5)
+    torch.testing.assert_close(net.weight.grad, 0.3 * net.weight.detach())
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (UPGD, {"lr": 0}), (UPGD, {"beta": 1}), (UPGD, {"sigma": -1}), (WeightClipping, {"zeta": 0}),
+        (Trac, {"eps": 0}),
+        (ReGraMa, {"threshold": -1}), (ReGraMa, {"every": 0}), (CalibratedPartialResets, {"rate": 2}),
+        (CalibratedPartialResets, {"every": 0}), (HareTortoise, {"momentum": 1}), (HareTortoise, {"every": 0}),
+        (WeightDecay, {"coef": -1}),
+    ],
+)  # fmt: skip
+def test_refused_options(method: type[Method], options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        method(**options)
