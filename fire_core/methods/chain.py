@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.protocol import Context, Method, Net
+from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 
 ALONE = {
     "base": "does nothing",
@@ -38,7 +38,7 @@ class Chain(Method):
                 raise ValueError(f"of={list(methods)}: {name} cannot be combined, it {ALONE[name]}")
         if "full_reset" in list(methods)[1:]:
             raise ValueError(f"of={list(methods)}: full_reset undoes what stands before it, so it must be the first")
-        replacing = [name for name, method in methods.items() if type(method).optimizer is not Method.optimizer]
+        replacing = [name for name, method in methods.items() if method.overrides("optimizer")]
         if len(replacing) > 1:
             raise ValueError(f"of={list(methods)}: {' and '.join(replacing)} each replace the optimizer")
         self.methods = dict(methods)
@@ -55,12 +55,20 @@ class Chain(Method):
         for method in self.methods.values():
             method.check(net)
 
-    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        numbers: dict[str, float] = {}
+    def overrides(self, hook: str) -> bool:
+        return any(method.overrides(hook) for method in self.methods.values())
+
+    def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
+        acting = [method for method in self.methods.values() if method.overrides("at_boundary")]
+        report = BoundaryReport()
         with self._set_apart(net):
-            for method in self.methods.values():
-                numbers |= method.at_boundary(net, context)
-        return numbers
+            for method in acting:
+                done = method.at_boundary(net, context)
+                part = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
+                # What one method measured of the weights is only true at the end if no other acted.
+                weights = part.weights if len(acting) == 1 else {}
+                report = BoundaryReport(report.numbers | part.numbers, weights, report.measuring + part.measuring)
+        return report
 
     @contextmanager
     def _set_apart(self, net: Net) -> Iterator[None]:
