@@ -162,4 +162,11 @@ def apart(learner: Learner) -> tuple[Net, list[Optimizer]]:
                 key: part(value, i, critics.n) if value.shape == whole.shape else value for key, value in state.items()
             }
         optimizers.append(optimizer)
-    return Net({"actor": learner.net.modules["actor"], **plain}, {}, "sac"), optimizers
+    start = learner.net.init["critic"]
+    names = [name for name, _ in critics.named_parameters()]
+    init = {"actor": learner.net.init["actor"]}
+    for i, (key, critic) in enumerate(plain.items()):
+        own_names = (name for name, _ in critic.named_parameters())
+        pairs = zip(own_names, names, strict=True)
+        init[key] = {mine: part(start[name], i, critics.n) for mine, name in pairs if name in start}  # none if injected
+    return Net({"actor": learner.net.modules["actor"], **plain}, init, "sac"), optimizers
