@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fire_core.harness.run import PRUNED
 from fire_core.harness.run.lock import FolderLock, NoLocks, is_held
 
 LAST, LAST_ROW = 2**20, 2**14  # bytes at the end of a file that are looked at
@@ -143,6 +144,8 @@ def _prune(chosen: list[Status], checkpoints: bool, yes: bool) -> int:
         for target in [part for part in parts if part.exists()]:
             print(f"{'removed' if yes else 'would remove'} {target} ({status.state})")
             if yes:
+                if checkpoints:  # else the run would be taken for one whose weights were never written
+                    (status.folder / PRUNED).touch()
                 shutil.rmtree(target)
     return 0
 

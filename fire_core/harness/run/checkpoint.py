@@ -72,7 +72,7 @@ def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any],
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:012d}-{digest}.pt"
     write_atomically(path, buffer.getbuffer())
-    for old in _newest_first(folder)[keep:]:
+    for old in newest_first(folder)[keep:]:
         old.unlink(missing_ok=True)
     return path
 
@@ -87,7 +87,7 @@ def load_newest(folder: Path, config: dict[str, Any], device: torch.device | str
     """
     for leftover in folder.glob(".*.tmp"):  # of a process killed while writing
         leftover.unlink(missing_ok=True)
-    for path in _newest_first(folder):
+    for path in newest_first(folder):
         try:
             content = _read(path, device)
         except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
@@ -100,7 +100,8 @@ def load_newest(folder: Path, config: dict[str, Any], device: torch.device | str
     return None
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def newest_first(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, whole or damaged."""
     return sorted(folder.glob("step-*.pt"), reverse=True)
 
 

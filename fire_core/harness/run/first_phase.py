@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
+from fire_core.harness.options.errors import ConfigError, TrainingError
 from fire_core.harness.run import NUMERICS
-from fire_core.harness.run.folder import Run
+from fire_core.harness.run.folder import DamagedRunError, Run
 from fire_core.harness.run.identity import digest
 from fire_core.harness.run.lock import NoLocks
 
 log = logging.getLogger(__name__)
+ATTEMPTS = 3  # a cache that someone removes under way costs time; in the end a run trains its first phase itself
 
 
 def shared_first_phase(
@@ -52,25 +54,50 @@ def shared_first_phase(
     """
     shape = {**shape, "numerics": NUMERICS}
     folder = cache / f"{name}-{digest(shape, 12)}"
-    try:
-        with Run(folder, shape, config_yaml, every_seconds=every_seconds, keep=1, wait=True) as entry:
-            if (summary := entry.done) is not None:
-                if found := _read(entry, summary, device):
-                    log.info("first phase taken from %s: %.1f s saved", folder, summary["seconds"])
+    for _ in range(ATTEMPTS):
+        entry = Run(folder, shape, config_yaml, every_seconds=every_seconds, keep=1, wait=True)
+        try:
+            with entry:
+                if found := _take_or_train(entry, train, device):
                     return found
-                log.warning("first phase in %s is damaged: training it again", folder)
-                (folder / "DONE").unlink()
-                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-            log.info("training the first phase, shared through %s", folder)
-            summary = train(entry)
-            summary["metrics_sha256"] = _metrics_digest(folder)
-            found = _read(entry, summary, device)
-            assert found is not None, "the first phase ends with a checkpoint"
-            entry.finish(summary)
+            log.warning("first phase in %s lost its checkpoint under way", folder)
+        except NoLocks as error:
+            log.warning("%s has no locks (%s): the first phase is not shared; choose another cache.dir=", cache, error)
+            return None
+        except DamagedRunError as error:
+            log.warning("%s: training the first phase again", error)
+            _empty(folder)
+        except (ConfigError, TrainingError, OSError) as error:
+            if not entry.removed:
+                raise
+            log.warning("%s was removed under way (%s): training the first phase again", folder, error)
+    log.warning("the first phase is not shared: %s cannot be relied upon", folder)
+    return None
+
+
+def _take_or_train(
+    entry: Run, train: Callable[[Run], dict[str, Any]], device: torch.device | str
+) -> tuple[dict[str, Any], str] | None:
+    """State and rows of an entry, which is finished first if need be; None if it lost its checkpoint since."""
+    if (summary := entry.done) is not None:
+        if found := _read(entry, summary, device):
+            log.info("first phase taken from %s: %.1f s saved", entry.folder, summary["seconds"])
             return found
-    except NoLocks as error:
-        log.warning("%s has no locks (%s): the first phase is not shared; choose another cache.dir=", cache, error)
-        return None
+        log.warning("first phase in %s is damaged: training it again", entry.folder)
+        _empty(entry.folder)
+    log.info("training the first phase, shared through %s", entry.folder)
+    summary = train(entry)
+    summary["metrics_sha256"] = _metrics_digest(entry.folder)
+    found = _read(entry, summary, device)
+    if found is not None:
+        entry.finish(summary)
+    return found
+
+
+def _empty(folder: Path) -> None:
+    """Remove what an entry holds, so that its first phase is trained from the start."""
+    (folder / "DONE").unlink(missing_ok=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def _read(entry: Run, summary: dict[str, Any], device: torch.device | str) -> tuple[dict[str, Any], str] | None:

@@ -27,13 +27,17 @@ from typing import Any, Self
 import torch
 
 from fire_core.harness.options.errors import ConfigError, TrainingError
-from fire_core.harness.run import checkpoint
+from fire_core.harness.run import PRUNED, checkpoint
 from fire_core.harness.run.identity import described
 from fire_core.harness.run.lock import FolderLock, NoLocks
 from fire_core.harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "gymnasium", "ale-py", "wandb", "scikit-learn")
+
+
+class DamagedRunError(ConfigError):
+    """The files of a run contradict each other."""
 
 
 class Run:
@@ -74,6 +78,7 @@ class Run:
         self._good_bytes = 0  # metrics.jsonl is whole up to here
         self._last_step = -1
         self._next_checkpoint = 0.0
+        self.removed = False  # once it is closed: whether its folder was removed under way
 
     def __enter__(self) -> Self:
         try:
@@ -88,6 +93,7 @@ class Run:
             with contextlib.suppress(OSError):
                 (self.folder / "FAILED").write_text(f"{kind.__name__ if kind else ''}: {error}".split("\n")[0] + "\n")
         self.tracker.finish()
+        self.removed = self._lock.lost
         self._lock.release()
 
     def _acquire(self) -> None:
@@ -113,12 +119,17 @@ class Run:
 
     @property
     def done(self) -> dict[str, Any] | None:
-        """The summary of a finished run, else None."""
+        """The summary of a finished run whose weights are there, or were removed on purpose; else None."""
         try:
-            summary: dict[str, Any] = json.loads((self.folder / "DONE").read_text())
-            return summary
-        except (FileNotFoundError, json.JSONDecodeError):
+            summary = json.loads((self.folder / "DONE").read_text())
+        except (FileNotFoundError, ValueError):
             return None
+        if not isinstance(summary, dict):
+            return None
+        if not checkpoint.newest_first(self.folder / "checkpoints") and not (self.folder / PRUNED).exists():
+            log.warning("%s is marked as done and has no weights: training goes on", self.folder)
+            return None
+        return summary
 
     def resume(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The state to resume from (None at the start); rows written after it are cut off, to be written again."""
@@ -128,7 +139,7 @@ class Run:
         metrics = self.folder / "metrics.jsonl"
         size = metrics.stat().st_size if metrics.exists() else 0
         if size < self._good_bytes:
-            raise ConfigError(f"{metrics} is shorter than its checkpoint says; remove {self.folder} to start anew")
+            raise DamagedRunError(f"{metrics} is shorter than its checkpoint says; remove {self.folder} to start anew")
         if size > self._good_bytes:
             os.truncate(metrics, self._good_bytes)
         about = environment() | {"total_steps": self.total_steps}
@@ -137,7 +148,8 @@ class Run:
             content = json.dumps(described(self.identity), indent=1)
             checkpoint.write_atomically(self.folder / "identity.json", content.encode())
             checkpoint.write_atomically(self.folder / "env.json", json.dumps(about, indent=2).encode())
-            (self.folder / "FAILED").unlink(missing_ok=True)
+            for mark in ("FAILED", "DONE"):
+                (self.folder / mark).unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see paths.runs=)") from None
         self.tracker.start(self.folder, self.identity)
@@ -175,6 +187,8 @@ class Run:
         if not data:
             return True
         path = self.folder / "metrics.jsonl"
+        if self._lock.lost:
+            return False
         try:
             with open(path, "ab", buffering=0) as file:
                 if file.write(data) != len(data):
@@ -206,6 +220,8 @@ class Run:
             OSError: there is no room for it; earlier checkpoints are as they were.
         """
         self.postpone()
+        if self._lock.lost:  # what stands there now, if anything, is another process's
+            raise OSError(f"{self.folder} was removed under way")
         if not self._write_pending():
             raise OSError(f"no room for the rows in {self.folder}")
         self._sync_metrics()
@@ -238,10 +254,12 @@ class Run:
         """Mark the run as done.
 
         Raises:
-            TrainingError: the last rows or the mark could not be written; started again, the run resumes from its
-                last checkpoint.
+            TrainingError: the last rows, the weights or the mark could not be written; started again, the run resumes
+                from its last checkpoint.
         """
         try:
+            if self._lock.lost or not checkpoint.newest_first(self.folder / "checkpoints"):
+                raise OSError("its weights are not there")
             if not self._write_pending():
                 raise OSError("the last rows could not be written")
             self._sync_metrics()

@@ -27,7 +27,7 @@ class FolderLock:
         self._file: int | None = None
 
     def acquire(self) -> bool:
-        """Take the lock if it is free.
+        """Take the lock if it is free. A folder that is removed at this moment is made anew.
 
         Returns:
             Whether it was taken.
@@ -36,7 +36,11 @@ class FolderLock:
             NoLocks: the file system has none.
             OSError: the folder cannot be written to.
         """
-        file = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            file = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            return False
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -45,11 +49,19 @@ class FolderLock:
                 return False
             raise NoLocks(os.strerror(error.errno or 0)) if error.errno in NO_LOCKS else error from None
         self._file = file
+        if self.lost:  # removed between opening and locking
+            self.release()
+            return False
         me = f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
         with contextlib.suppress(OSError):  # on a full disk only the name is missing
             os.ftruncate(file, 0)
             os.pwrite(file, me.encode(), 0)
         return True
+
+    @property
+    def lost(self) -> bool:
+        """Whether the folder, and with it the lock, was removed since the lock was taken."""
+        return self._file is not None and os.fstat(self._file).st_nlink == 0
 
     def release(self) -> None:
         """Release the lock; nothing if it was not taken."""
