@@ -4,6 +4,21 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 
+from tests.zygote import Zygote
+
 torch.set_num_threads(1)
+PROGRAMS = ("vision.train", "vision.data", "vision.models", "vision.benchmarks", "language.train", "language.sample")
+PROGRAMS += ("rl.dqn.train", "rl.sac.train", "gymnasium.envs.mujoco", "torch.distributed.run", "torch._inductor")
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Runs the programs in children that have imported everything."""
+    process = Zygote(*PROGRAMS)
+    yield process
+    process.close()

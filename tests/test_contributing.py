@@ -1,19 +1,9 @@
 """The ten lines of CONTRIBUTING.md that add a method, done as they say."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.harness.zygote import ROOT, Zygote
-
-
-@pytest.fixture
-def zygote() -> Iterator[Zygote]:
-    process = Zygote("vision.train", "vision.data", "vision.models", "vision.benchmarks")
-    yield process
-    process.close()
+from tests.zygote import ROOT, Zygote
 
 
 def test_a_method_of_ones_own(tmp_path: Path, zygote: Zygote) -> None:

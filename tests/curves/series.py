@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tests.curves.cases import CASES, COMMON, MODULES, write_texts
-from tests.harness.zygote import Zygote
+from tests.zygote import Zygote
 
 FOLDER = Path(__file__).parent
 HISTORY = FOLDER / "history.json"  # {NUMERICS: {environment: digest of the numbers}}

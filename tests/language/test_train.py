@@ -13,7 +13,8 @@ import torch
 from fire_core.methods import Net
 from language.model import GPT
 from language.sample import generate
-from tests.language.runs import Runs, final_state, only_run, rows, same, wait_for
+from tests.language.conftest import Runs
+from tests.programs import final_state, only_run, rows, same, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def undisturbed(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_and_summary(undisturbed):
-    run = only_run(undisturbed)
+    run = only_run(undisturbed / "runs")
     found = [row for row in rows(run) if "kind" not in row]
     assert [row["step"] for row in found] == list(range(2, 81, 2))  # every 20th of each phase
     assert [row["phase"] for row in found] == [0] * 20 + [1] * 20
@@ -44,17 +45,17 @@ def test_rows_and_summary(undisturbed):
 
 
 def test_boundary_is_reported(undisturbed):
-    first = rows(only_run(undisturbed))[20]
+    first = rows(only_run(undisturbed / "runs"))[20]
     assert first["boundary/dfi_after"] < first["boundary/dfi_before"]
     assert first["boundary/val_loss_after"] != first["boundary/val_loss_before"]
 
 
 def test_done_is_skipped(undisturbed, runs):
-    before = (only_run(undisturbed) / "metrics.jsonl").stat().st_mtime_ns
+    before = (only_run(undisturbed / "runs") / "metrics.jsonl").stat().st_mtime_ns
     answer = runs(undisturbed, "method=fire")
     assert answer.code == 0
     assert "is done" in answer.err
-    assert (only_run(undisturbed) / "metrics.jsonl").stat().st_mtime_ns == before
+    assert (only_run(undisturbed / "runs") / "metrics.jsonl").stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("method", ["fire", "parseval"])
@@ -64,7 +65,7 @@ def test_a_compiled_run_is_the_same_run(undisturbed, runs, tmp_path, method):
         assert runs(plain, f"method={method}").code == 0
     answer = runs(tmp_path / "traced", f"method={method}", "compile=true", before="traces_only")
     assert answer.code == 0, answer.err
-    one, other = only_run(plain), only_run(tmp_path / "traced")
+    one, other = only_run(plain / "runs"), only_run(tmp_path / "traced" / "runs")
     losses = [[row["val/loss"] for row in rows(run) if "kind" not in row] for run in (one, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     weights = [final_state(run)["model"] for run in (one, other)]
@@ -84,14 +85,14 @@ def test_starting_checkpoint(undisturbed, runs, tmp_path, start):
     answer = runs(tmp_path, "method=base", *options)
     assert answer.code == 0, answer.err
     assert "first phase taken from" in answer.err
-    found, state = rows(only_run(tmp_path)), final_state(cache)
+    found, state = rows(only_run(tmp_path / "runs" / "runs")), final_state(cache)
     best = min(found[:20], key=lambda row: row["val/loss"])["step"]
     first = found[20]
     assert first["boundary/start_iteration"] == {"best": best, "20": 20, "end": 40}[start]
     assert first["boundary/sfe"] == 0  # base does nothing
     assert first["boundary/val_loss_before"] == first["boundary/val_loss_after"]
     weights = state["model"] if start == "end" else state["kept"][start]["weights"]
-    after = final_state(only_run(tmp_path))["model"]
+    after = final_state(only_run(tmp_path / "runs" / "runs"))["model"]
     for name, weight in weights.items():  # one step away, by about the learning rate
         assert not torch.equal(after[name], weight)
         assert (after[name] - weight).abs().max() < 2.5e-3
@@ -105,7 +106,7 @@ def test_from_scratch_and_full_reset_are_the_same_training(undisturbed, runs, tm
     for folder, options in (("a", ["method=base", "start=scratch"]), ("b", ["method=full_reset", "start=end", cache])):
         (tmp_path / folder).mkdir()
         assert runs(tmp_path / folder, *options).code == 0
-    scratch, reset = rows(only_run(tmp_path / "a")), rows(only_run(tmp_path / "b"))
+    scratch, reset = rows(only_run(tmp_path / "a" / "runs")), rows(only_run(tmp_path / "b" / "runs"))
     assert {row["phase"] for row in scratch} == {1}
     assert scratch[0]["kind"] == "boundary"
     assert [row.get("val/loss") for row in scratch] == [row.get("val/loss") for row in reset[-len(scratch) :]]
@@ -122,8 +123,8 @@ def test_kills_change_nothing(undisturbed, runs, tmp_path):
     answer = runs(tmp_path, *options)
     assert answer.code == 0
     assert "goes on from step" in answer.err
-    assert rows(only_run(tmp_path)) == rows(only_run(undisturbed))
-    assert same(final_state(only_run(tmp_path)), final_state(only_run(undisturbed)))
+    assert rows(only_run(tmp_path / "runs" / "runs")) == rows(only_run(undisturbed / "runs"))
+    assert same(final_state(only_run(tmp_path / "runs" / "runs")), final_state(only_run(undisturbed / "runs")))
 
 
 def written(folder: Path) -> int:
@@ -139,7 +140,7 @@ def test_signal_saves_and_says_so(undisturbed, runs, tmp_path):
     assert runs.zygote.wait(child) == 75
     assert "stopped by SIGTERM" in runs.zygote.output(tmp_path, child, "err")
     assert runs(tmp_path, "method=fire").code == 0
-    assert rows(only_run(tmp_path)) == rows(only_run(undisturbed))
+    assert rows(only_run(tmp_path / "runs" / "runs")) == rows(only_run(undisturbed / "runs"))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_methods(undisturbed, runs, tmp_path, options):
     cache = [] if any("activation" in o or "precision" in o for o in options) else [cache_of(undisturbed).parent]
     answer = runs(tmp_path, *options, *(f"cache.dir={place}" for place in cache))
     assert answer.code == 0, answer.err
-    found = rows(only_run(tmp_path))
+    found = rows(only_run(tmp_path / "runs"))
     assert all(math.isfinite(row["val/loss"]) for row in found if "kind" not in row)
     if options[0] == "method=fire_exact":
         assert found[20]["boundary/dfi_after"] < 1e-6 * found[20]["boundary/dfi_before"]
@@ -212,8 +213,8 @@ def test_wrong_input_is_one_line(runs, tmp_path, options, code, says):
     assert code == 3 or not (tmp_path / "runs").exists()
 
 
-def test_damaged_tokens_stop_a_run(runs, tmp_path, programs):
-    assert programs.run(tmp_path, "language.prepare", "dataset=pydoc", "progress=false").code == 0
+def test_damaged_tokens_stop_a_run(runs, tmp_path, zygote):
+    assert zygote.run(tmp_path, "language.prepare", "dataset=pydoc", "progress=false").code == 0
     (file,) = tmp_path.glob("data/language/*/train.bin")
     file.write_bytes(file.read_bytes()[:-1])
     answer = runs(tmp_path, "paths.data=data")
@@ -221,17 +222,17 @@ def test_damaged_tokens_stop_a_run(runs, tmp_path, programs):
     assert f"{file.relative_to(tmp_path)} is truncated" in answer.err
 
 
-def test_sample(undisturbed, programs):
-    run = only_run(undisturbed).relative_to(undisturbed)
-    answer = programs.run(undisturbed, "language.sample", f"run={run}", "prompt=def", "tokens=30", "samples=2")
+def test_sample(undisturbed, zygote):
+    run = only_run(undisturbed / "runs").relative_to(undisturbed)
+    answer = zygote.run(undisturbed, "language.sample", f"run={run}", "prompt=def", "tokens=30", "samples=2")
     assert answer.code == 0, answer.err
     assert answer.out.startswith("def")
     assert answer.out.count("def") >= 2
-    answer = programs.run(undisturbed, "language.sample", f"run={run}", "checkpoint=nope")
+    answer = zygote.run(undisturbed, "language.sample", f"run={run}", "checkpoint=nope")
     assert answer.code == 2
     assert "checkpoint=nope is not in" in answer.err
     entry = cache_of(undisturbed)
-    answer = programs.run(undisturbed, "language.sample", f"run={entry}", "checkpoint=best", "tokens=5")
+    answer = zygote.run(undisturbed, "language.sample", f"run={entry}", "checkpoint=best", "tokens=5")
     assert answer.code == 0, answer.err
 
 
@@ -269,7 +270,7 @@ def start_two(runs: Runs, folder: Path, *options: str) -> list[int]:
 
 
 def losses(folder: Path) -> torch.Tensor:
-    return torch.tensor([[r["train/loss"], r["val/loss"]] for r in rows(only_run(folder)) if "kind" not in r])
+    return torch.tensor([[r["train/loss"], r["val/loss"]] for r in rows(only_run(folder / "runs")) if "kind" not in r])
 
 
 def test_two_processes_are_one(runs, tmp_path):
@@ -309,7 +310,7 @@ def test_shards_are_one(runs, tmp_path):
     assert codes == [75, 75], [runs.zygote.output(tmp_path / "two", child, "err") for child in children]
     assert runs(tmp_path / "two", *options).code == 0
     torch.testing.assert_close(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
-    one, two = rows(only_run(tmp_path / "one"))[20], rows(only_run(tmp_path / "two"))[20]
+    one, two = rows(only_run(tmp_path / "one" / "runs"))[20], rows(only_run(tmp_path / "two" / "runs"))[20]
     for key in ("dfi_before", "dfi_after", "sfe"):
         assert two[f"boundary/{key}"] == pytest.approx(one[f"boundary/{key}"], rel=1e-3, abs=1e-3)
 

@@ -10,7 +10,7 @@ from torch import nn
 from fire_core.methods import Net
 from fire_core.methods.muon import MuonOptimizer, Together, as_matrix, hidden_weights
 from fire_core.weights.optimizer_state import reset_optimizer_state
-from tests.harness.runner import only_run, rows, run
+from tests.programs import VISION, rows
 from vision.models import SmallResNet, ViT
 
 
@@ -98,8 +98,8 @@ def test_views_share_memory() -> None:
 
 
 def test_the_first_phase_of_warm_start_is_trained_by_adam(tmp_path: Path) -> None:
-    run("method=muon", "lr=2e-3", "dataset.train_size=256", f"paths.runs={tmp_path}")
-    rates = {row["phase"]: row["lr"] for row in rows(only_run(tmp_path))}
+    folder = VISION.run(tmp_path, "method=muon", "lr=2e-3", "dataset.train_size=256")
+    rates = {row["phase"]: row["lr"] for row in rows(folder)}
     assert rates == {0: 2e-3, 1: 1e-2}
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vision.train
-from tests.harness.runner import final_state, only_run, rows, run, same
+from tests.programs import VISION, assert_same, rows, summary
 
 OPTIONS = ("benchmark=continual", "benchmark.chunks=2", "dataset.train_size=512", "model.stages=2")
 METHODS = {
@@ -35,35 +35,28 @@ def _one_thread() -> None:
 def test_cut_and_go_on(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = case.split()[0]
     method = [f"method={name}", *(f"method.{option}" for option in METHODS[case]), *ROUGH.get(name, ())]
-    calm = run(*OPTIONS, *method, f"paths.runs={tmp_path / 'calm'}")
-    base = run(*OPTIONS, *ROUGH.get(name, ()), "method=base", f"paths.runs={tmp_path / 'base'}")
-    assert base["train/loss"] != calm["train/loss"], "the method did nothing here"
-    real, steps = vision.train.train_step, 0
+    calm = VISION.run(tmp_path / "calm", *OPTIONS, *method)
+    base = VISION.run(tmp_path / "base", *OPTIONS, *ROUGH.get(name, ()), "method=base")
+    assert rows(base)[-1]["train/loss"] != rows(calm)[-1]["train/loss"], "the method did nothing here"
+    real, steps, last = vision.train.train_step, 0, rows(calm)[-1]["step"]
 
     def step_or_cut(*arguments: object) -> None:
         nonlocal steps
         steps += 1
-        if steps == calm["steps"] - 1:  # in the last phase, some steps after a checkpoint
+        if steps == last - 1:  # in the last phase, some steps after a checkpoint
             raise Cut
         real(*arguments)
 
     monkeypatch.setattr(vision.train, "train_step", step_or_cut)
     monkeypatch.setattr(vision.train.Run, "checkpoint_due", property(lambda _: steps % 3 == 0))
     with pytest.raises(Cut):
-        run(*OPTIONS, *method, f"paths.runs={tmp_path / 'rough'}")
-    rough = run(*OPTIONS, *method, f"paths.runs={tmp_path / 'rough'}")
-    assert rough["test/accuracy"] == calm["test/accuracy"]
-    one, other = only_run(tmp_path / "calm"), only_run(tmp_path / "rough")
-    assert rows(one) == rows(other)
-    assert same(final_state(one), final_state(other))
+        VISION.run(tmp_path / "rough", *OPTIONS, *method)
+    rough = VISION.run(tmp_path / "rough", *OPTIONS, *method)
+    assert_same(rough, calm)
 
 
 def test_redo_without_recycling_is_base(tmp_path: Path) -> None:
-    options = (*OPTIONS, f"paths.runs={tmp_path}")
-    base = run(*options, "method=base")
-    measured = run(*options, "method=redo", "method.recycle=false", "method.threshold=0.9")
-    assert {key: base[key] for key in base if key != "seconds"} == {
-        key: measured[key] for key in measured if key != "seconds"
-    }
-    (folder,) = (tmp_path / "vision").glob("*-redo-*")
+    base = summary(VISION.run(tmp_path, *OPTIONS, "method=base"))
+    folder = VISION.run(tmp_path, *OPTIONS, "method=redo", "method.recycle=false", "method.threshold=0.9")
+    assert summary(folder) | {"seconds": 0} == base | {"seconds": 0}
     assert all(0 <= row["method/dormant_ratio"] <= 1 for row in rows(folder))

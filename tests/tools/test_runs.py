@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from fire_core.tools import runs
-from tests.harness.runner import lines, tiny, wait_for
-from tests.harness.zygote import Zygote
+from tests.programs import VISION, lines, wait_for
+from tests.zygote import Zygote
 
 
 @pytest.fixture(scope="module")
 def root(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One run of each state but `running`."""
     folder = tmp_path_factory.mktemp("runs")
-    assert zygote.run(folder, "vision.train", *tiny("method=base")).code == 0
-    assert zygote.run(folder, "vision.train", *tiny("method=fire", "lr=1e30", "cache=off")).code == 3
+    assert zygote.run(folder, "vision.train", *VISION.tiny("method=base")).code == 0
+    assert zygote.run(folder, "vision.train", *VISION.tiny("method=fire", "lr=1e30", "cache=off")).code == 3
     child = zygote.start(
-        folder, "vision.train", *tiny("method=snp", "epochs=100", "cache=off", "checkpoint.every_seconds=0.05")
+        folder, "vision.train", *VISION.tiny("method=snp", "epochs=100", "cache=off", "checkpoint.every_seconds=0.05")
     )
     wait_for(lambda: lines(folder / "runs", "vision/*-snp-*") >= 3)
     os.kill(child, signal.SIGKILL)
@@ -46,13 +46,13 @@ def test_states_and_progress(root: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_run_that_runs(root: Path, zygote: Zygote, capsys: pytest.CaptureFixture[str]) -> None:
-    child = zygote.start(root.parent, "vision.train", *tiny("method=full_reset", "epochs=100", "cache=off"))
+    child = zygote.start(root.parent, "vision.train", *VISION.tiny("method=full_reset", "epochs=100", "cache=off"))
     wait_for(lambda: lines(root, "vision/*-full_reset-*") >= 1)
     os.kill(child, signal.SIGSTOP)
     assert ls(root, capsys)["full_reset"][1] == "running"
     assert runs.main(["--runs", str(root), "prune", "--state", "running", "--yes"]) == 0
     (folder,) = (root / "vision").glob("*-full_reset-*")
-    second = zygote.run(root.parent, "vision.train", *tiny("method=full_reset", "epochs=100", "cache=off"))
+    second = zygote.run(root.parent, "vision.train", *VISION.tiny("method=full_reset", "epochs=100", "cache=off"))
     assert second.code == 2
     assert f"is being trained by process {child} on " in second.err
     os.kill(child, signal.SIGKILL)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import vision.train as trainer
 from fire_core.harness.options.errors import ConfigError
-from tests.harness.runner import compose
+from tests.programs import VISION
 from vision.benchmarks import Phase
 
 
@@ -31,7 +31,7 @@ VIEWING = ("model._target_=tests.vision.test_train.Viewing",)
     [(10, 4, [4, 4, 2]), (9, 4, [4, 5]), (8, 4, [4, 4]), (1, 4, [1]), (3, 1, [1, 1, 1]), (5, 4, [5])],
 )
 def test_an_image_alone_joins_the_batch_before_it(images: int, size: int, sizes: list[int]) -> None:
-    task = trainer.Task.from_config(compose("benchmark=warm_start", f"batch_size={size}"))
+    task = trainer.Task.from_config(VISION.compose("benchmark=warm_start", f"batch_size={size}"))
     task.phases = [Phase(np.arange(images), np.arange(1), epochs=2)]
     seen = [len(labels) for _, labels in trainer.batches(task, 0)]
     assert seen == 2 * sizes
@@ -43,12 +43,12 @@ def test_a_network_that_cannot_take_the_images_is_refused_before_a_run() -> None
     with pytest.raises(
         ConfigError, match=r"^model=small_resnet cannot take images \(1, 1, 8, 8\): view size .*contiguous"
     ):
-        trainer.Task.from_config(compose(*VIEWING))
-    trainer.Task.from_config(compose(*VIEWING, "memory_format=contiguous"))
+        trainer.Task.from_config(VISION.compose(*VIEWING))
+    trainer.Task.from_config(VISION.compose(*VIEWING, "memory_format=contiguous"))
 
 
 def test_evaluation_leaves_frozen_parts_in_evaluation_mode() -> None:
-    task = trainer.Task.from_config(compose(*VIEWING, "memory_format=contiguous"))
+    task = trainer.Task.from_config(VISION.compose(*VIEWING, "memory_format=contiguous"))
     learner = trainer.Learner.new(task)
     learner.model.drop.eval()
     trainer.evaluate(task, learner)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.zygote import Zygote
+from tests.zygote import Zygote
 
 CASES = {
     ("method=fier",): "error: method=fier is unknown (did you mean fire?); accepted: base,",

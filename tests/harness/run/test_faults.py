@@ -12,26 +12,25 @@ import torch
 
 from analysis.sources import wandb_local
 from fire_core.harness.options.errors import TrainingError
-from tests.harness import faults
-from tests.harness.conftest import LONG
-from tests.harness.runner import (
+from tests import faults
+from tests.programs import (
+    LONG,
+    VISION,
     Record,
     assert_same,
-    compose,
     final_state,
     lines,
     only_run,
     rows,
     same,
-    tiny,
     wait_for,
     wait_until_held,
 )
-from tests.harness.zygote import Zygote
+from tests.zygote import Zygote
 from vision import train
 
 OFTEN = "checkpoint.every_seconds=0.05"
-WANDB = tiny(*LONG, "tracker=wandb_offline")
+WANDB = VISION.tiny(*LONG, "tracker=wandb_offline")
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +47,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = tiny(*LONG, OFTEN, "paths.runs=disk/runs")
+    options = VISION.tiny(*LONG, OFTEN, "paths.runs=disk/runs")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds", HOLD_AT="2,9")  # within the first phase
     wait_until_held(child)
     filler = faults.fill(disk)
@@ -63,7 +62,7 @@ def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zyg
 
 
 def test_a_disk_that_is_full_when_the_first_phase_ends(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = tiny(*LONG, OFTEN, "cache.dir=disk/cache")
+    options = VISION.tiny(*LONG, OFTEN, "cache.dir=disk/cache")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds")
     wait_until_held(child)
     filler = faults.fill(disk)
@@ -78,7 +77,7 @@ def test_a_disk_that_is_full_when_the_first_phase_ends(disk: Path, tmp_path: Pat
 
 
 def test_a_disk_that_stays_full(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
+    options = VISION.tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds")
     wait_until_held(child)
     filler = faults.fill(disk)
@@ -100,7 +99,7 @@ def test_a_disk_that_stays_full(disk: Path, tmp_path: Path, zygote: Zygote, calm
 
 
 def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
+    options = VISION.tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds")
     wait_until_held(child)
     os.kill(child, signal.SIGKILL)
@@ -117,7 +116,7 @@ def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path, zygote: Zygot
 @pytest.mark.parametrize("sweep", [(), ("method=base,fire", "-m")], ids=["run", "sweep"])
 def test_read_only_output(sweep: tuple[str, ...], disk: Path, tmp_path: Path, zygote: Zygote) -> None:
     faults.make_read_only(disk)
-    answer = zygote.run(tmp_path, "vision.train", *tiny("paths.runs=disk/runs", *sweep))
+    answer = zygote.run(tmp_path, "vision.train", *VISION.tiny("paths.runs=disk/runs", *sweep))
     assert answer.code == 2
     assert "error: " in answer.err
     assert "Read-only file system" in answer.err
@@ -126,7 +125,7 @@ def test_read_only_output(sweep: tuple[str, ...], disk: Path, tmp_path: Path, zy
 
 @pytest.mark.skipif(not faults.HAS_SECCOMP, reason="needs seccomp on x86-64 Linux")
 def test_a_file_system_without_locks(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    answer = zygote.run(tmp_path, "vision.train", *tiny(*LONG), before="no_locks")
+    answer = zygote.run(tmp_path, "vision.train", *VISION.tiny(*LONG), before="no_locks")
     assert answer.code == 0, answer.err
     assert "has no locks (No locks available): see to it that no one else trains this run" in answer.err
     assert "the first phase is not shared; choose another cache.dir=" in answer.err
@@ -135,7 +134,7 @@ def test_a_file_system_without_locks(tmp_path: Path, zygote: Zygote, calm: Path)
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 def test_a_loss_that_explodes(on_nan: str, tmp_path: Path, zygote: Zygote) -> None:
-    options = tiny("lr=1e30", f"on_nan={on_nan}", "cache=off", "checkpoint.every_seconds=0")
+    options = VISION.tiny("lr=1e30", f"on_nan={on_nan}", "cache=off", "checkpoint.every_seconds=0")
     answer = zygote.run(tmp_path, "vision.train", *options)
     run = only_run(tmp_path / "runs")
     assert answer.code == 3
@@ -149,7 +148,7 @@ def test_a_loss_that_explodes(on_nan: str, tmp_path: Path, zygote: Zygote) -> No
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 def test_a_batch_that_is_not_finite(on_nan: str) -> None:
-    task = train.Task.from_config(compose(f"on_nan={on_nan}"))
+    task = train.Task.from_config(VISION.compose(f"on_nan={on_nan}"))
     learner = train.Learner.new(task)
     train.begin_phase(task, learner, 0)
     images, labels = next(train.batches(task, 0))
@@ -166,7 +165,7 @@ def test_a_batch_that_is_not_finite(on_nan: str) -> None:
 
 
 def test_out_of_memory(tmp_path: Path, zygote: Zygote) -> None:
-    answer = zygote.run(tmp_path, "vision.train", *tiny("model.width=700"), before="little_memory")
+    answer = zygote.run(tmp_path, "vision.train", *VISION.tiny("model.width=700"), before="little_memory")
     assert answer.code == 3
     assert answer.err.startswith("error: out of memory (")
     assert "lower batch_size=" in answer.err
@@ -174,14 +173,14 @@ def test_out_of_memory(tmp_path: Path, zygote: Zygote) -> None:
 
 
 def test_a_clock_that_jumps(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    child = zygote.start(tmp_path, "vision.train", *tiny(*LONG, OFTEN), before="jumping_clock")
+    child = zygote.start(tmp_path, "vision.train", *VISION.tiny(*LONG, OFTEN), before="jumping_clock")
     wait_for(lambda: lines(tmp_path / "runs") >= 8)
     os.kill(child, signal.SIGKILL)
     zygote.end(tmp_path, child)
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     for number, file in enumerate(files):
         os.utime(file, (number % 2 * 4e9,) * 2)  # 1970 or 2096
-    answer = zygote.run(tmp_path, "vision.train", *tiny(*LONG, OFTEN), before="jumping_clock")
+    answer = zygote.run(tmp_path, "vision.train", *VISION.tiny(*LONG, OFTEN), before="jumping_clock")
     assert answer.code == 0
     assert_same(only_run(tmp_path / "runs"), calm)
     seconds = [row["seconds"] for row in rows(only_run(tmp_path / "runs"), clocks=True) if "kind" not in row]

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from fire_core.harness.run.checkpoint import load_newest
-from tests.harness.conftest import LONG
-from tests.harness.runner import Record, assert_same, only_run, tiny, wait_for, wait_until_held
-from tests.harness.zygote import Answer, Zygote
+from tests.programs import LONG, VISION, Record, assert_same, only_run, wait_for, wait_until_held
+from tests.zygote import Answer, Zygote
 
 METHODS = ("base", "fire", "full_reset", "snp method.coef=0.2", "snp method.coef=0.4")
 TRAINING, TAKEN = "training the first phase", "first phase taken from"
@@ -23,7 +22,7 @@ def entry_of(folder: Path) -> Path:
 
 
 def test_many_processes_train_it_once(tmp_path: Path, zygote: Zygote, record_property: Record) -> None:
-    jobs = [tiny(*f"method={method}".split(), "epochs=2") for method in METHODS]
+    jobs = [VISION.tiny(*f"method={method}".split(), "epochs=2") for method in METHODS]
     children = [zygote.start(tmp_path, "vision.train", *options) for options in jobs]
     answers = [zygote.end(tmp_path, child) for child in children]
     assert [answer.code for answer in answers] == [0] * len(METHODS)
@@ -38,10 +37,10 @@ def test_many_processes_train_it_once(tmp_path: Path, zygote: Zygote, record_pro
 
 def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = (*LONG, "checkpoint.every_seconds=0.05")
-    holder = zygote.start(tmp_path, "vision.train", *tiny(*options), before="holds")
+    holder = zygote.start(tmp_path, "vision.train", *VISION.tiny(*options), before="holds")
     wait_until_held(holder)
-    waiter = zygote.start(tmp_path, "vision.train", *tiny(*options, "method=base"))
-    other = zygote.start(tmp_path, "vision.train", *tiny(*options, "method=full_reset"))
+    waiter = zygote.start(tmp_path, "vision.train", *VISION.tiny(*options, "method=base"))
+    other = zygote.start(tmp_path, "vision.train", *VISION.tiny(*options, "method=full_reset"))
     for child in (waiter, other):
         told = tmp_path / f".{child}.err"
         wait_for(lambda told=told: told.exists() and "waiting for process " in told.read_text())
@@ -50,7 +49,7 @@ def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygot
     answers = [zygote.end(tmp_path, child) for child in (waiter, other)]
     assert [answer.code for answer in answers] == [0, 0]
     assert sum(TRAINING in answer.err for answer in answers) == 1
-    assert zygote.run(tmp_path, "vision.train", *tiny(*options)).code == 0
+    assert zygote.run(tmp_path, "vision.train", *VISION.tiny(*options)).code == 0
     (fire,) = tmp_path.glob("runs/vision/*-fire-*")
     assert_same(fire, calm)
 
@@ -58,20 +57,20 @@ def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygot
 def test_another_method_takes_over_what_the_dead_holder_began(tmp_path: Path, zygote: Zygote) -> None:
     """A method's state (ReDo counts epochs) belongs to its own phases, not to the shared first one."""
     options = (LONG[1], "checkpoint.every_seconds=0")
-    holder = zygote.start(tmp_path, "vision.train", *tiny("method=base", *options), before="holds")
+    holder = zygote.start(tmp_path, "vision.train", *VISION.tiny("method=base", *options), before="holds")
     wait_until_held(holder)
     os.kill(holder, signal.SIGKILL)
     zygote.end(tmp_path, holder)
-    answer = zygote.run(tmp_path, "vision.train", *tiny("method=redo", *options))
+    answer = zygote.run(tmp_path, "vision.train", *VISION.tiny("method=redo", *options))
     assert answer.code == 0, answer.err
-    assert zygote.run(tmp_path / "calm", "vision.train", *tiny("method=redo", *options, "cache=off")).code == 0
+    assert zygote.run(tmp_path / "calm", "vision.train", *VISION.tiny("method=redo", *options, "cache=off")).code == 0
     (redo,) = tmp_path.glob("runs/vision/*-redo-*")
     assert_same(redo, only_run(tmp_path / "calm" / "runs"))
 
 
 @pytest.mark.parametrize("damage", ["checkpoint", "no checkpoint", "metrics", "DONE"])
 def test_a_damaged_entry_is_not_used(damage: str, tmp_path: Path, zygote: Zygote) -> None:
-    assert zygote.run(tmp_path, "vision.train", *tiny("method=base")).code == 0
+    assert zygote.run(tmp_path, "vision.train", *VISION.tiny("method=base")).code == 0
     entry = entry_of(tmp_path)
     (checkpoint,) = (entry / "checkpoints").iterdir()
     if damage == "checkpoint":
@@ -83,12 +82,12 @@ def test_a_damaged_entry_is_not_used(damage: str, tmp_path: Path, zygote: Zygote
         (entry / "metrics.jsonl").write_text(text.replace("0.", "1.", 1))
     else:
         (entry / "DONE").write_text('{"test/acc')
-    again = zygote.run(tmp_path, "vision.train", *tiny("method=fire"))
+    again = zygote.run(tmp_path, "vision.train", *VISION.tiny("method=fire"))
     assert again.code == 0, again.err
     assert TRAINING in again.err
     assert TAKEN not in again.err
     assert ("is damaged: training it again" in again.err) == (damage != "DONE")
-    fresh = zygote.run(tmp_path / "fresh", "vision.train", *tiny("method=fire"))
+    fresh = zygote.run(tmp_path / "fresh", "vision.train", *VISION.tiny("method=fire"))
     assert fresh.code == 0
     (fire,) = tmp_path.glob("runs/vision/*-fire-*")
     assert_same(fire, only_run(tmp_path / "fresh" / "runs"))
@@ -96,7 +95,7 @@ def test_a_damaged_entry_is_not_used(damage: str, tmp_path: Path, zygote: Zygote
 
 def test_off_and_elsewhere(tmp_path: Path, zygote: Zygote) -> None:
     def run(name: str, *options: str) -> Answer:
-        return zygote.run(tmp_path / name, "vision.train", *tiny("method=snp", *options))
+        return zygote.run(tmp_path / name, "vision.train", *VISION.tiny("method=snp", *options))
 
     off, elsewhere, again = run("off", "cache=off"), run("else", "cache.dir=../mine"), run("two", "cache.dir=../mine")
     assert off.code == elsewhere.code == again.code == 0
@@ -111,18 +110,18 @@ def test_off_and_elsewhere(tmp_path: Path, zygote: Zygote) -> None:
 
 def test_another_seed_or_length_is_another_first_phase(tmp_path: Path, zygote: Zygote) -> None:
     for options in ("seed=0",), ("seed=1",), ("epochs=3",), ("lr=0.01",):
-        answer = zygote.run(tmp_path, "vision.train", *tiny(*options))
+        answer = zygote.run(tmp_path, "vision.train", *VISION.tiny(*options))
         assert answer.code == 0
         assert TRAINING in answer.err
     same_phase = zygote.run(
-        tmp_path, "vision.train", *tiny("seed=1", "method=fire", "metrics=off", "checkpoint.keep=3")
+        tmp_path, "vision.train", *VISION.tiny("seed=1", "method=fire", "metrics=off", "checkpoint.keep=3")
     )
     assert TAKEN in same_phase.err
 
 
 def test_an_old_checkpoint_does_not_pass_for_the_last(tmp_path: Path, zygote: Zygote) -> None:
     """The entry's last checkpoint could not be written: what is there is from the middle of the phase."""
-    options = tiny(*LONG, "checkpoint.every_seconds=0")
+    options = VISION.tiny(*LONG, "checkpoint.every_seconds=0")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds", HOLD_AT="4")
     wait_until_held(child)
     entry = entry_of(tmp_path)
@@ -135,6 +134,6 @@ def test_an_old_checkpoint_does_not_pass_for_the_last(tmp_path: Path, zygote: Zy
         (entry / "checkpoints" / name).write_bytes(data)
     shape = torch.load(next((entry / "checkpoints").iterdir()), weights_only=True)["config"]
     assert load_newest(entry / "checkpoints", shape) is not None, "a sound checkpoint, if an old one"
-    again = zygote.run(tmp_path, "vision.train", *tiny(*LONG, "method=base"))
+    again = zygote.run(tmp_path, "vision.train", *VISION.tiny(*LONG, "method=base"))
     assert again.code == 0
     assert "is damaged: training it again" in again.err

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from fire_core.harness.run import checkpoint
-from tests.harness.runner import Record, final_state, in_child, only_run, rows, run, same
+from tests.programs import VISION, Record, assert_same, in_child, only_run
 
 KILLS = 25
 OPTIONS = ("method=fire", "epochs=12", "checkpoint.every_seconds=0.05")
@@ -56,7 +56,7 @@ def die_while_writing(runs: Path, name: str, call: int) -> Callable[[], object]:
 
     def work() -> None:
         with killed_at(name, call):
-            run(*OPTIONS, f"paths.runs={runs}")
+            VISION.run(runs, *OPTIONS)
 
     return work
 
@@ -64,7 +64,7 @@ def die_while_writing(runs: Path, name: str, call: int) -> Callable[[], object]:
 def main(folder: Path) -> None:
     """Train once undisturbed and once through kills; compare."""
     calm, rough = folder / "calm", folder / "rough"
-    assert in_child(lambda: run(*OPTIONS, f"paths.runs={calm}")) == 0
+    assert in_child(lambda: VISION.run(calm, *OPTIONS)) == 0
     dice = random.Random(0)
     kills = writing = first = 0
     # fsync and replace are the two points at which a checkpoint is half there: on no disk, or under no name.
@@ -72,25 +72,16 @@ def main(folder: Path) -> None:
         assert in_child(die_while_writing(rough, name, dice.randint(1, 12))) is None, "the child was to die"
         writing += 1
     while kills + writing < KILLS:
-        code = in_child(partial(run, *OPTIONS, f"paths.runs={rough}"), kill_after=dice.uniform(0.05, 1.0))
+        code = in_child(partial(VISION.run, rough, *OPTIONS), kill_after=dice.uniform(0.05, 1.0))
         assert code in (None, 0)
         if code == 0:  # it got through before the kill: begin again, the rest of the kills hit a new run
-            compare(only_run(calm), only_run(rough))
+            assert_same(only_run(calm), only_run(rough))
             rough = folder / f"rough{kills}"
         kills += code is None
         first += code is None and not list((rough / ".cache").glob("*/DONE"))
-    assert in_child(lambda: run(*OPTIONS, f"paths.runs={rough}")) == 0
-    compare(only_run(calm), only_run(rough))
+    assert in_child(lambda: VISION.run(rough, *OPTIONS)) == 0
+    assert_same(only_run(calm), only_run(rough))
     print(json.dumps({"kills": kills + writing, "kills_while_writing": writing, "kills_in_first_phase": first}))
-
-
-def compare(calm: Path, rough: Path) -> None:
-    """Same name, same rows, same final state."""
-    assert calm.name == rough.name
-    expected, got = rows(calm), rows(rough)
-    assert got == expected
-    assert [row["step"] for row in got] == sorted({row["step"] for row in got})
-    assert same(final_state(calm), final_state(rough))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ import yaml
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.config import OWN_THREADS, set_up_torch
 from fire_core.harness.options.errors import ConfigError
-from tests.harness.conftest import LONG
-from tests.harness.runner import assert_same, lines, only_run, tiny, wait_for
-from tests.harness.zygote import Zygote
+from tests.programs import LONG, VISION, assert_same, lines, only_run, wait_for
+from tests.zygote import Zygote
 
 
 def needs(plugin: str) -> pytest.MarkDecorator:
@@ -36,7 +35,7 @@ def run_of(folder: Path, method: str) -> Path:
 
 
 def test_in_a_sweep_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = tiny("method=full_reset,fire", LONG[1], "deterministic=false,null", "-m")
+    options = VISION.tiny("method=full_reset,fire", LONG[1], "deterministic=false,null", "-m")
     assert zygote.run(tmp_path, "vision.train", *options).code == 0
     runs = [run for run in tmp_path.glob("runs/vision/*-fire-*") if run.name == calm.name]
     assert_same(runs[0], calm)
@@ -57,7 +56,7 @@ def test_a_job_does_not_inherit_threads_or_determinism() -> None:
 
 @needs("hydra_joblib_launcher")
 def test_side_by_side_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = tiny("method=fire,snp", "lr=0.001,0", LONG[1], "-m")
+    options = VISION.tiny("method=fire,snp", "lr=0.001,0", LONG[1], "-m")
     for state, launcher in (("done", ["hydra/launcher=cores", "hydra.launcher.n_jobs=2"]), ("skipped", [])):
         answer = zygote.run(tmp_path, "vision.train", *launcher, *options)
         assert answer.code == 2
@@ -69,7 +68,7 @@ def test_side_by_side_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> No
 
 @needs("hydra_submitit_launcher")
 def test_a_job_on_a_queue_requeues_itself(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = tiny(*LONG, "cache=off", "checkpoint.every_seconds=1000", "hydra/launcher=submitit_local", "-m")
+    options = VISION.tiny(*LONG, "cache=off", "checkpoint.every_seconds=1000", "hydra/launcher=submitit_local", "-m")
     sweep = zygote.start(tmp_path, "vision.train", *options)
     wait_for(lambda: lines(tmp_path / "runs") >= 2)
     run = only_run(tmp_path / "runs")
@@ -100,7 +99,7 @@ def test_the_launchers_that_are_set_up_here() -> None:
 
 @needs("hydra_optuna_sweeper")
 def test_a_search_goes_on_where_it_stopped(tmp_path: Path, zygote: Zygote) -> None:
-    options = tiny("experiment=tune_snp")
+    options = VISION.tiny("experiment=tune_snp")
     first = zygote.run(tmp_path, "vision.train", *options, "hydra.sweeper.n_trials=2", "-m")
     assert first.code == 0, first.err
     again = zygote.run(tmp_path, "vision.train", *options, "hydra.sweeper.n_trials=3", "-m")

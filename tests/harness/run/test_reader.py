@@ -21,7 +21,7 @@ import vision.train  # noqa: F401
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.reader import newest_state, own_targets, read_config
-from tests.harness.zygote import ROOT
+from tests.zygote import ROOT
 
 PROGRAMS = ("vision", "language", "dqn", "sac")
 READERS = {"language": "language.sample", "dqn": "rl.watch", "sac": "rl.watch"}

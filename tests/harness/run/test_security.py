@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.identity import check_name
-from tests.harness.zygote import ROOT, Zygote
+from tests.zygote import ROOT, Zygote
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/b", "/etc", "", ".hidden", "a b", "a\nb", "$(x)", "a\\b", "..\\x"])

@@ -10,7 +10,7 @@ from torch import nn
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training.measure import KEPT, find_matrices, spectra
 from fire_core.methods import Net
-from tests.harness.runner import run
+from tests.programs import VISION
 
 
 def spectra_of(modules: dict[str, nn.Module]) -> dict[str, list[float]]:
@@ -38,7 +38,7 @@ def test_spectra_of_two_networks_have_two_names() -> None:
 
 
 def test_a_run_keeps_its_spectra(tmp_path: Path) -> None:
-    run("method=fire_exact", f"paths.runs={tmp_path}/runs")
+    VISION.run(tmp_path / "runs", "method=fire_exact")
     (file,) = tmp_path.glob("runs/vision/*/spectra.json")
     phases = json.loads(file.read_text())
     assert list(phases) == ["1"]

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fire_core.harness.training.plasticity import plasticity
 from fire_core.methods import Net
-from tests.harness.runner import only_run, rows, run
+from tests.programs import VISION, rows
 from tests.units.test_graph import MODELS
 
 CHEAP = {"stable_rank", "dormant_ratio"}
@@ -51,8 +51,8 @@ def test_a_network_whose_units_are_not_known_has_no_dormant_ratio() -> None:
 
 
 def test_a_boundary_s_row_has_them_before_and_after(tmp_path: Path) -> None:
-    run("method=fire", "dataset.train_size=256", "metrics=full", f"paths.runs={tmp_path}")
-    (row,) = [row for row in rows(only_run(tmp_path)) if row.get("kind") == "boundary"]
+    folder = VISION.run(tmp_path, "method=fire", "dataset.train_size=256", "metrics=full")
+    (row,) = [row for row in rows(folder) if row.get("kind") == "boundary"]
     for key in (*FULL, "dfi", "weight_stable_rank", "test_accuracy"):
         assert f"boundary/{key}_before" in row
         assert f"boundary/{key}_after" in row

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from fire_core.harness.training.signals import EXIT_PREEMPTED, Preemption
-from tests.harness.conftest import LONG
-from tests.harness.runner import Record, assert_same, final_state, only_run, tiny, wait_for, wait_until_held
-from tests.harness.zygote import Zygote
+from tests.programs import LONG, VISION, Record, assert_same, final_state, only_run, wait_for, wait_until_held
+from tests.zygote import Zygote
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
 def test_a_signal_costs_nothing(name: str, tmp_path: Path, zygote: Zygote, calm: Path, record_property: Record) -> None:
-    options = tiny(*LONG, "checkpoint.every_seconds=1000", "cache=off")
+    options = VISION.tiny(*LONG, "checkpoint.every_seconds=1000", "cache=off")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds")
     wait_until_held(child)
     os.kill(child, signal.Signals[name])
@@ -36,7 +35,7 @@ def test_a_signal_costs_nothing(name: str, tmp_path: Path, zygote: Zygote, calm:
 
 
 def test_the_second_ctrl_c_leaves_at_once(tmp_path: Path, zygote: Zygote) -> None:
-    options = tiny("model.width=128", "batch_size=1280", "epochs=100", "cache=off", "benchmark.ratio=100")
+    options = VISION.tiny("model.width=128", "batch_size=1280", "epochs=100", "cache=off", "benchmark.ratio=100")
     child = zygote.start(tmp_path, "vision.train", *options)
     wait_for(lambda: list(tmp_path.glob("runs/vision/*/env.json")))
     time.sleep(0.3)  # into the first step, which takes a second or more
@@ -49,7 +48,7 @@ def test_the_second_ctrl_c_leaves_at_once(tmp_path: Path, zygote: Zygote) -> Non
 
 
 def test_a_sweep_stops_as_a_whole_and_goes_on(tmp_path: Path, zygote: Zygote) -> None:
-    options = tiny("method=base,fire", "epochs=6", "-m")
+    options = VISION.tiny("method=base,fire", "epochs=6", "-m")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds")
     wait_until_held(child)
     os.kill(child, signal.SIGTERM)

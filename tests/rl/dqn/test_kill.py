@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from tests.harness.run.test_kill import killed_at
-from tests.harness.runner import Record, final_state, in_child, rows, same
-from tests.rl.dqn.runs import ATARI, TINY, run
+from tests.programs import ATARI, DQN, Program, Record, assert_same, in_child, only_run
 
 KILLS = 11
 OPTIONS = ("method=pi", "checkpoint.every_seconds=0.05")
@@ -33,47 +32,39 @@ def test_any_number_of_kills_changes_nothing(tmp_path: Path, record_property: Re
     record_property("of them while a checkpoint or a segment of the replay was being written", told["writing"])
 
 
-def die_while_writing(runs: Path, name: str, call: int, base: tuple[str, ...]) -> Callable[[], object]:
+def die_while_writing(runs: Path, name: str, call: int, program: Program) -> Callable[[], object]:
     """A child's work: train, and die inside the writing of a checkpoint or of a segment of the replay."""
 
     def work() -> None:
         with killed_at(name, call):
-            run(runs, *OPTIONS, base=base)
+            program.run(runs, *OPTIONS)
 
     return work
 
 
-def through_kills(folder: Path, base: tuple[str, ...], kills: int, seed: int) -> tuple[int, int]:
+def through_kills(folder: Path, program: Program, kills: int, seed: int) -> tuple[int, int]:
     """Train once undisturbed and once through kills, and compare; how many there were, and while writing."""
     calm, rough, dice = folder / "calm", folder / "rough", random.Random(seed)
-    assert in_child(lambda: run(calm, *OPTIONS, base=base)) == 0
+    assert in_child(lambda: program.run(calm, *OPTIONS)) == 0
     done = writing = 0
     for name in ("fsync", "replace") * (kills // 4):
-        if in_child(die_while_writing(rough, name, dice.randint(3, 25), base)) is None:
+        if in_child(die_while_writing(rough, name, dice.randint(3, 25), program)) is None:
             done, writing = done + 1, writing + 1
     while done < kills:
-        code = in_child(partial(run, rough, *OPTIONS, base=base), kill_after=dice.uniform(0.1, 1.2))
+        code = in_child(partial(program.run, rough, *OPTIONS), kill_after=dice.uniform(0.1, 1.2))
         assert code in (None, 0)
         if code == 0:  # it got through before the kill: begin again
-            compare(calm, rough)
+            assert_same(only_run(calm), only_run(rough))
             rough = folder / f"rough{done}"
         done += code is None
-    assert in_child(lambda: run(rough, *OPTIONS, base=base)) == 0
-    compare(calm, rough)
+    assert in_child(lambda: program.run(rough, *OPTIONS)) == 0
+    assert_same(only_run(calm), only_run(rough))
     return done, writing
-
-
-def compare(calm: Path, rough: Path) -> None:
-    """Same name, same rows, same final state."""
-    (one,), (other,) = ((runs / "dqn").iterdir() for runs in (calm, rough))
-    assert one.name == other.name
-    assert rows(other) == rows(one)
-    assert same(final_state(one), final_state(other))
 
 
 def main(folder: Path) -> None:
     """The small task, and a game."""
-    told = [through_kills(folder / "cartpole", TINY, KILLS - 4, 0), through_kills(folder / "atari", ATARI, 4, 1)]
+    told = [through_kills(folder / "cartpole", DQN, KILLS - 4, 0), through_kills(folder / "atari", ATARI, 4, 1)]
     kills, writing = (sum(numbers) for numbers in zip(*told, strict=True))
     print(json.dumps({"kills": kills, "writing": writing}))
 

@@ -6,7 +6,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 import torch
 from hydra.errors import HydraException
@@ -21,8 +20,7 @@ from rl.common.replay_store import RingStore
 from rl.dqn.learner import Learner, td_batch
 from rl.dqn.task import Task
 from rl.dqn.train import begin_phase, crossed, one_step
-from tests.harness.runner import rows, same
-from tests.rl.dqn.runs import ATARI, TINY, compose, run, weights
+from tests.programs import ATARI, DQN, Program, compose, final_state, rows, same
 
 SHORT = ("total_steps=160", "midpoint=100")
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -33,8 +31,14 @@ class NoRun:
         pass
 
 
-def learner_of(*overrides: str, base: tuple[str, ...] = TINY) -> Learner:
-    learner = Learner.new(Task.from_config(compose(*overrides, base=base)))
+def weights(folder: Path) -> dict[str, Any]:
+    """The networks of the newest checkpoint."""
+    state = final_state(folder)
+    return {key: state[key] for key in ("q", "target", "init", "optimizer")}
+
+
+def learner_of(*overrides: str, program: Program = DQN) -> Learner:
+    learner = Learner.new(Task.from_config(program.compose(*overrides)))
     begin_phase(learner, 0, NoRun())  # type: ignore[arg-type]
     return learner
 
@@ -73,7 +77,7 @@ def test_nothing_is_learnt_before_learning_starts(tmp_path: Path) -> None:
 
 
 def test_targets_of_one_pass_are_those_of_each_batch(tmp_path: Path) -> None:
-    learner = learner_of(base=ATARI)
+    learner = learner_of(program=ATARI)
     stepped(learner, tmp_path, 60)
     batch = learner.replay.sample(24, torch.Generator().manual_seed(0))
     frames, _, targets = td_batch(learner, batch)
@@ -96,7 +100,7 @@ def test_shared_exploration_is_one_draw_for_all() -> None:
 
 
 def test_rows_are_what_the_analysis_reads(tmp_path: Path) -> None:
-    folder = run(tmp_path, "method=fire", base=ATARI)
+    folder = ATARI.run(tmp_path, "method=fire")
     told = rows(folder)
     steps = [row["step"] for row in told if "kind" not in row]
     assert steps == sorted(set(steps))
@@ -114,22 +118,22 @@ def test_rows_are_what_the_analysis_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_to_the_end(method: str, tmp_path: Path) -> None:
-    final = rows(run(tmp_path, f"method={method}"))[-1]
+    final = rows(DQN.run(tmp_path, f"method={method}"))[-1]
     assert final["step"] == 400
     assert final["phase"] == 1
 
 
 def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
-    often = run(tmp_path / "often", "eval.every=40", "eval.steps=100")
-    seldom = run(tmp_path / "seldom", "eval.every=200")
+    often = DQN.run(tmp_path / "often", "eval.every=40", "eval.steps=100")
+    seldom = DQN.run(tmp_path / "seldom", "eval.every=200")
     assert same(weights(often), weights(seldom))
 
 
 def test_the_shared_first_phase_is_the_run_s_own(tmp_path: Path) -> None:
     """And a run that has begun with it no longer needs it."""
-    own = run(tmp_path / "own", "method=snp", "cache=off")
-    run(tmp_path / "shared", "method=base")
-    shared = run(tmp_path / "shared", "method=snp")
+    own = DQN.run(tmp_path / "own", "method=snp", "cache=off")
+    DQN.run(tmp_path / "shared", "method=base")
+    shared = DQN.run(tmp_path / "shared", "method=snp")
     assert same(weights(own), weights(shared))
     assert rows(own) == rows(shared)
     (entry,) = (tmp_path / "shared" / ".cache").glob("dqn-cartpole-*")
@@ -137,7 +141,7 @@ def test_the_shared_first_phase_is_the_run_s_own(tmp_path: Path) -> None:
 
 
 def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
-    one, again, other = (run(tmp_path / name, f"seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    one, again, other = (DQN.run(tmp_path / name, f"seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2)))
     assert same(weights(one), weights(again))
     assert not same(weights(one), weights(other))
 
@@ -154,7 +158,7 @@ def test_compiled_updates_are_the_same_updates(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("replay", ["cuda", "cpu"])
 def test_trains_on_a_gpu(tmp_path: Path, replay: str) -> None:
-    assert rows(run(tmp_path, "device=cuda", f"replay.device={replay}", base=ATARI))[-1]["step"] == 240
+    assert rows(ATARI.run(tmp_path, "device=cuda", f"replay.device={replay}"))[-1]["step"] == 240
 
 
 # ------------------------------------------------------------------------------------------------------- configuration
@@ -163,8 +167,7 @@ def test_trains_on_a_gpu(tmp_path: Path, replay: str) -> None:
 @pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_scale_with_every_method_composes(scale: str, method: str) -> None:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose("dqn", [f"scale={scale}", f"method={method}"])
+    config = compose("dqn", f"scale={scale}", f"method={method}")
     build("method", config.method)
     assert config.midpoint * 2 == config.total_steps
 
@@ -172,8 +175,7 @@ def test_every_scale_with_every_method_composes(scale: str, method: str) -> None
 def test_the_paper_s_settings() -> None:
     facts = json.loads((Path(__file__).parents[2] / "golden" / "dqn_facts.json").read_text())["loop"]
     for experiment in sorted(path.stem for path in (CONF / "experiment").glob("fig4a_*.yaml")):
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            config = hydra.compose("dqn", [f"experiment={experiment}"])
+        config = compose("dqn", f"experiment={experiment}")
         assert config.num_envs == facts["num_envs"]
         assert config.total_steps == facts["total_timesteps"] - 1
         assert config.midpoint == facts["midpoint"]
@@ -214,7 +216,7 @@ BAD = {
 @pytest.mark.parametrize("option", BAD)
 def test_bad_options_are_told(option: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=BAD[option]):
-        run(tmp_path, option)
+        DQN.run(tmp_path, option)
     assert not list(tmp_path.iterdir())
 
 
@@ -232,13 +234,12 @@ def test_bad_options_are_told(option: str, tmp_path: Path) -> None:
 )
 def test_what_would_never_be_trained_is_refused(options: tuple[str, str], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
-        run(tmp_path, *options)
+        DQN.run(tmp_path, *options)
 
 
 def test_a_network_without_convolutions_is_shrunk_not_reset() -> None:
-    assert compose("method=snp").method.layout == "all"
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        assert hydra.compose("dqn", ["method=snp"]).method.layout == "dqn"
+    assert DQN.compose("method=snp").method.layout == "all"
+    assert compose("dqn", "method=snp").method.layout == "dqn"
 
 
 def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,15 +249,14 @@ def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monk
     gc.collect()
     gc.disable()
     try:
-        run(tmp_path)
+        DQN.run(tmp_path)
         assert [replay() for replay in replays] == [None, None]
     finally:
         gc.enable()
 
 
 def test_a_task_of_the_other_program_is_told() -> None:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose("dqn", ["env=humanoid"])
+    config = compose("dqn", "env=humanoid")
     with pytest.raises(ConfigError, match=r"env=Humanoid-v5 has no discrete actions; accepted: asterix, .*cartpole"):
         Task.from_config(config)
 
@@ -264,7 +264,7 @@ def test_a_task_of_the_other_program_is_told() -> None:
 @pytest.mark.parametrize("option", ["lr=abc", "method=fier", "env=asterisk", "nonsense=1"])
 def test_misspelt_options_are_told(option: str) -> None:
     with pytest.raises((HydraException, OmegaConfBaseException)):
-        compose(option)
+        DQN.compose(option)
 
 
 def test_a_network_without_a_head_cannot_be_injected(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_network_without_a_head_cannot_be_injected(tmp_path: Path) -> None:
 
     from fire_core.methods import Net
 
-    method: Any = build("method", compose("method=pi").method)
+    method: Any = build("method", DQN.compose("method=pi").method)
     with pytest.raises(ValueError, match="injectable"):
         method.check(Net({"model": Bare()}, {}))
 
@@ -291,9 +291,9 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypa
     with monkeypatch.context() as broken:
         broken.setattr(RingStore, "save", full)
         broken.setattr(Run, "postpone", lambda run: put_off.append(run))  # else how often is a matter of time
-        rough = run(tmp_path / "rough", "checkpoint.every_seconds=0", *SHORT)
+        rough = DQN.run(tmp_path / "rough", "checkpoint.every_seconds=0", *SHORT)
     assert len(put_off) >= len(tries) > 0
-    assert same(weights(rough), weights(run(tmp_path / "calm", *SHORT)))
+    assert same(weights(rough), weights(DQN.run(tmp_path / "calm", *SHORT)))
 
 
 def test_no_room_for_the_shared_first_phase_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,4 +302,4 @@ def test_no_room_for_the_shared_first_phase_is_told(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(RingStore, "save", full)
     with pytest.raises(TrainingError, match=r"ends phase 0 in .* \(No space left on device\): make room"):
-        run(tmp_path)
+        DQN.run(tmp_path)

@@ -2,30 +2,23 @@
 
 from pathlib import Path
 
-import hydra
 import numpy as np
 import pytest
 from PIL import Image
 
-from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.reader import read_run
 from rl import watch
 from rl.dqn import watch as watch_dqn
-from tests.rl.dqn.runs import ATARI, run
+from tests.programs import ATARI, DQN, compose
 
 PROGRAMS = ("dqn", "sac")
-
-
-def options(*overrides: str) -> object:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("watch", list(overrides))
 
 
 @pytest.mark.parametrize("extra", [(), ("env.sticky_per=frame",)])
 def test_the_picture_is_of_the_game_that_the_agent_plays(tmp_path: Path, extra: tuple[str, ...]) -> None:
     """Made grey and small, each coloured picture is the frame that the agent sees, over several episodes."""
-    folder = run(tmp_path, "method=pi", "total_steps=120", "midpoint=60", *extra, base=ATARI)
+    folder = ATARI.run(tmp_path, "method=pi", "total_steps=120", "midpoint=60", *extra)
     trained, state = read_run(folder, PROGRAMS)
     seen: list[np.ndarray] = []
     env = watch_dqn.make_env(trained, 1, "watch/0")
@@ -47,7 +40,7 @@ def test_the_picture_is_of_the_game_that_the_agent_plays(tmp_path: Path, extra: 
 
     watch_dqn.make_env = lambda *told: Spy()  # type: ignore[assignment, return-value]
     try:
-        pictures, returns = watch_dqn.play(trained, state, options("steps=90", "episodes=2"))  # type: ignore[arg-type]
+        pictures, returns = watch_dqn.play(trained, state, compose("watch", "steps=90", "episodes=2"))
     finally:
         watch_dqn.make_env = kept
     assert len(returns) == 2  # cut after 40 decisions
@@ -65,9 +58,9 @@ def test_the_picture_is_of_the_game_that_the_agent_plays(tmp_path: Path, extra: 
 def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.yaml"):
         read_run(tmp_path, PROGRAMS)
-    trained, state = read_run(run(tmp_path), PROGRAMS)
+    trained, state = read_run(DQN.run(tmp_path), PROGRAMS)
     with pytest.raises(ConfigError, match="no pictures"):
-        watch_dqn.play(trained, state, options())  # type: ignore[arg-type]
+        watch_dqn.play(trained, state, compose("watch"))
     (tmp_path / "config.yaml").write_text("program: dqn")
     with pytest.raises(ConfigError, match="no whole checkpoint"):
         read_run(tmp_path, PROGRAMS)

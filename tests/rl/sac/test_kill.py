@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.harness.run.test_kill import killed_at
-from tests.harness.runner import Record, in_child
-from tests.rl.sac.runs import assert_same, only_run, run
+from tests.programs import SAC, Record, assert_same, in_child, only_run
 
 KILLS = 7
 OPTIONS = ("method=pi", "num_envs=2", "checkpoint.every_seconds=0.02", "env_steps=800", "replay_size=200")
@@ -31,26 +30,26 @@ def test_any_number_of_kills_changes_nothing(tmp_path: Path, record_property: Re
 def die_while_writing(runs: Path, name: str, call: int) -> None:
     """Train, and die inside the writing of a checkpoint or of a part of the replay."""
     with killed_at(name, call):
-        run(*OPTIONS, f"paths.runs={runs}")
+        SAC.run(runs, *OPTIONS)
 
 
 def main(folder: Path) -> None:
     """Train once undisturbed and once through kills; compare."""
     calm, rough = folder / "calm", folder / "rough"
-    assert in_child(partial(run, *OPTIONS, f"paths.runs={calm}")) == 0
+    assert in_child(partial(SAC.run, calm, *OPTIONS)) == 0
     dice = random.Random(0)
     kills = 0
     for name in ("fsync", "replace", "fsync"):
         assert in_child(partial(die_while_writing, rough, name, dice.randint(2, 15))) is None, "the child was to die"
         kills += 1
     while kills < KILLS:
-        code = in_child(partial(run, *OPTIONS, f"paths.runs={rough}"), kill_after=dice.uniform(0.1, 1.2))
+        code = in_child(partial(SAC.run, rough, *OPTIONS), kill_after=dice.uniform(0.1, 1.2))
         assert code in (None, 0)
         if code == 0:  # it got through before the kill: the rest of the kills hit a new run
             assert_same(only_run(calm), only_run(rough))
             rough = folder / f"rough{kills}"
         kills += code is None
-    assert in_child(partial(run, *OPTIONS, f"paths.runs={rough}")) == 0
+    assert in_child(partial(SAC.run, rough, *OPTIONS)) == 0
     assert_same(only_run(calm), only_run(rough))
     print(json.dumps({"kills": kills}))
 

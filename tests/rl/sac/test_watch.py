@@ -2,30 +2,24 @@
 
 from pathlib import Path
 
-import hydra
 import numpy as np
 import pytest
-from omegaconf import DictConfig
 
-from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.reader import read_run
 from rl.sac import watch as watch_sac
-from tests.rl.sac.runs import only_run, rows, run
+from tests.programs import SAC, compose, rows
 
 
 @pytest.mark.parametrize("method", ["base", "pi"])
 def test_a_policy_plays_and_is_drawn(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an evaluation: with mean actions and the run's statistics."""
-    run(f"method={method}", f"paths.runs={tmp_path}")
+    folder = SAC.run(tmp_path, f"method={method}")
     monkeypatch.setattr(watch_sac, "picture", lambda env: np.zeros((8, 8, 3), np.uint8))
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        options = hydra.compose("watch", ["episodes=20"])
-    assert isinstance(options, DictConfig)
-    pictures, returns = watch_sac.play(*read_run(only_run(tmp_path), ("sac",)), options)
+    pictures, returns = watch_sac.play(*read_run(folder, ("sac",)), compose("watch", "episodes=20"))
     assert len(returns) == 20
     assert len(pictures) > 20
-    evaluated = rows(only_run(tmp_path))[-1]["eval/return"]
+    evaluated = rows(folder)[-1]["eval/return"]
     assert np.mean(returns) == pytest.approx(evaluated, rel=0.3)
 
 

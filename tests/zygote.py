@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.harness import faults
+from tests import faults
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass
@@ -39,12 +39,12 @@ class Zygote:
     def __init__(self, *imports: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.harness.zygote", *imports],
+            [sys.executable, "-m", "tests.zygote", *imports],
             cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def start(self, folder: Path, module: str, *arguments: str, before: str = "", **environment: str) -> int:
-        """Start `python -m module arguments` in `folder`, with a fault of `tests.harness.faults`; the process id."""
+        """Start `python -m module arguments` in `folder`, with a fault of `tests.faults`; the process id."""
         folder.mkdir(parents=True, exist_ok=True)
         return int(
             self._ask(

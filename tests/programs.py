@@ -1,0 +1,209 @@
+"""The four programs at their smallest, run in this process, and what a run leaves.
+
+`tests.zygote` runs them in processes of their own, which may be killed.
+"""
+
+import importlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hydra
+import torch
+
+from fire_core.harness.options.cli import CONF, Outcome
+
+T = TypeVar("T")
+Record = Callable[[str, object], None]  # pytest's record_property
+# Differ from run to run.
+CLOCKS = ("seconds", "method/seconds", "seconds/waiting", "waited", "tokens_per_second", "mfu")
+
+
+@dataclass(frozen=True)
+class Program:
+    """One of the four.
+
+    Args:
+        name: of its configuration and of its folder below `runs`.
+        module: for `python -m`.
+        options: of its smallest run.
+    """
+
+    name: str
+    module: str
+    options: tuple[str, ...]
+
+    def tiny(self, *overrides: str) -> list[str]:
+        """These options, and those of the smallest run that they do not set."""
+        named = {override.split("=")[0] for override in overrides}
+        return [option for option in self.options if option.split("=")[0] not in named] + list(overrides)
+
+    def compose(self, *overrides: str) -> Any:
+        """The resolved configuration of a smallest run with these overrides."""
+        return compose(self.name, *self.tiny(*overrides))
+
+    def run(self, runs: Path, *overrides: str) -> Path:
+        """Train in this process to the end; the run's folder."""
+        config = self.compose(*overrides, f"paths.runs={runs}")
+        self.run_one(config)
+        (folder,) = (runs / self.name).glob(f"*-{config.method.name}-s{config.seed}-*")
+        return folder
+
+    def run_one(self, config: Any) -> dict[str, Any]:
+        """Train one configuration in this process; its summary."""
+        module = self.module if self.module.endswith("train") else f"{self.module}.train"
+        summary: dict[str, Any] = importlib.import_module(module).run_one(config, Outcome(""))
+        return summary
+
+
+ALIKE = ("scale=smoke", "tracker=none", "progress=false", "threads=1")
+VISION = Program("vision", "vision.train", (*ALIKE, "model=small_resnet", "model.width=4", "batch_size=128"))
+LONG = ("method=fire", "epochs=20")  # of VISION: some seconds in each phase
+LANGUAGE = Program(
+    "language",
+    "language.train",
+    (
+        *ALIKE, "model.n_layer=1", "model.n_head=2", "model.n_embd=32", "model.block_size=32", "batch_size=2",
+        "benchmark.iterations=[40,40]", "benchmark.checkpoints=[20]", "lr=1e-3",
+    ),
+)  # fmt: skip
+DQN = Program(
+    "dqn",
+    "rl.dqn",
+    (
+        *ALIKE, "env=cartpole", "num_envs=2", "model.hidden=16", "total_steps=400", "midpoint=200",
+        "learning_starts=40", "target_every=50", "batch_size=8", "log_every=40", "eval.every=100", "eval.steps=40",
+        "eval.num_envs=2", "replay.capacity=200", "replay.segment=16",
+    ),
+)  # fmt: skip
+# Pixels, and a limit that cuts episodes.
+ATARI = Program(
+    "dqn",
+    "rl.dqn",
+    (
+        *ALIKE, "env=asterix", "env.max_frames=160", "env.threads=1", "num_envs=2", "model.width=0.125",
+        "total_steps=240", "midpoint=120", "learning_starts=20", "target_every=50", "batch_size=8", "log_every=40",
+        "eval.every=120", "eval.steps=40", "eval.num_envs=2", "replay.capacity=120", "replay.segment=16",
+    ),
+)  # fmt: skip
+SAC = Program(
+    "sac",
+    "rl.sac",
+    (*ALIKE, "env=double_pendulum", "env_steps=400", "eval_every=100", "batch_size=16", "metrics=off"),
+)
+
+
+def compose(program: str, *overrides: str) -> Any:
+    """The resolved configuration of a program (or of `watch`, say) for these overrides."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose(program, list(overrides))
+
+
+def only_run(runs: Path) -> Path:
+    """The one run folder below `runs`, of whatever program."""
+    (folder,) = (entry for program in runs.iterdir() if program.name[0] != "." for entry in program.iterdir())
+    return folder
+
+
+def lines(runs: Path, pattern: str = "*/*") -> int:
+    """Rows written so far by the one run that matches."""
+    found = list(runs.glob(f"{pattern}/metrics.jsonl"))
+    return found[0].read_bytes().count(b"\n") if found else 0
+
+
+def rows(folder: Path, clocks: bool = False) -> list[dict[str, Any]]:
+    """The rows of a run, without the clocks."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return found if clocks else [{k: v for k, v in row.items() if k not in CLOCKS} for row in found]
+
+
+def boundary(folder: Path, phase: int = 1) -> dict[str, Any]:
+    """The numbers of the boundary before a phase."""
+    of_phase = [row for row in rows(folder) if row["phase"] == phase]
+    return {key: value for row in of_phase for key, value in row.items() if key.startswith("boundary/")}
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What a finished run gives in the end."""
+    found: dict[str, Any] = json.loads((folder / "DONE").read_text())
+    return found
+
+
+def final_state(folder: Path) -> dict[str, Any]:
+    """The trainer's state in the newest checkpoint."""
+    newest = sorted((folder / "checkpoints").glob("step-*.pt"))[-1]
+    state: dict[str, Any] = torch.load(newest, weights_only=True)["state"]["trainer"]
+    return state
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Same name, same rows with no hole and no duplicate, same final state and replay bit for bit."""
+    assert one.name == other.name
+    assert rows(one) == rows(other)
+    steps = [(row["step"], "kind" in row) for row in rows(one)]
+    assert steps == sorted(set(steps))
+    state = final_state(one)
+    assert same(state, final_state(other))
+    for name in state.get("replay", {}).get("segments", []):  # named by their content
+        assert (one / "replay" / name).read_bytes() == (other / "replay" / name).read_bytes()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Bitwise equality of nested states, clocks apart."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, dict):
+        keys = one.keys() - set(CLOCKS)
+        return keys == other.keys() - set(CLOCKS) and all(same(one[key], other[key]) for key in keys)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def in_child(work: Callable[[], object], kill_after: float | None = None) -> int | None:
+    """Do `work` in a forked child and kill it (SIGKILL) after some seconds.
+
+    Returns:
+        The exit code, or None if it was killed.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        except BaseException as error:
+            print(f"child: {type(error).__name__}: {error}")
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + (600 if kill_after is None else kill_after)
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return None if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def wait_for(condition: Callable[[], T], seconds: float = 120) -> T:
+    """The first value of `condition` that is true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.005)
+    raise TimeoutError(f"still false after {seconds} s")
+
+
+def wait_until_held(child: int) -> None:
+    """Until a child that `holds` (tests.faults) has stopped itself."""
+    wait_for(lambda: Path(f"/proc/{child}/stat").read_text().rsplit(") ", 1)[1].startswith("T"))
