@@ -21,6 +21,7 @@ if not __package__:
 from fire_core.harness.run import NUMERICS
 from tests.curves import series
 from tests.curves.cases import MODULES
+from tests.zygote import Zygote
 
 
 def main() -> None:
@@ -32,14 +33,14 @@ def main() -> None:
     history, format_ = series.history(), str(NUMERICS)
     if unknown := set(arguments.programs) - set(MODULES):
         parser.error(f"unknown: {', '.join(unknown)}; programs are {', '.join(MODULES)}")
+    zygote = Zygote(*MODULES.values())
     for program in arguments.programs or MODULES:
         key = f"{program}, {series.environment(program)}"
         with tempfile.TemporaryDirectory() as folder:
-            curves = series.run_cases(program, Path(folder))
+            curves = series.run_cases(program, Path(folder), zygote)
         if (series.FOLDER / f"{program}.json").exists():
             place, recorded = series.read(program)
-            tolerance = 0.0 if place == series.environment(program) else series.TOLERANCE
-            changed = series.differences(program, recorded, curves, tolerance)
+            changed = series.differences(program, recorded, curves, exact=place == series.environment(program))
             print(*changed, f"{program}: {len(changed)} numbers differ", sep="\n")
             known = any(name.startswith(f"{program}, ") for name in history.get(format_, {}))
             if changed and known and not arguments.check:
@@ -51,6 +52,7 @@ def main() -> None:
             history.setdefault(format_, {})[key] = series.digest(program)
             series.HISTORY.write_text(json.dumps(history, indent=1) + "\n")
             print(f"{program}: {len(curves)} runs recorded")
+    zygote.close()
 
 
 if __name__ == "__main__":

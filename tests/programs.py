@@ -22,6 +22,9 @@ T = TypeVar("T")
 Record = Callable[[str, object], None]  # pytest's record_property
 # Differ from run to run.
 CLOCKS = ("seconds", "method/seconds", "seconds/waiting", "waited", "tokens_per_second", "mfu")
+# The modules that make the types of a program's options known to Hydra.
+SCHEMAS = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn.train", "sac": "rl.sac.train"}
+SCHEMAS |= {"watch": "rl.watch"}
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,7 @@ class Program:
 
     def run_one(self, config: Any) -> dict[str, Any]:
         """Train one configuration in this process; its summary."""
-        module = self.module if self.module.endswith("train") else f"{self.module}.train"
-        summary: dict[str, Any] = importlib.import_module(module).run_one(config, Outcome(""))
+        summary: dict[str, Any] = importlib.import_module(SCHEMAS[self.name]).run_one(config, Outcome(""))
         return summary
 
 
@@ -99,7 +101,8 @@ SAC = Program(
 
 
 def compose(program: str, *overrides: str) -> Any:
-    """The resolved configuration of a program (or of `watch`, say) for these overrides."""
+    """The resolved configuration of a program (or of `watch`) for these overrides."""
+    importlib.import_module(SCHEMAS[program])
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose(program, list(overrides))
 

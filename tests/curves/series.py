@@ -22,9 +22,12 @@ RENAMED: dict[str, dict[str, str]] = {"vision": {}, "language": {"epoch": "itera
 # Differ from run to run, or say where a row stands.
 IGNORED = ("seconds", "method/seconds", "method/peak_bytes", "seconds/waiting", "tokens_per_second", "mfu")
 IGNORED += ("boundary/seconds", "boundary/peak_bytes", "step", "kind")
-# Elsewhere than where they were recorded (another torch or CPU) numbers of a case may differ by this much, relative
-# to the largest of their column.
-TOLERANCE = 1e-3
+# Elsewhere than where they were recorded (another torch or CPU) numbers may differ: measured by recording with
+# ATEN_CPU_CAPABILITY=default and avx2 and comparing with AVX512. Worst: the loss of Muon 2.5e-4, the sharpness (a power
+# iteration) 8e-3 of the largest number of their column; a part of a few hundred samples or units 0.12; the DfI after
+# an exact projection, which is rounding alone, 1e-11.
+TOLERANCE, TOLERANCE_OF_PARTS, ROUNDING = 2e-2, 0.2, 1e-6
+PARTS = ("accuracy", "dormant_ratio")
 
 Series = dict[str, dict[str, Any]]  # column -> step (or phase, for what belongs to a boundary) -> number
 Curves = dict[str, Series]  # case -> its series
@@ -47,21 +50,18 @@ def series(rows: list[dict[str, Any]]) -> Series:
     return found
 
 
-def run_cases(program: str, folder: Path, chosen: dict[str, tuple[str, ...]] | None = None) -> Curves:
-    """Run the cases of a program (or these) through its command line, each in a process of its own."""
-    zygote, curves = Zygote(MODULES[program]), {}
-    try:
-        for number, (case, options) in enumerate((chosen or CASES[program]).items()):
-            place = folder / str(number)
-            place.mkdir(parents=True)
-            if program == "language":
-                write_texts(place)
-            answer = zygote.run(place, MODULES[program], *COMMON, *options)
-            assert answer.code == 0, f"{program}, {case}: {answer.err}"
-            (metrics,) = (place / "runs" / program).glob("*/metrics.jsonl")
-            curves[case] = series([json.loads(line) for line in metrics.read_text().splitlines()])
-    finally:
-        zygote.close()
+def run_cases(program: str, folder: Path, zygote: Zygote) -> Curves:
+    """Run the cases of a program through its command line, each in a process of its own."""
+    curves: Curves = {}
+    for number, (case, options) in enumerate(CASES[program].items()):
+        place = folder / str(number)
+        place.mkdir(parents=True)
+        if program == "language":
+            write_texts(place)
+        answer = zygote.run(place, MODULES[program], *COMMON, *options)
+        assert answer.code == 0, f"{program}, {case}: {answer.err}"
+        (metrics,) = (place / "runs" / program).glob("*/metrics.jsonl")
+        curves[case] = series([json.loads(line) for line in metrics.read_text().splitlines()])
     return curves
 
 
@@ -77,8 +77,8 @@ def environment(program: str) -> str:
     return ", ".join(parts + [f"{name} {version(name)}" for name in ("numpy", *needs[program])])
 
 
-def differences(program: str, recorded: Curves, now: Curves, tolerance: float = 0.0) -> list[str]:
-    """One line for each recorded number that is lost or differs by more than `tolerance`.
+def differences(program: str, recorded: Curves, now: Curves, exact: bool) -> list[str]:
+    """One line for each recorded number that is lost, or differs: in any bit, or by more than the tolerance.
 
     Columns that are only in `now` are no difference.
     """
@@ -87,14 +87,21 @@ def differences(program: str, recorded: Curves, now: Curves, tolerance: float = 
         for old_name, numbers in columns.items():
             column = RENAMED[program].get(old_name, old_name)
             have = now.get(case, {}).get(column, {})
-            largest = max((abs(v) for v in numbers.values() if isinstance(v, int | float)), default=0.0)
+            allowed = 0.0 if exact else tolerance(column, numbers)
             for place, value in numbers.items():
                 where = f"{program}, {case}, {column} at {place}"
                 if place not in have:
                     found.append(f"{where}: {value!r} is lost")
-                elif not alike(value, have[place], tolerance * largest):
+                elif not alike(value, have[place], allowed):
                     found.append(f"{where}: {value!r} was recorded, now {have[place]!r}")
     return found
+
+
+def tolerance(column: str, numbers: dict[str, Any]) -> float:
+    """By how much a number of this column may differ elsewhere."""
+    if any(part in column for part in PARTS):
+        return TOLERANCE_OF_PARTS
+    return ROUNDING + TOLERANCE * max((abs(v) for v in numbers.values() if isinstance(v, int | float)), default=0.0)
 
 
 def alike(one: Any, other: Any, by: float) -> bool:

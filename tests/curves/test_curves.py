@@ -7,16 +7,16 @@ import pytest
 from fire_core.harness.run import NUMERICS
 from tests.curves import series
 from tests.curves.cases import CASES
+from tests.zygote import Zygote
 
 
 @pytest.mark.parametrize("program", CASES)
-def test_numbers_are_those_recorded(program: str, tmp_path: Path) -> None:
+def test_numbers_are_those_recorded(program: str, tmp_path: Path, zygote: Zygote) -> None:
     """Bit for bit on the same torch and CPU capability, within a tolerance elsewhere; nothing is lost."""
     place, recorded = series.read(program)
     assert list(recorded) == list(CASES[program]), "record the curves anew: python scripts/record_curves.py"
-    same_place = place == series.environment(program)
-    now = series.run_cases(program, tmp_path)
-    found = series.differences(program, recorded, now, 0.0 if same_place else series.TOLERANCE)
+    now = series.run_cases(program, tmp_path, zygote)
+    found = series.differences(program, recorded, now, exact=place == series.environment(program))
     assert not found, "\n".join([*found[:40], f"{len(found)} numbers in all"])
 
 
