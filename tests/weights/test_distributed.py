@@ -145,7 +145,7 @@ def main(case: str, rank: int, world: int, folder: str) -> None:
 # ------------------------------------------------------------------------------------------------------- the tests
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def results(request, tmp_path_factory) -> list[dict]:
     """What all processes report, one start for all cases."""
     folder = tmp_path_factory.mktemp("ranks")

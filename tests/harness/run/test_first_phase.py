@@ -56,7 +56,7 @@ def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygot
 
 def test_another_method_takes_over_what_the_dead_holder_began(tmp_path: Path, zygote: Zygote) -> None:
     """A method's state (ReDo counts epochs) belongs to its own phases, not to the shared first one."""
-    options = (LONG[1], "checkpoint.every_seconds=0")
+    options = ("epochs=8", "checkpoint.every_seconds=0")
     holder = zygote.start(tmp_path, "vision.train", *VISION.tiny("method=base", *options), before="holds")
     wait_until_held(holder)
     os.kill(holder, signal.SIGKILL)
@@ -121,7 +121,7 @@ def test_another_seed_or_length_is_another_first_phase(tmp_path: Path, zygote: Z
 
 def test_an_old_checkpoint_does_not_pass_for_the_last(tmp_path: Path, zygote: Zygote) -> None:
     """The entry's last checkpoint could not be written: what is there is from the middle of the phase."""
-    options = VISION.tiny(*LONG, "checkpoint.every_seconds=0")
+    options = VISION.tiny("epochs=8", "checkpoint.every_seconds=0")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds", HOLD_AT="4")
     wait_until_held(child)
     entry = entry_of(tmp_path)
@@ -134,6 +134,6 @@ def test_an_old_checkpoint_does_not_pass_for_the_last(tmp_path: Path, zygote: Zy
         (entry / "checkpoints" / name).write_bytes(data)
     shape = torch.load(next((entry / "checkpoints").iterdir()), weights_only=True)["config"]
     assert load_newest(entry / "checkpoints", shape) is not None, "a sound checkpoint, if an old one"
-    again = zygote.run(tmp_path, "vision.train", *VISION.tiny(*LONG, "method=base"))
+    again = zygote.run(tmp_path, "vision.train", *VISION.tiny("epochs=8", "method=snp"))
     assert again.code == 0
     assert "is damaged: training it again" in again.err

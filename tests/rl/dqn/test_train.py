@@ -1,5 +1,6 @@
 """The trainer: what it does when, what it writes, what it refuses."""
 
+import functools
 import gc
 import json
 import weakref
@@ -146,7 +147,10 @@ def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
     assert not same(weights(one), weights(other))
 
 
-def test_compiled_updates_are_the_same_updates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_updates_are_the_same_updates(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced by default, for the C++ that inductor makes takes half a minute to compile."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     plain, compiled = (learner_of(f"compile={how}") for how in ("off", "default"))
     for name, learner in (("plain", plain), ("compiled", compiled)):
         stepped(learner, tmp_path / name, 60)

@@ -1,0 +1,43 @@
+"""Each script runs to its end at its smallest size."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.zygote import ROOT, Zygote
+
+# Arguments, and a word of what it prints.
+SCRIPTS = {
+    "bench_dqn": ("--rounds 1 --seconds 0.1 --threads 1 --capacity 3000 model.width=0.125 num_envs=2", "ratio"),
+    "bench_language": ("--batch 1 --steps 1 --turns 2 --threads 1 --no-compile --precision float32", "tokens"),
+    "bench_methods": ("--batch 2 --threads 1 --rounds 1", "%"),
+    "bench_overhead": ("--rounds 1 scale=smoke", "wall"),
+    "bench_projection": ("--models gpt --repeats 1 --threads 1 --no-memory", "gpt"),
+    "bench_sac": ("--width 8 --batch 4 --seconds 0.05 --threads 1 --rounds 1", "ms"),
+    "bench_vision": ("--steps 1 --rounds 1", "ratio"),
+    "benchmark_analysis": ("--runs 4 --rows 20", "s"),
+    "storm": ("--program vision --kills 2 --seed 0", '"faults": []'),
+}
+
+
+def test_every_script_is_tested() -> None:
+    programs = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert programs == {*SCRIPTS, "record_curves"}
+    for path in (ROOT / "scripts").glob("*.sh"):
+        assert subprocess.run(["bash", "-n", str(path)]).returncode == 0, path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_run(script: str, tmp_path: Path, zygote: Zygote) -> None:
+    arguments, word = SCRIPTS[script]
+    answer = zygote.run(tmp_path, f"scripts.{script}", *arguments.split())
+    assert answer.code == 0, answer.err
+    assert word in answer.out.lower() + answer.out
+
+
+def test_curves_are_recorded_for_known_programs_alone(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "scripts.record_curves", "--check", "vison")
+    assert answer.code == 2
+    assert "unknown: vison; programs are vision, language, dqn, sac" in answer.err
