@@ -1,6 +1,6 @@
 """The options of each program are those listed beside this file, so that a new one is a decision and not an accident.
 
-    python -m tests.options.test_options     writes the lists anew
+python -m tests.options.test_options     writes the lists anew
 """
 
 from pathlib import Path

@@ -65,7 +65,8 @@ def through_kills(folder: Path, program: Program, kills: int, seed: int) -> tupl
 
 def main(folder: Path, wanted: int) -> None:
     """The small task, and a game."""
-    told = [through_kills(folder / "cartpole", DQN, wanted // 2, 0), through_kills(folder / "atari", ATARI, wanted - wanted // 2, 1)]
+    half = wanted // 2
+    told = [through_kills(folder / "cartpole", DQN, half, 0), through_kills(folder / "atari", ATARI, wanted - half, 1)]
     kills, writing = (sum(numbers) for numbers in zip(*told, strict=True))
     print(json.dumps({"kills": kills, "writing": writing}))
 
