@@ -17,6 +17,7 @@ import hydra
 import torch
 
 from fire_core.harness.options.cli import CONF, Outcome
+from fire_core.harness.run.execute import run_to_end
 
 T = TypeVar("T")
 Record = Callable[[str, object], None]  # pytest's record_property
@@ -53,14 +54,14 @@ class Program:
     def run(self, runs: Path, *overrides: str) -> Path:
         """Train in this process to the end; the run's folder."""
         config = self.compose(*overrides, f"paths.runs={runs}")
-        self.run_one(config)
+        self.run_to_end(config)
         (folder,) = (runs / self.name).glob(f"*-{config.method.name}-s{config.seed}-*")
         return folder
 
-    def run_one(self, config: Any) -> dict[str, Any]:
+    def run_to_end(self, config: Any) -> dict[str, Any]:
         """Train one configuration in this process; its summary."""
-        summary: dict[str, Any] = importlib.import_module(SCHEMAS[self.name]).run_one(config, Outcome(""))
-        return summary
+        program = importlib.import_module(SCHEMAS[self.name]).PROGRAM
+        return run_to_end(config, program, program.make_task(config), Outcome(""))
 
 
 ALIKE = ("scale=smoke", "tracker=none", "progress=false", "threads=1")
