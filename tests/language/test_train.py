@@ -85,14 +85,14 @@ def test_starting_checkpoint(undisturbed, runs, tmp_path, start):
     answer = runs(tmp_path, "method=base", *options)
     assert answer.code == 0, answer.err
     assert "first phase taken from" in answer.err
-    found, state = rows(only_run(tmp_path / "runs" / "runs")), final_state(cache)
+    found, state = rows(only_run(tmp_path / "runs")), final_state(cache)
     best = min(found[:20], key=lambda row: row["val/loss"])["step"]
     first = found[20]
     assert first["boundary/start_iteration"] == {"best": best, "20": 20, "end": 40}[start]
     assert first["boundary/sfe"] == 0  # base does nothing
     assert first["boundary/val_loss_before"] == first["boundary/val_loss_after"]
     weights = state["model"] if start == "end" else state["kept"][start]["weights"]
-    after = final_state(only_run(tmp_path / "runs" / "runs"))["model"]
+    after = final_state(only_run(tmp_path / "runs"))["model"]
     for name, weight in weights.items():  # one step away, by about the learning rate
         assert not torch.equal(after[name], weight)
         assert (after[name] - weight).abs().max() < 2.5e-3
@@ -123,8 +123,8 @@ def test_kills_change_nothing(undisturbed, runs, tmp_path):
     answer = runs(tmp_path, *options)
     assert answer.code == 0
     assert "goes on from step" in answer.err
-    assert rows(only_run(tmp_path / "runs" / "runs")) == rows(only_run(undisturbed / "runs"))
-    assert same(final_state(only_run(tmp_path / "runs" / "runs")), final_state(only_run(undisturbed / "runs")))
+    assert rows(only_run(tmp_path / "runs")) == rows(only_run(undisturbed / "runs"))
+    assert same(final_state(only_run(tmp_path / "runs")), final_state(only_run(undisturbed / "runs")))
 
 
 def written(folder: Path) -> int:
@@ -140,7 +140,7 @@ def test_signal_saves_and_says_so(undisturbed, runs, tmp_path):
     assert runs.zygote.wait(child) == 75
     assert "stopped by SIGTERM" in runs.zygote.output(tmp_path, child, "err")
     assert runs(tmp_path, "method=fire").code == 0
-    assert rows(only_run(tmp_path / "runs" / "runs")) == rows(only_run(undisturbed / "runs"))
+    assert rows(only_run(tmp_path / "runs")) == rows(only_run(undisturbed / "runs"))
 
 
 @pytest.mark.parametrize(
