@@ -1,13 +1,9 @@
 """Polar factors against a float64 SVD, over families of matrices."""
 
-import itertools
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
-from torch import Tensor
 
 from fire_core.polar import exact
 from fire_core.polar.factor import (
@@ -17,49 +13,9 @@ from fire_core.polar.factor import (
     polar_factor,
     polar_many,
 )
-from fire_core.polar.options import NORM_INITS, PolarOptions
-from fire_core.polar.steps import minimax_steps, prepare, upper_bound
-
-EXACT_ROUTES = ("cpu", "matmul only")
-
-
-def gaussian(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def with_spectrum(m: int, n: int, s: Tensor, seed: int = 0) -> Tensor:
-    U, V = torch.linalg.qr(gaussian(m, n, seed=seed))[0], torch.linalg.qr(gaussian(n, n, seed=seed + 1))[0]
-    return ((U * s) @ V.T).float()
-
-
-def truth(W: Tensor) -> Tensor:
-    U, _, Vh = torch.linalg.svd(W.double(), full_matrices=False)
-    return U @ Vh
-
-
-def dfi64(X: Tensor) -> Tensor:
-    X = X.double() if X.shape[-2] >= X.shape[-1] else X.double().mT
-    return (X.mT @ X - torch.eye(X.shape[-1], dtype=torch.float64)).square().sum((-2, -1))
-
-
-def assert_guarantee(W: Tensor, X: Tensor) -> None:
-    n = min(W.shape[-2:])
-    assert X.shape == W.shape
-    assert (torch.linalg.svdvals(X.double()) - 1).abs().max() <= 2e-6
-    assert dfi64(X).max() / n <= 1e-11
-    assert torch.linalg.matrix_norm(X.double() - truth(W)).max() / math.sqrt(n) <= 1e-5
-
-
-def spectra(condition: float, n: int) -> dict[str, Tensor]:
-    low = 1 / condition
-    even = torch.linspace(0, 1, n, dtype=torch.float64)
-    return {
-        "geometric": low**even,
-        "one tiny": torch.where(even < 1, 1.0, low),
-        "half tiny": torch.where(even < 0.5, 1.0, low),
-        "one large": torch.where(even > 0, low, 1.0),
-    }
-
+from fire_core.polar.options import PolarOptions
+from fire_core.polar.steps import prepare
+from tests.polar.families import assert_guarantee, dfi64, gaussian, spectra, truth, with_spectrum
 
 # ------------------------------------------------------------------------------------------------------ exact
 
@@ -284,160 +240,6 @@ def test_many_equals_one_by_one():
         for W, (X, report) in zip(Ws, polar_many(Ws, PolarOptions(solver)), strict=True):
             assert torch.equal(X, polar_factor(W, solver))
             assert report.solver == solver
-
-
-# ------------------------------------------------------------------------------------------------ newton_schulz
-
-
-def scalar_recursion(s: Tensor, steps: int) -> Tensor:
-    for _ in range(steps):
-        s = 1.5 * s - 0.5 * s**3
-    return s
-
-
-@pytest.mark.parametrize("shape", [(30, 30), (45, 30), (200, 30), (30, 200)])
-@pytest.mark.parametrize("norm_init", NORM_INITS)
-def test_singular_values_follow_the_cubic(shape, norm_init):
-    W = gaussian(*shape)
-    U, s, Vh = torch.linalg.svd(W, full_matrices=False)
-    start = {
-        "frobenius": torch.linalg.matrix_norm(W),
-        "spectral": s[0],
-        "schatten4": (s**4).sum() ** 0.25,
-        "power": (s**16).sum() ** (1 / 16),
-    }[norm_init]
-    for steps in (0, 1, 6, 12):
-        expected = (U * scalar_recursion(s / start, steps)) @ Vh
-        torch.testing.assert_close(newton_schulz(W, steps, norm_init), expected, rtol=0, atol=1e-12)
-        torch.testing.assert_close(newton_schulz(W.float(), steps, norm_init).double(), expected, rtol=0, atol=5e-6)
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (512, 128), (256, 30)])
-@pytest.mark.parametrize("family", ["condition 1e5", "rank 10", "one large"])
-@pytest.mark.parametrize("steps", [10, 15])
-def test_float32_stays_near_float64_on_hard_matrices(shape, family, steps):
-    m, n = shape
-    s = spectra(1e5, n)["one large" if family == "one large" else "geometric"]
-    if family == "rank 10":
-        s = torch.where(torch.arange(n) < 10, s, 0.0)
-    W = with_spectrum(m, n, s)
-    exact = newton_schulz(W.double(), steps)
-    # Rounding noise in null directions grows 1.5-fold a step, as it does in the plain loop.
-    atol = 5e-6 if steps == 10 else 5e-5
-    torch.testing.assert_close(newton_schulz(W, steps).double(), exact, rtol=0, atol=atol)
-
-
-@pytest.mark.parametrize("norm_init", ["power", "schatten4"])
-def test_bounds_hold_and_are_tight(norm_init):
-    squarings = {"schatten4": 0, "power": 2}[norm_init]
-    for W in (
-        gaussian(40, 40),
-        gaussian(90, 20),
-        torch.eye(64, dtype=torch.float64),
-        with_spectrum(30, 30, spectra(1e4, 30)["one large"]).double(),
-    ):
-        top = torch.linalg.matrix_norm(W, ord=2)
-        bound = upper_bound(W[None], squarings).squeeze()
-        order = 4 * 2**squarings
-        assert top * (1 - 1e-12) <= bound <= top * W.shape[-1] ** (1 / order) * (1 + 1e-12)
-
-
-def test_no_start_makes_it_diverge():
-    """The claim that ||W||_F makes the iteration diverge: from (0, 1] it cannot, it is late."""
-    W = gaussian(64, 64).float()
-    for norm_init in NORM_INITS:
-        errors = [float(dfi64(newton_schulz(W, k, norm_init))) for k in range(0, 60, 3)]
-        assert all(after <= before * (1 + 1e-6) + 1e-9 for before, after in itertools.pairwise(errors))
-        assert errors[-1] < 1e-6
-
-
-def test_tol_stops_early():
-    W = gaussian(3, 30, 12).float()
-    X, report = polar(W, "newton_schulz", iterations=50, tol=1e-3)
-    assert 0 < report.iterations < 50
-    assert dfi64(X).max() <= 1.1e-3
-    assert dfi64(newton_schulz(W, report.iterations - 1)).max() > 1e-3
-    square, report = polar(gaussian(12, 12).float(), "newton_schulz", iterations=50, tol=1e-3)
-    assert dfi64(square) <= 1.1e-3
-    assert report.iterations < 50
-
-
-def test_chunks_do_not_change_the_result(monkeypatch):
-    W = gaussian(7, 20, 20).float()
-    whole = newton_schulz(W)
-    monkeypatch.setattr("fire_core.polar.factor.CHUNK", 800)
-    torch.testing.assert_close(newton_schulz(W), whole, rtol=0, atol=1e-6)
-
-
-SETTINGS = (
-    "torch.set_float32_matmul_precision('medium')",
-    "torch.backends.fp32_precision = 'bf16'; torch.backends.cuda.matmul.fp32_precision = 'tf32'",
-)
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_lower_matmul_precision_and_autocast_do_not_reach_it(setting):
-    """In a process of its own: torch's old and new settings do not mix, and cannot be undone together."""
-    program = f"""
-import torch
-from fire_core.polar.factor import newton_schulz, polar_factor
-W = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-before = newton_schulz(W), polar_factor(W)
-{setting}
-state = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
-with torch.autocast("cpu", dtype=torch.bfloat16):
-    assert (W @ W).dtype == torch.bfloat16
-    after = newton_schulz(W), polar_factor(W)
-assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
-assert state == (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)
-"""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.filterwarnings("default")  # the compiler's own deprecations
-@pytest.mark.parametrize("shape", [(3, 40, 40), (2, 9, 30)])
-def test_compiles_without_a_graph_break(shape):
-    torch.compiler.reset()
-    W = gaussian(*shape).float()
-    compiled = torch.compile(newton_schulz, fullgraph=True, backend="aot_eager")
-    for norm_init in NORM_INITS:
-        torch.testing.assert_close(compiled(W, 5, norm_init), newton_schulz(W, 5, norm_init), rtol=0, atol=2e-6)
-
-
-def test_muon_keeps_wandering():
-    s = torch.linalg.svdvals(polar_factor(gaussian(64, 64).float(), "muon", iterations=30).double())
-    assert s.max() > 1.1
-    assert s.min() < 0.8
-    assert s.max() < 1.3
-
-
-# ------------------------------------------------------------------------------------------------ the schedule
-
-
-@pytest.mark.parametrize("low", [1e-6, 1e-4, 1e-2, 0.1, 0.5, 0.9, 0.999])
-def test_minimax_schedule(low):
-    x = torch.cat([torch.linspace(low, 1, 5001), torch.logspace(math.log10(low), 0, 5001)]).double().clamp(low, 1)
-    for a, b, c in minimax_steps(low):
-        x = a * x + b * x**3 + c * x**5
-    assert x.min() >= 1 - 2.1e-5
-    assert x.max() <= 1 + 1e-12
-    # Newton-Schulz would need log(1 / low) / log(1.5) steps and more.
-    assert len(minimax_steps(low)) <= math.log(1 / low) / math.log(4) + 3
-
-
-def test_each_step_is_optimal():
-    """The error equioscillates: four alternating extrema, which no odd quintic can beat (de la Vallee Poussin)."""
-    low = 0.1
-    a, b, c = minimax_steps(low)[0]
-    x = torch.linspace(low, 1, 100001, dtype=torch.float64)
-    p = a * x + b * x**3 + c * x**5
-    middle = (p.max() + p.min()) / 2
-    error = (p - middle) / (p.max() - middle)
-    alternations = [
-        sign for sign, size in zip(error.sign().tolist(), error.abs().tolist(), strict=True) if size > 1 - 1e-6
-    ]
-    assert sum(u != v for u, v in itertools.pairwise(alternations)) == 3
 
 
 # ---------------------------------------------------------------------------------------------------------- GPU
