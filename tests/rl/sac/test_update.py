@@ -234,7 +234,7 @@ def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
                 block.up.bias.fill_(9.0)  # no unit is silent
         up.bias[5], up.weight[0, 5] = -100.0, 0.0  # but unit 5 of the first critic
     other = up.weight[1].detach().clone()
-    net = Net({"actor": update.actor, "critic": update.critic}, {}, "sac")
+    net = Net.of({"actor": update.actor, "critic": update.critic}, "sac")
     views, optimizers = apart(SimpleNamespace(agent=update, net=net))
     rows, _, _ = batch()
 
