@@ -101,7 +101,7 @@ CHOICES = {
 POSITIVE = ("num_envs", "total_steps", "midpoint", "target_every", "batch_size", "lr", "log_every", "eval.every")
 POSITIVE += ("eval.steps", "eval.num_envs", "updates_per_step", "replay.segment")
 FRACTIONS = ("gamma", "epsilon.start", "epsilon.end", "epsilon.fraction", "eval.epsilon")
-register("dqn", DQNConfig, "budget/dqn", "tuned/dqn")
+register("dqn", DQNConfig, "scale", "budget/dqn", "tuned/dqn")
 
 
 @dataclass

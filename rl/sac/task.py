@@ -75,7 +75,7 @@ CHOICES = {
 }
 AT_LEAST = {"env_steps": 1, "num_envs": 1, "random_steps": 1, "updates": 1, "batch_size": 1, "replay_size": 1}
 AT_LEAST |= {"eval_every": 1, "eval_episodes": 1}
-register("sac", SacConfig, "budget/sac", "budget/sac_networks", "tuned/sac")
+register("sac", SacConfig, "scale", "budget/sac", "budget/sac_networks", "tuned/sac")
 
 
 @dataclass
