@@ -47,6 +47,9 @@ class Silent(Run):
         """Never."""
         return False
 
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Without weights nothing is done."""
+
 
 def timed(function: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
     """The function, its seconds added to `spent[0]`."""

@@ -22,7 +22,7 @@ from fire_core.methods.snp import ShrinkAndPerturb
 from fire_core.methods.upgd import UPGD
 from fire_core.methods.weight_decay import WeightDecay
 from fire_core.metrics import dfi
-from tests.harness.runner import only_run, rows, run
+from tests.programs import VISION, rows
 
 
 def network() -> Net:
@@ -115,15 +115,14 @@ def test_states_are_kept_apart() -> None:
 
 @pytest.mark.parametrize("of", ["fire,muon", "fire,redo", "snp,cbp", "full_reset,parseval"])
 def test_from_the_command_line(of: str, tmp_path: Path) -> None:
-    options = ("dataset.train_size=256", f"paths.runs={tmp_path}")
-    run(
+    folder = VISION.run(
+        tmp_path,
         "method=chain",
         f"method.of=[{of}]",
         "method.parts.fire.iterations=5",
         "method.parts.redo.threshold=0.9",
-        *options,
+        "dataset.train_size=256",
     )
-    folder = only_run(tmp_path)
     assert f"-{of.replace(',', '+')}-" in folder.name
     assert ("method/dormant_ratio" in rows(folder)[-1]) == ("redo" in of)
     if "muon" in of:

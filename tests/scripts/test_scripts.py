@@ -9,14 +9,19 @@ from tests.zygote import ROOT, Zygote
 
 # Arguments, and a word of what it prints.
 SCRIPTS = {
-    "bench_dqn": ("--rounds 1 --seconds 0.1 --threads 1 --capacity 3000 model.width=0.125 num_envs=2", "ratio"),
+    "bench_dqn": (
+        "--rounds 1 --seconds 0.1 --threads 1 --capacity 3000 model.width=0.125 num_envs=2",
+        "this loop / plain loop",
+    ),
     "bench_language": ("--batch 1 --steps 1 --turns 2 --threads 1 --no-compile --precision float32", "tokens"),
     "bench_methods": ("--batch 2 --threads 1 --rounds 1", "%"),
     "bench_overhead": ("--rounds 1 scale=smoke", "wall"),
-    "bench_projection": ("--models gpt --repeats 1 --threads 1 --no-memory", "gpt"),
-    "bench_sac": ("--width 8 --batch 4 --seconds 0.05 --threads 1 --rounds 1", "ms"),
+    "bench_projection": ("--models dqn --repeats 1 --threads 1 --no-memory", "dqn"),
+    "bench_sac": ("--actor-width 8 --critic-width 8 --batch 4 --seconds 0.05 --threads 1 --rounds 1", "x plain"),
     "bench_vision": ("--steps 1 --rounds 1", "ratio"),
     "benchmark_analysis": ("--runs 4 --rows 20", "s"),
+    "compare_scales": ("--seeds 2 --epochs 1", "scale"),
+    "record_originals": ("--help", "clones"),  # needs clones of others' repositories
     "storm": ("--program vision --kills 2 --seed 0", '"faults": []'),
 }
 
