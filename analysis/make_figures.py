@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
             report(plotting.save(figure, args.out / grid.name))
     report(overall_tables(found, args.out / "tables"))
     if args.export:
-        report(small.write(runs, args.export))
+        report(small.write(runs, args.export, args.with_paths))
     return 0
 
 

@@ -24,6 +24,7 @@ from analysis import formats, plotting, style, tables
 from analysis.curves import boundaries, curve
 from analysis.estimates import Estimate, Paired
 from analysis.options import add_sources, load_or_explain, split
+from analysis.privacy import public_config, public_environment
 from analysis.runs import METRICS, BadRun, Group, LeftOut, Run, Setting, settings
 from analysis.sources.safely import LARGE, parse_json, read_bytes
 
@@ -50,12 +51,12 @@ def main(argv: list[str] | None = None) -> int:
     if found is None:
         return 1
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(page(*found, args.title, args.band), encoding="utf-8")
+    args.out.write_text(page(*found, args.title, args.band, args.with_paths), encoding="utf-8")
     print(f"wrote {args.out}")
     return 0
 
 
-def page(runs: list[Run], left_out: list[LeftOut], title: str, band: str = "sem") -> str:
+def page(runs: list[Run], left_out: list[LeftOut], title: str, band: str = "sem", with_paths: bool = False) -> str:
     """The whole page as text."""
     palette = style.Palette(run.method for run in runs)
     found = settings(runs)
@@ -63,8 +64,8 @@ def page(runs: list[Run], left_out: list[LeftOut], title: str, band: str = "sem"
         "summary": f"{len(runs)} runs, {len(found)} setting{'s' * (len(found) != 1)}; {len(left_out)} left out.",
         "settings": [setting_data(setting, palette, band) for setting in found],
         "runs": runs_table(runs),
-        "details": [details(run) for run in runs],
-        "left_out": [f"{item.name}: {item.reason}" for item in left_out],
+        "details": [details(run, with_paths) for run in runs],
+        "left_out": [f"{item.name if with_paths else Path(item.name).name}: {item.reason}" for item in left_out],
     }
     # "<" is escaped so that no text of a run can end the script element.
     data = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -192,9 +193,13 @@ def runs_table(runs: list[Run]) -> dict[str, Any]:
     return table_data(pd.DataFrame(rows, dtype=object))
 
 
-def details(run: Run) -> str:
+def details(run: Run, with_paths: bool) -> str:
     """A run's configuration and environment, as YAML."""
-    content = {"source": run.source, "config": run.config, "environment": run.environment}
+    content: dict[str, Any] = {"name": run.name}
+    if with_paths:
+        content |= {"source": run.source, "config": run.config, "environment": run.environment}
+    else:
+        content |= {"config": public_config(run.config), "environment": public_environment(run.environment)}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 

@@ -16,6 +16,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     add("--runs", "--source", nargs="+", default=["runs"], metavar="SOURCE", help=sources)
     add("--include-unfinished", **FLAG, help="include runs that did not finish")
     add("--no-cache", **FLAG, help="read every run anew")
+    add("--with-paths", **FLAG, help="export and report folders and command lines too")
 
 
 def split(argv: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.boundaries import FLAG, join
+from analysis.privacy import public_config, public_environment
 from analysis.runs import METRICS, BadRun, LeftOut, Run
 
 COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, *METRICS)
@@ -40,21 +41,28 @@ def read(file: Path) -> Iterator[Run | LeftOut]:
             yield LeftOut(source, str(reason))
 
 
-def write(runs: Sequence[Run], file: Path) -> list[Path]:
-    """Writes runs to `name.csv` and `name.runs.json`; what all configs share is written once."""
+def write(runs: Sequence[Run], file: Path, with_paths: bool = False) -> list[Path]:
+    """Writes runs to `name.csv` and `name.runs.json`; what all configs share is written once.
+
+    Paths and command lines are left out unless `with_paths`.
+    """
     parts = []
     for run in runs:
         rows = join(run.history.iloc[kept_rows(run)], run.boundaries)
         parts.append(rows[[c for c in rows if c in COLUMNS or c.startswith(PREFIXES)]].assign(run=run.name))
     table = pd.concat(parts, ignore_index=True)
     table = table[["run", *(c for c in table if c != "run")]]
-    common = shared([run.config for run in runs])
+    configs = [run.config if with_paths else public_config(run.config) for run in runs]
+    environments = [run.environment if with_paths else public_environment(run.environment) for run in runs]
+    common = shared(configs)
     about = {
         "common": common,
-        "environment": shared([run.environment for run in runs]),
-        "runs": {run.name: without(run.config, common) for run in runs},
+        "environment": shared(environments),
+        "runs": {run.name: without(config, common) for run, config in zip(runs, configs, strict=True)},
     }
-    identities = [run.identity for run in runs if run.identity is not None]
+    identities = [
+        run.identity if with_paths else public_config(run.identity) for run in runs if run.identity is not None
+    ]
     if len(identities) == len(runs):
         alike = shared(identities)
         own = {run.name: without(one, alike) for run, one in zip(runs, identities, strict=True)}
