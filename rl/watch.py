@@ -22,7 +22,7 @@ PLAYERS = {"dqn": "rl.dqn.watch", "sac": "rl.sac.watch"}  # by program; each has
 
 @dataclass
 class WatchConfig:
-    """Options of `rl.watch`; `conf/watch.yaml` tells what they mean."""
+    """Options of `rl.watch`; `conf/watch.yaml` says what they mean."""
 
     program: str = "rl.watch"
     run: str | None = None
@@ -57,8 +57,8 @@ def main(config: DictConfig) -> None:
         player: Any = importlib.import_module(PLAYERS[trained.program])
         frames, returns = player.play(trained, state, config)
         write_video(out, frames, config.fps)
-        told = ", ".join(f"{value:g}" for value in returns) or "no episode ended"
-        print(f"{out}: {len(frames)} steps; returns: {told}")
+        values = ", ".join(f"{value:g}" for value in returns) or "no episode ended"
+        print(f"{out}: {len(frames)} steps; returns: {values}")
         outcome.state = "done"
 
 

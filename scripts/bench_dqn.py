@@ -36,11 +36,10 @@ from PIL import Image
 from fire_core.harness.options.cli import CONF
 from rl.common.replay_store import RingStore
 from rl.dqn.frames import FrameReplay
-from rl.dqn.learner import Learner, on_device, targets_of
+from rl.dqn.learner import Learner, new_optimizer, on_device, targets_of
 from rl.dqn.networks import NatureCNN
 from rl.dqn.task import Task
-from rl.dqn.train import one_step
-from rl.dqn.update import huber
+from rl.dqn.train import interact, train_step
 
 START = 2000  # steps of random play before the first update, in both loops
 
@@ -135,32 +134,29 @@ class PlainLoop:
         self.optimizer.step()
 
 
-def ours(overrides: list[str], capacity: int) -> tuple[Learner, RingStore]:
-    """A learner of rl.dqn with its replay's store, as `train` has them."""
+def ours(overrides: list[str], capacity: int) -> tuple[Task, Learner, RingStore]:
+    """A task and a learner of rl.dqn with its replay's store, as `train` has them."""
     options = ["scale=paper", "tracker=none", f"replay.capacity={capacity}", f"learning_starts={START}", *overrides]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = hydra.compose("dqn", options)
-    learner = Learner.new(Task.from_config(config))
-    learner.optimizer = learner.new_optimizer()
-    return learner, RingStore(Path(tempfile.mkdtemp()) / "replay")
+    task = Task.from_config(config)
+    learner = Learner.new(task)
+    learner.optimizer = new_optimizer(task, learner, 0)
+    return task, learner, RingStore(Path(tempfile.mkdtemp()) / "replay")
 
 
-def alone(learner: Learner) -> Callable[[], None]:
+def alone(task: Task, learner: Learner) -> Callable[[], None]:
     """As many updates as a step of the loop makes, on a prepared batch; targets included."""
-    size, count = learner.task.config.batch_size, learner.task.config.num_envs
+    size, count = task.config.batch_size, task.config.num_envs
     batch = learner.replay.sample(count * size, torch.Generator().manual_seed(0))
     batch = batch._replace(frames=batch.frames.clone())
 
     def run() -> None:
-        there = on_device(learner, batch)
-        targets = targets_of(learner, there)
-        assert learner.optimizer is not None
+        there = on_device(task, batch)
+        targets = targets_of(task, learner, there)
         for i in range(count):
             rows = slice(i * size, (i + 1) * size)
-            loss = huber(learner.values(there.frames[rows, :-1], there.actions[rows]), targets[i]())
-            learner.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            learner.optimizer.step()
+            train_step(task, learner, there.frames[rows, :-1], there.actions[rows], targets[i](), acts=False)
 
     return run
 
@@ -221,35 +217,40 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="options of rl.dqn")
     given = parser.parse_args()
     overrides = [*given.overrides, f"threads={given.threads}"]
-    learner, store = ours(overrides, given.capacity)
-    config, device = learner.task.config, learner.task.device
+    task, learner, store = ours(overrides, given.capacity)
+    config, device = task.config, task.device
+
+    def step() -> None:
+        interact(task, learner, acts=False)
+        store.follow(learner.replay)
+
     if given.store:
-        return bench_store(given.store, config.env.game)
-    plain = PlainLoop(config.env.game, config.num_envs, config.model.width, device, given.capacity)
+        return bench_store(given.store, config.env["game"])
+    plain = PlainLoop(config.env["game"], config.num_envs, config.model["width"], device, given.capacity)
     torch.use_deterministic_algorithms(False)
     while learner.step < START + config.num_envs:
-        one_step(learner, store, acts=False)
+        step()
     while plain.added * config.num_envs < START:
         plain.step(learn=False)
-    update = alone(learner)
+    update = alone(task, learner)
     update(), plain.step()
     turns = {
         "plain loop": plain.step,
-        "this loop": lambda: one_step(learner, store, acts=False),
+        "this loop": step,
         "this update alone": update,
     }
-    told: dict[str, list[float]] = {name: [] for name in turns}
+    rates: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(given.rounds):
-        for name, step in turns.items():
-            told[name].append(rate(step, given.seconds, config.num_envs, device))
-    for name, rates in told.items():
-        low, middle, high = min(rates), statistics.median(rates), max(rates)
+        for name, turn in turns.items():
+            rates[name].append(rate(turn, given.seconds, config.num_envs, device))
+    for name, values in rates.items():
+        low, middle, high = min(values), statistics.median(values), max(values)
         print(f"{name:18} {middle:8.1f} agent steps/s (from {low:.1f} to {high:.1f})")
     for label, a, b in (
         ("this loop / plain loop", "this loop", "plain loop"),
         ("time of a step / of its update alone", "this update alone", "this loop"),
     ):
-        ratios = [x / y for x, y in zip(told[a], told[b], strict=True)]
+        ratios = [x / y for x, y in zip(rates[a], rates[b], strict=True)]
         print(f"{label}: {statistics.median(ratios):.2f} (from {min(ratios):.2f} to {max(ratios):.2f})")
     plain.env.close()
     store.close()

@@ -1,1 +1,1 @@
-"""What both agents share: replay on disk, memory, boundary, evaluation."""
+"""What both agents share: phases, boundary, checkpoints, the replay on disk, memory."""

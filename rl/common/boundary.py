@@ -1,14 +1,10 @@
-"""What becomes of target networks and of the optimizer when a method has acted: options, `boundary` in yaml."""
-
-from collections.abc import Callable, Iterable
+"""What becomes of target networks and optimizers at a boundary: the options `boundary.*` of both agents."""
 
 import torch
-from torch import nn
 
 from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Context, Method, Net
 from fire_core.weights.layout import resolve
-from fire_core.weights.optimizer_state import parts_of
 
 
 def check_boundary(method: Method, name: str, *, optimizer: str, target: str) -> None:
@@ -23,33 +19,14 @@ def check_boundary(method: Method, name: str, *, optimizer: str, target: str) ->
     Raises:
         ConfigError: the method cannot work with these.
     """
-    kind = type(method)
-    reshapes = kind.reshape is not Method.reshape
-    if (reshapes or kind.optimizer is not Method.optimizer) and optimizer != "new":
+    reshapes = method.overrides("reshape")
+    if (reshapes or method.overrides("optimizer")) and optimizer != "new":
         what = "new parameters" if reshapes else "an optimizer of its own"
         raise ConfigError(f"method={name} brings {what}: it needs boundary.optimizer=new")
     if method.follows_gradients and target in ("act", "follow"):
         raise ConfigError(f"method={name} follows gradients, target networks have none: boundary.target=copy or keep")
     if reshapes and target in ("act", "follow"):
         raise ConfigError(f"method={name} acts on target networks itself: take boundary.target=keep or copy")
-
-
-def forgetful(optimizer: torch.optim.Optimizer | None, how: str) -> list[torch.optim.Optimizer]:
-    """The optimizers that a method makes forget what it has changed: none, unless `how` is "forget"."""
-    return parts_of(optimizer) if how == "forget" else []
-
-
-def next_optimizer(
-    method: Method,
-    net: Net,
-    optimizer: torch.optim.Optimizer | None,
-    how: str,
-    default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
-) -> torch.optim.Optimizer:
-    """The optimizer of the phase that begins: the old one, or if `how` is "new" one that the method may choose."""
-    if optimizer is None or how == "new":
-        return method.optimizer(net, default)
-    return optimizer
 
 
 def update_targets(method: Method, net: Net, context: Context, how: str) -> None:

@@ -43,8 +43,8 @@ def left_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
                 with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
                     free = int((folder / limit).read_text()) - int((folder / used).read_text())
                     with contextlib.suppress(OSError, ValueError, KeyError):
-                        told = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
-                        free += int(told[cache])
+                        counts = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
+                        free += int(counts[cache])
                     left.append(free)
                 if folder == top:
                     break

@@ -1,4 +1,4 @@
-"""Rings of rows on disk, for checkpoints that need not write everything again.
+"""The replay on disk, in segments, so that a checkpoint does not write everything again.
 
 A ring (`FrameReplay`, or whatever has `columns`, `written`, `rows` and `loaded`) only ever appends rows. So
 its history is cut into segments of some rows of one environment; each is written once, by a thread, as soon as it is
@@ -179,7 +179,7 @@ def _encode(columns: dict[str, np.ndarray]) -> bytes:
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
         change = raw.copy()
         change[1:] ^= raw[:-1]  # most pixels stay as they were
-        parts.append(zlib.compress(change, 1))
+        parts.append(zlib.compress(change.data, 1))
         about.append({"name": key, "dtype": values.dtype.str, "shape": values.shape, "bytes": len(parts[-1])})
     return json.dumps(about).encode() + b"\n" + b"".join(parts)
 

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ class Atari:
         colour: bool = False,
     ) -> None:
         self.envs = envs
-        picture = {}
+        picture: dict[str, Any] = {}
         if colour:
             self.stack, self.frame = 1, (210, 160, 3)
             picture = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
@@ -73,7 +74,8 @@ class Atari:
             autoreset_mode=AutoresetMode.NEXT_STEP,
             **picture,
         )
-        self.actions = int(self._env.single_action_space.n)
+        space: Any = self._env.single_action_space
+        self.actions = int(space.n)
         self._lives = np.zeros(envs, dtype=np.int64)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
@@ -83,7 +85,8 @@ class Atari:
         options = {} if mask.all() else {"reset_mask": mask}
         observations, info = self._env.reset(seed=None if seeds is None else np.array(seeds), options=options)
         self._lives[which] = info["lives"][which]
-        return observations[which, -1]
+        frames: np.ndarray = observations[which, -1]
+        return frames
 
     def send(self, actions: np.ndarray) -> None:
         """Let all environments begin a step."""

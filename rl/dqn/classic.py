@@ -35,7 +35,7 @@ class Classic:
         seen = self._envs[0].observation_space
         if not isinstance(seen, gymnasium.spaces.Box) or len(seen.shape) != 1:
             raise ConfigError(f"env.game={task}: observations must be a vector of numbers, not {seen}")
-        self.frame = seen.shape
+        self.frame: tuple[int, ...] = seen.shape
         self._pending = np.zeros(envs, dtype=np.int64)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:

@@ -132,7 +132,7 @@ class Episodes:
     def _begin(self, which: list[int]) -> Tensor:
         # Seeding takes ALE 20 times as long as starting an episode, so it is done only where it matters.
         anew = self.emulator.random or max(self.numbers) == 0
-        frames = self._reset(which, [self._seed(env, self.numbers[env]) for env in which] if anew else None)
+        frames = self._reset(which, [self.seed_of(env, self.numbers[env]) for env in which] if anew else None)
         for env in which:
             self.numbers[env] += 1
             self.executed[env] = []
@@ -145,7 +145,8 @@ class Episodes:
         self.observations[which, -1] = frames
         return frames
 
-    def _seed(self, env: int, number: int) -> int:
+    def seed_of(self, env: int, number: int) -> int:
+        """The seed of episode `number` (from 0) of an environment."""
         return seeding.derive(self.seed, self.purpose, env, number) % (2**31 - 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,12 +170,12 @@ class Episodes:
         self.executed = [done.tolist() for done in state["executed"]]
         self._generator.set_state(state["generator"].cpu())
         random, everywhere = self.emulator.random, list(range(self.envs))
-        self._reset(everywhere, [self._seed(env, 0) for env in everywhere])
+        self._reset(everywhere, [self.seed_of(env, 0) for env in everywhere])
         longest = max(map(len, self.executed))
         for t in range(longest + 1):  # each starts late enough that all reach their former step at the same time
             for env, done in enumerate(self.executed):
                 if t == longest - len(done):
-                    self._reset([env], [self._seed(env, self.numbers[env] - 1)] if random else None)
+                    self._reset([env], [self.seed_of(env, self.numbers[env] - 1)] if random else None)
             if t < longest:
                 at = [t - longest + len(done) for done in self.executed]
                 actions = [done[k] if k >= 0 else 0 for k, done in zip(at, self.executed, strict=True)]

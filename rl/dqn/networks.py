@@ -1,6 +1,7 @@
 """Action-value networks of DQN (Mnih et al., "Human-level control through deep reinforcement learning", 2015)."""
 
 from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ class QNetwork(nn.Module):
 
     def unit_graph(self) -> list[Units]:
         """The hidden units, see `fire_core.units.graph`: each layer is read by the next one, the last by every head."""
-        heads = self.head.heads if isinstance(self.head, Injected) else [self.head]
+        heads: list[Any] = list(self.head.heads) if isinstance(self.head, Injected) else [self.head]
         layers = [m for m in self.encoder if isinstance(m, (nn.Conv2d, nn.Linear))]
         names = [name for name, m in self.encoder.named_children() if m in layers]
         graph = [between(name, layer, reader) for name, layer, reader in zip(names, layers, layers[1:], strict=False)]
@@ -31,7 +32,7 @@ class QNetwork(nn.Module):
             columns = last.consumers[0].columns
             readers = tuple(Consumer(head[0], columns, probed=head is heads[0]) for head in heads)
             graph.append(Units(last.name, last.count, (Producer(layers[-1]),), readers))
-        trained = self.head.new if isinstance(self.head, Injected) else self.head
+        trained: Any = self.head.new if isinstance(self.head, Injected) else self.head
         return [*graph, between("fc1", trained[0], trained[-1])]
 
 
@@ -76,7 +77,8 @@ class NatureCNN(QNetwork):
         """Values of all actions, (N, actions), of stacked frames (N, 4, 84, 84) in 0 ... 255."""
         # Bytes are put in the filters' order before they grow to floats: a third of a small network's time on a CPU.
         x = x.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True).div_(255)
-        return self.head(self.encoder(x))
+        values: Tensor = self.head(self.encoder(x))
+        return values
 
 
 class MLP(QNetwork):
@@ -99,7 +101,8 @@ class MLP(QNetwork):
 
     def forward(self, x: Tensor) -> Tensor:
         """Values of all actions, (N, actions), of observations (N, ...)."""
-        return self.head(self.encoder(x))
+        values: Tensor = self.head(self.encoder(x))
+        return values
 
 
 def head(features: int, hidden: int, actions: int) -> nn.Sequential:
@@ -114,4 +117,5 @@ def xavier_(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.xavier_uniform_(module.weight)
+            assert module.bias is not None
             nn.init.zeros_(module.bias)

@@ -1,6 +1,7 @@
-"""What is fixed before the first step of a DQN run: options, checks, sizes."""
+"""What is fixed before the first step of a DQN run: options, environment, network, phases."""
 
-from dataclasses import dataclass, field
+import contextlib
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -8,15 +9,18 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
 from fire_core.harness.options.build import build
+from fire_core.harness.options.checks import at_least, check_method, check_options, one_of, positive, within
 from fire_core.harness.options.cli import CONF
-from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
+from fire_core.harness.options.config import Trunk, autocast, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.tables import register
 from fire_core.harness.run.identity import identity, without
+from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
-from fire_core.methods import Net
+from fire_core.methods import Method, Net
 from rl.common.boundary import check_boundary
 from rl.common.memory import check_fits
+from rl.common.phases import Phase, split
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import FrameReplay
 
@@ -88,146 +92,148 @@ class DQNConfig(Trunk):
     compile: str = "off"  # off, default, reduce-overhead (CUDA graphs), max-autotune
 
 
-CHOICES = {
-    "boundary.optimizer": ("keep", "forget", "new"),
-    "boundary.target": ("act", "follow", "copy", "keep"),
-    "exploration": ("each", "shared"),
-    "metrics": LEVELS,
-    "precision": ("float32", "bfloat16"),
-    "memory_format": ("channels_last", "contiguous"),
-    "compile": ("off", "default", "reduce-overhead", "max-autotune"),
-    "on_nan": ("stop",),
+CHECKS = {
+    "num_envs": at_least(1),
+    "total_steps": at_least(1),
+    "midpoint": at_least(1),
+    "updates_per_step": positive(),
+    "target_every": at_least(1),
+    "batch_size": at_least(1),
+    "lr": positive(),
+    "gamma": within(0, 1),
+    "log_every": at_least(1),
+    "replay.segment": at_least(1),
+    "epsilon.start": within(0, 1),
+    "epsilon.end": within(0, 1),
+    "epsilon.fraction": within(0, 1, open_low=True),
+    "eval.every": at_least(1),
+    "eval.steps": at_least(1),
+    "eval.num_envs": at_least(1),
+    "eval.epsilon": within(0, 1),
+    "boundary.optimizer": one_of("keep", "forget", "new"),
+    "boundary.target": one_of("act", "follow", "copy", "keep"),
+    "exploration": one_of("each", "shared"),
+    "metrics": one_of(*LEVELS),
+    "precision": one_of("float32", "bfloat16"),
+    "memory_format": one_of("channels_last", "contiguous"),
+    "compile": one_of("off", "default", "reduce-overhead", "max-autotune"),
+    "on_nan": one_of("stop"),
 }
-POSITIVE = ("num_envs", "total_steps", "midpoint", "target_every", "batch_size", "lr", "log_every", "eval.every")
-POSITIVE += ("eval.steps", "eval.num_envs", "updates_per_step", "replay.segment")
-FRACTIONS = ("gamma", "epsilon.start", "epsilon.end", "epsilon.fraction", "eval.epsilon")
-register("dqn", DQNConfig, "scale", "budget/dqn", "tuned/dqn")
+register("dqn", DQNConfig, "scale", "budget/dqn", "budget/exceptions", "tuned/dqn")
 
 
 @dataclass
 class Task:
     """What is fixed before the first step; everything else is a `Learner`."""
 
-    config: DictConfig
+    config: DQNConfig  # plain, as a look into a DictConfig takes as long as a small operation
     device: torch.device
     replay_device: torch.device
     actions: int
     frame: tuple[int, ...]
     dtype: torch.dtype
     stack: int
-    method_acts_within: bool
+    phases: list[Phase]
+    model: nn.Module  # the Q-network at its initial weights; it and the method are not trained: learners take copies
+    method: Method
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
-        """Check the options; nothing is written.
+        """Check the options, build network and method; nothing is written.
 
         Raises:
-            ConfigError: an option is out of its range, or the replay does not fit into memory.
+            ConfigError: an option is out of its range, or these things do not fit together or into memory.
         """
         if "game" not in config.env:
             games = sorted(f.stem for f in (CONF / "env").glob("*.yaml") if "rl.sac.control." not in f.read_text())
             raise ConfigError(f"env={config.env.name} has no discrete actions; accepted: {', '.join(games)}")
-        check_options(config)
+        check_options(config, CHECKS)
+        check_schedule(config)
         device = resolve_device(config.device)
         set_up_torch(device, config.threads, config.deterministic)
         replay_device = device if config.replay.device == "auto" else resolve_device(config.replay.device)
-        probe = make_env(config, 1, "check")
+        options = OmegaConf.to_object(config)
+        assert isinstance(options, DQNConfig)
+        probe = make_env(options, 1, "check")
         emulator = probe.emulator
+        probe.close()
         method = build("method", config.method)
-        check_boundary(method, config.method.name, **config.boundary)
+        check_boundary(method, config.method.name, optimizer=config.boundary.optimizer, target=config.boundary.target)
+        seeding.seed_everything(seeding.derive(config.seed, "init"))
         task = cls(
-            config,
+            options,
             device,
             replay_device,
             emulator.actions,
             emulator.frame,
             emulator.dtype,
             emulator.stack,
-            method.acts_within_phases,
+            split(config.midpoint, config.total_steps),
+            build_network(options, emulator.actions, (emulator.stack, *emulator.frame)),
+            method,
         )
-        probe.close()
         if config.replay.capacity < config.num_envs * (task.stack + 2):
             raise ConfigError(f"replay.capacity={config.replay.capacity} is too small for num_envs={config.num_envs}")
         each = FrameReplay.bytes_each(task.frame, task.dtype)
         check_fits("replay.capacity", config.replay.capacity, each, replay_device)
-        try:
-            method.check(Net({"q": task.build_network()}, {}))
-        except ValueError as error:
-            raise ConfigError(
-                f"method={config.method.name} cannot work with model={config.model.name}: {error}"
-            ) from error
-        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])
+        network = f"model={config.model.name}"
+        check_method(method, Net({"q": task.model}, {}), name=config.method.name, network=network)
+        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])  # wrong options show here
         return task
 
-    def build_network(self) -> nn.Module:
-        """A Q-network at fresh weights."""
-        options = {key: value for key, value in self.config.model.items() if key != "layout"}
-        observation = (self.stack, *self.frame)
-        network: nn.Module = build("model", options, actions=self.actions, observation=observation)
-        layout = torch.channels_last if self.config.memory_format == "channels_last" else torch.contiguous_format
-        return network.to(self.device, memory_format=layout)
+    def identity(self) -> dict[str, Any]:
+        """What shapes the run's numbers."""
+        return identity(asdict(self.config))
 
-    def build_replay(self) -> FrameReplay:
+    def first_phase_identity(self) -> dict[str, Any]:
+        """The part of it that shapes the first phase: methods act from the midpoint on, and are measured there."""
+        return without(self.identity(), ("method", "boundary", "metrics"))
+
+    @property
+    def total_steps(self) -> int:
+        """Agent steps of the whole run, over all environments."""
+        return self.phases[-1].end
+
+    def method_acts_in(self, index: int) -> bool:
+        """Whether the method shapes what happens within phase `index`: the first is shared by all methods."""
+        return self.method.acts_within_phases and index > 0
+
+    def new_replay(self) -> FrameReplay:
         """An empty replay."""
         config = self.config
         return FrameReplay(
             config.replay.capacity, config.num_envs, self.frame, self.dtype, self.stack, self.replay_device
         )
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
         """bfloat16 where it is asked for."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
-
-    def method_acts_in(self, phase: int) -> bool:
-        """Whether the method shapes what happens within `phase`: the first half is all methods' own."""
-        return self.method_acts_within and phase > 0
-
-    @property
-    def total_steps(self) -> int:
-        """Agent steps of the whole run."""
-        return int(self.config.total_steps)
-
-    def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers."""
-        options: Any = OmegaConf.to_container(self.config, resolve=True)
-        return identity(options)
-
-    def first_phase_identity(self) -> dict[str, Any] | None:
-        """The part of it that shapes the first half."""
-        return without(self.identity(), ("method", "boundary", "metrics"))
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The step at which each half ends."""
-        return self.config.midpoint, self.config.total_steps
+        return autocast(self.device, self.config.precision)
 
 
-def check_options(config: DictConfig) -> None:
-    """Whether numbers are in their ranges.
+def check_schedule(config: DictConfig) -> None:
+    """Whether learning starts and the midpoint comes when they can.
 
     Raises:
         ConfigError: with the option and what it accepts.
     """
-    for option in POSITIVE:
-        if not OmegaConf.select(config, option) > 0:
-            raise ConfigError(f"{option} must be positive, got {OmegaConf.select(config, option)}")
-    for option, accepted in CHOICES.items():
-        if (value := OmegaConf.select(config, option)) not in accepted:
-            raise ConfigError(f"{option}={value} is unknown; accepted: {', '.join(accepted)}")
     if config.midpoint >= config.total_steps:
         raise ConfigError(f"midpoint={config.midpoint} must come before total_steps={config.total_steps}")
-    if config.epsilon.fraction <= 0:
-        raise ConfigError(f"epsilon.fraction must be positive, got {config.epsilon.fraction}")
     if config.learning_starts >= config.midpoint:
         raise ConfigError(f"learning_starts={config.learning_starts} must come before midpoint={config.midpoint}")
     if config.learning_starts < config.num_envs:
         raise ConfigError(f"learning_starts must be at least num_envs={config.num_envs}, got {config.learning_starts}")
-    for option in FRACTIONS:
-        if not 0 <= OmegaConf.select(config, option) <= 1:
-            raise ConfigError(f"{option} must be in [0, 1], got {OmegaConf.select(config, option)}")
 
 
-def make_env(config: DictConfig, envs: int, purpose: str) -> Episodes:
+def build_network(config: DQNConfig | DictConfig, actions: int, observation: tuple[int, ...]) -> nn.Module:
+    """The Q-network of `model=` at fresh weights, on the CPU."""
+    options = {key: value for key, value in config.model.items() if key != "layout"}
+    network: nn.Module = build("model", options, actions=actions, observation=observation)
+    if config.memory_format == "channels_last":
+        network.to(memory_format=torch.channels_last)
+    return network
+
+
+def make_env(config: DQNConfig | DictConfig, envs: int, purpose: str) -> Episodes:
     """`envs` environments of `env=`, whose random numbers are those of this purpose."""
     episodes: Episodes = build("env", config.env, envs=envs, seed=config.seed, purpose=purpose)
     return episodes

@@ -1,13 +1,12 @@
 """DQN on Atari (the paper's figure 4a): `python -m rl.dqn method=base,fire -m`.
 
-An agent is trained to the midpoint, a method acts on its networks, and it is trained on. Read from `main` down; the
+Two phases in one environment; a method acts between them, and may act within the second. Read from `main` down; the
 formulae are in `rl.dqn.update`, the environments in `rl.dqn.atari`, the replay in `rl.dqn.frames`.
 """
 
 import contextlib
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import hydra
@@ -25,15 +24,18 @@ from fire_core.harness.training.loop import Loop
 from fire_core.harness.training.measure import check_finite
 from fire_core.harness.training.plasticity import plasticity
 from fire_core.methods import Context
-from rl.common.boundary import forgetful, next_optimizer, update_targets
-from rl.common.evaluation import epsilon_greedy, evaluate
+from fire_core.weights.optimizer_state import parts_of
+from rl.common import checkpoint
+from rl.common.boundary import update_targets
 from rl.common.replay_store import RingStore
-from rl.dqn.learner import Learner, best_actions, on_device, targets_of, td_batch
+from rl.dqn.episodes import Step
+from rl.dqn.evaluation import epsilon_greedy, play
+from rl.dqn.learner import Learner, best_actions, build_passes, new_optimizer, on_device, targets_of, td_batch
 from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, epsilon, huber
 
 PROBE = 256  # transitions on which plasticity is measured
-BATCHES = 16  # that a method may look at, at the midpoint or after an epoch
+BATCHES = 16  # that a method may look at, at the midpoint or after a row
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="dqn")
@@ -48,37 +50,38 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     Returns:
         The run's summary.
     """
-    config = task.config
-    learner = Learner.new(task)
-    store = RingStore(run.folder / "replay", config.replay.segment)
+    config, learner = task.config, Learner.new(task)
+    replay_store = RingStore(run.folder / "replay", config.replay.segment)
     if state is not None:
-        load_replay(config, store, learner, state)
-        learner.load_state_dict(state)
-    title = f"{config.method.name} seed {config.seed}"
-    write_checkpoint = functools.partial(save, run, store, learner)
+        checkpoint.load_replay(replay_store, learner.replay, state)
+        learner.load_state_dict(task, state)
+    title = f"{config.method['name']} seed {config.seed}"
+    write_checkpoint = functools.partial(save, task, learner, run, replay_store)
     with (
-        contextlib.closing(store),
+        contextlib.closing(replay_store),
         contextlib.closing(learner),
         Loop(learner, run, task.total_steps, title, config.progress) as loop,
     ):
-        for index, end in list(enumerate(task.ends))[:stop]:
+        for index, phase in enumerate(task.phases[:stop]):
             if index < learner.phase:
                 continue
-            if index > learner.phase or learner.optimizer is None:
-                begin_phase(learner, index, run)
+            if index > learner.phase or learner.step == 0:
+                begin_phase(task, learner, index, run)
             acts = task.method_acts_in(index)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
-                while learner.step < end:
-                    one_step(learner, store, acts)
+                while learner.step < phase.end:
+                    interact(task, learner, acts)
+                    replay_store.follow(learner.replay)
                     loop.advance(config.num_envs)
-                    due = functools.partial(crossed, learner.step, config.num_envs)
-                    ended = learner.step >= end
-                    if ended or due(config.log_every) or due(config.eval.every):
+
+                    ended = learner.step >= phase.end
+                    evaluates = ended or crossed(learner.step, config.num_envs, config.eval.every)
+                    if evaluates or crossed(learner.step, config.num_envs, config.log_every):
                         loop.read_clock()
-                        learner.row = make_row(learner, with_evaluation=ended or due(config.eval.every))
+                        learner.row = make_row(task, learner, evaluates)
                         if acts:
                             last = learner.step >= task.total_steps
-                            act_after_row(learner, learner.net, make_context(learner), last)
+                            act_after_row(learner, learner.net, make_context(task, learner), last)
                         run.log(learner.row)
                         loop.show(**{"phase": index, "return": learner.evaluated.get("eval/return", float("nan"))})
                     loop.end_step(write_checkpoint, ended)
@@ -88,63 +91,102 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
 PROGRAM = Program(Task.from_config, train, groups=("env",), headline="eval/return")
 
 
-def one_step(learner: Learner, store: RingStore, acts: bool) -> None:
+def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:
+    """Write a checkpoint, unless a weight is not finite."""
+    check_finite(learner.step, learner.loss_sum, *learner.q.state_dict().values())
+    checkpoint.write(run, replay_store, learner, finished=learner.step >= task.total_steps)
+
+
+def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
+    """Let the method act at the boundary before phase `index`, measure what it did, and take the phase's optimizer."""
+    config, boundary = task.config, task.config.boundary
+    seeding.seed_everything(seeding.derive(config.seed, "phase", index))
+    learner.phase, learner.phase_step = index, 0
+    if index > 0:
+        context = make_context(task, learner)
+        context.optimizers = parts_of(learner.optimizer) if boundary.optimizer == "forget" else []
+        act_at_boundary(
+            learner,
+            context,
+            name=config.method["name"],
+            device=task.device,
+            run=run,
+            measure=functools.partial(measure, task, learner),
+            level=config.metrics,
+            afterwards=functools.partial(update_targets, learner.method, learner.net, context, boundary.target),
+        )
+        learner.passes = build_passes(task, learner.net)
+    if index == 0 or boundary.optimizer == "new":
+        learner.optimizer = new_optimizer(task, learner, index)
+
+
+def interact(task: Task, learner: Learner, acts: bool) -> None:
     """A step of every environment, and while they make it the updates that are due."""
-    config, env, replay = learner.task.config, learner.env, learner.replay
+    config, env = task.config, learner.env
     if learner.step == 0:
-        replay.start(torch.arange(env.envs), env.begin())
-    actions = act(learner, acts)
+        learner.replay.start(torch.arange(env.envs), env.begin())
+    actions = choose_actions(task, learner, acts)
     env.send(actions)
     before = learner.step
     learner.step += config.num_envs
+    learner.phase_step += config.num_envs
     if before >= config.learning_starts:
-        count = int(learner.step * config.updates_per_step) - int(before * config.updates_per_step)
-        if count:
-            update(learner, count, acts)
+        due = int(learner.step * config.updates_per_step) - int(before * config.updates_per_step)
+        if due:
+            learn(task, learner, due, acts)
         if crossed(learner.step, config.num_envs, config.target_every):
             learner.target.load_state_dict(learner.q.state_dict())
-    step = env.recv()
-    replay.append(step.frames, actions, step.rewards, step.terminated)
-    if len(step.ended):
-        replay.start(step.ended, step.first)
-        learner.returns += step.returns
-    store.follow(replay)
+    remember(learner, actions, env.recv())
 
 
-def act(learner: Learner, acts: bool) -> Tensor:
+def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
     """Epsilon-greedy actions for what the environments show, (envs,)."""
-    config, env = learner.task.config, learner.env
-    told = config.epsilon
-    rate = epsilon(learner.step, told.start, told.end, told.fraction * config.total_steps, config.learning_starts)
-    best = torch.zeros(env.envs, dtype=torch.int64) if rate >= 1 else best_actions(learner, env.observations, acts)
-    return epsilon_greedy(best, env.emulator.actions, rate, learner.exploring, config.exploration == "shared")
+    env, rate = learner.env, exploration_rate(task, learner)
+    best = best_actions(task, learner, env.observations, acts) if rate < 1 else torch.zeros(env.envs, dtype=torch.int64)
+    return epsilon_greedy(best, task.actions, rate, learner.exploring, task.config.exploration == "shared")
 
 
-def update(learner: Learner, count: int, acts: bool) -> None:
-    """Make `count` updates."""
-    config, optimizer = learner.task.config, learner.optimizer
+def learn(task: Task, learner: Learner, updates: int, acts: bool) -> None:
+    """Make this many updates."""
+    size = task.config.batch_size
+    batch = on_device(task, learner.replay.sample(updates * size, learner.sampling))
+    targets = targets_of(task, learner, batch)
+    observations, actions = (torch.split(part, size) for part in (batch.frames[:, :-1], batch.actions))
+    for i in range(updates):
+        train_step(task, learner, observations[i], actions[i], targets[i](), acts)
+
+
+def train_step(
+    task: Task, learner: Learner, observations: Tensor, actions: Tensor, targets: Tensor, acts: bool
+) -> None:
+    """One optimizer step; `acts`: with the method's penalty and its hook after the step."""
+    optimizer = learner.optimizer
     assert optimizer is not None
-    batch = on_device(learner, learner.replay.sample(count * config.batch_size, learner.sampling))
-    targets = targets_of(learner, batch)
-    observations, actions = (part.split(config.batch_size) for part in (batch.frames[:, :-1], batch.actions))
-    for i in range(count):
-        values = learner.values(observations[i], actions[i])
-        loss = huber(values, targets[i]())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if acts:
-            with learner.method_meter:
-                penalty = learner.method.penalty(learner.net)
-                if penalty is not None:
-                    penalty.backward()
-        optimizer.step()
-        learner.updates += 1
-        if acts:
-            with learner.method_meter:
-                learner.method.after_step(learner.net, make_context(learner))
-        learner.loss_sum += loss.detach()
-        learner.value_sum += values.detach().mean()
-    learner.updates_since += count
+    values = learner.passes.values(observations, actions)
+    loss = huber(values, targets)
+    optimizer.zero_grad(set_to_none=True)
+    torch.autograd.backward(loss)
+    if acts:
+        with learner.method_meter:
+            penalty = learner.method.penalty(learner.net)
+            if penalty is not None:
+                torch.autograd.backward(penalty)
+    optimizer.step()
+    learner.updates += 1
+    if acts:
+        with learner.method_meter:
+            learner.method.after_step(learner.net, make_context(task, learner))
+    learner.loss_sum += loss.detach()
+    learner.value_sum += values.detach().mean()
+    learner.updates_since += 1
+
+
+def remember(learner: Learner, actions: Tensor, step: Step) -> None:
+    """Put what the environments did into the replay."""
+    learner.replay.append(step.frames, actions, step.rewards, step.terminated)
+    if len(step.ended):
+        learner.replay.start(step.ended, step.first)
+        learner.returns += step.returns
 
 
 def crossed(step: int, by: int, every: int) -> bool:
@@ -152,78 +194,30 @@ def crossed(step: int, by: int, every: int) -> bool:
     return step // every > (step - by) // every
 
 
-def begin_phase(learner: Learner, index: int, run: Run) -> None:
-    """Let the method act at the boundary before phase `index` and measure what it did."""
-    config = learner.task.config
-    seeding.seed_everything(seeding.derive(config.seed, "phase", index))
-    learner.phase = index
-    if index == 0:
-        learner.optimizer = learner.new_optimizer()
-        return
-    options, context = config.boundary, make_context(learner)
-    context.optimizers = forgetful(learner.optimizer, options.optimizer)
-    act_at_boundary(
-        learner,
-        context,
-        name=config.method.name,
-        device=learner.task.device,
-        run=run,
-        measure=functools.partial(measure, learner),
-        level=config.metrics,
-        afterwards=functools.partial(update_targets, learner.method, learner.net, context, options.target),
-    )
-    learner.optimizer = next_optimizer(
-        learner.method, learner.net, learner.optimizer, options.optimizer, learner.default
-    )
-    learner.build_functions()
+def exploration_rate(task: Task, learner: Learner) -> float:
+    """Chance of a random action."""
+    options, config = task.config.epsilon, task.config
+    duration = options.fraction * config.total_steps
+    return epsilon(learner.step, options.start, options.end, duration, config.learning_starts)
 
 
-def measure(learner: Learner) -> dict[str, float]:
-    """How plastic the network is on some transitions of the replay."""
-    generator = seeding.generator(learner.task.config.seed, "probe", learner.phase)
-    frames, actions, targets = td_batch(learner, learner.replay.sample(PROBE, generator))
-    return plasticity(
-        learner.net,
-        lambda: huber(chosen(learner.q, frames[:, :-1], actions), targets),
-        learner.task.config.metrics,
-    )
+def evaluate(task: Task, learner: Learner) -> dict[str, float]:
+    """The return of nearly greedy play, in environments of its own."""
+    options = task.config.eval
+    with contextlib.closing(make_env(task.config, options.num_envs, f"eval/{learner.step}")) as env:
+        policy = functools.partial(best_actions, task, learner)
+        return play(policy, env, options.steps, options.epsilon, task.config.env["game"])
 
 
-def make_context(learner: Learner) -> Context:
-    """The moment, as a method sees it. Its inputs are frames with the actions, since a loss needs both."""
-    config = learner.task.config
-    names = (config.seed, "method", learner.phase, learner.updates)
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        generator = seeding.generator(*names, "batches")
-        for _ in range(BATCHES):
-            frames, actions, targets = td_batch(learner, learner.replay.sample(config.batch_size, generator))
-            yield frames[:, :-1].clone(), torch.stack([actions.to(targets.dtype), targets], dim=1)
-
-    def loss(observations: Tensor, told: Tensor) -> Tensor:  # told: (B, 2), actions and targets
-        return huber(chosen(learner.q, observations, told[:, 0]), told[:, 1])
-
-    return Context(
-        phase=learner.phase,
-        step=learner.updates,
-        generator=seeding.generator(*names),
-        batches=batches,
-        loss=loss,
-        optimizers=[] if learner.optimizer is None else list(getattr(learner.optimizer, "parts", [learner.optimizer])),
-    )
-
-
-def make_row(learner: Learner, with_evaluation: bool) -> dict[str, Any]:
-    """The row at this step; `with_evaluation`: with returns of nearly greedy play."""
-    config, told = learner.task.config, learner.task.config.epsilon
+def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, Any]:
+    """The row at this step."""
     check_finite(learner.step, learner.loss_sum)
-    duration = told.fraction * config.total_steps
     row: dict[str, Any] = {
         "step": learner.step,
         "env_steps": learner.step,
         "phase": learner.phase,
         "updates": learner.updates,
-        "epsilon": epsilon(learner.step, told.start, told.end, duration, config.learning_starts),
+        "epsilon": exploration_rate(task, learner),
         "train/episodes": len(learner.returns),
         "seconds": round(learner.seconds, 3),
     }
@@ -233,26 +227,44 @@ def make_row(learner: Learner, with_evaluation: bool) -> dict[str, Any]:
     if learner.returns:
         row["train/return"] = float(np.mean(learner.returns))
     if with_evaluation:
-        env = make_env(config, config.eval.num_envs, f"eval/{learner.step}")
-        with contextlib.closing(env):
-            policy = functools.partial(best_actions, learner)
-            learner.evaluated = evaluate(policy, env, config.eval.steps, config.eval.epsilon, config.env.game)
+        learner.evaluated = evaluate(task, learner)
         row |= learner.evaluated
     learner.clear_sums()
     return row
 
 
-def save(run: Run, store: RingStore, learner: Learner) -> None:
-    """Write a checkpoint with its replay, which a finished run does not need any more."""
-    check_finite(learner.step, learner.loss_sum, *learner.q.state_dict().values())
-    finished = learner.step >= learner.task.total_steps
-    manifest = {"written": [], "segments": []} if finished else store.save(learner.replay)
-    run.checkpoint(learner.step, {**learner.state_dict(), "replay": manifest})
-    store.committed(manifest, keep=1 if finished else run.keep)
+# ------------------------------------------------------------------------------------------- what methods look at
 
 
-def load_replay(config: DictConfig, store: RingStore, learner: Learner, state: dict[str, Any]) -> None:
-    """Fill the replay; a run that begins with a shared first phase takes its segments from there."""
-    if state["step"] < config.total_steps:
-        shared = [Path(state["origin"]) / "replay"] if "origin" in state else []
-        store.load(learner.replay, state["replay"], shared)
+def measure(task: Task, learner: Learner) -> dict[str, float]:
+    """How plastic the network is on some transitions of the replay."""
+    generator = seeding.generator(task.config.seed, "probe", learner.phase)
+    frames, actions, targets = td_batch(task, learner, learner.replay.sample(PROBE, generator))
+    loss = functools.partial(loss_of, learner, frames[:, :-1], torch.stack([actions.to(targets.dtype), targets], 1))
+    return plasticity(learner.net, loss, task.config.metrics)
+
+
+def make_context(task: Task, learner: Learner) -> Context:
+    """The moment, as a method sees it; targets are (B, 2), actions beside targets, since a loss needs both."""
+    names = (task.config.seed, "method", learner.phase, learner.updates)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        generator = seeding.generator(*names, "batches")
+        for _ in range(BATCHES):
+            sampled = learner.replay.sample(task.config.batch_size, generator)
+            frames, actions, targets = td_batch(task, learner, sampled)
+            yield frames[:, :-1].clone(), torch.stack([actions.to(targets.dtype), targets], 1)
+
+    return Context(
+        phase=learner.phase,
+        step=learner.updates,
+        generator=seeding.generator(*names),
+        batches=batches,
+        loss=functools.partial(loss_of, learner),
+        optimizers=parts_of(learner.optimizer),
+    )
+
+
+def loss_of(learner: Learner, observations: Tensor, targets: Tensor) -> Tensor:
+    """The loss of observations (B, stack, ...); `targets` (B, 2): actions and targets."""
+    return huber(chosen(learner.q, observations, targets[:, 0]), targets[:, 1])

@@ -16,7 +16,7 @@ def td_target(target: nn.Module, observations: Tensor, rewards: Tensor, terminat
 
     An episode cut by a time limit did not terminate: its last state is bootstrapped from.
     """
-    best = target(observations).float().amax(1)
+    best: Tensor = target(observations).float().amax(1)
     return rewards + gamma * best * (1 - terminated.to(best.dtype))
 
 

@@ -11,9 +11,9 @@ from fire_core.harness.options.config import resolve_device
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.training import seeding
 from fire_core.methods import Net
-from rl.common.evaluation import epsilon_greedy
 from rl.dqn.atari import Atari
-from rl.dqn.task import make_env
+from rl.dqn.evaluation import epsilon_greedy
+from rl.dqn.task import build_network, make_env
 
 
 @torch.inference_mode()
@@ -40,9 +40,9 @@ def play(trained: DictConfig, state: dict[str, Any], options: DictConfig) -> tup
     sticky = trained.env.sticky if trained.env.sticky_per == "frame" else 0.0
     screen = Atari(trained.env.game, 1, sticky, **options_of, colour=True)  # the same game, in step with `env`
 
-    network = build_network(trained, state, emulator.actions, (emulator.stack, *emulator.frame)).to(device)
+    network = load_network(trained, state, emulator.actions, (emulator.stack, *emulator.frame)).to(device)
     generator = seeding.generator(options.seed, "watch", "epsilon")
-    seeds = [env._seed(0, 0)]
+    seeds = [env.seed_of(0, 0)]
     env.begin()
     pictures, returns = [screen.reset([0], seeds)[0].copy()], list[float]()
     for _ in range(options.steps):
@@ -55,18 +55,18 @@ def play(trained: DictConfig, state: dict[str, Any], options: DictConfig) -> tup
         if len(returns) >= options.episodes:
             break
         if len(step.ended):
-            screen.reset([0], [env._seed(0, env.numbers[0] - 1)] if emulator.random else None)
+            screen.reset([0], [env.seed_of(0, env.numbers[0] - 1)] if emulator.random else None)
     return pictures, returns
 
 
-def build_network(
+def load_network(
     trained: DictConfig, state: dict[str, Any], actions: int, observation: tuple[int, ...]
 ) -> torch.nn.Module:
     """The Q-network with a checkpoint's weights, and whatever modules the run's method has put into it."""
-    options = {key: value for key, value in trained.model.items() if key != "layout"}
-    network: torch.nn.Module = build("model", options, actions=actions, observation=observation)
-    method = build("method", {key: trained.method[key] for key in trained.method if key != "boundary"})
+    network = build_network(trained, actions, observation)
     if state["method"]:
+        # Runs of older versions have `boundary` within the method.
+        method = build("method", {key: trained.method[key] for key in trained.method if key != "boundary"})
         method.load_state_dict(state["method"])
         method.reshape(Net({"q": network}, {"q": state["init"]}))
     network.load_state_dict(state["q"])

@@ -112,7 +112,7 @@ def make_gymnasium(task: str, render: bool, options: dict[str, Any]) -> Any:
     import gymnasium
 
     try:
-        drawn = {"render_mode": "rgb_array"} if render else {}
+        drawn: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
         return gymnasium.make(task, disable_env_checker=True, **drawn, **options)
     except TypeError as error:
         raise ConfigError(f"env.options: {error}") from error
@@ -318,7 +318,7 @@ class Workers:
             worker.load_state_dict(state)
 
 
-def evaluate(workers: list[Worker], policy: Callable[[np.ndarray], np.ndarray]) -> list[tuple[float, int]]:
+def play_episodes(workers: list[Worker], policy: Callable[[np.ndarray], np.ndarray]) -> list[tuple[float, int]]:
     """Return and length of one episode in each environment, which are reset and step in parallel.
 
     Args:

@@ -1,32 +1,31 @@
 """All that changes while SAC trains, and its checkpoint."""
 
+import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from fire_core.harness.options.build import build
 from fire_core.harness.training import seeding
+from fire_core.harness.training.loop import Progress
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Method, Net
-from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics, Workers
 from rl.sac.networks import Actor, Critics, part, plain_critic
 from rl.sac.task import Task
 from rl.sac.transitions import Transitions
-from rl.sac.update import NAMES, Batch, CudaGraph, Temperature, Update, compiled
+from rl.sac.update import NAMES, Batch, CudaGraph, Temperature, Update, adamw, compiled
 
 
-@dataclass
-class Learner:
-    """All that changes while training, which is all that a checkpoint holds."""
+@dataclass(kw_only=True)
+class Learner(Progress):
+    """All that changes while training, which is all that a checkpoint holds. Steps are decisions, of all environments
+    together."""
 
-    net: Net
-    method: Method
     temperature: Temperature
     replay: Transitions
     statistics: Statistics
@@ -34,83 +33,74 @@ class Learner:
     generator: torch.Generator  # of action noise, noise within updates and the choice of transitions
     agent: Update = field(init=False)  # the networks' update, with the optimizers
     update: Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor] = field(init=False)  # the same, made fast
-    timed: bool = field(init=False)  # whether `method_meter` sees what the method does within updates
-    method_meter: Meter = field(init=False)  # of the method's work since the last row
-    phase: int = 0
-    step: int = 0  # decisions, of all environments together
-    updates: int = 0
-    seconds: float = 0.0  # of training, over all processes that worked on the run
-    waited: float = 0.0  # of these, for environments
-    sums: Tensor = field(init=False)  # over the updates since the last row, of what `NAMES` says
+    updates: int = 0  # optimizer steps of each network
+    waited: float = 0.0  # of `seconds`, for environments
+    sums: Tensor  # over the updates since the last row, of what `NAMES` says
     counted: int = 0  # these updates
     returns: list[float] = field(default_factory=list)  # of training episodes that ended since the last row
-    row: dict[str, Any] = field(default_factory=dict)  # the last one logged
 
-    PLAIN = ("phase", "step", "updates", "seconds", "waited", "sums", "counted", "returns", "row")
+    PLAIN = (*Progress.PROGRESS, "updates", "waited", "sums", "counted", "returns")
     PARTS = ("temperature", "statistics", "workers")
 
     @classmethod
     def new(cls, task: Task) -> "Learner":
         """Networks at their initial weights, an empty replay, environments at their first step."""
-        seed = task.config.seed
-        seeding.seed_everything(seeding.derive(seed, "init"))
-        net = Net.of({"actor": task.actor(), "critic": task.critics()}, "sac")
-        net.targets["critic"] = task.critics().requires_grad_(False)
-        net.targets["critic"].load_state_dict(net.modules["critic"].state_dict())
+        config = task.config
+        net = Net.of({name: copy.deepcopy(module).to(task.device) for name, module in task.modules.items()}, "sac")
+        net.targets["critic"] = copy.deepcopy(net.modules["critic"]).requires_grad_(False)
         learner = cls(
-            net,
-            build("method", task.config.method),
-            Temperature(task.config.temperature).to(task.device),
-            Transitions(task.config.replay_size, task.config.num_envs, task.observations, task.actions, task.device),
-            Statistics(task.observations, task.config.normalize_observations),
-            Workers(task.control, task.config.num_envs, seed),
-            seeding.generator(seed, "stream", 0),
+            net=net,
+            method=copy.deepcopy(task.method),
+            method_meter=Meter(task.device),
+            temperature=Temperature(config.temperature).to(task.device),
+            replay=Transitions(config.replay_size, config.num_envs, task.observations, task.actions, task.device),
+            statistics=Statistics(task.observations, config.normalize_observations),
+            workers=Workers(task.control, config.num_envs, config.seed),
+            generator=seeding.generator(config.seed, "stream", 0),
+            sums=torch.zeros(len(NAMES), device=task.device),
         )
-        learner.method_meter = Meter(task.device)
-        learner.clear_sums(task.device)
         learner.prepare(task)
         return learner
 
-    def prepare(self, task: Task) -> None:
-        """New optimizers and a fast update for the networks as they are now."""
+    def prepare(self, task: Task, optimizers: dict[str, Optimizer] | None = None) -> None:
+        """The update of the networks as they are now; `optimizers`: None: new ones."""
+        config, actor, critic = task.config, self.net.modules["actor"], self.net.modules["critic"]
         target = self.net.targets["critic"]
+        assert isinstance(actor, Actor)
+        assert isinstance(critic, Critics)
         assert isinstance(target, Critics)
-        self.agent = task.agent(self.net, target, self.temperature)
-        self.agent.penalty = self.penalty if self.phase > 0 and self.method.acts_within_phases else None
-        self.make_fast(task)
-
-    def make_fast(self, task: Task) -> None:
-        """Compile and record the update, where that is asked for."""
-        cuda = task.device.type == "cuda"
-        compile_it = cuda if task.config.compile is None else task.config.compile
-        self.update = compiled(self.agent) if compile_it else self.agent
-        if cuda and task.config.cuda_graph is not False:
+        if optimizers is None:
+            optimizers = {
+                "actor": adamw(actor.parameters(), config.lr, config.weight_decay),
+                "critic": adamw(critic.parameters(), config.lr, config.weight_decay),
+                "temperature": adamw(self.temperature.parameters(), config.lr, 0.0),
+            }
+        entropy = config.target_entropy * task.actions
+        self.agent = Update(actor, critic, target, self.temperature, optimizers, task.gamma, config.tau, entropy)
+        if task.method_acts_in(self.phase):
+            # Within an update that is compiled or recorded, the method's time cannot be taken.
+            meter = None if task.compiles or task.records else self.method_meter
+            self.agent.penalty = functools.partial(penalty, self.method, self.net, meter)
+        self.update = compiled(self.agent) if task.compiles else self.agent
+        if task.records:
             self.update = CudaGraph(self.update)
-        self.timed = self.update is self.agent
 
-    def penalty(self, name: str) -> Tensor | None:
-        """The method's, of one network. Its time is only taken where the update is neither compiled nor recorded."""
-        if name not in self.net.modules:
-            return None
-        net = Net({name: self.net.modules[name]}, {name: self.net.init[name]}, "sac")
-        if not self.timed:
-            return self.method.penalty(net)
-        with self.method_meter:
-            return self.method.penalty(net)
-
-    def clear_sums(self, device: torch.device) -> None:
+    def clear_sums(self) -> None:
         """Start counting for the next row."""
-        self.sums, self.counted, self.returns, self.waited = torch.zeros(len(NAMES), device=device), 0, [], 0.0
+        self.sums, self.counted, self.returns, self.waited = torch.zeros_like(self.sums), 0, [], 0.0
+
+    def close(self) -> None:
+        """End the threads and close the environments."""
+        self.workers.close()
 
     @property
     def actor(self) -> Actor:
         """The policy."""
         return self.agent.actor
 
-    def state_dict(self, replay: dict[str, Any]) -> dict[str, Any]:
-        """For `Run.checkpoint`; `replay`: where the replay's segments lie, or the replay itself."""
+    def state_dict(self) -> dict[str, Any]:
+        """All but the replay, see `rl.common.checkpoint`."""
         return {
-            "replay": replay,
             "modules": {name: module.state_dict() for name, module in self.net.modules.items()},
             "targets": {name: module.state_dict() for name, module in self.net.targets.items()},
             "init": self.net.init,
@@ -122,13 +112,8 @@ class Learner:
             **{key: getattr(self, key) for key in self.PLAIN},
         }
 
-    def load_state_dict(self, task: Task, state: dict[str, Any], store: RingStore) -> None:
-        """Go on from `state_dict`'s state."""
-        if "columns" in state["replay"]:
-            self.replay.load_state_dict(state["replay"])
-        else:
-            origin = [Path(state["origin"]) / "replay"] if "origin" in state else []
-            store.load(self.replay, state["replay"], origin)
+    def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`'s state; the replay must be loaded."""
         self.net.init = state["init"]
         for key in self.PLAIN:
             setattr(self, key, state[key])
@@ -148,7 +133,18 @@ class Learner:
         self.generator.set_state(state["generator"].cpu())
 
 
-def apart(learner: Learner) -> tuple[Net, list[Optimizer]]:
+def penalty(method: Method, net: Net, meter: Meter | None, name: str) -> Tensor | None:
+    """The method's, of one network; `meter` takes its time."""
+    if name not in net.modules:
+        return None
+    alone = Net({name: net.modules[name]}, {name: net.init[name]}, net.layout)
+    if meter is None:
+        return method.penalty(alone)
+    with meter:
+        return method.penalty(alone)
+
+
+def separated(learner: Learner) -> tuple[Net, list[Optimizer]]:
     """The actor and each critic by itself, and optimizers of theirs: views into the batched tensors, for methods that
     look at single units."""
     critics, own = learner.agent.critic, learner.agent.optimizers["critic"]

@@ -119,7 +119,8 @@ class Block(nn.Module):
         self.down = linear(n, 4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.relu(self.up(self.norm(x))))
+        out: Tensor = x + self.down(F.relu(self.up(self.norm(x))))
+        return out
 
 
 class SimbaEncoder(nn.Module):
@@ -127,25 +128,28 @@ class SimbaEncoder(nn.Module):
 
     def __init__(self, n: int, inputs: int, width: int, depth: int, bfloat16: bool = False) -> None:
         super().__init__()
-        self.bfloat16 = bfloat16  # products within blocks; the residual stream stays in float32
+        self.in_bfloat16 = bfloat16  # products within blocks; the residual stream stays in float32
         self.input = linear(n, inputs, width)
-        self.blocks = nn.ModuleList(Block(n, width) for _ in range(depth))
+        blocks = [Block(n, width) for _ in range(depth)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = norm(n, width)
         orthogonal_(self.input)
-        for block in self.blocks:
+        for block in blocks:
             he_normal_(block.up)
             he_normal_(block.down)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.input(x)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.in_bfloat16):
             for block in self.blocks:
                 x = block(x)
-        return self.norm(x)
+        features: Tensor = self.norm(x)
+        return features
 
     def units(self, name: str) -> list[Units]:
         """The hidden units between two layers without a skip around them."""
-        return [between(f"{name}.{i}", block.up, block.down) for i, block in enumerate(self.blocks)]
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        return [between(f"{name}.{i}", block.up, block.down) for i, block in enumerate(blocks)]
 
 
 class MlpEncoder(nn.Module):
@@ -153,14 +157,15 @@ class MlpEncoder(nn.Module):
 
     def __init__(self, n: int, inputs: int, width: int, depth: int, bfloat16: bool = False) -> None:
         super().__init__()
-        self.bfloat16 = bfloat16
+        self.in_bfloat16 = bfloat16
         sizes = [inputs, *[width] * depth]
-        self.layers = nn.ModuleList(linear(n, *sizes[i : i + 2]) for i in range(depth))
-        for layer in self.layers:
+        layers = [linear(n, *sizes[i : i + 2]) for i in range(depth)]
+        self.layers = nn.ModuleList(layers)
+        for layer in layers:
             uniform_(layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.in_bfloat16):
             for layer in self.layers:
                 x = F.relu(layer(x))
         return x.float()
@@ -182,8 +187,9 @@ class Actor(nn.Module):
     def __init__(self, encoder: Encoder, width: int, actions: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.head = nn.ModuleDict({"mean": nn.Linear(width, actions), "log_std": nn.Linear(width, actions)})
-        for head in self.head.values():
+        heads = {"mean": nn.Linear(width, actions), "log_std": nn.Linear(width, actions)}
+        self.head = nn.ModuleDict(heads)
+        for head in heads.values():
             orthogonal_(head)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,7 +215,8 @@ class Critics(nn.Module):
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         x = torch.cat([observation, action], -1)
-        return self.head(self.encoder(x.expand(self.n, *x.shape) if self.n else x)).squeeze(-1)
+        values: Tensor = self.head(self.encoder(x.expand(self.n, *x.shape) if self.n else x))
+        return values.squeeze(-1)
 
     def unit_graph(self) -> list[Units]:
         """For methods that recycle units, which need a plain critic."""

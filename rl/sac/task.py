@@ -1,14 +1,15 @@
-"""What is fixed before the first step of a SAC run: options, the task, sizes, how many steps."""
+"""What is fixed before the first step of a SAC run: options, environment, networks, phases."""
 
-import dataclasses
 import functools
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
+from torch import nn
 
 from fire_core.harness.options.build import build
+from fire_core.harness.options.checks import at_least, check_method, check_options, one_of, positive, within
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
@@ -19,9 +20,10 @@ from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
 from rl.common.boundary import check_boundary
 from rl.common.memory import check_fits
+from rl.common.phases import Phase, split
 from rl.sac.control import Control, Worker, time_limit
-from rl.sac.networks import Actor, Critics, Networks
-from rl.sac.update import Temperature, Update, adamw, discount
+from rl.sac.networks import Networks, plain_critic
+from rl.sac.update import discount
 
 
 @dataclass
@@ -64,48 +66,72 @@ class SacConfig(Trunk):
     cuda_graph: bool | None = None  # replay the update as one CUDA graph; null: on a GPU
 
 
-CHOICES = {
-    "boundary.optimizer": ("new", "forget", "keep"),
-    "boundary.temperature": ("new", "keep"),
-    "boundary.target": ("copy", "keep"),
-    "boundary.statistics": ("new", "keep"),
-    "metrics": LEVELS,
-    "precision": ("float32", "bfloat16"),
-    "on_nan": ("stop",),
+CHECKS = {
+    "env_steps": at_least(1),
+    "num_envs": at_least(1),
+    "random_steps": at_least(1),
+    "updates": at_least(1),
+    "batch_size": at_least(1),
+    "replay_size": at_least(1),
+    "eval_every": at_least(1),
+    "eval_episodes": at_least(1),
+    "lr": positive(),
+    "temperature": positive(),
+    "tau": within(0, 1, open_low=True),
+    "weight_decay": at_least(0),
+    "gamma": within(0, 1, open_high=True, optional=True),
+    "boundary.optimizer": one_of("new", "forget", "keep"),
+    "boundary.temperature": one_of("new", "keep"),
+    "boundary.target": one_of("copy", "keep"),
+    "boundary.statistics": one_of("new", "keep"),
+    "metrics": one_of(*LEVELS),
+    "precision": one_of("float32", "bfloat16"),
+    "on_nan": one_of("stop"),
 }
-AT_LEAST = {"env_steps": 1, "num_envs": 1, "random_steps": 1, "updates": 1, "batch_size": 1, "replay_size": 1}
-AT_LEAST |= {"eval_every": 1, "eval_episodes": 1}
-register("sac", SacConfig, "scale", "budget/sac", "budget/sac_networks", "tuned/sac")
+REFUSED = (
+    "works at every optimizer step ({hook}), which rl.sac has no place for; it runs base, full_reset, snp, pi, fire, "
+    "fire_exact, redo, l2init and parseval"
+)
+NO_PLACE = {hook: REFUSED.format(hook=hook) for hook in ("optimizer", "watch", "after_step")}
+register("sac", SacConfig, "scale", "budget/sac", "budget/exceptions", "tuned/sac")
 
 
 @dataclass
 class Task:
     """What is fixed before the first step; everything else is a `Learner`."""
 
-    config: DictConfig
+    config: SacConfig  # plain, as a look into a DictConfig takes as long as a small operation
     device: torch.device
     control: Control
     networks: Networks
     observations: int
     actions: int
     gamma: float
-    phase_ends: list[int]  # decisions (of all environments together) after which each phase ends
+    phases: list[Phase]
+    modules: dict[str, nn.Module]  # actor and critics at their initial weights; they and the method are not trained:
+    method: Method  # learners take copies
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
-        """Check the options; nothing is written.
+        """Check the options, build networks and method; nothing is written.
 
         Raises:
             ConfigError: an option is out of its range, a package is absent, or the method cannot work here.
         """
-        check(config)
-        device = resolve_device(config.device)
-        set_up_torch(device, config.threads, config.deterministic)
         if "suite" not in config.env:
             tasks = sorted(f.stem for f in (CONF / "env").glob("*.yaml") if "rl.sac.control." in f.read_text())
             raise ConfigError(f"env={config.env.name} is no task for rl.sac; accepted: {', '.join(tasks)}")
+        check_options(config, CHECKS)
+        for option in ("batch_size", "num_envs"):
+            if config.replay_size < config[option]:
+                raise ConfigError(f"replay_size={config.replay_size} must be at least {option}={config[option]}")
+        device = resolve_device(config.device)
+        if config.cuda_graph and device.type != "cuda":
+            raise ConfigError("cuda_graph=true needs device=cuda")
+        set_up_torch(device, config.threads, config.deterministic)
         control: Control = build("env", config.env)
         networks: Networks = build("networks", config.networks)
+        networks = replace(networks, bfloat16=config.precision == "bfloat16")
         env = control.make()
         try:
             sizes = int(env.observation_space.shape[0]), int(env.action_space.shape[0])
@@ -119,108 +145,54 @@ class Task:
                 f"random_steps={config.random_steps}"
             )
         check_fits("replay_size", config.replay_size, 4 * (2 * sizes[0] + sizes[1] + 2), device)
-        networks = dataclasses.replace(networks, bfloat16=config.precision == "bfloat16")
-        task = cls(config, device, control, networks, *sizes, gamma, [decisions // 2, decisions])
-        check_method(build("method", config.method), task)
-        return task
-
-    @property
-    def total_steps(self) -> int:
-        """Decisions of the whole run."""
-        return self.phase_ends[-1]
+        options = OmegaConf.to_object(config)
+        assert isinstance(options, SacConfig)
+        method = build("method", config.method)
+        seeding.seed_everything(seeding.derive(config.seed, "init"))
+        actor, critics = networks.actor(*sizes), networks.critics(*sizes, 2 if control.twin else 1)
+        name, boundary = config.method.name, config.boundary
+        alone = Net({"actor": actor, "critic": plain_critic(critics, 0)}, {}, "sac")
+        check_method(method, alone, name=name, network=f"networks={config.networks.name}", without=NO_PLACE)
+        check_boundary(method, name, optimizer=boundary.optimizer, target=boundary.target)
+        modules = {"actor": actor, "critic": critics}
+        phases = split(decisions // 2, decisions)
+        return cls(options, device, control, networks, *sizes, gamma, phases, modules, method)
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""
-        options: Any = OmegaConf.to_container(self.config, resolve=True)
-        return identity(options)
+        return identity(asdict(self.config))
 
-    def first_phase_identity(self) -> dict[str, Any] | None:
-        """The part of it that shapes the first half: methods, what restarts and what is measured come after it."""
+    def first_phase_identity(self) -> dict[str, Any]:
+        """The part of it that shapes the first phase: methods act from the midpoint on, and are measured there."""
         later = {"method", "boundary", "metrics"} | ({"cuda_graph"} if self.device.type == "cpu" else set())
         return without(self.identity(), later)
+
+    @property
+    def total_steps(self) -> int:
+        """Decisions of the whole run, of all environments together."""
+        return self.phases[-1].end
+
+    def method_acts_in(self, index: int) -> bool:
+        """Whether the method shapes what happens within phase `index`: the first is shared by all methods."""
+        return self.method.acts_within_phases and index > 0
 
     @property
     def repeat(self) -> int:
         """Environment steps for each decision of all environments together."""
         return int(self.control.action_repeat * self.config.num_envs)
 
-    def actor(self) -> Actor:
-        """A new actor."""
-        return self.networks.actor(self.observations, self.actions).to(self.device)
+    @property
+    def compiles(self) -> bool:
+        """Whether updates are compiled."""
+        return self.device.type == "cuda" if self.config.compile is None else self.config.compile
 
-    def critics(self) -> Critics:
-        """New critics: two where the task asks for clipped double Q."""
-        return self.networks.critics(self.observations, self.actions, 2 if self.control.twin else 1).to(self.device)
-
-    def agent(self, net: Net, target: Critics, temperature: Temperature) -> Update:
-        """The update of these networks, with new optimizers."""
-        config = self.config
-        actor, critic = net.modules["actor"], net.modules["critic"]
-        assert isinstance(actor, Actor)
-        assert isinstance(critic, Critics)
-        optimizers = {
-            "actor": adamw(actor.parameters(), config.lr, config.weight_decay),
-            "critic": adamw(critic.parameters(), config.lr, config.weight_decay),
-            "temperature": adamw(temperature.parameters(), config.lr, 0.0),
-        }
-        entropy = config.target_entropy * self.actions
-        return Update(actor, critic, target, temperature, optimizers, self.gamma, config.tau, entropy)
+    @property
+    def records(self) -> bool:
+        """Whether updates are recorded as a CUDA graph."""
+        return self.device.type == "cuda" and self.config.cuda_graph is not False
 
     @functools.cached_property
-    def judges(self) -> list[Worker]:
+    def eval_envs(self) -> list[Worker]:
         """Environments for evaluation; their episodes are the same each time."""
         seeds = [seeding.derive(self.config.seed, "evaluation", i) for i in range(self.config.eval_episodes)]
         return [Worker(self.control, seed) for seed in seeds]
-
-
-def check(config: DictConfig) -> None:
-    """Look at single options.
-
-    Raises:
-        ConfigError: one is out of its range.
-    """
-    for option, least in AT_LEAST.items():
-        if config[option] < least:
-            raise ConfigError(f"{option} must be at least {least}, got {config[option]}")
-    for option in ("lr", "temperature", "tau"):
-        if not config[option] > 0:
-            raise ConfigError(f"{option} must be positive, got {config[option]}")
-    if config.tau > 1:
-        raise ConfigError(f"tau must be in (0, 1], got {config.tau}")
-    if config.weight_decay < 0:
-        raise ConfigError(f"weight_decay must be at least 0, got {config.weight_decay}")
-    if config.checkpoint.keep < 1:
-        raise ConfigError(f"checkpoint.keep must be at least 1, got {config.checkpoint.keep}")
-    if config.cuda_graph and resolve_device(config.device).type != "cuda":
-        raise ConfigError("cuda_graph=true needs device=cuda")
-    if config.gamma is not None and not 0 <= config.gamma < 1:
-        raise ConfigError(f"gamma must be in [0, 1), got {config.gamma}")
-    for option in ("batch_size", "num_envs"):
-        if config.replay_size < config[option]:
-            raise ConfigError(f"replay_size={config.replay_size} must be at least {option}={config[option]}")
-    for option, accepted in CHOICES.items():
-        group, _, key = option.rpartition(".")
-        value = config[group][key] if group else config[key]
-        if value not in accepted:
-            raise ConfigError(f"{option}={value} is unknown; accepted: {', '.join(accepted)}")
-
-
-def check_method(method: Method, task: Task) -> None:
-    """See whether the method can work in this trainer.
-
-    Raises:
-        ConfigError: it chooses the optimizer, acts after every step, or wants a loss between two data sets.
-    """
-    name = task.config.method.name
-    for hook in ("optimizer", "watch", "after_step"):
-        if getattr(type(method), hook) is not getattr(Method, hook):
-            raise ConfigError(
-                f"method={name} works at every optimizer step ({hook}), which rl.sac has no place for; it runs "
-                "base, full_reset, snp, pi, fire, fire_exact, redo, l2init and parseval"
-            )
-    check_boundary(method, name, optimizer=task.config.boundary.optimizer, target=task.config.boundary.target)
-    plain = Net({"actor": task.actor(), "critic": task.networks.critics(task.observations, task.actions, 0)}, {}, "sac")
-    try:
-        method.check(plain)
-    except ValueError as error:
-        raise ConfigError(f"method={name} cannot work with networks={task.config.networks.name}: {error}") from error

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.run.execute import Program, execute
@@ -25,11 +24,13 @@ from fire_core.harness.training.loop import Loop
 from fire_core.harness.training.measure import check_finite, weight_numbers
 from fire_core.harness.training.plasticity import plasticity
 from fire_core.methods import Context, Net
+from rl.common import checkpoint
+from rl.common.boundary import update_targets
 from rl.common.replay_store import RingStore
-from rl.sac.control import Statistics, Stepped, evaluate
-from rl.sac.learner import Learner, apart
+from rl.sac.control import Statistics, Stepped, play_episodes
+from rl.sac.learner import Learner, separated
 from rl.sac.task import Task
-from rl.sac.transitions import of
+from rl.sac.transitions import batch_at
 from rl.sac.update import NAMES, Batch, Temperature, critic_loss, normalised, squash
 
 PROBE = 512  # transitions on which plasticity is measured
@@ -47,56 +48,102 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     Returns:
         The run's summary.
     """
-    config, every = task.config, max(1, task.config.eval_every // task.repeat)
-    learner, store = Learner.new(task), RingStore(run.folder / "replay")
+    config, learner = task.config, Learner.new(task)
+    replay_store = RingStore(run.folder / "replay")
     if state is not None:
-        learner.load_state_dict(task, state, store)
-    title = f"{config.method.name} seed {config.seed}"
-    write_checkpoint = functools.partial(save, run, learner, store, config.checkpoint.keep)
+        checkpoint.load_replay(replay_store, learner.replay, state)
+        learner.load_state_dict(task, state)
+    title = f"{config.method['name']} seed {config.seed}"
+    write_checkpoint = functools.partial(save, task, learner, run, replay_store)
+    eval_every = max(1, config.eval_every // task.repeat)  # decisions
     with (
-        contextlib.closing(store),
-        contextlib.closing(learner.workers),
+        contextlib.closing(replay_store),
+        contextlib.closing(learner),
         Loop(learner, run, task.total_steps, title, config.progress) as loop,
     ):
-        for index, end in enumerate(task.phase_ends[:stop]):
+        for index, phase in enumerate(task.phases[:stop]):
             if index < learner.phase:
                 continue
-            if index > learner.phase:
-                begin_phase(task, run, learner, index)
-            while learner.step < end:
-                learner.workers.send(decide(task, learner))  # environments step while the networks learn
-                if learner.step * config.num_envs >= config.random_steps:
-                    learn(task, learner)
-                before = time.monotonic()
-                stepped = learner.workers.receive()
-                learner.waited += time.monotonic() - before
-                remember(learner, stepped)
-                store.follow(learner.replay)
-                learner.step += 1
+            if index > learner.phase or learner.step == 0:
+                begin_phase(task, learner, index, run)
+            acts = task.method_acts_in(index)
+            while learner.step < phase.end:
+                interact(task, learner)
+                replay_store.follow(learner.replay)
                 loop.advance()
 
-                if learner.step % every == 0 or learner.step == end:
+                ended = learner.step == phase.end
+                if ended or learner.step % eval_every == 0:
                     loop.read_clock()
-                    log_row(task, run, learner)
-                    loop.show(phase=learner.phase, **{"eval/return": learner.row["eval/return"]})
-                loop.end_step(write_checkpoint, ended=learner.step == end)
-    learner.agent.penalty = None  # the learner's own: a cycle that would keep the replay until the next collection
+                    learner.row = make_row(task, learner)
+                    if acts:
+                        net, optimizers = separated(learner)
+                        context = make_context(task, learner, net)
+                        context.optimizers = optimizers
+                        act_after_row(learner, net, context, last=learner.step == task.total_steps)
+                    run.log(learner.row)
+                    loop.show(**{"phase": index, "return": learner.row["eval/return"]})
+                loop.end_step(write_checkpoint, ended)
     return {"eval/return": learner.row["eval/return"], "steps": learner.step, "seconds": learner.seconds}
 
 
 PROGRAM = Program(Task.from_config, train, groups=("env",), headline="eval/return")
 
 
-def save(run: Run, learner: Learner, store: RingStore, keep: int) -> None:
-    """Write a checkpoint; the replay's new segments first, which it names."""
+def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:
+    """Write a checkpoint, unless a weight is not finite."""
     check_finite(learner.step, learner.sums, *learner.net.parameters())
-    manifest = store.save(learner.replay)
-    run.checkpoint(learner.step, learner.state_dict(manifest))
-    store.committed(manifest, keep)
+    checkpoint.write(run, replay_store, learner, finished=learner.step >= task.total_steps)
+
+
+def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
+    """Let the method act at the boundary before phase `index`, restart what `boundary` says, measure what it did."""
+    config = task.config
+    seeding.seed_everything(seeding.derive(config.seed, "phase", index))
+    learner.generator = seeding.generator(config.seed, "stream", index)
+    learner.phase, learner.phase_step = index, 0
+    if index > 0:
+        context = make_context(task, learner)
+        context.optimizers = list(learner.agent.optimizers.values()) if config.boundary.optimizer == "forget" else []
+        act_at_boundary(
+            learner,
+            context,
+            name=config.method["name"],
+            device=task.device,
+            run=run,
+            measure=functools.partial(measure, task, learner),
+            level=config.metrics,
+            afterwards=functools.partial(restart, task, learner, context),
+        )
+    learner.clear_sums()
+
+
+def restart(task: Task, learner: Learner, context: Context) -> None:
+    """What starts anew at the midpoint beside the weights: `boundary` in the configuration."""
+    how = task.config.boundary
+    if how.temperature == "new":
+        learner.temperature.load_state_dict(Temperature(task.config.temperature).state_dict())
+    update_targets(learner.method, learner.net, context, how.target)
+    if how.statistics == "new":
+        learner.statistics = Statistics(task.observations, task.config.normalize_observations)
+    learner.prepare(task, None if how.optimizer == "new" else learner.agent.optimizers)
+
+
+def interact(task: Task, learner: Learner) -> None:
+    """A decision in every environment, and while they make it the updates that are due."""
+    learner.workers.send(choose_actions(task, learner))
+    if learner.step * task.config.num_envs >= task.config.random_steps:
+        learn(task, learner)
+    before = time.monotonic()
+    stepped = learner.workers.receive()
+    learner.waited += time.monotonic() - before
+    remember(learner, stepped)
+    learner.step += 1
+    learner.phase_step += 1
 
 
 @torch.inference_mode()
-def decide(task: Task, learner: Learner) -> np.ndarray:
+def choose_actions(task: Task, learner: Learner) -> np.ndarray:
     """An action in [-1, 1] for each environment, (environments, actions): random at first, then from the policy."""
     observations = learner.workers.observations
     learner.statistics.update(observations)
@@ -123,9 +170,14 @@ def learn(task: Task, learner: Learner) -> None:
     noise = torch.randn(count, 2, size, task.actions, generator=learner.generator).to(task.device, non_blocking=True)
     statistics = learner.statistics.tensors(task.device)
     for i in range(count):
-        learner.sums += learner.update(of(drawn, i), noise[i], statistics)
-    learner.counted += count
-    learner.updates += count
+        train_step(learner, batch_at(drawn, i), noise[i], statistics)
+
+
+def train_step(learner: Learner, batch: Batch, noise: Tensor, statistics: tuple[Tensor, Tensor]) -> None:
+    """An optimizer step of every network (`rl.sac.update.Update`), with the method's penalty where it acts."""
+    learner.sums += learner.update(batch, noise, statistics)
+    learner.counted += 1
+    learner.updates += 1
 
 
 def remember(learner: Learner, stepped: list[Stepped]) -> None:
@@ -137,77 +189,50 @@ def remember(learner: Learner, stepped: list[Stepped]) -> None:
     learner.returns += [s.ended[0] for s in stepped if s.ended is not None]
 
 
-def begin_phase(task: Task, run: Run, learner: Learner, index: int) -> None:
-    """Let the method act at the midpoint, let start anew what the configuration says, measure what that did."""
-    seeding.seed_everything(seeding.derive(task.config.seed, "phase", index))
-    learner.generator = seeding.generator(task.config.seed, "stream", index)
-    learner.phase = index
-    forgetful = list(learner.agent.optimizers.values()) if task.config.boundary.optimizer == "forget" else []
-    act_at_boundary(
-        learner,
-        make_context(task, learner, learner.net, forgetful),
-        name=task.config.method.name,
-        device=task.device,
-        run=run,
-        measure=lambda: measure(task, learner),
-        level=task.config.metrics,
-        afterwards=lambda: restart(task, learner),
-    )
-    learner.clear_sums(task.device)
+def evaluate(task: Task, learner: Learner) -> dict[str, float]:
+    """Return and length of whole episodes with the policy's mean actions."""
+    results = play_episodes(task.eval_envs, functools.partial(policy, task, learner))
+    returns = np.array([total for total, _ in results])
+    return {
+        "eval/return": float(returns.mean()),
+        "eval/return_std": float(returns.std()),
+        "eval/length": float(np.mean([length for _, length in results])),
+    }
 
 
-def restart(task: Task, learner: Learner) -> None:
-    """What starts anew at the midpoint beside the weights: `boundary` in the configuration."""
-    how = task.config.boundary
-    if how.temperature == "new":
-        learner.temperature.load_state_dict(Temperature(task.config.temperature).state_dict())
-    if how.target == "copy":
-        learner.net.targets["critic"].load_state_dict(learner.net.modules["critic"].state_dict())
-    if how.statistics == "new":
-        learner.statistics = Statistics(task.observations, task.config.normalize_observations)
-    kept = learner.agent.optimizers
-    learner.prepare(task)
-    if how.optimizer != "new":
-        learner.agent.optimizers = kept
-        learner.make_fast(task)
-
-
-def log_row(task: Task, run: Run, learner: Learner) -> None:
-    """Evaluate, let the method act, and write the row."""
-    config = task.config
+def make_row(task: Task, learner: Learner) -> dict[str, Any]:
+    """The row at this step, with an evaluation."""
     if learner.counted:
         check_finite(learner.step, learner.sums)
     means = (learner.sums / max(learner.counted, 1)).tolist()
-    results = evaluate(task.judges, functools.partial(policy, task, learner))
-    returns = np.array([total for total, _ in results])
-    learner.row = {
+    row: dict[str, Any] = {
         "step": learner.step,
         "phase": learner.phase,
         "env_steps": learner.step * task.repeat,
         "updates": learner.updates,
-        "eval/return": float(returns.mean()),
-        "eval/return_std": float(returns.std()),
-        "eval/length": float(np.mean([length for _, length in results])),
+        **evaluate(task, learner),
         **(dict(zip(NAMES, means, strict=True)) if learner.counted else {}),
         "train/temperature": learner.temperature().item(),
         **({"train/return": float(np.mean(learner.returns))} if learner.returns else {}),
-        "lr": config.lr,
+        "lr": task.config.lr,
         "seconds": round(learner.seconds, 3),
         "seconds/waiting": round(learner.waited, 3),
     }
-    learner.clear_sums(task.device)
-    if learner.phase > 0 and learner.method.acts_within_phases:
-        net, optimizers = apart(learner)
-        context = make_context(task, learner, net, optimizers)
-        act_after_row(learner, net, context, last=learner.step == task.total_steps)
-    run.log(learner.row)
+    learner.clear_sums()
+    return row
 
 
 # ------------------------------------------------------------------------------------------- what methods look at
 
 
-def make_context(task: Task, learner: Learner, net: Net, optimizers: list[Optimizer]) -> Context:
-    """The moment, as a method sees it: inputs are (batch, observations + actions), targets the critics' y."""
+def make_context(task: Task, learner: Learner, net: Net | None = None) -> Context:
+    """The moment, as a method sees it: inputs are (batch, observations + actions), targets the critics' y.
+
+    Args:
+        task: what is fixed.
+        learner: at this moment.
+        net: what the method acts on; None: the learner's own networks.
+    """
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         generator = seeding.generator(task.config.seed, "look", learner.phase, learner.step)
@@ -216,18 +241,17 @@ def make_context(task: Task, learner: Learner, net: Net, optimizers: list[Optimi
 
     return Context(
         phase=learner.phase,
-        step=learner.step,
+        step=learner.updates,
         generator=seeding.generator(task.config.seed, "method", learner.phase, learner.step),
         batches=batches,
-        loss=functools.partial(probe_loss, task, net),
-        optimizers=optimizers,
+        loss=functools.partial(probe_loss, task, net or learner.net),
     )
 
 
 @torch.no_grad()
 def look(task: Task, learner: Learner, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Normalised observations with their actions, (size, o + a), and the critics' targets, (size,)."""
-    batch, statistics = of(learner.replay.sample(1, size, generator), 0), learner.statistics.tensors(task.device)
+    batch, statistics = batch_at(learner.replay.sample(1, size, generator), 0), learner.statistics.tensors(task.device)
     noise = torch.randn(size, task.actions, generator=generator).to(task.device)
     y = learner.agent.target_values(batch, normalised(batch.next_observation, statistics), noise)
     return torch.cat([normalised(batch.observation, statistics), batch.action], 1), y
@@ -235,7 +259,7 @@ def look(task: Task, learner: Learner, size: int, generator: torch.Generator) ->
 
 def probe_loss(task: Task, net: Net, inputs: Tensor, targets: Tensor) -> Tensor:
     """The critics' loss; the actor too is passed through, for whoever looks at its units."""
-    observation, action = inputs.split([task.observations, task.actions], 1)
+    observation, action = torch.split(inputs, [task.observations, task.actions], 1)
     net.modules["actor"](observation)
     critics = [module for name, module in net.modules.items() if name != "actor"]
     values = [critic(observation, action) for critic in critics]  # (n, batch), or (batch,) of each critic
@@ -246,7 +270,7 @@ def probe_loss(task: Task, net: Net, inputs: Tensor, targets: Tensor) -> Tensor:
 def measure(task: Task, learner: Learner) -> dict[str, float]:
     """How plastic the networks are, on transitions of the replay."""
     inputs, targets = look(task, learner, PROBE, seeding.generator(task.config.seed, "probe", learner.phase))
-    net, _ = apart(learner)
+    net, _ = separated(learner)
     level = task.config.metrics
     features = plasticity(net, lambda: probe_loss(task, net, inputs, targets), level)
     return features | weight_numbers(net, level)  # of each critic by itself

@@ -1,7 +1,5 @@
 """Replay of transitions: preallocated rings on the training device, several batches drawn at once."""
 
-from typing import Any
-
 import torch
 
 from rl.sac.update import Batch
@@ -56,17 +54,7 @@ class Transitions:
         """Called by `rl.common.replay_store` once the columns are filled."""
         self.written = list(written)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The whole replay, for when it cannot be written to disk separately."""
-        return {"written": list(self.written), "columns": self.columns}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`'s state."""
-        for name, column in self.columns.items():
-            column.copy_(state["columns"][name])
-        self.loaded(state["written"])
-
-
-def of(batch: Batch, i: int) -> Batch:
+def batch_at(batch: Batch, i: int) -> Batch:
     """The i-th of several batches."""
     return Batch(*(x[i] for x in batch))

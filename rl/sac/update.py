@@ -162,7 +162,8 @@ class Update:
 
     def actor_step(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and entropy before the step."""
-        action, log_p = squash(*self.actor(observation), noise)
+        mean, log_std = self.actor(observation)
+        action, log_p = squash(mean, log_std, noise)
         fixed = {name: p.detach() for name, p in self.critic.named_parameters()}
         q = functional_call(self.critic, fixed, (observation, action))
         loss = actor_loss(q, log_p, self.temperature().detach())
@@ -175,7 +176,8 @@ class Update:
 
     def target_values(self, batch: Batch, following: Tensor, noise: Tensor) -> Tensor:
         """y of the batch, (batch,)."""
-        action, log_p = squash(*self.actor(following), noise)
+        mean, log_std = self.actor(following)
+        action, log_p = squash(mean, log_std, noise)
         q = self.target(following, action)
         return critic_target(q, log_p, self.temperature(), batch.reward, batch.terminated, self.gamma)
 
@@ -188,7 +190,7 @@ class Update:
 
     def _step(self, name: str, loss: Tensor) -> None:
         penalty = None if self.penalty is None else self.penalty(name)
-        (loss if penalty is None else loss + penalty).backward()
+        torch.autograd.backward(loss if penalty is None else loss + penalty)
         self.optimizers[name].step()
         self.optimizers[name].zero_grad(set_to_none=True)
 

@@ -79,7 +79,7 @@ def picture(env: Any) -> np.ndarray:
     """What the environment looks like, (240, 240, 3) of bytes."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what goes wrong is told below
+            warnings.simplefilter("ignore")  # the error below says what is wrong
             pixels = np.asarray(env.render())
         if pixels.ndim != 3:
             raise RuntimeError("no picture came")

@@ -13,7 +13,7 @@ import rl.dqn.train  # noqa: F401  registers the schema
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.methods import Context, Method, Net
-from rl.common.boundary import forgetful, next_optimizer, update_targets
+from rl.common.boundary import update_targets
 from rl.dqn import update as dqn_update
 from rl.dqn.frames import FrameReplay
 from rl.dqn.networks import NatureCNN
@@ -127,10 +127,10 @@ def compose(method: str) -> Any:
 def act(method: Method, net: Net, optimizer: torch.optim.Optimizer, config: Any) -> torch.optim.Optimizer:
     """What `rl.dqn` does at the midpoint with the options of `python -m rl.dqn method=...`."""
     options = config.boundary
-    context = Context(1, 0, torch.Generator(), optimizers=forgetful(optimizer, options.optimizer))
+    context = Context(1, 0, torch.Generator(), optimizers=[optimizer] if options.optimizer == "forget" else [])
     method.at_boundary(net, context)
     update_targets(method, net, context, options.target)
-    return next_optimizer(method, net, optimizer, options.optimizer, lambda p: Adam(p, **ADAM))
+    return method.optimizer(net, lambda p: Adam(p, **ADAM)) if options.optimizer == "new" else optimizer
 
 
 CASES = {"fire": "fire", "full_reset": "full_reset", "sr": "snp"}

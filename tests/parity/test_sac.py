@@ -9,16 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.harness.options.cli import CONF
+from fire_core.harness.training.measure import Meter
 from fire_core.methods import Context, Method, Net
 from fire_core.methods.fire import Fire
 from fire_core.methods.full_reset import FullReset
 from fire_core.methods.snp import ShrinkAndPerturb
+from rl.common.phases import split
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner
 from rl.sac.networks import Actor, Critics, Networks, part
 from rl.sac.task import Task
 from rl.sac.train import restart
 from rl.sac.update import (
+    NAMES,
     Batch,
     Temperature,
     Update,
@@ -268,18 +271,29 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
     nets = {"actor": loaded(how.actor(obs, act), pre[0]), "critic": loaded(how.critics(obs, act, n), pre[1])}
     starts = {"actor": translated(init[0], False), "critic": translated(init[1], True)}
     net = Net(nets, starts, "sac", {"critic": how.critics(obs, act, n)})
-    task = Task(config, torch.device("cpu"), None, how, obs, act, 0.99, [1, 2])
+    task = Task(config, torch.device("cpu"), None, how, obs, act, 0.99, split(1, 2), nets, method)
     statistics = Statistics(obs)
     statistics.update(np.ones((3, obs)))
     temperature = Temperature(facts["temperature_before"])
-    learner = Learner(net, method, temperature, None, statistics, None, torch.Generator())
+    learner = Learner(
+        net=net,
+        method=method,
+        method_meter=Meter(task.device),
+        temperature=temperature,
+        replay=None,
+        statistics=statistics,
+        workers=None,
+        generator=torch.Generator(),
+        sums=torch.zeros(len(NAMES)),
+    )
     learner.prepare(task)
     for optimizer in learner.agent.optimizers.values():
         for parameter in optimizer.param_groups[0]["params"]:
             optimizer.state[parameter] = {"step": torch.tensor(4.0), "exp_avg": torch.ones_like(parameter)}
 
-    method.at_boundary(net, Context(1, 4, torch.Generator(), optimizers=list(learner.agent.optimizers.values())))
-    restart(task, learner)
+    context = Context(1, 4, torch.Generator(), optimizers=list(learner.agent.optimizers.values()))
+    method.at_boundary(net, context)
+    restart(task, learner, context)
 
     stored = dict(zip(("actor", "critic"), trees(f"agent.after_{case}"), strict=True))
     for name, module in nets.items():

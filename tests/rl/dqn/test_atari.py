@@ -143,8 +143,8 @@ def test_more_threads_change_nothing() -> None:
 
 def test_evaluation_has_episodes_of_its_own() -> None:
     first = [atari.make(2, 0, purpose, "breakout", sticky_per="frame") for purpose in ("train", "eval")]
-    assert first[0]._seed(0, 0) != first[1]._seed(0, 0)
-    assert len({first[0]._seed(env, number) for env in range(4) for number in range(50)}) == 200
+    assert first[0].seed_of(0, 0) != first[1].seed_of(0, 0)
+    assert len({first[0].seed_of(env, number) for env in range(4) for number in range(50)}) == 200
 
 
 def test_stickiness_repeats_a_quarter_of_decisions() -> None:

@@ -16,20 +16,15 @@ from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError, TrainingError
 from fire_core.harness.run.folder import Run
-from rl.common.evaluation import epsilon_greedy
 from rl.common.replay_store import RingStore
+from rl.dqn.evaluation import epsilon_greedy
 from rl.dqn.learner import Learner, td_batch
 from rl.dqn.task import Task
-from rl.dqn.train import begin_phase, crossed, one_step
+from rl.dqn.train import begin_phase, crossed, interact
 from tests.programs import ATARI, DQN, Program, compose, final_state, rows, same
 
 SHORT = ("total_steps=160", "midpoint=100")
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
-
-
-class NoRun:
-    def keep_spectra(self, *told: object) -> None:
-        pass
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -38,28 +33,25 @@ def weights(folder: Path) -> dict[str, Any]:
     return {key: state[key] for key in ("q", "target", "init", "optimizer")}
 
 
-def learner_of(*overrides: str, program: Program = DQN) -> Learner:
-    learner = Learner.new(Task.from_config(program.compose(*overrides)))
-    begin_phase(learner, 0, NoRun())  # type: ignore[arg-type]
-    return learner
-
-
-def stepped(learner: Learner, folder: Path, steps: int) -> None:
-    store = RingStore(folder)
+def learner_of(*overrides: str, program: Program = DQN, steps: int = 0) -> tuple[Task, Learner]:
+    """A task and a learner that has made this many steps."""
+    task = Task.from_config(program.compose(*overrides))
+    learner = Learner.new(task)
+    begin_phase(task, learner, 0)
     while learner.step < steps:
-        one_step(learner, store, acts=False)
-    store.close()
+        interact(task, learner, acts=False)
+    return task, learner
 
 
 # ------------------------------------------------------------------------------------------------------------ the loop
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 0.3])
-def test_updates_and_target_copies_come_when_they_should(ratio: float, tmp_path: Path) -> None:
-    learner = learner_of(f"updates_per_step={ratio}", "num_envs=3")
-    store, copies, before = RingStore(tmp_path), [], learner.target.state_dict()["head.fc2.weight"].clone()
+def test_updates_and_target_copies_come_when_they_should(ratio: float) -> None:
+    task, learner = learner_of(f"updates_per_step={ratio}", "num_envs=3")
+    copies, before = [], learner.target.state_dict()["head.fc2.weight"].clone()
     while learner.step < 220:
-        one_step(learner, store, acts=False)
+        interact(task, learner, acts=False)
         now = learner.target.state_dict()["head.fc2.weight"]
         if not torch.equal(now, before):
             copies.append(learner.step)
@@ -67,24 +59,21 @@ def test_updates_and_target_copies_come_when_they_should(ratio: float, tmp_path:
             assert same(learner.target.state_dict(), learner.q.state_dict())
     assert copies == [step for step in range(3, 221 + 3, 3) if crossed(step, 3, 50) and step > 43]
     assert learner.updates == pytest.approx(ratio * (learner.step - 42), abs=1)
-    store.close()
 
 
-def test_nothing_is_learnt_before_learning_starts(tmp_path: Path) -> None:
-    learner = learner_of()
-    stepped(learner, tmp_path, 40)
+def test_nothing_is_learnt_before_learning_starts() -> None:
+    _, learner = learner_of(steps=40)
     assert learner.updates == 0
     assert same(learner.q.state_dict(), learner.net.init["q"])
 
 
-def test_targets_of_one_pass_are_those_of_each_batch(tmp_path: Path) -> None:
-    learner = learner_of(program=ATARI)
-    stepped(learner, tmp_path, 60)
+def test_targets_of_one_pass_are_those_of_each_batch() -> None:
+    task, learner = learner_of(program=ATARI, steps=60)
     batch = learner.replay.sample(24, torch.Generator().manual_seed(0))
-    frames, _, targets = td_batch(learner, batch)
+    frames, _, targets = td_batch(task, learner, batch)
     rewards, ended = batch.rewards.sign(), batch.terminated
     for part in torch.arange(24).split(8):
-        alone = learner.bootstrap(frames[part, 1:], rewards[part], ended[part])
+        alone = learner.passes.bootstrap(frames[part, 1:], rewards[part], ended[part])
         torch.testing.assert_close(targets[part], alone)
 
 
@@ -148,12 +137,10 @@ def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compiled_updates_are_the_same_updates(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_updates_are_the_same_updates(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced by default, for the C++ that inductor makes takes half a minute to compile."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    plain, compiled = (learner_of(f"compile={how}") for how in ("off", "default"))
-    for name, learner in (("plain", plain), ("compiled", compiled)):
-        stepped(learner, tmp_path / name, 60)
+    (_, plain), (_, compiled) = (learner_of(f"compile={how}", steps=60) for how in ("off", "default"))
     assert plain.updates == compiled.updates > 0
     for key, value in plain.q.state_dict().items():
         torch.testing.assert_close(compiled.q.state_dict()[key], value, rtol=1e-4, atol=1e-5)
@@ -196,13 +183,13 @@ def test_the_paper_s_settings() -> None:
 
 
 BAD = {
-    "num_envs=0": "num_envs must be positive",
-    "num_envs=-3": "num_envs must be positive",
+    "num_envs=0": "num_envs must be at least 1, got 0",
+    "num_envs=-3": "num_envs must be at least 1, got -3",
     "midpoint=400": "must come before total_steps=400",
     "learning_starts=1": "learning_starts must be at least num_envs=2",
     "exploration=both": "exploration=both is unknown; accepted: each, shared",
     "compile=fast": "compile=fast is unknown",
-    "epsilon.fraction=0": "epsilon.fraction must be positive",
+    "epsilon.fraction=0": "epsilon.fraction must be in .0, 1.,",
     "learning_starts=300": "learning_starts=300 must come before midpoint=200",
     "env.game=FrozenLake-v1": "observations must be a vector of numbers, not Discrete",
     "gamma=1.5": "gamma must be in",
@@ -248,8 +235,8 @@ def test_a_network_without_convolutions_is_shrunk_not_reset() -> None:
 
 def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replays = []
-    build_replay = Task.build_replay
-    monkeypatch.setattr(Task, "build_replay", lambda task: replays.append(weakref.ref(r := build_replay(task))) or r)
+    new_replay = Task.new_replay
+    monkeypatch.setattr(Task, "new_replay", lambda task: replays.append(weakref.ref(r := new_replay(task))) or r)
     gc.collect()
     gc.disable()
     try:
@@ -307,3 +294,10 @@ def test_no_room_for_the_shared_first_phase_is_told(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(RingStore, "save", full)
     with pytest.raises(TrainingError, match=r"ends phase 0 in .* \(No space left on device\): make room"):
         DQN.run(tmp_path)
+
+
+@pytest.mark.parametrize("env", ["cartpole", "breakout"])
+def test_the_scale_sets_the_budget_of_every_environment(env: str) -> None:
+    smoke, small, paper = (compose("dqn", f"env={env}", f"scale={scale}") for scale in ("smoke", "small", "paper"))
+    assert smoke.total_steps < 2000 < small.total_steps < paper.total_steps
+    assert all(config.midpoint * 2 == config.total_steps for config in (smoke, small, paper))

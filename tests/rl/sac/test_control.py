@@ -10,7 +10,7 @@ import torch
 
 from fire_core.harness.options.errors import ConfigError
 from rl.sac import control
-from rl.sac.control import Control, Statistics, Worker, Workers, evaluate
+from rl.sac.control import Control, Statistics, Worker, Workers, play_episodes
 from rl.sac.transitions import Transitions
 from rl.sac.update import Batch
 
@@ -100,13 +100,13 @@ def test_workers_step_side_by_side_and_differ() -> None:
 
 
 def test_evaluation_plays_the_same_episodes_each_time() -> None:
-    judges = [Worker(TASKS[1], seed) for seed in range(3)]
+    eval_envs = [Worker(TASKS[1], seed) for seed in range(3)]
 
     def still(observations: np.ndarray) -> np.ndarray:
         return np.zeros((len(observations), 3), np.float32)
 
-    once = evaluate(judges, still)
-    assert once == evaluate(judges, still)
+    once = play_episodes(eval_envs, still)
+    assert once == play_episodes(eval_envs, still)
     assert len({total for total, _ in once}) == 3
 
 

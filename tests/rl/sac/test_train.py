@@ -15,8 +15,6 @@ from omegaconf import OmegaConf
 
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError, TrainingError
-from fire_core.harness.run.folder import Run
-from fire_core.harness.run.identity import identity
 from rl.common.replay_store import Ring, RingStore
 from rl.sac import train as sac
 from rl.sac.learner import Learner
@@ -68,32 +66,28 @@ def test_fire_exact_reaches_isometry_and_pi_leaves_the_weights(sweep: dict[str, 
     assert {"head.old.weight", "head.new.weight", "head.frozen.weight"} <= names.keys()
 
 
-def midpoint(method: str, folder: Path, *overrides: str) -> tuple[Task, Learner, dict[str, torch.Tensor]]:
+def midpoint(method: str, *overrides: str) -> tuple[Task, Learner, dict[str, torch.Tensor]]:
     """A learner just behind the midpoint, and its weights before it."""
     config = SAC.compose(f"method={method}", "networks.critic_depth=2", *overrides)
     task = Task.from_config(config)
     learner = Learner.new(task)
     for _ in range(60):
-        learner.workers.send(sac.decide(task, learner))
+        learner.workers.send(sac.choose_actions(task, learner))
         sac.remember(learner, learner.workers.receive())
     for _ in range(30):
         sac.learn(task, learner)
-    whole = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(whole, dict)
     before = {
         k: v.clone() for name, m in learner.net.modules.items() for k, v in m.state_dict(prefix=f"{name}.").items()
     }
-    with Run(folder, identity({str(k): v for k, v in whole.items()}), "") as opened:
-        opened.resume()
-        sac.begin_phase(task, opened, learner, 1)
-    learner.workers.close()
+    sac.begin_phase(task, learner, 1)
+    learner.close()
     return task, learner, before
 
 
 @pytest.mark.parametrize("method", ["base", "full_reset", "snp", "fire"])
-def test_what_restarts_at_the_midpoint(method: str, tmp_path: Path) -> None:
+def test_what_restarts_at_the_midpoint(method: str) -> None:
     """As golden's sac_facts.json says of the three resets (tests/parity holds the numbers); base keeps the rest."""
-    task, learner, before = midpoint(method, tmp_path / "run")
+    task, learner, before = midpoint(method)
     resets = method != "base"
     agent, target = learner.agent, learner.net.targets["critic"].state_dict()
     assert all(not optimizer.state for optimizer in agent.optimizers.values())
@@ -110,9 +104,9 @@ def test_what_restarts_at_the_midpoint(method: str, tmp_path: Path) -> None:
             assert (kept, initial) == expected.get(method, (vector, False)), (name, key)
 
 
-def test_injection_leaves_outputs_as_they_are(tmp_path: Path) -> None:
-    task, learner, _ = midpoint("base", tmp_path / "base")
-    _, injected, _ = midpoint("pi", tmp_path / "pi")
+def test_injection_leaves_outputs_as_they_are() -> None:
+    task, learner, _ = midpoint("base")
+    _, injected, _ = midpoint("pi")
     x, action = torch.randn(5, task.observations), torch.rand(5, task.actions)
     for one, other in zip(learner.actor(x), injected.actor(x), strict=True):
         torch.testing.assert_close(other, one)
@@ -125,7 +119,7 @@ def test_injection_leaves_outputs_as_they_are(tmp_path: Path) -> None:
     assert not torch.equal(after["head.new.weight"], after["head.frozen.weight"])
 
 
-def test_what_restarts_is_data(tmp_path: Path) -> None:
+def test_what_restarts_is_data() -> None:
     """Everything kept: the optimizers go on with their moments."""
     options = (
         "boundary.optimizer=keep",
@@ -133,7 +127,7 @@ def test_what_restarts_is_data(tmp_path: Path) -> None:
         "boundary.target=keep",
         "boundary.statistics=new",
     )
-    task, learner, _ = midpoint("l2init", tmp_path / "run", *options)
+    task, learner, _ = midpoint("l2init", *options)
     assert all(optimizer.state for optimizer in learner.agent.optimizers.values())
     assert learner.statistics.count < 1
     assert learner.agent.temperature().item() != pytest.approx(task.config.temperature, rel=1e-7)
@@ -146,10 +140,10 @@ def test_an_injected_head_needs_a_new_optimizer(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["full_reset", "snp", "fire"])
-def test_kept_and_forgetful_optimizers(method: str, tmp_path: Path) -> None:
+def test_kept_and_forgetful_optimizers(method: str) -> None:
     """keep: nothing is forgotten, whatever the method changed; forget: what it changed."""
-    _, kept, _ = midpoint(method, tmp_path / "keep", "boundary.optimizer=keep")
-    _, forgot, _ = midpoint(method, tmp_path / "forget", "boundary.optimizer=forget")
+    _, kept, _ = midpoint(method, "boundary.optimizer=keep")
+    _, forgot, _ = midpoint(method, "boundary.optimizer=forget")
     for name in ("actor", "critic"):
         parameters = list(getattr(kept.agent, name).parameters())
         assert len(kept.agent.optimizers[name].state) == len(parameters)
@@ -222,15 +216,22 @@ def test_experiments_are_the_papers() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("method", ["fire", "pi", "redo"])
-def test_a_gpu_trains_and_resumes(method: str, tmp_path: Path) -> None:
+def test_a_gpu_trains_and_resumes(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the update as a CUDA graph; compiled too in one case, which takes its time."""
     options = (f"method={method}", "device=cuda", f"compile={method == 'fire'}")
-    folder = SAC.run(tmp_path, *options)
-    (folder / "DONE").unlink()
-    kept = sorted((folder / "checkpoints").glob("*.pt"))
-    kept[-1].unlink() if len(kept) > 1 else None
-    SAC.run(tmp_path, *options)
-    assert [row["env_steps"] for row in rows(folder)] == [100, 200, 300, 400]
+    interact = sac.interact
+
+    def interrupted(task: Task, learner: Learner) -> None:
+        if learner.step == 350:
+            raise KeyboardInterrupt
+        interact(task, learner)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sac, "interact", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            SAC.run(tmp_path, *options, "checkpoint.every_seconds=0")
+    found = [row["env_steps"] for row in rows(SAC.run(tmp_path, *options)) if "env_steps" in row]
+    assert found == [100, 200, 300, 400]
 
 
 def test_no_room_for_the_first_half_s_end_stops_the_run(

@@ -220,10 +220,10 @@ def test_parseval_counts_each_critic() -> None:
 
 
 def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
-    """Through the views of `rl.sac.learner.apart`: the batched weights and AdamW's state change."""
+    """Through the views of `rl.sac.learner.separated`: the batched weights and AdamW's state change."""
     from types import SimpleNamespace
 
-    from rl.sac.learner import apart
+    from rl.sac.learner import separated
 
     update = agent()
     update(*batch())
@@ -235,7 +235,7 @@ def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
         up.bias[5], up.weight[0, 5] = -100.0, 0.0  # but unit 5 of the first critic
     other = up.weight[1].detach().clone()
     net = Net.of({"actor": update.actor, "critic": update.critic}, "sac")
-    views, optimizers = apart(SimpleNamespace(agent=update, net=net))
+    views, optimizers = separated(SimpleNamespace(agent=update, net=net))
     rows, _, _ = batch()
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rl.watch  # noqa: F401  registers its options
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.reader import read_run
 from rl.sac import watch as watch_sac

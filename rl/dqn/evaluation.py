@@ -1,4 +1,4 @@
-"""How good an agent is: raw returns of nearly greedy play, in environments and with random numbers of its own."""
+"""Epsilon-greedy actions, and an agent's raw returns in nearly greedy play."""
 
 from collections.abc import Callable
 
@@ -26,9 +26,7 @@ def epsilon_greedy(greedy: Tensor, actions: int, epsilon: float, generator: torc
 
 
 @torch.inference_mode()
-def evaluate(
-    policy: Callable[[Tensor], Tensor], env: Episodes, steps: int, epsilon: float, game: str
-) -> dict[str, float]:
+def play(policy: Callable[[Tensor], Tensor], env: Episodes, steps: int, epsilon: float, game: str) -> dict[str, float]:
     """Play for `steps` agent steps, counted over all environments.
 
     Args:
