@@ -61,7 +61,16 @@ CHECKS = {
     "parallel": one_of("ddp", "fsdp"),
     "on_nan": one_of("stop", "skip"),
 }
-register("language", LanguageConfig, "scale", "start", "budget/language", "tuned/language", "tuned/language_experiment")
+register(
+    "language",
+    LanguageConfig,
+    "scale",
+    "cache",
+    "start",
+    "budget/language",
+    "tuned/language",
+    "tuned/language_experiment",
+)
 
 
 @dataclass

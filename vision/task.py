@@ -60,7 +60,7 @@ CHECKS = {
     "memory_format": one_of("channels_last", "contiguous"),
     "on_nan": one_of("stop", "skip"),
 }
-register("vision", VisionConfig, "scale", "budget/vision", "tuned/vision")
+register("vision", VisionConfig, "scale", "cache", "budget/vision", "tuned/vision")
 
 
 @dataclass

@@ -119,7 +119,7 @@ CHECKS = {
     "compile": one_of("off", "default", "reduce-overhead", "max-autotune"),
     "on_nan": one_of("stop"),
 }
-register("dqn", DQNConfig, "scale", "budget/dqn", "budget/exceptions", "tuned/dqn")
+register("dqn", DQNConfig, "scale", "cache", "budget/dqn", "budget/exceptions", "tuned/dqn")
 
 
 @dataclass

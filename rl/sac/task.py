@@ -93,7 +93,7 @@ REFUSED = (
     "fire_exact, redo, l2init and parseval"
 )
 NO_PLACE = {hook: REFUSED.format(hook=hook) for hook in ("optimizer", "watch", "after_step")}
-register("sac", SacConfig, "scale", "budget/sac", "budget/exceptions", "tuned/sac")
+register("sac", SacConfig, "scale", "cache", "budget/sac", "budget/exceptions", "tuned/sac")
 
 
 @dataclass
