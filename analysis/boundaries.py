@@ -8,6 +8,8 @@ begins there; `split` takes them out.
 import numpy as np
 import pandas as pd
 
+from analysis.arrays import Bools
+
 FLAG = "boundary"
 PREFIX = "boundary/"
 
@@ -41,5 +43,5 @@ def join(history: pd.DataFrame, boundaries: pd.DataFrame) -> pd.DataFrame:
     return both.sort_values(["step", FLAG], kind="stable", na_position="first", ignore_index=True)
 
 
-def _part(table: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
+def _part(table: pd.DataFrame, rows: Bools) -> pd.DataFrame:
     return table[rows].dropna(axis="columns", how="all").reset_index(drop=True)

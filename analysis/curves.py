@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.arrays import Bools, Floats, Ints
 from analysis.estimates import band
 from analysis.runs import Group, Run
 
@@ -12,12 +13,12 @@ from analysis.runs import Group, Run
 class Curve:
     """Mean and band over seeds; all arrays have shape (n_points,)."""
 
-    x: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    n: np.ndarray  # seeds that reach this point
-    phase: np.ndarray
+    x: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+    n: Ints  # seeds that reach this point
+    phase: Floats
 
 
 def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False, max_points: int = 1000) -> Curve:
@@ -53,7 +54,7 @@ def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False
     return Curve(grid[:, 1], mean, low, high, n, grid[:, 0])
 
 
-def phase_points(run: Run, metric: str, x: str) -> np.ndarray:
+def phase_points(run: Run, metric: str, x: str) -> Floats:
     """Rows (phase, x, value) of a run where the metric was measured, shape (n, 3).
 
     What was measured right after a method acted is the first point of the new phase, at the boundary.
@@ -68,16 +69,19 @@ def phase_points(run: Run, metric: str, x: str) -> np.ndarray:
         acted, place = acted[place > 0], place[place > 0]  # what began with a boundary has no point before it
         extra = np.column_stack([acted["phase"], out[place - 1, 1], acted[after]])
         out = np.insert(out, place, extra, axis=0)
-    return out[np.isfinite(out).all(1)]
+    measured: Bools = np.isfinite(out).all(1)
+    return out[measured]
 
 
-def since_boundary(points: np.ndarray) -> np.ndarray:
+def since_boundary(points: Floats) -> Floats:
     """The rows of the last phase, with x counted from the end of the phase before."""
     before, here = points[points[:, 0] < points[-1, 0]], points[points[:, 0] == points[-1, 0]]
-    return here - [0.0, before[-1, 1] if len(before) else 0.0, 0.0]
+    start = np.array([0.0, before[-1, 1] if len(before) else 0.0, 0.0])
+    out: Floats = here - start
+    return out
 
 
-def interpolate(grid: np.ndarray, points: np.ndarray) -> np.ndarray:
+def interpolate(grid: Floats, points: Floats) -> Floats:
     """Values of one run at the (phase, x) of a grid; NaN outside of what it measured in that phase."""
     out = np.full(len(grid), np.nan)
     for phase in np.unique(points[:, 0]):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from analysis.arrays import Floats
+
 CONFIDENCE = 0.95
 RESAMPLES = 9999
 FEWEST = 5  # seeds that resampling asks for: with fewer its intervals are hardly more than the range
@@ -35,7 +37,7 @@ class Paired:
     p_holm: float = float("nan")  # corrected for all comparisons of its family
 
 
-def mean(values: Sequence[float], interval: str = "t") -> Estimate:
+def mean(values: Sequence[float] | Floats, interval: str = "t") -> Estimate:
     """Mean over seeds with a 95 % interval; NaN and inf are dropped.
 
     Equal values have no interval: that seeds agree says nothing of what others would give.
@@ -57,7 +59,7 @@ def mean(values: Sequence[float], interval: str = "t") -> Estimate:
     return Estimate(m, float(m - upper * error), float(m - lower * error), len(x))
 
 
-def studentised(x: np.ndarray) -> tuple[float, float]:
+def studentised(x: Floats) -> tuple[float, float]:
     """The 2.5 and 97.5 % quantiles of (mean of a resample - mean) / standard error of the resample."""
     draws = x[np.random.default_rng(0).integers(0, len(x), (RESAMPLES, len(x)))]
     errors = stats.sem(draws, axis=1)
@@ -88,22 +90,22 @@ def paired(ours: dict[int, float], theirs: dict[int, float], test: str = "t") ->
     return Paired(difference, float(d.mean() / spread), float(p))
 
 
-def holm(p: Sequence[float]) -> np.ndarray:
+def holm(p: Sequence[float]) -> Floats:
     """Holm's step-down correction: bounds the chance of one false claim in the family. NaN is not counted.
 
     Args:
         p: the family's p values, shape (m,).
     """
-    p = np.asarray(p, dtype=float)
-    out = np.full(p.shape, np.nan)
-    known = np.flatnonzero(np.isfinite(p))
-    order = known[np.argsort(p[known], kind="stable")]
-    steps = p[order] * np.arange(len(order), 0, -1)
+    values = np.asarray(p, dtype=float)
+    out = np.full(values.shape, np.nan)
+    known = np.flatnonzero(np.isfinite(values))
+    order = known[np.argsort(values[known], kind="stable")]
+    steps = values[order] * np.arange(len(order), 0, -1)
     out[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
     return out
 
 
-def band(values: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+def band(values: Floats, kind: str) -> tuple[Floats, Floats]:
     """Lower and upper edge of a band about the mean of curves.
 
     Args:
@@ -135,7 +137,7 @@ def widened_tail(n: int) -> float:
     return float(stats.norm.sf(quantile))
 
 
-def bootstrap_band(values: np.ndarray, resamples: int = 1000) -> tuple[np.ndarray, np.ndarray]:
+def bootstrap_band(values: Floats, resamples: int = 1000) -> tuple[Floats, Floats]:
     """Percentile bootstrap of the mean at each point, one resampling of the seeds for the whole curve.
 
     As a product of counts (resamples, n_seeds) and curves it is fast enough for thousands of points.

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from analysis import paper, plotting, style
 from analysis.curves import Curve
@@ -141,7 +142,7 @@ def grid_figure(
         width: "page" or "column"; in a column the panels of a single row are stacked.
         reference: whether to mark the values of `paper.FINAL`.
     """
-    panels = np.array([list(row) for row in grid.rows], dtype=object)
+    panels: NDArray[np.object_] = np.array([list(row) for row in grid.rows], dtype=object)
     if width == "column" and len(panels) == 1:
         panels = panels.T
     rows, columns = panels.shape
@@ -149,7 +150,7 @@ def grid_figure(
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     shown: list[tuple[Group, Curve]] = []
     reference = reference and any(key_of(panel) in paper.FINAL for row in grid.rows for panel in row)
-    chosen = {at: panel.choose(settings) for at, panel in np.ndenumerate(panels)}
+    chosen = {(r, c): panels[r, c].choose(settings) for r in range(rows) for c in range(columns)}
     for (row, column), setting in chosen.items():
         ax, panel = axes[row, column], panels[row, column]
         shown += fill(ax, panel, setting, palette, band, grid.last_phase, reference)
@@ -221,15 +222,15 @@ def mark_paper(axes: Axes, values: dict[str, float], palette: style.Palette) -> 
 
 def legend(
     figure: Figure,
-    axes: np.ndarray,
-    panels: np.ndarray,
+    axes: NDArray[np.object_],  # of Axes
+    panels: NDArray[np.object_],  # of Panel
     shown: Sequence[tuple[Group, Curve]],
     palette: style.Palette,
     settings: Sequence[Setting],
     reference: bool,
 ) -> None:
     """One legend for all panels: in a panel that the paper does not have, else below."""
-    lines = {}
+    lines: dict[str, Line2D] = {}
     for group, _ in shown:
         text = style.name(group.method) + plotting.detail(group)
         lines.setdefault(text, Line2D([], [], **palette.line(group.method, group.rank)))
@@ -237,7 +238,8 @@ def legend(
         lines["paper, read off its figure"] = Line2D(
             [], [], marker="D", markersize=3.6, color="k", markerfacecolor="white", linestyle="none"
         )
-    free = [at for at, panel in np.ndenumerate(panels) if not panel.in_paper and panel.choose(settings) is None]
+    places = [(r, c) for r in range(panels.shape[0]) for c in range(panels.shape[1])]
+    free = [at for at in places if not panels[at].in_paper and panels[at].choose(settings) is None]
     if free and lines:
         axes[free[0]].legend(lines.values(), lines.keys(), loc="center", ncols=1 if len(lines) < 8 else 2)
     elif lines:

@@ -90,7 +90,7 @@ def escape(text: str) -> str:
 
 def as_csv(frame: pd.DataFrame) -> str:
     """Numbers in separate columns: `final`, `final low`, `final high`, ..."""
-    rows = [dict(spread(row)) for row in frame.to_dict("records")]
+    rows = [dict(spread({str(name): value for name, value in row.items()})) for row in frame.to_dict("records")]
     names: list[str] = []  # from the first full cell of each column: a method is not compared with itself
     for column in frame:
         full = (value for value in frame[column] if value is not None)

@@ -21,6 +21,7 @@ import pandas as pd
 import yaml
 
 from analysis import formats, plotting, style, tables
+from analysis.arrays import Floats
 from analysis.curves import boundaries, curve
 from analysis.estimates import Estimate, Paired
 from analysis.options import add_sources, load_or_explain, split
@@ -105,7 +106,7 @@ def group_data(group: Group, metric: str, palette: style.Palette, band: str) -> 
     }
 
 
-def plain(values: np.ndarray) -> list[float | None]:
+def plain(values: Floats) -> list[float | None]:
     """Six digits, and null for what JSON has no number for."""
     return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values]
 
@@ -131,12 +132,12 @@ def at_boundaries(setting: Setting) -> pd.DataFrame:
     rows = []
     for group in setting.groups:
         every = pd.concat([run.boundaries for run in group.runs], ignore_index=True)
-        columns = [name for name in every if name.startswith("boundary/")]
+        columns = [str(name) for name in every if str(name).startswith("boundary/")]
         if not columns or "phase" not in every:
             continue
-        for phase, part in every.dropna(subset=columns, how="all").groupby("phase"):
+        for _, part in every.dropna(subset=columns, how="all").groupby("phase"):
             means = {readable(name): float(part[name].mean()) for name in columns}
-            rows.append({"method": tables.label(group), "phase": int(phase), **means})
+            rows.append({"method": tables.label(group), "phase": int(part["phase"].iloc[0]), **means})
     return pd.DataFrame(rows)
 
 

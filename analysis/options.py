@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from analysis.runs import LeftOut, Run, SourceError
 from analysis.sources import load
@@ -38,7 +39,7 @@ def boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-FLAG = {"type": boolean, "nargs": "?", "const": True, "default": False, "metavar": "true|false"}
+FLAG: dict[str, Any] = {"type": boolean, "nargs": "?", "const": True, "default": False, "metavar": "true|false"}
 
 
 def load_or_explain(program: str, args: argparse.Namespace) -> tuple[list[Run], list[LeftOut]] | None:

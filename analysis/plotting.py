@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -45,7 +46,8 @@ def draw(
         if not len(c.x):
             continue
         look = palette.line(group.method, group.rank)
-        axes.plot(c.x, c.mean, **look, **({"marker": "o", "markersize": 3} if len(c.x) == 1 else {}))
+        dot: dict[str, Any] = {"marker": "o", "markersize": 3} if len(c.x) == 1 else {}
+        axes.plot(c.x, c.mean, **look, **dot)
         if c.n.max() > 1:
             axes.fill_between(c.x, c.low, c.high, color=look["color"], alpha=0.16, linewidth=0, zorder=1.5)
         drawn.append((group, c))

@@ -12,12 +12,13 @@ import pandas as pd
 from scipy import stats
 
 from analysis import style
+from analysis.arrays import Floats
 from analysis.estimates import FEWEST, Estimate, widened_tail
 from analysis.runs import Group, Setting
 
 NORMALISED = "eval/normalized_return"  # human-normalised; raw returns of several environments have no common scale
 RESAMPLES = 2000
-Scores = Sequence[np.ndarray]  # one array of seeds an environment; their numbers may differ
+Scores = Sequence[Floats]  # one array of seeds an environment; their numbers may differ
 
 
 def iqm(scores: Scores) -> float:

@@ -1,6 +1,7 @@
 """The look of figures: one colour per method in all of them, readable without colour vision and in print."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import matplotlib as mpl
 
@@ -50,7 +51,7 @@ NAMES = {
 AXES = {"epoch": "Epoch", "iteration": "Iteration", "step": "Step", "env_steps": "Environment steps"}
 BANDS = {"sem": "± standard error", "bootstrap": "95 % bootstrap interval", "minmax": "min to max"}
 
-RC = {
+RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "text.parse_math": False,  # names come from runs: a $ in them is a $
     "font.size": 7.5,
@@ -96,7 +97,7 @@ class Palette:
         self.colours = COLOURS | {method: SPARE[i % len(SPARE)] for i, method in enumerate(others)}
         self.spare_round = {method: i // len(SPARE) for i, method in enumerate(others)}
 
-    def line(self, method: str, rank: int = 0) -> dict[str, object]:
+    def line(self, method: str, rank: int = 0) -> dict[str, Any]:
         """Keyword arguments of a line: the colour shows the method, dashes the variant."""
         turn = rank + self.spare_round.get(method, 0)
         dashes = DASHES.get(method, "-") if turn == 0 else VARIANT_DASHES[turn % len(VARIANT_DASHES)]

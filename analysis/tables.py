@@ -31,7 +31,7 @@ def results(setting: Setting, test: str = "t", interval: str = "t") -> pd.DataFr
     }
     references = {method: group for method in REFERENCES if (group := setting.group(method)) is not None}
     for method, column in comparisons(setting.groups, references, test).items():
-        columns[f"vs {style.name(method)}"] = column
+        columns[f"vs {style.name(method)}"] = list(column)
     return pd.DataFrame(columns)
 
 

@@ -48,7 +48,8 @@ class Skip(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Four frames a step, the maximum of the last two."""
 
     def step(self, action: Any) -> Any:
-        total, last = 0.0, []
+        total = 0.0
+        last: list[Any] = []
         for _ in range(4):
             observation, reward, terminated, truncated, info = self.env.step(action)
             total, last = total + float(reward), [*last[-1:], observation]
@@ -233,7 +234,8 @@ def main() -> None:
     while plain.added * config.num_envs < START:
         plain.step(learn=False)
     update = alone(task, learner)
-    update(), plain.step()
+    update()
+    plain.step()
     turns = {
         "plain loop": plain.step,
         "this loop": step,

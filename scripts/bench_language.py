@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +26,12 @@ from language.data import Mixture, TokenFile
 from language.model import GPT
 from language.speed import NextTokenLoss, flops_per_token, peak_flops
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "small": {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 256, "vocab_size": 50_304},
     "gpt_0.1b": {},
     "gpt_tiny": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 256},
 }
-OPTIONS = {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
+OPTIONS: dict[str, Any] = {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
 
 def main() -> None:
@@ -106,8 +107,7 @@ def plain_loop(model: GPT, data: Mixture, batch: int, device: torch.device) -> C
         starts = (generator.random(batch) * (len(tokens) - block)).astype(np.int64)
         inputs = torch.stack([torch.from_numpy(tokens[i : i + block].astype(np.int64)) for i in starts])
         targets = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + block].astype(np.int64)) for i in starts])
-        _, loss = model(inputs.to(device), targets.to(device))
-        assert loss is not None
+        loss: Tensor = model(inputs.to(device), targets.to(device))[1]
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -54,7 +54,9 @@ def seen_inputs(model: nn.Module, x: torch.Tensor) -> dict[nn.Module, torch.Tens
     return kept
 
 
-def cost(method: Method, net: Net, optimizer: torch.optim.Optimizer, kept: dict, context: Context) -> Callable:
+def cost(
+    method: Method, net: Net, optimizer: torch.optim.Optimizer, kept: dict[nn.Module, torch.Tensor], context: Context
+) -> Callable[[], None]:
     """Everything that a method does in a step, as one call; hooks run on stored inputs."""
 
     def work() -> None:

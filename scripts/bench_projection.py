@@ -20,7 +20,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -111,16 +113,17 @@ def trained(model: str, steps: int) -> dict[str, Tensor]:
 
     import vision.models as zoo
 
-    build_net, size, batch_size = {
+    nets: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
         "resnet18": (lambda: zoo.ResNet18(num_classes=10), 16, 32),
         "vgg16": (lambda: zoo.VGG16(num_classes=200, image_size=64), 64, 16),
         "vit": (lambda: zoo.ViT(num_classes=100, image_size=32), 32, 32),
-    }[model.removesuffix("-all")]
+    }
+    build_net, size, batch_size = nets[model.removesuffix("-all")]
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16 - 0.5
     x, y = nn.functional.interpolate(x, size=size).expand(-1, 3, -1, -1), torch.tensor(labels)
     torch.manual_seed(0)
-    net: nn.Module = build_net()
+    net = build_net()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for step in range(steps):
         batch = torch.randint(len(x), (batch_size,))
@@ -193,9 +196,23 @@ def clock(run: Callable[[], object], device: str, now: Callable[[], float] = tim
     return now() - start
 
 
-def bench(
-    net: nn.Module, device: str, repeats: int, methods: list[str], now: Callable[[], float]
-) -> list[dict[str, float | str]]:
+class Row(TypedDict):
+    """What is printed of a method."""
+
+    method: str
+    seconds: float
+    ratio: float
+    best: float
+    dfi: float
+    gflops: float
+
+
+def repeat(run: Callable[[nn.Module], object], net: nn.Module, times: int) -> None:
+    for _ in range(times):
+        run(net)
+
+
+def bench(net: nn.Module, device: str, repeats: int, methods: list[str], now: Callable[[], float]) -> list[Row]:
     runs = {"plain loop": plain_loop} | {name: METHODS[name] for name in methods}
     before = {name: value.clone() for name, value in net.state_dict().items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -205,11 +222,11 @@ def bench(
         for name, run in runs.items():
             net.load_state_dict(before)
             if turn == 0:  # warm-up, and the result to inspect
-                taken = clock(lambda run=run: run(net), device, now)
+                taken = clock(partial(repeat, run, net, 1), device, now)
                 reached[name] = total_dfi(net)
                 calls[name] = max(1, round(SHORTEST / max(taken, 1e-6)))
             else:
-                taken = clock(lambda run=run, n=calls[name]: [run(net) for _ in range(n)], device, now)
+                taken = clock(partial(repeat, run, net, calls[name]), device, now)
                 seconds[name].append(taken / calls[name])
     net.load_state_dict(before)
     loop = seconds["plain loop"]
@@ -275,7 +292,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.measure_memory:
-        return peak_memory(*args.measure_memory, weights="init" if args.weights == "trained" else args.weights)
+        model, method = args.measure_memory
+        return peak_memory(model, method, weights="init" if args.weights == "trained" else args.weights)
     now = time.perf_counter if args.clock == "wall" else time.process_time
     peak = matmul_peak(args.device, now)
     print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, float32 matmul peak {peak:.0f} GFLOP/s")
@@ -302,7 +320,7 @@ def main() -> None:
             net = build(model, args.weights, state and renamed(state, model), args.device)
         methods = AS_CALLED if args.as_called else args.methods
         for row in bench(net, args.device, args.repeats, methods, now):
-            memory = "" if args.no_memory or args.as_called else memory_of(model, str(row["method"]), args.weights)
+            memory = "" if args.no_memory or args.as_called else memory_of(model, row["method"], args.weights)
             print(
                 f"| {model} | {row['method']} | {row['seconds']:.3f} | {row['ratio']:.2f} | {row['best']:.2f} "
                 f"| {row['dfi']:.2g} | {row['gflops']:.0f} | {row['gflops'] / peak:.0%} | {memory} |",

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 if not __package__:
     import sys
@@ -41,7 +42,8 @@ class PlainBlock(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.relu(self.up(self.norm(x))))
+        out: Tensor = x + self.down(F.relu(self.up(self.norm(x))))
+        return out
 
 
 class PlainSimba(nn.Module):
@@ -75,7 +77,7 @@ class PlainSac:
     def start(self, lr: float = 1e-4, decay: float = 1e-2) -> None:
         """Make the optimizers."""
         both = [p for critic in self.critics for p in critic.parameters()]
-        how = {"lr": lr, "foreach": False}
+        how: dict[str, Any] = {"lr": lr, "foreach": False}
         self.of_actor = torch.optim.AdamW(self.actor.parameters(), weight_decay=decay, **how)
         self.of_critics = torch.optim.AdamW(both, weight_decay=decay, **how)
         self.of_temperature = torch.optim.AdamW([self.log_temperature], weight_decay=0.0, **how)
@@ -112,7 +114,8 @@ class PlainSac:
             soft = torch.min(*values) - self.log_temperature.exp() * log_p
             y = batch.reward + self.gamma * (1 - batch.terminated) * soft
         values = [critic(torch.cat([x, batch.action], -1))[0].squeeze(-1) for critic in self.critics]
-        of_critics = sum(F.mse_loss(q, y) for q in values)
+        first, second = (F.mse_loss(q, y) for q in values)
+        of_critics = first + second
         self.of_critics.zero_grad()
         of_critics.backward()
         self.of_critics.step()
@@ -127,12 +130,11 @@ class PlainSac:
 def ours(sizes: Networks, o: int, a: int, device: str) -> Update:
     """An agent at its start."""
     torch.manual_seed(0)
-    actor, critic, target = (
-        net.to(device) for net in (sizes.actor(o, a), sizes.critics(o, a, 2), sizes.critics(o, a, 2))
-    )
+    actor = sizes.actor(o, a).to(device)
+    critic, target = (sizes.critics(o, a, 2).to(device) for _ in range(2))
     target.requires_grad_(False).load_state_dict(critic.state_dict())
     temperature = Temperature(0.01).to(device)
-    optimizers = {
+    optimizers: dict[str, torch.optim.Optimizer] = {
         "actor": adamw(actor.parameters(), 1e-4, 1e-2),
         "critic": adamw(critic.parameters(), 1e-4, 1e-2),
         "temperature": adamw(temperature.parameters(), 1e-4, 0.0),
@@ -143,7 +145,7 @@ def ours(sizes: Networks, o: int, a: int, device: str) -> Update:
 def plain_like(update: Update, sizes: Networks, o: int, a: int) -> PlainSac:
     """The plain agent with the same weights."""
     plain = PlainSac(sizes, o, a, update.gamma, update.tau, update.target_entropy)
-    pairs = [(plain.actor, update.actor)]
+    pairs: list[tuple[nn.Module, nn.Module]] = [(plain.actor, update.actor)]
     for nets, batched in ((plain.critics, update.critic), (plain.targets, update.target)):
         pairs += [(net, plain_critic(batched, i)) for i, net in enumerate(nets)]
     with torch.no_grad():
@@ -188,8 +190,8 @@ def bench_updates(args: argparse.Namespace) -> None:
     """The plain update, this one, and this one in every faster setting asked for."""
     o, a, device = args.observations, args.actions, args.device
     how = (args.actor_width, args.actor_depth, args.critic_width, args.critic_depth)
-    given = (*random_batch(args.batch, o, a, device, torch.Generator().manual_seed(1)),)
-    given = (*given, (torch.zeros(o, device=device), torch.ones(o, device=device)))
+    batch, noise = random_batch(args.batch, o, a, device, torch.Generator().manual_seed(1))
+    given = batch, noise, (torch.zeros(o, device=device), torch.ones(o, device=device))
     exact, fast = Networks("simba", *how), Networks("simba", *how, bfloat16=True)
     variants: dict[str, Callable[..., Tensor]] = {"plain eager": plain_like(ours(exact, o, a, device), exact, o, a)}
     for name, sizes in (("float32", exact), ("bfloat16", fast)):
@@ -234,6 +236,8 @@ def bench_steps(args: argparse.Namespace) -> None:
         workers.close()
         vector = gymnasium.make_vec(args.env, count, "async")
         vector.reset(seed=0)
+        assert isinstance(vector, gymnasium.vector.AsyncVectorEnv)
+        assert isinstance(vector.single_action_space, gymnasium.spaces.Box)
         low, high = vector.single_action_space.low, vector.single_action_space.high
         began = time.perf_counter()
         for action in actions:

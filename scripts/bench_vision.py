@@ -26,10 +26,11 @@ from fire_core.harness.options.cli import CONF
 from fire_core.weights.optimizer_state import set_rate_factor
 from vision.benchmarks import Phase
 from vision.data import ImageData
-from vision.task import compiled
+from vision.learner import Learner
+from vision.task import Task, compiled
 
 
-class PlainImages(Dataset):  # type: ignore[type-arg]
+class PlainImages(Dataset[tuple[torch.Tensor, int]]):
     """PIL images behind transforms, one at a time."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, mean: list[float], std: list[float]) -> None:
@@ -53,14 +54,15 @@ def synthetic(count: int, size: int, classes: int) -> ImageData:
     return ImageData.of((images, labels), (images[:256], labels[:256]), num_classes=classes)
 
 
-def ours(task: trainer.Task, steps: int) -> Callable[[], None]:
+def ours(task: Task, steps: int) -> Callable[[], None]:
     """`steps` steps of the trainer's own loop."""
-    learner = trainer.Learner.new(task)
+    learner = Learner.new(task)
     trainer.begin_phase(task, learner, 0)
     if task.config.compile:
         learner.forward = compiled(learner.model, task.config.cuda_graph)
 
     def go() -> None:
+        assert learner.optimizer is not None
         for number, (images, labels) in enumerate(trainer.batches(task, 0)):
             if number == steps:
                 break
@@ -71,10 +73,10 @@ def ours(task: trainer.Task, steps: int) -> Callable[[], None]:
     return go
 
 
-def plain(task: trainer.Task, steps: int) -> Callable[[], None]:
+def plain(task: Task, steps: int) -> Callable[[], None]:
     """`steps` steps of a plain loop."""
     config, data = task.config, task.data
-    model = trainer.Learner.new(task).model.float().to(memory_format=torch.contiguous_format)
+    model = Learner.new(task).model.float().to(memory_format=torch.contiguous_format)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
     mean, std = [(s.flatten() / 255).tolist() for s in (data.mean, data.std)]
     loader = DataLoader(
@@ -88,7 +90,8 @@ def plain(task: trainer.Task, steps: int) -> Callable[[], None]:
                 loss = F.cross_entropy(model(images.to(task.device)), labels.to(task.device))
                 optimizer.zero_grad()
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+                if config.grad_clip is not None:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
                 optimizer.step()
                 total += loss.item()
                 done += 1
@@ -111,7 +114,7 @@ def main() -> None:
         config = hydra.compose("vision", [*args.overrides, f"threads={args.threads}"])
     if args.batch:
         config.batch_size = args.batch
-    task = trainer.Task.from_config(config)
+    task = Task.from_config(config)
     if args.size:
         task.data = synthetic(config.batch_size * 8, args.size, 10).to(task.device)
     task.phases = [Phase(np.arange(len(task.data.train_labels)), np.arange(1), epochs=10**6)]

@@ -59,7 +59,8 @@ def train(net: nn.Module, data: Data, epochs: int, seed: int) -> None:
 @torch.no_grad()
 def accuracy(net: nn.Module, data: Data) -> float:
     x, y = data
-    return (net(x).argmax(1) == y).float().mean().item()
+    right: Tensor = net(x).argmax(1) == y
+    return right.float().mean().item()
 
 
 def compare(kind: str, seed: int, epochs: int) -> dict[str, list[float]]:

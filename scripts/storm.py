@@ -106,7 +106,7 @@ class Storm:
         except SystemExit as leave:
             code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
         except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.excepthook(*sys.exc_info())
         os._exit(code)
 
     def wait(self, child: int, accepted: tuple[int, ...], what: str) -> int:

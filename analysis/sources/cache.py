@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from analysis.arrays import Floats
+
 FOLDER = ".analysis_cache"
-Entry = tuple[dict[str, Any], list[str], np.ndarray]  # meta, column names, values (rows, columns)
+Entry = tuple[dict[str, Any], list[str], Floats]  # meta, column names, values (rows, columns)
 VERSION = 2  # raise it when the stored content changes
 
 
 def key(files: Iterable[Path]) -> str:
     """Changes when a file appears, goes, or changes its size or time."""
-    stats = []
+    stats: list[tuple[str, int | None, int | None]] = []
     for file in files:
         try:
             stat = file.stat()

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import boundaries
+from analysis.arrays import Floats
 from analysis.runs import LARGEST_VALUE, METRICS, BadRun, LeftOut, Run
 from analysis.sources import cache as disk
 from analysis.sources.safely import LARGE, parse_json, parse_yaml, printable, read_bytes
@@ -29,7 +30,7 @@ def read(root: Path, cache: bool = True) -> Iterator[Run | LeftOut]:
         if folder == root and not is_run(root):  # nothing in it: the caller reports that
             continue
         try:
-            yield read_folder(folder, cache and root / disk.FOLDER)
+            yield read_folder(folder, root / disk.FOLDER if cache else None)
         except BadRun as reason:
             yield LeftOut(printable(str(folder)), printable(str(reason)))
         except Exception as error:  # one bad folder costs one line, whatever is wrong with it
@@ -53,7 +54,7 @@ def is_run(folder: Path) -> bool:
     return any((folder / mark).exists() for mark in MARKS)
 
 
-def read_folder(folder: Path, cache_folder: Path | bool = False) -> Run:
+def read_folder(folder: Path, cache_folder: Path | None = None) -> Run:
     """One run folder.
 
     Raises:
@@ -116,7 +117,9 @@ def parse_lines(raw: bytes, finished: bool) -> list[dict[str, Any]]:
     if not lines:
         raise BadRun("empty: no row in metrics.jsonl")
     try:
-        rows = json.loads(b"[" + b",".join(lines) + b"]")  # one call is 3 times faster than one a line
+        rows: list[dict[str, Any]] = json.loads(
+            b"[" + b",".join(lines) + b"]"
+        )  # one call is 3 times faster than one a line
     except (ValueError, RecursionError):
         raise BadRun(f"corrupt: metrics.jsonl line {first_bad(lines)} is not JSON") from None
     if len(rows) != len(lines) or not all(isinstance(row, dict) for row in rows):
@@ -133,7 +136,7 @@ def first_bad(lines: list[bytes]) -> int:
     return len(lines)
 
 
-def table(rows: list[dict[str, Any]]) -> tuple[list[str], np.ndarray]:
+def table(rows: list[dict[str, Any]]) -> tuple[list[str], Floats]:
     """Rows as a float64 array (rows, columns); keys that hold text go.
 
     Raises:

@@ -6,10 +6,12 @@ They hold what figures and tables need, so that both can be regenerated without 
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.arrays import Ints
 from analysis.boundaries import FLAG, join
 from analysis.privacy import public_config, public_environment
 from analysis.runs import METRICS, BadRun, LeftOut, Run
@@ -49,7 +51,7 @@ def write(runs: Sequence[Run], file: Path, with_paths: bool = False) -> list[Pat
     parts = []
     for run in runs:
         rows = join(run.history.iloc[kept_rows(run)], run.boundaries)
-        parts.append(rows[[c for c in rows if c in COLUMNS or c.startswith(PREFIXES)]].assign(run=run.name))
+        parts.append(rows[[c for c in rows if c in COLUMNS or str(c).startswith(PREFIXES)]].assign(run=run.name))
     table = pd.concat(parts, ignore_index=True)
     table = table[["run", *(c for c in table if c != "run")]]
     configs = [run.config if with_paths else public_config(run.config) for run in runs]
@@ -74,7 +76,7 @@ def write(runs: Sequence[Run], file: Path, with_paths: bool = False) -> list[Pat
     return [file, other]
 
 
-def kept_rows(run: Run) -> np.ndarray:
+def kept_rows(run: Run) -> Ints:
     """Some rows, evenly, and the best, the last and those about each boundary, so that tables do not change."""
     history, last = run.history, len(run.history) - 1
     keep = {0, last, *np.linspace(0, last, min(POINTS, last + 1)).astype(int)}
@@ -89,7 +91,7 @@ def kept_rows(run: Run) -> np.ndarray:
     return np.array(sorted(keep))
 
 
-def shared(dicts: Sequence[dict]) -> dict:
+def shared(dicts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What nested dicts have in common."""
     first, rest = dicts[0], dicts[1:]
     out = {}
@@ -101,7 +103,7 @@ def shared(dicts: Sequence[dict]) -> dict:
     return out
 
 
-def without(config: dict, common: dict) -> dict:
+def without(config: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
     """A nested dict less what is in `common`."""
     out = {}
     for key, value in config.items():
@@ -112,7 +114,7 @@ def without(config: dict, common: dict) -> dict:
     return out
 
 
-def merge(common: dict, own: dict) -> dict:
+def merge(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """Undoes `without`."""
     both = {k: merge(common[k], v) if isinstance(v, dict) and k in common else v for k, v in own.items()}
     return common | both

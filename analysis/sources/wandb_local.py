@@ -30,14 +30,14 @@ def read(root: Path, cache: bool = True) -> Iterator[Run | LeftOut]:
         by_id.setdefault(file.stem.removeprefix("run-"), []).append(file)
     for files in by_id.values():
         try:
-            yield read_run(files, cache and root / disk.FOLDER)
+            yield read_run(files, root / disk.FOLDER if cache else None)
         except BadRun as reason:
             yield LeftOut(str(files[0]), str(reason))
         except OSError as error:
             yield LeftOut(str(files[0]), f"unreadable: {error.strerror or error}")
 
 
-def read_run(files: list[Path], cache_folder: Path | bool = False) -> Run:
+def read_run(files: list[Path], cache_folder: Path | None = None) -> Run:
     """One run from its files, oldest first.
 
     Raises:
@@ -64,7 +64,7 @@ def parse(files: list[Path]) -> disk.Entry:
     for file in files:
         meta["finished"] = False  # only the last part can have ended the run
         for data in records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]  # it is generated, without a stub
             record.ParseFromString(data)
             kind = record.WhichOneof("record_type")
             if kind == "run":

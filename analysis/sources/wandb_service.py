@@ -38,7 +38,7 @@ def read(path: str, cache: bool = True, page: int = 50) -> Iterator[Run | LeftOu
     for remote in found:
         source = f"wandb:{path}/{remote.id}"
         try:
-            yield read_run(remote, source, cache and cache_folder())
+            yield read_run(remote, source, cache_folder() if cache else None)
         except BadRun as reason:
             yield LeftOut(source, str(reason))
         except wandb.errors.Error as error:
@@ -49,7 +49,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fire-plasticity"
 
 
-def read_run(remote: Any, source: str, cache_folder: Path | bool = False) -> Run:
+def read_run(remote: Any, source: str, cache_folder: Path | None = None) -> Run:
     """One run of the service; its history comes from the cache if it has not changed since.
 
     Raises:
