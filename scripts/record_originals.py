@@ -16,6 +16,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -40,7 +41,8 @@ Arrays = dict[str, Any]
 
 def extract(path: Path, *names: str, **namespace: Any) -> Any:
     """Functions or classes of a file, wherever they stand in it, without the file's imports."""
-    found = [node for node in ast.walk(ast.parse(path.read_text())) if getattr(node, "name", None) in names]
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.stmt)]
+    found = [node for node in nodes if getattr(node, "name", None) in names]
     for node in found:
         for inner in ast.walk(node):  # annotations name types that are not imported here
             if isinstance(inner, ast.arg):
@@ -162,12 +164,15 @@ def trained(net: Any, steps: int, take: Callable[[Callable[[], Any]], None]) -> 
     import torch
     from torch.nn import functional as F
 
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(net(x), y)
+
     record: Arrays = {"steps": steps} | numbers(net, "start.")
     for t in range(steps):
         x = torch.randn(12, 6)
         y = x[:, :3].argmax(1)
         record |= {f"x@{t}": x.numpy(), f"y@{t}": y.numpy()}
-        take(lambda x=x, y=y: F.cross_entropy(net(x), y))
+        take(partial(loss, x, y))
         record |= numbers(net, f"after@{t}.")
     return record
 
@@ -218,7 +223,7 @@ def trac(clone: Path) -> Arrays:
     import torch
 
     sys.path.insert(0, str(clone))
-    module = importlib.import_module("trac")
+    module: Any = importlib.import_module("trac")
     start = module.start_trac
     # Its erfi is an approximation in float32, some per cent off near 0: the rest is compared with an exact one.
     module.erfi = lambda x: torch.from_numpy(np.asarray(scipy.special.erfi(x.double().numpy()))).float()
@@ -269,7 +274,7 @@ def snr(clone: Path) -> Arrays:
     for name, folder in (("snr", clone / "src"), ("snr.algorithms", clone / "src" / "algorithms")):
         sys.modules[name] = ModuleType(name)  # without the package's own __init__, which loads data sets
         sys.modules[name].__path__ = [str(folder)]
-    original = importlib.import_module("snr.algorithms.snr")
+    original: Any = importlib.import_module("snr.algorithms.snr")
     models = importlib.import_module("snr.models")
     original.model = models.MLP(num_classes=3, width=12)
     draw, batch, steps, tasks = np.random.RandomState(0), 100, 30, 6  # its update of thresholds knows batches of 100
