@@ -89,8 +89,8 @@ CHECKS = {
     "on_nan": one_of("stop"),
 }
 REFUSED = (
-    "works at every optimizer step ({hook}), which rl.sac has no place for; it runs methods that act at the midpoint, by "
-    "a penalty or after a row, such as full_reset, snp, pi, fire, redo and l2init"
+    "works at every optimizer step ({hook}), which rl.sac has no place for; it runs methods that act at the midpoint, "
+    "by a penalty or after a row, such as full_reset, snp, pi, fire, redo and l2init"
 )
 NO_PLACE = {hook: REFUSED.format(hook=hook) for hook in ("optimizer", "watch", "after_step")}
 register("sac", SacConfig, "scale", "cache", "budget/sac", "budget/exceptions", "tuned/sac")
