@@ -74,8 +74,8 @@ def act_at_boundary(
         numbers = from_reports(report.weights, found_after) or {
             "dfi_before": total_dfi(found, old),
             "dfi_after": total_dfi(found_after, new),
+            "sfe": total_sfe(found_after, old, new),
         }
-        numbers["sfe"] = total_sfe(found_after, old, new)  # one cheap pass, summed in one order for every method
         if level == "full":
             numbers["weight_stable_rank_before"] = weight_stable_rank(found, old)
             numbers["weight_stable_rank_after"] = weight_stable_rank(found_after, new)

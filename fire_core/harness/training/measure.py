@@ -71,7 +71,7 @@ def weight_numbers(net: Net, level: str) -> dict[str, float]:
 
 
 def from_reports(reports: Mapping[str, Report], found: Matrices) -> dict[str, float] | None:
-    """DfI before and after from a projection's reports, if these are about exactly these matrices.
+    """DfI before and after, and SFE, from a projection's reports, if these are about exactly these matrices.
 
     Args:
         reports: by the module's name.
@@ -87,7 +87,7 @@ def from_reports(reports: Mapping[str, Report], found: Matrices) -> dict[str, fl
         row = rows[name, entry.label]
         if row.skipped or not math.isclose(row.scale, _scale(entry), rel_tol=1e-6) or math.isnan(row.dfi_after):
             return None
-    columns = ("dfi_before", "dfi_after")
+    columns = ("dfi_before", "dfi_after", "sfe")
     return {column: math.fsum(getattr(row, column) for row in rows.values()) for column in columns}
 
 

@@ -54,11 +54,6 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap") -> di
             numbers["effective_rank"] = metrics.effective_rank(seen).item()
             numbers["srank"] = float(metrics.srank(seen))
     if watch.graph:
-        numbers["dormant_ratio"] = dormant_ratio(watch.read())
+        means = [layer[None] for layer in watch.read()]  # (1, units): of |activation| over the probe batch
+        numbers["dormant_ratio"] = metrics.dormant_ratio(means, THRESHOLD)
     return numbers
-
-
-def dormant_ratio(activity: list[Tensor]) -> float:
-    """Share of units whose mean |activation| is at most THRESHOLD times that of their layer."""
-    scores = torch.cat([layer / (layer.mean() + 1e-9) for layer in activity])
-    return (scores <= THRESHOLD).float().mean().item()
