@@ -36,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402  after the number of threads is set
 
 from fire_core.harness.run.reader import newest_state  # noqa: E402
+from tests.programs import only_run, rows, same  # noqa: E402
 
 ALIKE = ("scale=smoke", "progress=false", "checkpoint.every_seconds=0.2", "tracker=wandb_offline")
 PROGRAMS = {
@@ -55,7 +56,6 @@ PROGRAMS = {
         "rl.sac", ("env=double_pendulum", "env_steps=800", "eval_every=100", "batch_size=16", "metrics=off")
     ),
 }  # fmt: skip
-CLOCKS = {"seconds", "method/seconds", "tokens_per_second", "mfu", "seconds/waiting", "waited"}
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, "SIGUSR1": signal.SIGUSR1, "SIGUSR2": signal.SIGUSR2}
 LETHAL = ("kill", "kill the group", *SIGNALS)
 KINDS = (*LETHAL, *LETHAL[:2] * 3, "kill the mirror", "stop", "full disk", "delete the cache", "16 starters")
@@ -78,7 +78,7 @@ class Storm:
         began = time.monotonic()
         self.finish(self.folder("calm"))
         self.duration = time.monotonic() - began
-        self.calm = (rows(work / "calm", program), state(work / "calm", program))
+        self.calm = (rows(only_run(work / "calm" / "runs")), state(work / "calm"))
 
     def folder(self, name: str) -> Path:
         """A new folder to start programs in."""
@@ -198,9 +198,9 @@ class Storm:
         if "Traceback" in (folder / "log").read_text():
             self.faults.append("a traceback")
         try:
-            if rows(folder, self.program) != self.calm[0]:
+            if rows(only_run(folder / "runs")) != self.calm[0]:
                 self.faults.append("rows differ")
-            if not same(state(folder, self.program), self.calm[1]):
+            if not same(state(folder), self.calm[1]):
                 self.faults.append("final states differ")
         except Exception as error:  # anything wrong with the folder is a finding
             self.faults.append(f"cannot be read: {type(error).__name__}: {error}")
@@ -258,35 +258,11 @@ def fill(path: Path) -> None:
                     pass
 
 
-def only_run(folder: Path, program: str) -> Path:
-    """The one run folder that the program has made."""
-    (found,) = (folder / "runs" / program).iterdir()
-    return found
-
-
-def rows(folder: Path, program: str) -> list[dict[str, Any]]:
-    """The rows of the run, without clocks."""
-    text = (only_run(folder, program) / "metrics.jsonl").read_text()
-    return [{key: value for key, value in json.loads(line).items() if key not in CLOCKS} for line in text.splitlines()]
-
-
-def state(folder: Path, program: str) -> dict[str, Any]:
+def state(folder: Path) -> dict[str, Any]:
     """The trainer's final state; a run that is not marked done has none."""
-    run = only_run(folder, program)
+    run = only_run(folder / "runs")
     json.loads((run / "DONE").read_text())
     return newest_state(run)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Equality bit for bit of nested states, clocks apart."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        keys = one.keys() - CLOCKS
-        return keys == other.keys() - CLOCKS and all(same(one[key], other[key]) for key in keys)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other or (one != one and other != other))  # NaN is the same as NaN
 
 
 def main() -> int:

@@ -166,7 +166,7 @@ def same(one: Any, other: Any) -> bool:
         return keys == other.keys() - set(CLOCKS) and all(same(one[key], other[key]) for key in keys)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
+    return bool(one == other or (one != one and other != other))  # NaN is the same as NaN
 
 
 def in_child(work: Callable[[], object], kill_after: float | None = None) -> int | None:
