@@ -251,7 +251,8 @@ def test_views_of_one_critic() -> None:
 def reinit_cases() -> dict[str, Method]:
     """The golden resets as our methods."""
     scale = {"muon": "modular", "ortho_init": "orthogonal"}
-    methods: dict[str, Method] = {"full_reset": FullReset(), "snp": ShrinkAndPerturb(golden.meta("sac")["shrink"])}
+    snp = ShrinkAndPerturb(golden.meta("sac")["shrink"], variant="fire_paper")
+    methods: dict[str, Method] = {"full_reset": FullReset(), "snp": snp}
     for case in FACTS["reinit"]:
         if case.startswith("fire_"):
             methods[case] = Fire(scale=scale[case.removeprefix("fire_")])
