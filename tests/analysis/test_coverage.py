@@ -15,7 +15,7 @@ import pytest
 
 from analysis import estimates, rl
 
-SIMULATIONS = {"t": 4000, "bootstrap": 1200, "iqm": 400}
+SIMULATIONS = {"t": 4000, "bootstrap": 600, "iqm": 200}
 
 
 @pytest.mark.slow
