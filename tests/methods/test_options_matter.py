@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fire_core.harness.options.build import build
-from fire_core.methods import Context, Method, Net
+from fire_core.methods import BoundaryReport, Context, Method, Net
 from fire_core.units.graph import Units, between
 
 FOLDER = Path(__file__).parents[2] / "conf" / "method"
@@ -76,7 +76,8 @@ def trained(method: Method) -> list[Any]:
     step = 0
     for phase in range(2):
         if phase:
-            logged.append(method.at_boundary(net, moment(phase, step)))
+            done = method.at_boundary(net, moment(phase, step))
+            logged.append(done.numbers if isinstance(done, BoundaryReport) else done)
         optimizer = method.optimizer(net, lambda p: torch.optim.Adam(p, lr=0.02))
         with method.watch(net):
             for inputs, targets in batches(0, 30):
