@@ -34,7 +34,8 @@ def test_a_compiled_run_is_the_same_run(method: str, tmp_path: Path, zygote: Zyg
     plain, traced = (only_run(tmp_path / name / "runs") for name in ("False", "True"))
     for one, other in zip(rows(plain), rows(traced), strict=True):
         assert one.keys() == other.keys()
-        assert other["train/loss"] == pytest.approx(one["train/loss"], rel=1e-3)
+        if "kind" not in one:  # a boundary has no loss
+            assert other["train/loss"] == pytest.approx(one["train/loss"], rel=1e-3)
     one, other = final_state(plain)["model"], final_state(traced)["model"]
     assert one.keys() == other.keys(), "the bare network's names, so that a compiled run's checkpoint serves others"
     for name, tensor in one.items():
