@@ -1,0 +1,33 @@
+"""What `reinit` of a layout does."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from fire_core import fire_
+from tests.reinit.test_fire import network
+
+
+def test_reinit_restores_exactly_and_counts_as_changed():
+    model = network()
+    init = {f"module.{name}": value for name, value in copy.deepcopy(model.state_dict()).items()}  # as saved from DDP
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3)
+    conv_bias = model[0].bias.detach().clone()
+    report = fire_(model, layout="dqn", init=init)
+    for name in ("4.weight", "4.bias", "6.weight", "6.bias"):
+        assert torch.equal(model.get_parameter(name).detach(), init[f"module.{name}"])
+    assert torch.equal(model[0].bias, conv_bias)
+    assert [row.action for row in report] == ["project"] + ["reinit"] * 4
+    assert next(row for row in report if row.name == "4.bias").sfe == pytest.approx(20 * 0.09, rel=1e-4)
+
+
+def test_reinit_refuses_initial_weights_that_are_not_finite():
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"NaN or Inf in init\['4\.weight'\]: the model is unchanged"):
+        fire_(model, layout="dqn", init={**before, "4.weight": before["4.weight"] * math.nan})
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
