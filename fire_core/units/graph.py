@@ -49,7 +49,7 @@ class Units:
         count: how many.
         producers: all layers that write them; several for a residual stream.
         consumers: all layers that read them. A unit's activation is what they see: after norm and nonlinearity.
-        norms: batch norms with an entry for each unit between the two.
+        norms: batch norms and layer norms with an entry for each unit between the two.
     """
 
     name: str
@@ -59,12 +59,25 @@ class Units:
     norms: tuple[nn.Module, ...] = ()
 
 
-def between(name: str, producer: nn.Module, consumer: nn.Module, norm: nn.Module | None = None) -> Units:
-    """The units from one layer to the next; a linear layer may read a flattened map of a convolution."""
+def between(
+    name: str, producer: nn.Module, consumer: nn.Module, norm: nn.Module | None = None, copies: int = 1
+) -> Units:
+    """The units from one layer to the next; a linear layer may read a flattened map of a convolution.
+
+    Args:
+        name: see `Units`.
+        producer: the first layer.
+        consumer: the next one.
+        norm: between the two.
+        copies: features of each unit, first those of all units, then the next ones (`fire_core.activations`).
+
+    Raises:
+        ValueError: the consumer's inputs are no multiple of the features.
+    """
     count, inputs = len(weight(producer)), weight(consumer).shape[1]
-    if inputs % count:
-        raise ValueError(f"{name}: {count} units do not divide the {inputs} inputs of their consumer")
-    columns = None if inputs == count else torch.arange(inputs).view(count, -1)
+    if inputs % (count * copies):
+        raise ValueError(f"{name}: {count * copies} units do not divide the {inputs} inputs of their consumer")
+    columns = None if inputs == count else torch.arange(inputs).view(copies, count, -1).transpose(0, 1).flatten(1)
     return Units(name, count, (Producer(producer),), (Consumer(consumer, columns),), () if norm is None else (norm,))
 
 

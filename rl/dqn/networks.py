@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fire_core.activations import activation_of, units_of
 from fire_core.methods.pi import Injected
 from fire_core.units.graph import Consumer, Producer, Units, between
 
@@ -20,20 +21,23 @@ class QNetwork(nn.Module):
     injectable = ("head",)
     encoder: nn.Sequential
     head: nn.Module
+    copies: int  # features of each unit
 
     def unit_graph(self) -> list[Units]:
         """The hidden units, see `fire_core.units.graph`: each layer is read by the next one, the last by every head."""
         heads: list[Any] = list(self.head.heads) if isinstance(self.head, Injected) else [self.head]
         layers = [m for m in self.encoder if isinstance(m, (nn.Conv2d, nn.Linear))]
         names = [name for name, m in self.encoder.named_children() if m in layers]
-        graph = [between(name, layer, reader) for name, layer, reader in zip(names, layers, layers[1:], strict=False)]
+        norms = norms_of(self.encoder, len(layers))
+        chain = zip(names, layers, layers[1:], norms, strict=False)
+        graph = [between(name, layer, reader, norm, self.copies) for name, layer, reader, norm in chain]
         if layers:
-            last = between(names[-1], layers[-1], heads[0][0])
+            last = between(names[-1], layers[-1], heads[0][0], norms[-1], self.copies)
             columns = last.consumers[0].columns
             readers = tuple(Consumer(head[0], columns, probed=head is heads[0]) for head in heads)
-            graph.append(Units(last.name, last.count, (Producer(layers[-1]),), readers))
+            graph.append(Units(last.name, last.count, (Producer(layers[-1]),), readers, last.norms))
         trained: Any = self.head.new if isinstance(self.head, Injected) else self.head
-        return [*graph, between("fc1", trained[0], trained[-1])]
+        return [*graph, between("fc1", trained[0], trained[-1], norms_of(trained, 1)[0], self.copies)]
 
 
 class NatureCNN(QNetwork):
@@ -45,32 +49,41 @@ class NatureCNN(QNetwork):
         actions: number of actions.
         observation: shape of an observation, (4, 84, 84).
         width: multiplies every hidden size; 1 is the paper's 32, 64, 64 channels and 512 units.
+        norm: layer norm over a layer's whole map before each activation.
+        activation: relu, crelu (the next layer reads twice as many features) or fourier (half as many units).
 
     Raises:
-        ValueError: `width` leaves a layer without a unit, or the observations are not images.
+        ValueError: `width` leaves a layer without a unit, the observations are not images, or `activation` is unknown.
     """
 
-    def __init__(self, actions: int, observation: tuple[int, ...] = (4, 84, 84), width: float = 1.0) -> None:
+    def __init__(
+        self,
+        actions: int,
+        observation: tuple[int, ...] = (4, 84, 84),
+        width: float = 1.0,
+        norm: bool = False,
+        activation: str = "relu",
+    ) -> None:
         super().__init__()
         if len(observation) != 3:
             raise ValueError(f"nature_cnn needs images, got observations of shape {tuple(observation)}")
         a, b, c, hidden = (round(size * width) for size in (32, 64, 64, 512))
         if a < 1:
             raise ValueError(f"width must be at least 1/32, got {width}")
-        self.encoder = nn.Sequential(
-            OrderedDict(
-                conv1=nn.Conv2d(observation[0], a, 8, stride=4),
-                relu1=nn.ReLU(),
-                conv2=nn.Conv2d(a, b, 4, stride=2),
-                relu2=nn.ReLU(),
-                conv3=nn.Conv2d(b, c, 3),
-                relu3=nn.ReLU(),
-                flatten=nn.Flatten(),
-            )
+        self.copies = activation_of(activation)[1]
+        a, b, c = (units_of(activation, size) for size in (a, b, c))
+        one, two, three = (
+            nn.Conv2d(observation[0], a, 8, stride=4),
+            nn.Conv2d(a * self.copies, b, 4, stride=2),
+            nn.Conv2d(b * self.copies, c, 3),
         )
+        layers: dict[str, nn.Module] = {}
+        for i, layer in enumerate((one, two, three), 1):
+            layers |= {f"conv{i}": layer, **nonlinear(str(i), layer.out_channels, norm, activation)}
+        self.encoder = nn.Sequential(OrderedDict(**layers, flatten=nn.Flatten()))
         with torch.no_grad():
             features = self.encoder(torch.zeros(1, *observation)).shape[1]  # 3136
-        self.head = head(features, hidden, actions)
+        self.head = head(features, hidden, actions, norm, activation)
         xavier_(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,14 +102,29 @@ class MLP(QNetwork):
         observation: shape of an observation.
         hidden: units of both hidden layers.
         width: multiplies them.
+        norm: layer norm before each activation.
+        activation: see `NatureCNN`.
+
+    Raises:
+        ValueError: `activation` is unknown.
     """
 
-    def __init__(self, actions: int, observation: tuple[int, ...], hidden: int = 128, width: float = 1.0) -> None:
+    def __init__(
+        self,
+        actions: int,
+        observation: tuple[int, ...],
+        hidden: int = 128,
+        width: float = 1.0,
+        norm: bool = False,
+        activation: str = "relu",
+    ) -> None:
         super().__init__()
         hidden = max(1, round(hidden * width))
-        numbers = torch.Size(observation).numel()
-        self.encoder = nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc0=nn.Linear(numbers, hidden), relu0=nn.ReLU()))
-        self.head = head(hidden, hidden, actions)
+        numbers, self.copies = torch.Size(observation).numel(), activation_of(activation)[1]
+        first = nn.Linear(numbers, units_of(activation, hidden))
+        layers = {"fc0": first, **nonlinear("0", first.out_features, norm, activation)}
+        self.encoder = nn.Sequential(OrderedDict(flatten=nn.Flatten(), **layers))
+        self.head = head(first.out_features * self.copies, hidden, actions, norm, activation)
         xavier_(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,10 +133,23 @@ class MLP(QNetwork):
         return values
 
 
-def head(features: int, hidden: int, actions: int) -> nn.Sequential:
+def head(features: int, hidden: int, actions: int, norm: bool = False, activation: str = "relu") -> nn.Sequential:
     """The two linear layers that turn features into action values."""
-    layers = OrderedDict(fc1=nn.Linear(features, hidden), relu=nn.ReLU(), fc2=nn.Linear(hidden, actions))
-    return nn.Sequential(layers)
+    units, copies = units_of(activation, hidden), activation_of(activation)[1]
+    between_them = nonlinear("", units, norm, activation)
+    first, last = nn.Linear(features, units), nn.Linear(units * copies, actions)
+    return nn.Sequential(OrderedDict(fc1=first, **between_them, fc2=last))
+
+
+def nonlinear(number: str, units: int, norm: bool, activation: str) -> dict[str, nn.Module]:
+    """What follows a layer: layer norm if asked for, over all units (and places of a map), and the activation."""
+    norms: dict[str, nn.Module] = {f"norm{number}": nn.GroupNorm(1, units)} if norm else {}
+    return {**norms, f"{activation}{number}": activation_of(activation)[0]()}
+
+
+def norms_of(layers: nn.Sequential, count: int) -> list[nn.Module | None]:
+    """The norms among layers, or that many times None."""
+    return [m for m in layers if isinstance(m, nn.GroupNorm)] or [None] * count
 
 
 @torch.no_grad()

@@ -51,10 +51,34 @@ def test_mlp_has_norms_or_biases():
         assert (model.backbone.fc0.bias is None) == norm
 
 
+def test_mlp_with_layer_norm_reads_each_image_by_itself():
+    model = MLP(7, in_channels=2, image_size=4, hidden=5, depth=2, norm="layer")
+    images = torch.randn(3, 2, 4, 4)
+    torch.testing.assert_close(model(images)[:1], model(images[:1]))
+    normed = model.backbone[:3](images)  # flattened, fc0, norm0
+    torch.testing.assert_close(normed.mean(1), torch.zeros(3), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("activation", "units"), [("crelu", 6), ("fourier", 3)])
+def test_mlp_with_two_features_of_a_unit(activation, units):
+    """CReLU (arXiv 2303.07507): relu(z), relu(-z). Deep Fourier features (2410.20634): sin z, cos z, half the units."""
+    model = MLP(7, in_channels=2, image_size=4, hidden=6, depth=2, norm=False, activation=activation)
+    images = torch.randn(3, 2, 4, 4)
+    z = model.backbone.fc0(images.flatten(1))
+    assert z.shape == (3, units)
+    parts = (z.clamp(min=0), -z.clamp(max=0)) if activation == "crelu" else (torch.sin(z), torch.cos(z))
+    torch.testing.assert_close(model.backbone[:3](images), torch.cat(parts, 1))
+    assert model.backbone.fc1.in_features == model.head.in_features == 2 * units
+    assert model(images).shape == (3, 7)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: MLP(10, depth=0), r"^depth must be >= 1, got 0$"),
+        (lambda: MLP(10, norm="batch"), r"^norm must be true, layer or false, got 'batch'$"),
+        (lambda: MLP(10, activation="sine"), r"^activation=sine is unknown; accepted: relu, crelu, fourier$"),
+        (lambda: MLP(10, hidden=5, activation="fourier"), r"^activation=fourier makes two features of a unit: 5 "),
         (lambda: SmallResNet(10, width=-1), r"^width must be >= 1, got -1$"),
         (lambda: SmallResNet(10, depth=0), r"^depth must be >= 1, got 0$"),
         (lambda: SmallResNet(10, width=1.5), r"^width must be a whole number, got 1.5$"),

@@ -1,0 +1,44 @@
+"""The agents' networks: norms and activations."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl.dqn.networks import MLP, NatureCNN, QNetwork
+from tests.programs import DQN, rows
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", ["relu", "crelu", "fourier"])
+@pytest.mark.parametrize("kind", [NatureCNN, MLP])
+def test_the_columns_of_every_unit_are_known(kind: type[QNetwork], activation: str) -> None:
+    """With a unit's columns zero, its incoming weights do not matter; with the others' columns zero, they do."""
+    torch.manual_seed(0)
+    shape = (4, 84, 84) if kind is NatureCNN else (1, 4)
+    size = {"width": 0.25} if kind is NatureCNN else {"hidden": 8}
+    x = torch.rand(2, *shape)
+    for i in range(4 if kind is NatureCNN else 2):
+        network = kind(3, shape, activation=activation, **size)
+        units = network.unit_graph()[i]
+        (consumer,), (producer,) = units.consumers, units.producers
+        columns = torch.tensor([1]) if consumer.columns is None else consumer.columns[1]
+        consumer.layer.weight[:, columns] = 0
+        silent = network(x)
+        producer.layer.weight[1] += 1
+        torch.testing.assert_close(network(x), silent)
+        consumer.layer.weight[:, columns] = 1
+        assert not torch.allclose(network(x), silent)
+
+
+def test_layer_norm_stands_before_every_activation() -> None:
+    network = NatureCNN(3, width=0.25, norm=True)
+    hidden = network.encoder[:2](torch.rand(2, 4, 84, 84) * 255)
+    torch.testing.assert_close(hidden.mean((1, 2, 3)), torch.zeros(2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(hidden.std((1, 2, 3)), torch.ones(2), rtol=1e-3, atol=0)
+    assert [len(units.norms) for units in network.unit_graph()] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("option", ["model.norm=true", "model.activation=crelu", "model.activation=fourier"])
+def test_architectures_train_to_the_end(option: str, tmp_path: Path) -> None:
+    assert rows(DQN.run(tmp_path, "method=redo", "method.threshold=0.5", option))[-1]["step"] == 400
