@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -26,8 +26,9 @@ from torch import Tensor
 from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
 from fire_core.tools.checkpoint.source import Checkpoint, load
 from fire_core.tools.checkpoint.stored import CheckpointError
-from fire_core.tools.command import Parser, progress
+from fire_core.tools.command import Parser, add_cuts, progress
 from fire_core.tools.spectra import RULE, Finding, finding
+from fire_core.weights.fused import Declared
 
 
 def examine(cuts: Cuts, stacked: str | None = None) -> tuple[list[Finding], list[str]]:
@@ -48,7 +49,13 @@ def examine(cuts: Cuts, stacked: str | None = None) -> tuple[list[Finding], list
     return findings, refused
 
 
-def read_cuts(path: str | Path, model: str | None = None, only: str | None = None) -> Cuts:
+def read_cuts(
+    path: str | Path,
+    model: str | None = None,
+    only: str | None = None,
+    blocks: Mapping[str, Declared] | None = None,
+    transposed: Iterable[str] = (),
+) -> Cuts:
     """The tensors of a checkpoint whose names match `only`, cut (a run's also holds initial weights, say).
 
     Raises:
@@ -61,7 +68,7 @@ def read_cuts(path: str | Path, model: str | None = None, only: str | None = Non
             names = [stored.name for stored in checkpoint.tensors]
             raise CheckpointError(f"--only={only}: no name matches; there are {', '.join(names[:6])}, ...")
         checkpoint = Checkpoint(checkpoint.path, found, checkpoint.files, checkpoint.config)
-    return cut(checkpoint, model)
+    return cut(checkpoint, model, blocks=blocks, transposed=tuple(transposed))
 
 
 def matrices_of(one: Cut, named: bool = True, stacked: str | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -76,7 +83,7 @@ def matrices_of(one: Cut, named: bool = True, stacked: str | None = None) -> Ite
     stored = one.stored
     if not stored.floating or len(stored.shape) < 2 or stored.numel == 0 or "the same numbers" in one.reason:
         return
-    if named:
+    if named and len(one.entries) < 2:  # more: --blocks says how it is cut
         if stored.name.endswith("bias") or len(stored.shape) > 5 or min(stored.shape[:2]) < 2:
             return  # vectors, depthwise convolutions, class tokens
         weight = stored.read()[0]
@@ -176,10 +183,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m fire_core.audit", description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", help="a transformers folder, a .safetensors file, or a file of torch.save")
     add_choice(parser)
+    add_cuts(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw the spectra into this .png or .pdf")
     options = parser.parse_args(arguments)
     try:
-        cuts = read_cuts(options.checkpoint, options.model, options.only)
+        cuts = read_cuts(options.checkpoint, options.model, options.only, dict(options.blocks), options.transposed)
         findings, refused = examine(cuts, options.stacked)
         if not findings and not refused:
             raise CheckpointError(f"{options.checkpoint}: holds no weight matrices")

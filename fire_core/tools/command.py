@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn, TypeVar
 
+from fire_core.weights.fused import Declared
+
 SECONDS = 5.0  # between lines that are not rewritten
 
 T = TypeVar("T")
@@ -31,6 +33,33 @@ def at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+def blocks_of(text: str) -> tuple[str, Declared]:
+    """The type of `--blocks`: a pattern and heights, `*.qkv.weight=64,16,16` or `*.qkv.weight=q:64,k:16,v:16`."""
+    pattern, _, heights = text.rpartition("=")
+    words = [word.rpartition(":") for word in heights.split(",")]
+    if not pattern or any(not height.isdecimal() for _, _, height in words):
+        raise argparse.ArgumentTypeError(f"{text} is not of the form *.qkv.weight=64,16,16 or *.qkv.weight=q:64,k:16")
+    if any(name for name, _, _ in words):
+        return pattern, {name: int(height) for name, _, height in words}
+    return pattern, tuple(int(height) for _, _, height in words)
+
+
+def add_cuts(parser: argparse.ArgumentParser) -> None:
+    """The options `--blocks` and `--transposed` of `fire_`."""
+    parser.add_argument(
+        "--blocks",
+        type=blocks_of,
+        action="append",
+        default=[],
+        metavar="PATTERN=HEIGHTS",
+        help="rows of a fused weight, '*.qkv.weight=64,16,16', or by name, '*.qkv.weight=q:16,k:16,v:16,repeats:4' "
+        "where four heads have their own q, k, v",
+    )
+    parser.add_argument(
+        "--transposed", action="append", default=[], metavar="PATTERN", help="weights that are stored (d_in, d_out)"
+    )
 
 
 def progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:

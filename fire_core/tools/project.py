@@ -25,7 +25,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ from fire_core.tools.checkpoint import torch_file
 from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
 from fire_core.tools.checkpoint.source import Checkpoint, load
 from fire_core.tools.checkpoint.stored import CheckpointError
-from fire_core.tools.command import Parser, at_least, progress
+from fire_core.tools.command import Parser, add_cuts, at_least, progress
+from fire_core.weights.fused import Declared
 from fire_core.weights.layout import PRESETS
 
 SCALES = ("modular", "orthogonal")  # those that need no initial weights
@@ -55,6 +56,8 @@ def project(
     layout: str = "all",
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    blocks: Mapping[str, Declared] | None = None,
+    transposed: Iterable[str] = (),
     **options: Any,
 ) -> dict[str, Any]:
     """Write a projected copy of a checkpoint.
@@ -66,6 +69,8 @@ def project(
         layout: a preset of `weights.layout`.
         include: patterns of parameters to project beside the layout's.
         exclude: patterns of parameters to keep.
+        blocks: how fused weights are cut, by pattern; see `weights.layout.resolve`.
+        transposed: patterns of weights that are stored (d_in, d_out).
         **options: of `fire_` (solver, iterations, ...).
 
     Returns:
@@ -78,13 +83,14 @@ def project(
     source, target = Path(source), Path(target)
     _check_places(source, target)
     checkpoint = load(source)
-    cuts = cut(checkpoint, model, layout, include, exclude)
+    cuts = cut(checkpoint, model, layout, include, exclude, blocks, tuple(transposed))
     chosen = [one for one in cuts.cuts if any(entry.action == "project" for entry in one.entries)]
     _check_work(checkpoint, cuts, chosen, layout)
     with _partial(target) as folder:
         copy = folder / target.name
         rows = _copy(checkpoint, copy, chosen, options)
-        report = _report(checkpoint, target, cuts, rows, {"layout": layout, "model": model, **options})
+        given = {"layout": layout, "model": model, "blocks": blocks, "transposed": [*transposed], **options}
+        report = _report(checkpoint, target, cuts, rows, given)
         report["seconds"] = round(time.perf_counter() - begin, 3)
         _write_report(folder / "report.json", report)
         os.replace(folder / "report.json", report_path(target))
@@ -284,6 +290,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--layout", default="all", choices=sorted(PRESETS), metavar="NAME", help=f"{', '.join(PRESETS)} (default: all)")
     add("--include", action="append", default=[], metavar="PATTERN", help="parameters to project beside the layout's")
     add("--exclude", action="append", default=[], metavar="PATTERN", help="parameters to keep")
+    add_cuts(parser)
     add("--solver", default="newton_schulz", choices=SOLVERS, help="newton_schulz is the paper's (default)")
     add("--iterations", type=at_least(0), default=10, help="steps of the iterative solvers (default: 10)")
     add(
@@ -291,6 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add("--scale", default="modular", choices=SCALES, help="target of the singular values (default: modular)")
     options = vars(parser.parse_args(arguments))
+    options["blocks"] = dict(options["blocks"])
     try:
         report = project(options.pop("source"), options.pop("target"), **options)
     except CheckpointError as error:

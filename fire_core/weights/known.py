@@ -1,4 +1,4 @@
-"""Fused weights of the architectures of transformers, timm, torchvision, x-transformers and mamba_ssm, as data.
+"""Fused weights of transformers, timm, torchvision, x-transformers, mamba_ssm and this project's `language`, as data.
 
 A rule belongs to the class whose `forward` runs: by its name or, where many use the name, by package, file and name
 (`timm.tiny_vit.Attention`). Nothing is imported. Each rule is checked against shapes and attributes;
@@ -291,6 +291,7 @@ TIMM: dict[str, dict[str, Rule]] = {
         x_proj=sized("dt B C", "dt_rank", "d_state", "d_state"),
     ),
     **_in("mamba_ssm", "mamba2.Mamba2", in_proj=_mamba_ssm2),
+    **_in("language", "model.Attention", c_attn=_gqa("n_head", "n_kv_head")),
 }
 
 _TABLE = TRANSFORMERS | TIMM

@@ -1,12 +1,15 @@
 """The GPT's options against their formulae in float64, and what it refuses."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from language.model import GPT, swiglu_hidden
+from fire_core.weights.layout import resolve
+from fire_core.weights.probe import read_cuts
+from language.model import GPT, Attention, swiglu_hidden
 
 TINY = {"vocab_size": 30, "block_size": 12, "n_layer": 2, "n_head": 4, "n_embd": 16}
 
@@ -73,6 +76,22 @@ def test_swiglu_width():
 def test_grouped_queries_have_fewer_rows():
     model = GPT(**TINY, n_kv_head=2)
     assert model.transformer["h"][0].attn.c_attn.weight.shape == (4 * 4 + 2 * 2 * 4, 16)
+
+
+@pytest.mark.parametrize("n_kv_head", [4, 2])
+def test_the_cut_of_q_k_and_v_is_known_without_a_forward_pass(n_kv_head, monkeypatch):
+    model, name = GPT(**TINY, n_kv_head=n_kv_head, bias=True), "transformer.h.1.attn.c_attn"
+    seen = read_cuts(model, torch.zeros(1, 5, dtype=torch.long))[id(model.get_parameter(f"{name}.weight"))]
+    monkeypatch.setattr(Attention, "forward", None)
+    entries = [e for e in resolve(model, "qk") if e.name.startswith(name)]
+    ends = [0, 16, 16 + 4 * n_kv_head, 16 + 8 * n_kv_head]
+    rows = list(pairwise(ends))
+    for kind in ("weight", "bias"):
+        found = {e.label: e.rows for e in entries if e.name.endswith(kind)}
+        assert found == {f"{name}.{kind}[{block}]": at for block, at in zip("qkv", rows, strict=True)}
+    assert [e.block for e in entries if e.action == "project"] == ["q", "k"]
+    assert seen.repeats == 1
+    assert [height for _, height in seen.blocks] == [stop - start for start, stop in rows]
 
 
 def test_the_future_is_not_seen():

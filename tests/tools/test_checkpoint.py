@@ -226,7 +226,8 @@ def test_without_a_model_only_plain_linear_layers_are_projected(tmp_path: Path) 
     assert "looks fused" in reasons["a.qkv.weight"]
     assert "looks fused" in reasons["a.c_attn.weight"]
     assert all(reasons[name] for name in names if name not in done)
-    assert "--model tells" in reasons["wte.weight"]
+    assert "give --model" in reasons["wte.weight"]
+    assert "give --model or --blocks" in reasons["a.qkv.weight"]
     assert "names only" in cuts.notes[0]
     assert len(cuts.notes) == 1
 

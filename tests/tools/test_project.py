@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from fire_core import fire_
+from fire_core.tools import audit
 from fire_core.tools import project as tool
 from fire_core.tools.checkpoint.source import load
+from fire_core.tools.command import blocks_of
 from fire_core.tools.project import main, project, report_path
 from tests.tools.tiny import MODELS, loaded, saved
 
@@ -117,6 +119,28 @@ def test_checksums_and_turned_and_shared_weights(crc: bool, tmp_path: Path) -> N
     assert torch.equal(torch.tensor(rest, dtype=torch.uint8).view(torch.float32).reshape(12, 6)[8:], whole[8:])
 
 
+def test_declared_blocks_are_cut_without_a_model(tmp_path: Path) -> None:
+    qkv, flipped = torch.randn(24, 8), torch.randn(8, 12)
+    torch.save({"a.qkv.weight": qkv, "b.c_attn.weight": flipped, "c.qkv.weight": qkv.clone()}, tmp_path / "in.pt")
+    blocks, transposed = ["a.qkv.weight=q:4,k:4,v:4,repeats:2", "b.*=8,4"], "b.c_attn.*"
+    options = ["--blocks", blocks[0], "--blocks", blocks[1], "--transposed", transposed]
+    code, out, _ = run(tmp_path / "in.pt", tmp_path / "out.pt", "--solver", "exact", *options)
+    assert code == 0
+    assert out[0].startswith("5 matrices of 5 weights")
+    new = torch.load(tmp_path / "out.pt", weights_only=True)
+    heads, after = (weight.unflatten(0, (2, 3, 4)).double() for weight in (qkv, new["a.qkv.weight"]))
+    pairs = [(heads[:, i].flatten(0, 1), after[:, i].flatten(0, 1)) for i in range(3)]
+    pairs += zip(flipped.T.double().split([8, 4]), new["b.c_attn.weight"].T.double().split([8, 4]), strict=True)
+    for before, now in pairs:
+        U, _, Vh = torch.linalg.svd(before, full_matrices=False)
+        torch.testing.assert_close(now, (before.shape[0] / 8) ** 0.5 * U @ Vh, atol=1e-5, rtol=0)
+    assert torch.equal(new["c.qkv.weight"], qkv)
+    cuts = audit.read_cuts(tmp_path / "out.pt", blocks=dict(map(blocks_of, blocks)), transposed=[transposed])
+    seen = {finding.name: finding for finding in audit.examine(cuts)[0]}
+    for name in ("a.qkv.weight[q]", "a.qkv.weight[k]", "a.qkv.weight[v]", "b.c_attn.weight[0]"):
+        assert seen[name].condition == pytest.approx(1, abs=1e-3)
+
+
 def run(*arguments: object) -> tuple[int, list[str], list[str]]:
     command = [sys.executable, "-m", "fire_core.project", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -163,6 +187,10 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
         ((good, tmp_path / "out.pt", "--layout", "dqn"), "resets a.q_proj.weight to its initial value"),
         ((good, tmp_path / "out.pt", "--model", "timm:no"), "cannot build it"),
         ((good, tmp_path / "out.pt", "--iterations", "-1"), "from 0 up"),
+        ((good, tmp_path / "out.pt", "--blocks", "a.q_proj.weight"), "is not of the form"),
+        ((good, tmp_path / "out.pt", "--blocks", "a.q_proj.weight=q:x"), "is not of the form"),
+        ((good, tmp_path / "out.pt", "--blocks", "a.q_proj.weight=4,4"), "add up to 8, not to its 6 rows"),
+        ((good, tmp_path / "out.pt", "--transposed", "nothing"), "no parameter matches 'nothing'"),
         ((good, tmp_path / "out.pt", "--solver", "magic"), "invalid choice"),
         ((good, tmp_path / "out.pt", "--layout", "magic"), "invalid choice"),
     ):

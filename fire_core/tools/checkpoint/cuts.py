@@ -20,6 +20,7 @@ from torch import nn
 from fire_core.tools.checkpoint.skeleton import FUSED, is_linear, model_of, model_of_names
 from fire_core.tools.checkpoint.source import Checkpoint
 from fire_core.tools.checkpoint.stored import CheckpointError, Stored
+from fire_core.weights.fused import Declared
 from fire_core.weights.layout import Entry, resolve
 
 
@@ -59,6 +60,8 @@ def cut(
     layout: str = "all",
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    blocks: Mapping[str, Declared] | None = None,
+    transposed: Iterable[str] = (),
 ) -> Cuts:
     """Give every tensor of a checkpoint its matrices and its action.
 
@@ -68,16 +71,21 @@ def cut(
         layout: a preset, see `weights.layout`.
         include: patterns of parameters to project beside the layout's.
         exclude: patterns of parameters to keep.
+        blocks: how fused weights are cut, see `weights.layout.resolve`. Without a model a 2-D weight that it or
+            `transposed` names is a linear layer's.
+        transposed: patterns of weights that are stored (d_in, d_out).
 
     Raises:
         CheckpointError: the model cannot be built or is another one's, or an option fits nothing.
     """
     module, note = model_of(checkpoint, model)
-    known = module if module is not None else model_of_names(checkpoint.tensors)
+    declared = (*(blocks or {}), *transposed)
+    known = module if module is not None else model_of_names(checkpoint.tensors, declared)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            entries = resolve(known, layout, tuple(include), tuple(exclude), trainable_only=False)
+            chosen = tuple(include), tuple(exclude)
+            entries = resolve(known, layout, *chosen, blocks, tuple(transposed), trainable_only=False)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
     notes = [note] * bool(note)
@@ -94,7 +102,7 @@ def cut(
         missing = [name for name, group in _by_parameter(entries).items() if not held & {name, *group[0].aliases}]
         notes += [f"{len(missing)} parameters are not in the checkpoint: {_some(missing)}"] * bool(missing)
     else:
-        cuts = [_hint(one) for one in cuts]
+        cuts = [_hint(one, declared) for one in cuts]
     return Cuts(_apart(cuts), list(dict.fromkeys(notes)), module is None)
 
 
@@ -202,17 +210,17 @@ def _gathered(cuts: list[Cut], places: Mapping[str, str], parameters: Mapping[st
     return [Cut(one.stored, (made[one.stored.name],)) if one.stored.name in made else one for one in cuts]
 
 
-def _hint(one: Cut) -> Cut:
+def _hint(one: Cut, declared: Iterable[str]) -> Cut:
     """Of a weight that is kept because its name alone is known, what is missing."""
-    if len(one.stored.shape) < 2 or (one.entries and is_linear(one.stored)):
+    if len(one.stored.shape) < 2 or (one.entries and is_linear(one.stored, declared)):
         return one
     fused = bool(FUSED & set(one.stored.name.split(".")[-2:]))
-    reason = (
-        "looks fused, and its name does not say how" if fused else "its name is not that of a linear layer's weight"
-    )
+    reason, hint = "its name is not that of a linear layer's weight", "give --model"
+    if fused:
+        reason, hint = "looks fused, and its name does not say how", "give --model or --blocks"
     return Cut(
         one.stored,
-        tuple(replace(e, reason=f"{reason}: --model tells") if e.action == "keep" else e for e in one.entries),
+        tuple(replace(e, reason=f"{reason}: {hint}") if e.action == "keep" else e for e in one.entries),
         one.reason and f"{one.reason} ({reason})",
     )
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,8 @@ def _quiet(package: str) -> Iterator[None]:
             raise CheckpointError(f"{package} cannot build it ({' '.join(str(error).split())[:200]})") from error
 
 
-def model_of_names(tensors: list[Stored]) -> nn.Module:
-    """A tree of modules with the tensors' names and shapes; see above."""
+def model_of_names(tensors: list[Stored], declared: Iterable[str] = ()) -> nn.Module:
+    """A tree of modules with the tensors' names and shapes; see above. `declared`: see `is_linear`."""
     root = nn.Module()
     for stored in tensors:
         parts = stored.name.split(".")
@@ -122,15 +123,16 @@ def model_of_names(tensors: list[Stored]) -> nn.Module:
             continue
         with contextlib.suppress(KeyError):  # a name that is a tensor's and a module's at once
             parameter = nn.Parameter(torch.empty(stored.shape, device="meta", dtype=stored.dtype))
-            holder = _holder(root, parts[:-1], is_linear(stored))
+            holder = _holder(root, parts[:-1], is_linear(stored, declared))
             holder.register_parameter(parts[-1], parameter)
     return root
 
 
-def is_linear(stored: Stored) -> bool:
-    """Whether name and shape are those of a linear layer's weight."""
+def is_linear(stored: Stored, declared: Iterable[str] = ()) -> bool:
+    """Whether name and shape are those of a linear layer's weight; `declared`: patterns of names that are."""
     parts = stored.name.split(".")
-    return len(stored.shape) == 2 and parts[-1] == "weight" and len(parts) > 1 and parts[-2] in LINEAR
+    known = parts[-2:-1] and (parts[-2] in LINEAR or any(fnmatchcase(stored.name, pattern) for pattern in declared))
+    return len(stored.shape) == 2 and parts[-1] == "weight" and bool(known)
 
 
 def _holder(module: nn.Module, parts: list[str], linear: bool) -> nn.Module:
