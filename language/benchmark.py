@@ -39,7 +39,7 @@ def parse_start(start: str) -> str | int:
 
 
 class ContinualPretraining:
-    """Phase 0 overfits a small corpus; phase 1 goes on from one of its checkpoints on a mixture with a larger one.
+    """Phase 0 overfits a small corpus; phase 1 continues from one of its checkpoints on a mixture with a larger one.
 
     Args:
         start: checkpoint of phase 0 from which phase 1 starts: `best` (validation loss), `end`, one of `checkpoints`

@@ -158,7 +158,7 @@ def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool
         part.touch()
         os.truncate(part, bytes_[split])
     if done:
-        log.info("%s: goes on from document %d of %d", folder, done, corpus.count)
+        log.info("%s: resumed at document %d of %d", folder, done, corpus.count)
     bar = tqdm(total=corpus.count, initial=done, desc=folder.name, unit="doc", disable=not progress)
     with bar, open(parts["train"], "ab") as train, open(parts["val"], "ab") as val:
         journalled = time.monotonic()

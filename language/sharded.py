@@ -1,6 +1,6 @@
-"""Weights spread over the processes (FSDP2), for models that do not fit on one device: `parallel=fsdp`.
+"""Weights sharded over the processes (FSDP2), for models that do not fit on one device: `parallel=fsdp`.
 
-Checkpoints hold whole tensors, so that a run may go on with any number of processes, sharded or not.
+Checkpoints hold whole tensors, so that a run can be resumed with any number of processes, sharded or not.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from language.model import GPT
 
 
 def shard_(model: GPT, device: torch.device, size: int) -> None:
-    """Spread a model's weights over `size` processes, block by block; the tied matrix stays one."""
+    """Shard a model's weights over `size` processes, block by block; the tied matrix stays one."""
     mesh = init_device_mesh(device.type, (size,))
     for block in model.transformer["h"]:
         fully_shard(block, mesh=mesh)
@@ -36,7 +36,7 @@ def gathered(state: Any) -> Any:
 
 
 def spread(state: dict[str, Any], model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """A trainer's state as the processes hold it: weights and moments of sharded parameters in shards."""
+    """A trainer's state with shards instead of whole tensors: weights and moments of sharded parameters in shards."""
     own = model.state_dict()
     if not any(is_sharded(tensor) for tensor in own.values()):
         return state

@@ -30,7 +30,7 @@ from vision.train import PROGRAM
 
 KINDS = ("off", "on")
 COLUMNS = ("wall clock", "training process", "its children")
-CALLS = ("log", "checkpoint")  # of Run, while training goes on
+CALLS = ("log", "checkpoint")  # of Run, during training
 
 
 class Silent(Run):
@@ -110,11 +110,11 @@ def main() -> None:
     print(f"python {Path(__file__).name} --rounds {given.rounds} {' '.join(given.options)}".strip())
     for index, name in enumerate(COLUMNS):
         on, off = ([row[index] for row in seconds[kind]] for kind in ("on", "off"))
-        told = f"{name:<17} on {statistics.median(on):7.2f} s   off {statistics.median(off):7.2f} s"
+        line = f"{name:<17} on {statistics.median(on):7.2f} s   off {statistics.median(off):7.2f} s"
         if min(off) > 0.5:
             more = sorted(a / b - 1 for a, b in zip(on, off, strict=True))
-            told += f"   more: {statistics.median(more):+.2%} ({more[0]:+.2%} to {more[-1]:+.2%})"
-        print(told)
+            line += f"   more: {statistics.median(more):+.2%} ({more[0]:+.2%} to {more[-1]:+.2%})"
+        print(line)
     walls, calls, waiting = ([row[index] for row in seconds["on"]] for index in (0, 3, 4))
     part = statistics.median(call / (wall - wait) for call, wall, wait in zip(calls, walls, waiting, strict=True))
     print(f"harness calls     {statistics.median(calls):.3f} s, {part:.2%} of the wall clock")

@@ -1,4 +1,4 @@
-"""The methods, one file each, and the protocol that every trainer speaks with them.
+"""The methods, one file each, and the protocol between them and the trainers.
 
 To add one: a class derived from `Method` in a file here (or anywhere importable), a yaml in `conf/method/` that names
 it in `_target_`, and a test.

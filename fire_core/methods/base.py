@@ -1,4 +1,4 @@
-"""Go on training as if nothing had changed: the reference that hardens."""
+"""Baseline: no intervention."""
 
 from fire_core.methods.protocol import Method
 

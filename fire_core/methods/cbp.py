@@ -18,25 +18,25 @@ from fire_core.units.watch import Watch, mean_magnitude
 
 
 class ContinualBackprop(Method):
-    """After each step, replace a small part of the mature units, those of least use.
+    """After each step, replace a small part of the mature units, those with the least utility.
 
     For every layer of units, with age a, running utility u and a debt d of replacements:
         a <- a + 1;  u <- decay u + (1 - decay) mean|h| mean|outgoing weight|
         d <- d + rate * (units with a > maturity)
     and while d >= 1 the mature unit of least u / (1 - decay^a) is replaced: incoming weights from the layer's initial
     distribution, bias and outgoing weights of zero, no history in the optimizer, a = u = 0, d <- d - 1.
-    h is what the unit's readers see, through the units that the model declares (`fire_core.units.graph`).
+    h is the unit's activation as its consumers read it; the model declares its units (`fire_core.units.graph`).
 
     The division corrects the bias of the running average, as the public code does; without it a unit just past
-    `maturity` would look useless. Its `accumulate=True` carries the debt over as here.
+    `maturity` would seem useless. Its `accumulate=True` carries the debt over as here.
 
-    No step waits for a GPU: which units are replaced is decided there, and how many are mature is counted here.
+    No step synchronises with a GPU: it chooses the units, and the mature ones are counted on the CPU.
 
     `variant=fire_paper` does what the FIRE authors' code does, see `fire_paper.FirePaperCBP`.
 
     Args:
         rate: part of the mature units that is replaced in a step.
-        maturity: steps for which a new unit is safe.
+        maturity: steps for which a new unit is not replaced.
         decay: of the running utility.
         variant: original or fire_paper.
 
@@ -81,7 +81,9 @@ class ContinualBackprop(Method):
                 "utility": torch.zeros(units, device=device),
                 "debt": [0.0 for _ in self.graph],
                 "mature": [0 for _ in self.graph],
-                "young": [[(0, group.count)] for group in self.graph],  # (step of birth, how many), oldest first
+                "young": [
+                    [(0, group.count)] for group in self.graph
+                ],  # (step at which they began, how many), oldest first
             }
         with self.seen.on():
             yield

@@ -37,7 +37,7 @@ class Chain(Method):
             if name in ALONE and len(methods) > 1:
                 raise ValueError(f"of={list(methods)}: {name} cannot be combined, it {ALONE[name]}")
         if "full_reset" in list(methods)[1:]:
-            raise ValueError(f"of={list(methods)}: full_reset undoes what stands before it, so it must be the first")
+            raise ValueError(f"of={list(methods)}: full_reset undoes the methods before it, so it must be the first")
         replacing = [name for name, method in methods.items() if method.overrides("optimizer")]
         if len(replacing) > 1:
             raise ValueError(f"of={list(methods)}: {' and '.join(replacing)} each replace the optimizer")

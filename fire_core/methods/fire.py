@@ -14,7 +14,8 @@ class Fire(Method):
     """Every weight matrix of the layout to the nearest isometry, times sqrt(d_out/d_in) / (k_h k_w).
 
     The defaults are the paper's: ten cubic Newton-Schulz steps from W / ||W||_F, which end short of isometry on trained
-    weights. `solver="exact"` is what the paper means; the log says how far either one came (`boundary/dfi_after`).
+    weights. `solver="exact"` is the paper's aim, the nearest isometry itself. The log has what was reached,
+    `boundary/dfi_after`.
 
     Args:
         solver: newton_schulz or exact.
@@ -22,7 +23,7 @@ class Fire(Method):
         norm_init: frobenius, spectral, power or schatten4.
         layout: which weights, see `fire_core.weights.layout`; None: the network's own.
         scale: modular, orthogonal, match_init, keep_norm or variance_factor; docs/scales.md.
-        blend: in [0, 1]; 1 projects all the way.
+        blend: in [0, 1]; 1 is the full projection.
         min_norm: matrices whose Frobenius norm lies below this are left alone.
         tol: stop the Newton-Schulz steps of a batch early, once its largest DfI lies below this.
         variance_factor: for the scale of that name.

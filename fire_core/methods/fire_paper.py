@@ -75,7 +75,7 @@ class Chain:
 
     @torch.no_grad()
     def recycle_(self, masks: Sequence[Tensor], context: Context) -> None:
-        """Draw the incoming weights of masked units anew. The last mask is dropped.
+        """Redraw the incoming weights of masked units. The last mask is dropped.
 
         Outgoing weights and moments stay, for the reference changes copies of them. Step counters of all weights
         that it touches, or means to touch, start again.
@@ -145,12 +145,12 @@ class OutputWatch:
 class FirePaperCBP:
     """Continual backpropagation as in the reference code.
 
-    Against `ContinualBackprop`: magnitudes are sums that never decay (A6) and outlive the unit (A7); debts grow by all
-    units once one is mature; a linear layer that reads a convolution makes units of its inputs, whole channels are
-    drawn anew for one of them and the wrong ages are cleared (A8, A9); a layer before or among projections has no
-    reader, and utility is its magnitude; layers are worked off front to back, so a row drawn in the next layer brings
-    zeroed columns back; the optimizer is not told. Where the reference would crash for want of mature units (A10), it
-    replaces those there are.
+    Against `ContinualBackprop`: magnitudes are sums that never decay (A6) and are kept when the unit is replaced (A7);
+    debts grow by all units once one is mature; a linear layer that reads a convolution makes units of its inputs, whole
+    channels are redrawn for one of them and the wrong ages are cleared (A8, A9); a layer before or among projections
+    has no reader, and utility is its magnitude; layers are processed front to back, so a row drawn in the next layer
+    overwrites zeroed columns; the optimizer keeps its state. Where the reference would crash because too few units are
+    mature (A10), all mature ones are replaced.
 
     Args:
         layers: the chain.
@@ -182,7 +182,7 @@ class FirePaperCBP:
         return weight(reader).shape[1] if reader is not None and self._flattens(i) else len(weight(self.links[i].layer))
 
     def reduce(self, link: Link, x: Tensor, dims: Sequence[int]) -> Tensor:
-        """Mean |output| of a layer's units; in front of a linear layer, rows of its width mix channels and places."""
+        """Mean |output| of a layer's units; before a linear layer, rows of its width mix channels and positions."""
         i = self.links.index(link)
         if link.pool is not None:
             x = link.pool(x)
@@ -242,8 +242,8 @@ class FirePaperSilences:
 
     Thresholds move every `every` steps, at the very first one too: to the percentile of the silences since the last
     time if it is smaller, else by `growth`, within a window and `max_age`; a unit without a silence has a percentile
-    of 1. A step looks at a window, the last `WINDOW` samples (whole batches), which ages the unit by all of it. At most
-    one silence ends in a step, so `every` numbers a unit hold all of them.
+    of 1. A step uses a window, the last `WINDOW` samples (whole batches), which ages the unit by all of it. At most
+    one silence ends in a step, so `every` numbers for each unit hold all of them.
 
     Args:
         units: how many.
@@ -311,7 +311,7 @@ class FirePaperSilences:
         return {**plain, "window": window}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.age, self.threshold, self.ended = state["age"], state["threshold"], state["ended"].clone()
         self.steps = state["steps"]
         self.window = [(entry["fired"], entry["samples"]) for entry in state["window"]]

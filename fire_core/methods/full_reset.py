@@ -1,4 +1,4 @@
-"""Start every phase from the initial weights: full plasticity, nothing kept but the data."""
+"""Full reset: every phase starts from the initial weights."""
 
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.weights.optimizer_state import reset_optimizer_state

@@ -1,4 +1,4 @@
-"""Which layers of a network come first, which last, and which lie between: for methods that treat them differently."""
+"""Input, hidden and output layers of a network, for methods that treat them differently."""
 
 from collections.abc import Iterable
 
@@ -33,7 +33,7 @@ def output_layers(module: nn.Module) -> set[nn.Module]:
     named = {name: layer for name, layer in layers.items() if layer.weight in heads}
     if not named:
         return set(list(layers.values())[-1:])
-    last = {}  # of each Sequential; a layer outside of one stands for itself
+    last = {}  # of each Sequential; a layer outside of one counts alone
     for name, layer in named.items():
         parent = name.rpartition(".")[0]
         inside = isinstance(module.get_submodule(parent), nn.Sequential)

@@ -67,7 +67,7 @@ class MuonOptimizer(Method):
             parts.append(FilterMuon(rates, weight_decay=0.0, momentum=self.momentum))
         if rest:
             parts.append(torch.optim.AdamW(rest, lr=self.adam_lr, betas=self.betas, eps=self.eps, weight_decay=0.0))
-        return Together(*parts)
+        return CombinedOptimizer(*parts)
 
     def owned(self, net: Net) -> Iterable[nn.Parameter]:
         """The weights that Muon itself trains."""
@@ -149,7 +149,7 @@ class FilterMuon(torch.optim.Muon):
         return False  # no complex numbers
 
 
-class Together(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers as one; each keeps its own parameters.
 
     Args:
@@ -165,7 +165,7 @@ class Together(torch.optim.Optimizer):
         return [group for part in self.parts for group in part.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As every optimizer's."""
+        """As in every optimizer."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
@@ -179,6 +179,6 @@ class Together(torch.optim.Optimizer):
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)

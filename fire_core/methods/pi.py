@@ -32,16 +32,16 @@ class Injected(nn.Module):
         return [self.new, self.old, self.frozen]
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """What one head would give."""
+        """Of the shape of one head's output."""
         out: Tensor = self.old(*inputs) + (self.new(*inputs) - self.frozen(*inputs))
         return out
 
 
 class PlasticityInjection(Method):
-    """Replace every head by its frozen self plus a new head minus a frozen copy of the new one.
+    """Replace every head by the frozen old head plus a new head minus a frozen copy of the new one.
 
     Outputs do not change at that moment. A target network gets the same around its own old head. The optimizer must be
-    built anew, as it holds parameters that are now frozen (the trainers do so for this method).
+    rebuilt, as it holds parameters that are now frozen (the trainers do so for this method).
 
     `variant=original`: both new heads start from a fresh draw, from the distribution of the head's own initial entries.
     `variant=fire_paper`: they start from the run's initial head.

@@ -19,7 +19,7 @@ class Net:
         modules: what is trained, by name (`{"model": ...}`; `{"actor": ..., "critic": ...}`).
         init: for each module its `state_dict` (parameters and buffers) at the start of the run.
         layout: which weights a projection touches, by name (see `fire_core.weights.layout`).
-        targets: the slowly following copies of modules, by the module's name, where training has such.
+        targets: target networks (slowly updated copies), by their module's name, where training has such.
     """
 
     modules: dict[str, nn.Module]
@@ -60,7 +60,7 @@ class Net:
 
 @dataclass
 class Context:
-    """The moment at which a method acts.
+    """When a method acts, and what it may use.
 
     Attributes:
         phase: the phase about to begin (at a boundary) or running, from 0.
@@ -71,7 +71,7 @@ class Context:
             the first phase's data; each piece in batches, unshuffled. None where the trainer has no such order.
         last_tested: (n) -> the last n samples of the phase's test data, in batches. None where there are none.
         loss: mean loss of the task for a batch.
-        optimizers: those of the phase that ends; a method lets them forget what it has made stale.
+        optimizers: those of the phase that ends; a method resets their state of the weights that it changes.
     """
 
     phase: int
@@ -114,7 +114,7 @@ class Method:
     follows_gradients = False
 
     def check(self, net: Net) -> None:
-        """Look at the networks before a run begins.
+        """Check the networks before a run begins.
 
         Raises:
             ValueError: the method cannot work on them.
@@ -140,7 +140,7 @@ class Method:
         return default(net.parameters())
 
     def watch(self, net: Net) -> AbstractContextManager[None]:
-        """Around the training steps of a phase: hooks that a method puts on the networks go when it ends."""
+        """Around the training steps of a phase: hooks that a method registers are removed at its end."""
         return nullcontext()
 
     def penalty(self, net: Net) -> Tensor | None:
@@ -159,7 +159,7 @@ class Method:
         return {}
 
     def reshape(self, net: Net) -> None:
-        """Give networks as they were built the modules that this method has put into them.
+        """Insert into newly built networks the modules that this method has added.
 
         Called on a resume, after `load_state_dict` and before the networks' own weights are loaded.
         """
@@ -169,4 +169,4 @@ class Method:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""

@@ -21,19 +21,19 @@ class ReDo(Method):
 
     The score of unit i of a layer is E|h_i| / mean_k E|h_k|; at most `threshold` is dormant. A dormant unit gets
     incoming weights from the layer's initial distribution, bias and outgoing weights of zero, and no history in the
-    optimizer. h is what the unit's readers see, after norm and nonlinearity, through the units that the model declares
-    (`fire_core.units.graph`).
+    optimizer. h is the unit's activation as its consumers read it, after norm and nonlinearity; the model declares its
+    units (`fire_core.units.graph`).
 
     `variant=fire_paper` does what the FIRE authors' code does: scores come from the last test images, before
     normalisation, layers are chained in execution order whatever the skips and heads, new weights and biases are
     uniform in +-1/sqrt(fan_in), outgoing weights and moments stay as they are, Adam's step counter of every touched
     weight restarts, and the last hidden layer is never recycled. Where a trainer has no test images (agents, language)
-    it looks at training samples.
+    training samples are used.
 
     Args:
         threshold: of the score; 0: only units that are exactly silent.
         every: epochs between two times.
-        samples: how many are looked at, of the training data (fire_paper: the last ones of the test data).
+        samples: how many are measured, of the training data (fire_paper: the last ones of the test data).
         recycle: False only measures (`method/dormant_ratio` in the log).
         variant: original or fire_paper.
 

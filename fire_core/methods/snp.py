@@ -17,15 +17,15 @@ from fire_core.weights.optimizer_state import reset_optimizer_state
 class ShrinkAndPerturb(Method):
     """W <- (1 - coef) W + perturb P for every parameter, P an initialisation; buffers keep their values.
 
-    `variant=original`: P is drawn anew each time, from the distribution of each parameter's own initial entries, as the
-    public code adds the weights of a newly built network. `variant=fire_paper`: P is the run's own initial weights.
+    `variant=original`: a new P is drawn each time, from the distribution of each parameter's own initial entries, as
+    the public code adds the weights of a newly built network. `variant=fire_paper`: P is the run's own initial weights.
 
     Args:
         coef: in [0, 1]: how much the weights shrink. The public code's default is 0.6.
         layout: what this layout re-initialises gets coef 1, for DQN (where that is known as SR-DQN, shrink and reset:
             D'Oro et al., ICLR 2023) the linear layers; None: the same coef everywhere.
-        perturb: in [0, 1]; None: the same as coef, so that 0 changes nothing and 1 starts anew, as in the FIRE paper.
-            The public code's default is 0.1.
+        perturb: in [0, 1]; None: the same as coef, so that 0 changes nothing and 1 is a full reset, as in the FIRE
+            paper. The public code's default is 0.1.
         variant: original or fire_paper.
 
     Raises:

@@ -17,18 +17,18 @@ from fire_core.units.watch import Watch, peak
 
 
 class SelfNormalizedResets(Method):
-    """Recycle a unit that has been silent for longer than it ever is: than a percentile of its own silences.
+    """Recycle a unit once it has been silent for longer than a percentile of its own silences.
 
     After each step, for every unit: it fires if it is above 0 anywhere in the batch, which ends its silence; a silence
     that reaches the unit's threshold recycles it. Every `every` epochs thresholds follow the silences since the last
     time (see `Silences`). A recycled unit gets incoming weights from the layer's initial distribution, bias and
-    outgoing weights of zero, and no history in the optimizer. Units and what their readers see of them: as the model
-    declares (`fire_core.units.graph`).
+    outgoing weights of zero, and no history in the optimizer. The model declares its units and which layers read them
+    (`fire_core.units.graph`).
 
     The public code moves thresholds every 16 passes over the data, so that a percentile is one of thousands of
     silences. The FIRE authors' code takes the 16 for steps; of at most 16 silences the percentiles .94 to .99 are all
-    the largest one. `variant=fire_paper` does as it does: thresholds are also moved, to one window, at the very first
-    step, units are looked at before normalisation in layers chained in execution order, ages grow by a sliding window
+    the largest one. `variant=fire_paper` repeats this: thresholds are also moved, to one window, at the very first
+    step, units are measured before normalisation in layers chained in execution order, ages grow by a sliding window
     of the last 512 samples, new weights and biases are uniform in +-1/sqrt(fan_in), outgoing weights and moments stay,
     Adam's step counter of every touched weight restarts.
 
@@ -177,6 +177,6 @@ class Silences:
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.age, self.threshold, self.counts = state["age"], state["threshold"], state["counts"].clone()
         self.epochs, self.batch = state["epochs"], state["batch"]

@@ -55,7 +55,7 @@ def fire_(
     Each matrix W = U S V^T becomes scale * U V^T. The defaults are the paper's: ten cubic Newton-Schulz steps from
     W / ||W||_F, which on trained weights often end well short of an isometry; `solver="exact"` reaches it. The report
     says which DfI each weight has really reached. Parameters keep their identity, so ties, optimizers, DDP and compiled
-    models go on working. Half precision is computed in float32 and rounded once. Nothing is random, but for what
+    models keep working. Half precision is computed in float32 and rounded once. Nothing is random, but for what
     `seed` fills.
 
     What happens to which weight, under `layout="all"`:

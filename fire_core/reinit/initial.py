@@ -61,7 +61,7 @@ def initial_of(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where a tensor's numbers lie; 0 where that cannot be told (no numbers, or packed ones)."""
+    """Where a tensor's numbers lie; 0 where that is unknown (no numbers, or packed ones)."""
     try:
         return distributed.local(tensor).untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):

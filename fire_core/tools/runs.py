@@ -1,7 +1,7 @@
 """What runs there are and how they stand: `python -m fire_core.runs ls|show|prune`.
 
-A run is `done`, `running` (another process holds its lock), `failed` (it told why), or `interrupted`; the command that
-made it goes on with the last two.
+A run is `done`, `running` (another process holds its lock), `failed` (it recorded why), or `interrupted`; the
+command that made it resumes the last two.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
 A weight matrix does not show which of its rows belong to which columns of another one: a residual stream has several
 producers and several readers, a flattened map gives each channel many columns, and in a transformer the layer that
-runs next is seldom the one that reads. So a model declares its units in a method `unit_graph()` that returns a list
-of `Units`; methods that score and recycle units (ReDo, CBP, SNR) use nothing else. `fire_core.units.find` collects
-them, and reads those of a model that declares none off a trace.
+runs next is seldom the reader. So a model declares its units in a method `unit_graph()` that returns a list of `Units`;
+methods that score and recycle units (ReDo, CBP, SNR) use nothing else. `fire_core.units.find` collects them, and reads
+those of a model that declares none off a trace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Consumer:
     Attributes:
         layer: the reader.
         columns: (units, k) which of its inputs hold each unit; None: input j holds unit j.
-        probed: whether its input is looked at; False where another consumer reads the same tensor.
+        probed: whether its input is measured; False where another consumer reads the same tensor.
     """
 
     layer: nn.Module
@@ -40,7 +40,7 @@ class Consumer:
 
 @dataclass(frozen=True)
 class Units:
-    """Units that are interchangeable: permuting them, with their rows and columns, leaves the function alone.
+    """Units that are interchangeable: permuting them, with their rows and columns, does not change the function.
 
     (The values of an attention layer: within their head.)
 

@@ -49,7 +49,7 @@ def recycle_(
     generator: torch.Generator,
     optimizers: Iterable[Optimizer] = (),
 ) -> None:
-    """Make units new, in place: incoming weights drawn, norm entries as at the start, biases and outgoing weights zero.
+    """Reinitialise units in place: draw incoming weights, reset norm entries, set biases and outgoing weights to zero.
 
     The units then add nothing to the network's output and can learn from the next step on, because their incoming
     weights are not zero. Optimizer state of exactly these rows and columns is reset. Outgoing weights of all groups
@@ -98,7 +98,7 @@ def redraw_rows_(
     optimizers: Iterable[Optimizer] = (),
     draw_bias: bool = False,
 ) -> None:
-    """Draw the incoming weights of some of a layer's outputs anew; their biases too, or make these zero."""
+    """Redraw the incoming weights of some of a layer's outputs; redraw their biases too, or set them to zero."""
     kernel = weight(layer)
     kernel[rows] = draw(layer, (len(rows), *kernel.shape[1:]), generator).to(kernel)
     bias = layer.bias

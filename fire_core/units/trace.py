@@ -2,7 +2,7 @@
 
 The trace (`torch.fx`) says which layer really reads what which layer writes, through skips, concatenations and
 flattened maps. Units that flow into what is not understood (grouped convolutions, attention, layer norm over the
-channels, reshapes) are left alone rather than guessed at, and so are those of layers that are called twice, share a
+channels, reshapes) are left out rather than guessed, and so are those of layers that are called twice, share a
 weight, or are more than torch's own layers. Inputs are taken to be batches of vectors or of maps.
 """
 
@@ -39,14 +39,14 @@ ELEMENTWISE = {
 SPATIAL = {f"{adaptive}{kind}pool{d}d" for adaptive in ("", "adaptive") for kind in ("avg", "max") for d in (1, 2, 3)}
 SPATIAL |= {f"{kind}pad{d}d" for kind in ("zero", "constant", "reflection", "replication") for d in (1, 2, 3)}
 BINARY = {"add", "iadd", "sub", "isub", "mul", "imul", "div", "truediv"}
-SHAPES = {"shape", "ndim", "dtype", "device"}  # attributes that do not look at the numbers
+SHAPES = {"shape", "ndim", "dtype", "device"}  # attributes that do not depend on the numbers
 PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = {nn.BatchNorm1d: (2, 3, None), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}  # ranks that they take
 
 
 @dataclass(eq=False)
 class _Stream:
-    """Units that some layers write; `into` once another stream turned out to be the same.
+    """Units that some layers write; `into` is the stream that it was merged into.
 
     Layers and norms are known by their names.
     """
@@ -59,11 +59,11 @@ class _Stream:
     into: _Stream | None = None
 
     def root(self) -> _Stream:
-        """The stream that this one has become."""
+        """The stream into which this one has been merged."""
         return self if self.into is None else self.into.root()
 
     def join(self, other: _Stream) -> None:
-        """Be one with another stream of as many units."""
+        """Merge with another stream of as many units."""
         one, two = self.root(), other.root()
         if one is not two:
             two.into = one
@@ -99,7 +99,7 @@ class _Reader:
     """Walks through a trace and notes who writes and reads each stream.
 
     Args:
-        model: in the mode in which it is looked at; its Python attributes may change.
+        model: in the mode that is traced; its Python attributes may change.
         shared: ids of parameters that are used elsewhere too.
     """
 
@@ -157,7 +157,7 @@ class _Reader:
         return self.close(node)
 
     def close(self, node: Node) -> _Flow | None:
-        """Give up on all that flows into a node; None."""
+        """Mark every stream that flows into a node as not understood; None."""
         for source in node.all_input_nodes:
             flow = self.flows[source]
             for stream in flow.streams if flow is not None else ():
@@ -213,7 +213,7 @@ class _Reader:
             return self.close(node)
         self.flattened.add(node)
         flow = self.flows[node.all_input_nodes[0]]
-        if flow is None or (flow.last and flow.rank != 2):  # of (N, T, C) each channel's columns lie apart
+        if flow is None or (flow.last and flow.rank != 2):  # of (N, T, C) each channel's columns are not contiguous
             return self.close(node)
         return flow if flow.last else _Flow(flow.streams, last=True, rank=2, flat=True)
 

@@ -24,12 +24,12 @@ def peak(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 class Watch:
-    """What the last forward pass showed of every unit; of the activations themselves nothing is kept.
+    """A statistic of every unit in the last forward pass; the activations themselves are not kept.
 
     Args:
         graph: the units.
         reduce: (activations, all dimensions but the units') -> a number for each unit, (inputs of the consumer,).
-        only_training: look away while a layer is in evaluation mode.
+        only_training: ignore layers in evaluation mode.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Watch:
         """For each group of units a (units,) tensor, the mean over its consumers.
 
         Raises:
-            RuntimeError: nothing has passed since the hooks are on.
+            RuntimeError: there was no forward pass since the hooks were registered.
         """
         if not all(self._seen):
             raise RuntimeError(

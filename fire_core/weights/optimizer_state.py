@@ -32,10 +32,10 @@ def reset_optimizer_state(
     Adam, AdamW, RMSprop, Muon, ..., in their foreach, fused and capturable variants), with Adagrad, and with the
     optimizer inside a wrapper (Lookahead, accelerate, Lightning): Lookahead's slow weights start again from the new
     ones. Optimizers that count steps once for a group (timm's Lamb and Adan, schedule-free) are reset fully where all
-    parameters of the group are; else their bias correction goes on, which a `FireWarning` says.
+    parameters of the group are; else their bias correction continues, which a `FireWarning` says.
 
     With `rows`, only these rows of the state tensors that have the parameter's shape (moments, momentum) become zero:
-    for methods that replace single units. The step counter belongs to the whole parameter and goes on.
+    for methods that replace single units. The step counter belongs to the whole parameter and is kept.
 
     Args:
         optimizers: one optimizer or several; a parameter that an optimizer does not hold is passed over.
@@ -125,15 +125,15 @@ def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def _reset_counters(optimizer: Optimizer, group: dict[str, Any], whole: bool) -> list[str]:
-    """Set the counters of a group back if all its parameters were reset; otherwise a line that says what goes on."""
+    """Set the counters of a group back if all its parameters were reset; otherwise a line that says what continues."""
     steps = max(float(group.get("step") or 0), float(group.get("k") or 0))
     if steps == 0:
         return []
     if not whole:
         return [
             f"{type(optimizer).__name__} counts steps for a whole parameter group, of which only some parameters were "
-            f"reset: their bias correction goes on from step {steps:.0f}, so that their first steps are too large. Put "
-            "the weights to project into a group of their own, or build a new optimizer"
+            f"reset: their bias correction continues from step {steps:.0f}, so that their first steps are too large. "
+            "Put the weights to project into a group of their own, or build a new optimizer"
         ]
     for name, first in _GROUP_COUNTERS.items():
         if isinstance(group.get(name), Tensor):

@@ -1,4 +1,4 @@
-"""What becomes of target networks and optimizers at a boundary: the options `boundary.*` of both agents."""
+"""Target networks and optimizers at a boundary: the options `boundary.*` of both agents."""
 
 import torch
 
@@ -30,16 +30,15 @@ def check_boundary(method: Method, name: str, *, optimizer: str, target: str) ->
 
 
 def update_targets(method: Method, net: Net, context: Context, how: str) -> None:
-    """Bring the target networks of `net` to where the option says.
+    """Update the target networks of `net` as the option says.
 
     Args:
-        method: which has just acted on `net.modules`.
+        method: it has just acted on `net.modules`.
         net: with its targets.
-        context: the moment.
+        context: that the method acted with.
         how: act: the method acts on the target's own weights too. follow: the same, then the weights that it projects
             are copied from the trained network (biases stay the target's own). copy: the target becomes a copy of the
             trained network. keep: it stays as it is.
-
     """
     if how in ("act", "follow"):
         method.at_boundary(Net(net.targets, net.init, net.layout), context)

@@ -1,7 +1,7 @@
 """Checkpoints of agents: the learner's state, with the names of the segments that hold its replay.
 
-One policy for both agents. A replay that finds no room costs the checkpoint (at a phase's end it stops the run, see
-`fire_core.harness.training.loop`). A finished run keeps no replay, as nothing is sampled from it any more.
+One policy for both agents. If a replay does not fit on the disk, the checkpoint is left out; at a phase's end the run
+stops, see `fire_core.harness.training.loop`. A finished run keeps no replay: nothing is sampled from it any more.
 """
 
 from pathlib import Path

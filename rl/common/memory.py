@@ -9,7 +9,7 @@ from fire_core.harness.options.errors import ConfigError
 
 
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Free memory of the machine, this container or the GPU; None where the system does not tell."""
+    """Free memory of the machine, this container or the GPU; None if the system does not say."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]

@@ -4,8 +4,8 @@ A ring (`FrameReplay`, or whatever has `columns`, `written`, `rows` and `loaded`
 its history is cut into segments of some rows of one environment; each is written once, by a thread, as soon as it is
 full. Saving writes the rest, and returns a manifest of file names for the trainer's checkpoint.
 
-A segment is compressed (each row XORed with the one before it, then zlib) and named by its SHA-256, so two processes
-can never mean different rows by one name; it appears under its name only when it is whole and on the disk.
+A segment is compressed (each row XORed with the one before it, then zlib) and named by its SHA-256, so one
+name always means the same rows; the name appears only once the whole segment is on the disk.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class RingStore:
                 self._segments[env, start] = self._thread.submit(self._write, env, start, start + size, data)
 
     def save(self, ring: Ring) -> dict[str, Any]:
-        """Have every row of the ring on the disk.
+        """Write every row of the ring that is not on the disk yet.
 
         Returns:
             A manifest for `load`, of plain numbers and strings.
@@ -110,7 +110,7 @@ class RingStore:
         Args:
             ring: an empty one of the same sizes.
             manifest: of `save`.
-            elsewhere: folders in which segments may lie that this one lacks; they are linked or copied here.
+            elsewhere: folders that may hold segments which this one lacks; they are linked or copied here.
 
         Raises:
             TrainingError: a segment is missing or damaged.
@@ -134,10 +134,10 @@ class RingStore:
         self._thread.shutdown()
 
     def _fetch(self, name: str, elsewhere: Iterable[Path]) -> bytes:
-        """A sound segment's bytes; brought here if it lies elsewhere."""
+        """The bytes of an intact segment; it is linked or copied here if it is elsewhere."""
         own, places = self.folder / name, [folder / name for folder in elsewhere]
         for place in (own, *places):
-            if (data := _sound(place)) is None:
+            if (data := _intact(place)) is None:
                 continue
             if place != own:
                 own.unlink(missing_ok=True)  # damaged
@@ -149,7 +149,7 @@ class RingStore:
         damaged = [str(place) for place in (own, *places) if place.exists()]
         what = f"is damaged in {' and '.join(damaged)}" if damaged else f"is missing in {self.folder}"
         remove = " and ".join(str(place.parents[1]) for place in (own, *places))
-        raise TrainingError(f"the replay's segment {name} {what}: remove {remove} to train anew")
+        raise TrainingError(f"the replay's segment {name} {what}: remove {remove} to train again")
 
     def _finished(self, env: int, start: int) -> str:
         segment = self._segments.get((env, start))
@@ -161,7 +161,7 @@ class RingStore:
         data = _encode(columns)
         name = f"{env:03d}-{start:012d}-{stop:012d}-{hashlib.sha256(data).hexdigest()[:DIGITS]}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        if _sound(self.folder / name) is None:
+        if _intact(self.folder / name) is None:
             write_atomically(self.folder / name, data)
         return name
 
@@ -184,8 +184,8 @@ def _encode(columns: dict[str, np.ndarray]) -> bytes:
     return json.dumps(about).encode() + b"\n" + b"".join(parts)
 
 
-def _sound(path: Path) -> bytes | None:
-    """A segment's bytes; None if there is none, or it is not what its name says."""
+def _intact(path: Path) -> bytes | None:
+    """A segment's bytes; None if it is missing or its digest is not that of its name."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

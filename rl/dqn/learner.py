@@ -50,7 +50,7 @@ class Learner(Progress):
     exploring: torch.Generator
     sampling: torch.Generator
     passes: Passes
-    helper: ThreadPoolExecutor | None  # a second core, which works out the targets of coming updates
+    helper: ThreadPoolExecutor | None  # a second core, which computes the targets of the next updates
     updates: int = 0  # of the network: optimizer steps
     loss_sum: Tensor  # over the updates since the last row, as the next three
     value_sum: Tensor  # of the mean value of the actions that were taken
@@ -120,7 +120,7 @@ class Learner(Progress):
         }
 
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`'s state; the replay must be loaded."""
+        """Restore what `state_dict` returned; the replay must be loaded."""
         self.net.init["q"] = state["init"]
         for key in self.PLAIN:
             setattr(self, key, state[key])
@@ -152,7 +152,7 @@ def new_optimizer(task: Task, learner: Learner, index: int) -> torch.optim.Optim
 
 
 def build_passes(task: Task, net: Net) -> Passes:
-    """The passes through these networks; to be built anew when a method has changed modules."""
+    """The passes through these networks; rebuild them when a method has changed modules."""
     gamma = task.config.gamma
 
     def greedy(observations: Tensor) -> Tensor:
@@ -182,10 +182,10 @@ def best_actions(task: Task, learner: Learner, observations: Tensor, acts: bool 
 
 
 def targets_of(task: Task, learner: Learner, batch: Batch) -> list[Callable[[], Tensor]]:
-    """The targets (batch_size,) of each update, to be asked for when they are needed.
+    """The targets (batch_size,) of each update, each as a function to call when it is needed.
 
-    The target network stands still between two steps. So a GPU takes all in one pass, and on a CPU the helper is ahead;
-    it adds in the same order as the first core would.
+    The target network does not change between two steps. So a GPU computes all in one pass, and on a CPU the helper
+    computes them ahead; it adds in the same order as the first core would.
     """
     size, inputs = task.config.batch_size, (batch.frames[:, 1:], batch.rewards, batch.terminated)
     if learner.helper is None:
@@ -196,7 +196,7 @@ def targets_of(task: Task, learner: Learner, batch: Batch) -> list[Callable[[], 
 
 
 def on_device(task: Task, batch: Batch) -> Batch:
-    """The transitions where the networks are, with the rewards that are learnt from."""
+    """The transitions on the networks' device, with rewards clipped if that is asked for."""
     batch = Batch(*(part.to(task.device, non_blocking=True) for part in batch))
     return batch._replace(rewards=batch.rewards.sign()) if task.config.reward_clip else batch
 

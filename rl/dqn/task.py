@@ -55,7 +55,7 @@ class Evaluation:
 
 @dataclass
 class Boundary:
-    """What becomes of the optimizer and the target network at the midpoint, beside what the method does to weights."""
+    """What happens to the optimizer and the target network at the midpoint, beside what the method does to weights."""
 
     optimizer: str = "keep"  # keep, forget (what the method changed), new
     target: str = "act"  # act, follow (act, then take over what was projected), copy (of the network), keep
@@ -80,7 +80,9 @@ class DQNConfig(Trunk):
     lr: float = 6.25e-5
     gamma: float = 0.99
     reward_clip: bool = True  # learn from the signs of rewards; returns are reported raw
-    exploration: str = "each"  # each environment explores by itself, or shared: all at once, as in the reference
+    exploration: str = (
+        "each"  # each environment draws its own exploration, or shared: one draw for all, as in the reference
+    )
     epsilon: Epsilon = field(default_factory=Epsilon)
     replay: Replay = field(default_factory=Replay)
     boundary: Boundary = field(default_factory=Boundary)

@@ -35,7 +35,7 @@ from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, epsilon, huber
 
 PROBE = 256  # transitions on which plasticity is measured
-BATCHES = 16  # that a method may look at, at the midpoint or after a row
+BATCHES = 16  # for a method, at the midpoint or after a row
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="dqn")
@@ -182,7 +182,7 @@ def train_step(
 
 
 def remember(learner: Learner, actions: Tensor, step: Step) -> None:
-    """Put what the environments did into the replay."""
+    """Append the step of every environment to the replay."""
     learner.replay.append(step.frames, actions, step.rewards, step.terminated)
     if len(step.ended):
         learner.replay.start(step.ended, step.first)
@@ -233,7 +233,7 @@ def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, A
     return row
 
 
-# ------------------------------------------------------------------------------------------- what methods look at
+# ------------------------------------------------------------------------------------------- what methods use
 
 
 def measure(task: Task, learner: Learner) -> dict[str, float]:
@@ -245,7 +245,7 @@ def measure(task: Task, learner: Learner) -> dict[str, float]:
 
 
 def make_context(task: Task, learner: Learner) -> Context:
-    """The moment, as a method sees it; targets are (B, 2), actions beside targets, since a loss needs both."""
+    """The context of a method; targets are (B, 2), actions beside targets, since a loss needs both."""
     names = (task.config.seed, "method", learner.phase, learner.updates)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:

@@ -113,7 +113,7 @@ class Learner(Progress):
         }
 
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`'s state; the replay must be loaded."""
+        """Restore what `state_dict` returned; the replay must be loaded."""
         self.net.init = state["init"]
         for key in self.PLAIN:
             setattr(self, key, state[key])
@@ -145,8 +145,8 @@ def penalty(method: Method, net: Net, meter: Meter | None, name: str) -> Tensor 
 
 
 def separated(learner: Learner) -> tuple[Net, list[Optimizer]]:
-    """The actor and each critic by itself, and optimizers of theirs: views into the batched tensors, for methods that
-    look at single units."""
+    """The actor and each critic alone, and their optimizers: views into the batched tensors, for methods that act on
+    single units."""
     critics, own = learner.agent.critic, learner.agent.optimizers["critic"]
     plain = {f"critic{i}": plain_critic(critics, i) for i in range(critics.n)}
     optimizers = [learner.agent.optimizers["actor"]]

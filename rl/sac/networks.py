@@ -271,7 +271,7 @@ ENCODERS: dict[str, Callable[[int, int, int, int, bool], Encoder]] = {"simba": S
 
 
 def plain_critic(critics: Critics, i: int) -> Critics:
-    """Critic i by itself, made of views: writing into it in place writes into `critics`."""
+    """Critic i alone, made of views: writing into it in place writes into `critics`."""
     plain = copy.deepcopy(critics)
     plain.n, plain.name = 0, f"{critics.name}{i}"
     for path, module in critics.named_modules():

@@ -28,7 +28,7 @@ from rl.sac.update import discount
 
 @dataclass
 class Boundary:
-    """What starts anew at the midpoint, beside what the method does to the weights of actor and critics."""
+    """What restarts at the midpoint, beside what the method does to the weights of actor and critics."""
 
     optimizer: str = "new"  # new, forget (what the method changed), keep
     temperature: str = "keep"  # new, keep

@@ -119,7 +119,7 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
 
 
 def restart(task: Task, learner: Learner, context: Context) -> None:
-    """What starts anew at the midpoint beside the weights: `boundary` in the configuration."""
+    """Restart what `boundary` in the configuration says, beside the weights."""
     how = task.config.boundary
     if how.temperature == "new":
         learner.temperature.load_state_dict(Temperature(task.config.temperature).state_dict())
@@ -181,7 +181,7 @@ def train_step(learner: Learner, batch: Batch, noise: Tensor, statistics: tuple[
 
 
 def remember(learner: Learner, stepped: list[Stepped]) -> None:
-    """Put what the environments did into the replay."""
+    """Append the step of every environment to the replay."""
     columns = (
         [getattr(s, name) for s in stepped] for name in ("before", "action", "reward", "terminated", "following")
     )
@@ -222,22 +222,22 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     return row
 
 
-# ------------------------------------------------------------------------------------------- what methods look at
+# ------------------------------------------------------------------------------------------- what methods use
 
 
 def make_context(task: Task, learner: Learner, net: Net | None = None) -> Context:
-    """The moment, as a method sees it: inputs are (batch, observations + actions), targets the critics' y.
+    """The context of a method: inputs are (batch, observations + actions), targets the critics' y.
 
     Args:
         task: what is fixed.
-        learner: at this moment.
+        learner: as it is now.
         net: what the method acts on; None: the learner's own networks.
     """
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         generator = seeding.generator(task.config.seed, "look", learner.phase, learner.step)
         while True:
-            yield look(task, learner, task.config.batch_size, generator)
+            yield probe_batch(task, learner, task.config.batch_size, generator)
 
     return Context(
         phase=learner.phase,
@@ -249,7 +249,7 @@ def make_context(task: Task, learner: Learner, net: Net | None = None) -> Contex
 
 
 @torch.no_grad()
-def look(task: Task, learner: Learner, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def probe_batch(task: Task, learner: Learner, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Normalised observations with their actions, (size, o + a), and the critics' targets, (size,)."""
     batch, statistics = batch_at(learner.replay.sample(1, size, generator), 0), learner.statistics.tensors(task.device)
     noise = torch.randn(size, task.actions, generator=generator).to(task.device)
@@ -258,7 +258,7 @@ def look(task: Task, learner: Learner, size: int, generator: torch.Generator) ->
 
 
 def probe_loss(task: Task, net: Net, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The critics' loss; the actor too is passed through, for whoever looks at its units."""
+    """The critics' loss; the actor runs too, so that its units can be measured."""
     observation, action = torch.split(inputs, [task.observations, task.actions], 1)
     net.modules["actor"](observation)
     critics = [module for name, module in net.modules.items() if name != "actor"]
@@ -269,8 +269,8 @@ def probe_loss(task: Task, net: Net, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def measure(task: Task, learner: Learner) -> dict[str, float]:
     """How plastic the networks are, on transitions of the replay."""
-    inputs, targets = look(task, learner, PROBE, seeding.generator(task.config.seed, "probe", learner.phase))
+    inputs, targets = probe_batch(task, learner, PROBE, seeding.generator(task.config.seed, "probe", learner.phase))
     net, _ = separated(learner)
     level = task.config.metrics
     features = plasticity(net, lambda: probe_loss(task, net, inputs, targets), level)
-    return features | weight_numbers(net, level)  # of each critic by itself
+    return features | weight_numbers(net, level)  # of each critic alone

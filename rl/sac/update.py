@@ -196,7 +196,7 @@ class Update:
 
 
 def compiled(update: Update) -> Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor]:
-    """The update through `torch.compile`, anew: networks differ before and after a boundary."""
+    """The update through `torch.compile`, compiled again: networks differ before and after a boundary."""
     torch.compiler.reset()
     return torch.compile(update.__call__)
 

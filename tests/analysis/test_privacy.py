@@ -29,4 +29,4 @@ def test_places_are_left_out_unless_asked_for(asked: bool, tmp_path: Path) -> No
         if not asked:
             for name in (getpass.getuser(), platform.node()):
                 assert f"/{name}/" not in text
-    assert "birds" in (tmp_path / "small.runs.json").read_text(), "which data set it was is told"
+    assert "birds" in (tmp_path / "small.runs.json").read_text(), "which data set it was is kept"

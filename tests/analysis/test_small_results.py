@@ -41,7 +41,7 @@ def test_what_is_not_small_results_is_left_out(tmp_path):
 
 
 def same_picture(old: Path, new: Path) -> bool:
-    """Whether two PNG files show the same. Another matplotlib may place things a little differently: not judged."""
+    """Whether two PNG files show the same. Those of another matplotlib are not compared: it may differ a little."""
     with Image.open(old) as one, Image.open(new) as other:
         if one.info.get("Software") != other.info.get("Software"):
             return True

@@ -23,7 +23,7 @@ class Runs:
         return self.zygote.run(folder, LANGUAGE.module, *self.tiny(*options), **environment)
 
     def start(self, folder: Path, *options: str, **environment: str) -> int:
-        """The process id of a run that goes on beside the test."""
+        """The process id of a run that continues beside the test."""
         return self.zygote.start(folder, LANGUAGE.module, *self.tiny(*options), **environment)
 
     def tiny(self, *options: str) -> list[str]:

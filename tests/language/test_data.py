@@ -1,4 +1,4 @@
-"""Token files: what goes in comes out, damage is refused by name, an interrupted preparation goes on."""
+"""Token files: what goes in comes out, damage is refused by name, an interrupted preparation is resumed."""
 
 import json
 import sys

@@ -122,7 +122,7 @@ def test_kills_change_nothing(undisturbed, runs, tmp_path):
         assert runs.zygote.wait(child) == -signal.SIGKILL
     answer = runs(tmp_path, *options)
     assert answer.code == 0
-    assert "goes on from step" in answer.err
+    assert "resumed at step" in answer.err
     assert rows(only_run(tmp_path / "runs")) == rows(only_run(undisturbed / "runs"))
     assert same(final_state(only_run(tmp_path / "runs")), final_state(only_run(undisturbed / "runs")))
 
@@ -274,7 +274,7 @@ def losses(folder: Path) -> torch.Tensor:
 
 
 def test_two_processes_are_one(runs, tmp_path):
-    """The same global batch gives the same curve, also when both are stopped on the way and one goes on alone."""
+    """The same global batch gives the same curve, also when both are stopped on the way and one is resumed alone."""
     options = ("method=l2init", "accumulation=4")
     for name in ("one", "two", "stopped"):
         (tmp_path / name).mkdir()
@@ -293,7 +293,7 @@ def test_two_processes_are_one(runs, tmp_path):
 
 
 def test_shards_are_one(runs, tmp_path):
-    """FSDP2, with a projection at the boundary: as one process; what was sharded goes on whole."""
+    """FSDP2, with a projection at the boundary: as one process; what was sharded is resumed whole."""
     options = ("method=fire_exact", "accumulation=2", "benchmark.start=20")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -322,7 +322,7 @@ def test_accumulation_must_be_dealt_out(runs, tmp_path):
 
 
 def test_a_rank_that_dies_ends_the_others(runs, tmp_path):
-    """Under torchrun; and the run goes on from its checkpoint."""
+    """Under torchrun; and the run resumes from its checkpoint."""
     options = ["method=base", "accumulation=2", "benchmark.iterations=[4000,40]", "checkpoint.every_seconds=0.2"]
     torchrun = runs.zygote.start(
         tmp_path, "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", "-m",

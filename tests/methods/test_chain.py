@@ -15,7 +15,7 @@ from fire_core.methods.chain import Chain
 from fire_core.methods.fire import Fire
 from fire_core.methods.full_reset import FullReset
 from fire_core.methods.l2init import L2Init
-from fire_core.methods.muon import MuonOptimizer, Together, hidden_weights
+from fire_core.methods.muon import CombinedOptimizer, MuonOptimizer, hidden_weights
 from fire_core.methods.pi import PlasticityInjection
 from fire_core.methods.redo import ReDo
 from fire_core.methods.snp import ShrinkAndPerturb
@@ -54,7 +54,7 @@ def test_penalties_add_up_and_the_optimizer_is_the_one_that_replaces() -> None:
     chain = Chain({"l2init": L2Init(0.1), "weight_decay": WeightDecay(0.2), "muon": MuonOptimizer()})
     expected = L2Init(0.1).penalty(net) + WeightDecay(0.2).penalty(net)
     torch.testing.assert_close(chain.penalty(net), expected)
-    assert isinstance(chain.optimizer(net, torch.optim.Adam), Together)
+    assert isinstance(chain.optimizer(net, torch.optim.Adam), CombinedOptimizer)
     assert chain.acts_within_phases
     plain = Chain({"fire": Fire(), "snp": ShrinkAndPerturb()})
     assert plain.penalty(net) is None
@@ -81,7 +81,7 @@ def test_fire_leaves_muon_s_weights_alone_if_asked_to() -> None:
     ("methods", "message"),
     [
         ({"upgd": UPGD(), "muon": MuonOptimizer()}, "upgd and muon each replace the optimizer"),
-        ({"fire": Fire(), "full_reset": FullReset()}, "full_reset undoes what stands before it"),
+        ({"fire": Fire(), "full_reset": FullReset()}, "full_reset undoes the methods before it"),
         ({"fire": Fire(), "pi": PlasticityInjection()}, "pi cannot be combined"),
         ({"fire": Fire(), "base": Base()}, "base cannot be combined"),
         ({}, "at least one"),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fire_core.methods import Net
-from fire_core.methods.muon import MuonOptimizer, Together, as_matrix, hidden_weights
+from fire_core.methods.muon import CombinedOptimizer, MuonOptimizer, as_matrix, hidden_weights
 from fire_core.weights.optimizer_state import reset_optimizer_state
 from tests.programs import VISION, rows
 from vision.models import SmallResNet, ViT
@@ -22,9 +22,9 @@ def steps(optimizer: torch.optim.Optimizer, model: nn.Module, number: int, start
         optimizer.step()
 
 
-def optimizer_of(model: nn.Module, **options: object) -> Together:
+def optimizer_of(model: nn.Module, **options: object) -> CombinedOptimizer:
     chosen = MuonOptimizer(**options).optimizer(Net({"model": model}, {}), torch.optim.Adam)
-    assert isinstance(chosen, Together)
+    assert isinstance(chosen, CombinedOptimizer)
     return chosen
 
 
@@ -36,7 +36,7 @@ def test_matrices_take_torch_s_own_steps_bit_for_bit() -> None:
     muon = torch.optim.Muon([theirs[1].weight], lr=1e-2, weight_decay=0, momentum=0.95)
     rest = [p for p in theirs.parameters() if p is not theirs[1].weight]
     adam = torch.optim.AdamW(rest, lr=1e-3, betas=(0.9, 0.95), eps=1e-10, weight_decay=0)
-    steps(Together(muon, adam), theirs, 3)
+    steps(CombinedOptimizer(muon, adam), theirs, 3)
     for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -1,4 +1,4 @@
-"""Methods with a state: a run that is cut and goes on ends as one that was left alone, bit for bit."""
+"""Methods with a state: a run that is interrupted and resumed ends as an undisturbed one, bit for bit."""
 
 from pathlib import Path
 

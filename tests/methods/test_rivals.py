@@ -1,4 +1,4 @@
-"""Rivals since 2024 against the public code of their authors (tests/parity/originals), or by hand."""
+"""Rivals since 2024 against the public code of their authors (tests/parity/originals), or against own arithmetic."""
 
 import itertools
 import math

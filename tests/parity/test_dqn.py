@@ -74,13 +74,13 @@ def test_network_shapes_and_initialisation() -> None:
         name: list(p.shape) for name, p in q.named_parameters()
     }
     assert sum(p.numel() for p in q.parameters()) == FACTS["qnetwork"]["n_params"]
-    for name, told in FACTS["qnetwork"]["init"].items():
+    for name, facts in FACTS["qnetwork"]["init"].items():
         value = q.state_dict()[ours(name)]
-        if told.get("all_zero"):
+        if facts.get("all_zero"):
             assert not value.any()
         else:
-            assert value.abs().max() <= told["bound"] * (1 + 1e-6)
-            assert value.std().item() == pytest.approx(told["expected_std"], rel=0.05)
+            assert value.abs().max() <= facts["bound"] * (1 + 1e-6)
+            assert value.std().item() == pytest.approx(facts["expected_std"], rel=0.05)
 
 
 def test_forward() -> None:
@@ -110,11 +110,11 @@ def test_td_loss_and_gradients() -> None:
 
 @pytest.mark.parametrize("case", ["eps", "eps_short", "eps_nobonus"])
 def test_epsilon(case: str) -> None:
-    told, loop = FACTS["epsilon"], FACTS["loop"]
+    facts, loop = FACTS["epsilon"], FACTS["loop"]
     if case == "eps":
-        arguments = (told["start"], told["end"], 0.10 * loop["total_timesteps"], loop["learning_starts"])
+        arguments = (facts["start"], facts["end"], 0.10 * loop["total_timesteps"], loop["learning_starts"])
     else:
-        arguments = tuple(told[case.removeprefix("eps_")])
+        arguments = tuple(facts[case.removeprefix("eps_")])
     values = [epsilon(int(t), *arguments) for t in DATA[f"{case}.t"]]
     np.testing.assert_allclose(values, DATA[f"{case}.value"], rtol=1e-12)
 
@@ -174,7 +174,7 @@ def test_intervention_on_both_networks_and_the_optimizer(case: str) -> None:
 
 def test_plasticity_injection() -> None:
     net, optimizer = golden_net()
-    q, target, told = net.modules["q"], net.targets["q"], FACTS["pi"]
+    q, target, facts = net.modules["q"], net.targets["q"], FACTS["pi"]
     before = {"q": q(stack("obs")), "target": target(stack("obs"))}
     encoder = list(q.encoder.parameters())  # type: ignore[union-attr]
     old_target_head = target.head.state_dict()  # type: ignore[union-attr]
@@ -189,7 +189,7 @@ def test_plasticity_injection() -> None:
         changes.append((after - before[which]).abs().max().item())
     assert max(changes) <= 10 * max(DATA["pi.max_abs_change"].max(), 1e-7)
 
-    named = {ours(name): (shape, trained) for name, shape, trained in told["params"]}
+    named = {ours(name): (shape, trained) for name, shape, trained in facts["params"]}
     assert {name: (list(p.shape), p.requires_grad) for name, p in q.named_parameters()} == named
     assert all(a is b for a, b in zip(encoder, q.encoder.parameters(), strict=True))  # type: ignore[union-attr]
     for name, value in old_target_head.items():
@@ -204,8 +204,8 @@ def test_plasticity_injection() -> None:
         td(q, target)[2].backward()
         optimizer.step()
     moved = [name for name, p in q.named_parameters() if not torch.equal(p, start[name])]
-    assert sorted(moved) == sorted(map(ours, told["moved_after_2_steps"]))
-    assert len(held) - len(optimizer.state) == told["frozen_without_optimizer_state"]
+    assert sorted(moved) == sorted(map(ours, facts["moved_after_2_steps"]))
+    assert len(held) - len(optimizer.state) == facts["frozen_without_optimizer_state"]
     close(q(stack("obs")), "pi.q_after_2_steps")
 
 

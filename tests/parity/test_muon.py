@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods import Net
-from fire_core.methods.muon import MuonOptimizer, Together, as_matrix, hidden_weights
+from fire_core.methods.muon import CombinedOptimizer, MuonOptimizer, as_matrix, hidden_weights
 from tests.parity import golden
 from vision.models import VGG16, ResNet18, ViT
 
@@ -41,7 +41,7 @@ class Wrapped(nn.Module):
             self.tokens = nn.Parameter(value)
 
 
-def optimizer_for(model: nn.Module, variant: str = "fire_paper", lr: float = META["opt_lr_muon"]) -> Together:
+def optimizer_for(model: nn.Module, variant: str = "fire_paper", lr: float = META["opt_lr_muon"]) -> CombinedOptimizer:
     method = MuonOptimizer(
         lr=lr, adam_lr=META["opt_lr_adam"], momentum=META["opt_momentum"], betas=META["adam_betas"],
         eps=META["adam_eps"], variant=variant,

@@ -205,5 +205,5 @@ def test_command_line_exit_code_has_no_traceback(tmp_path):
 def test_a_plot_that_cannot_be_written(tmp_path, capsys):
     torch.save(weights(), tmp_path / "a.pt")
     assert audit.main([str(tmp_path / "a.pt"), "--plot", str(tmp_path / "nowhere" / "x.png")]) == 2
-    assert audit.main([str(tmp_path / "a.pt"), "--plot", str(tmp_path / "x.nonsense")]) == 2
+    assert audit.main([str(tmp_path / "a.pt"), "--plot", str(tmp_path / "x.unknown")]) == 2
     assert [line.startswith("--plot=") for line in capsys.readouterr().err.splitlines()] == [True, True]

@@ -1,4 +1,4 @@
-"""What `python -m fire_core.runs` tells of real runs, and what it removes."""
+"""What `python -m fire_core.runs` says of real runs, and what it removes."""
 
 import os
 import signal
@@ -33,14 +33,14 @@ def ls(root: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[st
 
 
 def test_states_and_progress(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ls(root, capsys)
-    assert {method: words[1] for method, words in told.items()} == {
+    listed = ls(root, capsys)
+    assert {method: words[1] for method, words in listed.items()} == {
         "base": "done", "fire": "failed", "snp": "interrupted"
     }  # fmt: skip
-    assert told["base"][2] == "100%"
-    assert "test/accuracy" in told["base"]
-    assert "is not finite at step" in " ".join(told["fire"])
-    assert 0 < int(told["snp"][2].rstrip("%")) < 50
+    assert listed["base"][2] == "100%"
+    assert "test/accuracy" in listed["base"]
+    assert "is not finite at step" in " ".join(listed["fire"])
+    assert 0 < int(listed["snp"][2].rstrip("%")) < 50
     assert list(ls(root, capsys, "--state", "failed,done")) == ["base", "fire"]
     assert list(ls(root, capsys, "--cache")) == ["digits"]
 

@@ -241,5 +241,5 @@ def test_what_is_left_out_is_said_by_the_method_that_needs_it(caplog: pytest.Log
         ReDo().check(Net({"model": Net2(WAYS["groups"][0])}, {}))
         ReDo().check(Net({"model": nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))}, {}))
     (record,) = caplog.records
-    told = "units of Net2 by tracing: 1 group; 4 of 5 layers are left alone: one, grouped, back, head"
-    assert record.getMessage() == told
+    expected = "units of Net2 by tracing: 1 group; 4 of 5 layers are left alone: one, grouped, back, head"
+    assert record.getMessage() == expected

@@ -146,7 +146,7 @@ def legacy_pickle(content: dict) -> bytes:
 
 @pytest.fixture
 def cifar(tmp_path, monkeypatch):
-    """Both archives with few images under tmp_path, their checksums told to torchvision; returns the images."""
+    """Both archives with few images under tmp_path, their checksums given to torchvision; returns the images."""
     images = {}
     for kind, key, names in (
         (datasets.CIFAR10, "labels", ["data_batch_1", "data_batch_2", "test_batch"]),

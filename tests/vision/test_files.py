@@ -1,4 +1,4 @@
-"""Archives and downloads: nothing lands outside the folder, a broken download goes on, damage leaves nothing behind."""
+"""Archives and downloads: nothing is written outside the folder, a broken download resumes, damage leaves nothing."""
 
 import hashlib
 import http.server
@@ -122,7 +122,7 @@ def test_a_download_goes_on_where_it_stopped(server, tmp_path, page, done):
 
 
 def test_a_download_that_breaks_off_keeps_its_part(server, tmp_path):
-    with pytest.raises(ConfigError, match=r"broke off.*goes on where it stopped; or put the file at") as caught:
+    with pytest.raises(ConfigError, match=r"broke off.*resumes where it stopped; or put the file at") as caught:
         fetch(server.url + "/breaks", tmp_path / "file", MD5)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "file.part").read_bytes() == CONTENT[: len(CONTENT) // 2]

@@ -88,7 +88,7 @@ def test_a_group_that_is_reset_in_part_is_warned_about(make):
     model = network()
     optimizer = make(list(model.parameters()))
     train(model, optimizer, 4)
-    with pytest.warns(FireWarning, match=r"counts steps for a whole parameter group.*goes on from step 4"):
+    with pytest.warns(FireWarning, match=r"counts steps for a whole parameter group.*continues from step 4"):
         assert reset_optimizer_state(optimizer, [model[0].weight]) == 1
     train(model, optimizer, 1)
     with pytest.warns(FireWarning, match="counts steps"):

@@ -84,7 +84,7 @@ def fetch(url: str, path: Path, md5: str, timeout: float = 10.0) -> None:
         _fetch_rest(url, part, timeout)
     except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
         reason = getattr(error, "reason", None) or error
-        kept = "; started again, the download goes on where it stopped" if part.exists() else ""
+        kept = "; started again, the download resumes where it stopped" if part.exists() else ""
         raise ConfigError(f"cannot download {url} ({reason}){kept}; or put the file at {path}") from error
     if md5_of(part) != md5:
         part.unlink()

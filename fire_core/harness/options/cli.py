@@ -63,7 +63,7 @@ def job(config: DictConfig) -> Iterator[Outcome]:
         yield outcome
     except SystemExit:
         outcome.state = "stopped"
-        outcome.result = "start the same command again and it goes on"
+        outcome.result = "start the same command again to resume"
         raise
     except Exception as error:
         known = out_of_memory(error) or error

@@ -107,7 +107,7 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
             return summary
         state = run.resume(task.device)
         if state is not None:
-            log.info("%s goes on from step %d", folder, state["step"])
+            log.info("%s resumed at step %d", folder, state["step"])
         elif config.cache.enabled and first is not None:
             label = f"{config.program}-{'-'.join(kind)}-s{config.seed}"
 

@@ -127,7 +127,7 @@ class Run:
         if not isinstance(summary, dict):
             return None
         if not checkpoint.newest_first(self.folder / "checkpoints") and not (self.folder / PRUNED).exists():
-            log.warning("%s is marked as done and has no weights: training goes on", self.folder)
+            log.warning("%s is marked as done but has no weights: training continues", self.folder)
             return None
         return summary
 

@@ -101,7 +101,7 @@ class Wandb(Tracker):
             assert self._process.stdout is not None
             message = self._process.stdout.read().strip()  # its error message, if any
             why = why or message or f"its process ended with code {self._process.returncode}"
-        log.warning("wandb stopped (%s): training goes on, metrics.jsonl is complete", why)
+        log.warning("wandb stopped (%s): training continues, metrics.jsonl is complete", why)
         self._close()
 
     def _close(self) -> None:

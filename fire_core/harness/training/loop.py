@@ -131,7 +131,7 @@ class Loop:
             if ended:
                 raise TrainingError(
                     f"cannot write the checkpoint that ends phase {self.learner.phase}{self._folder(' in ')} "
-                    f"({reason}): make room and start the same command again, which goes on from the checkpoint before"
+                    f"({reason}): make room and start the same command again, it resumes from the last checkpoint"
                 ) from error
             log.warning("no checkpoint at step %d%s: %s", step, self._folder(" in "), reason)
             if self.run is not None:

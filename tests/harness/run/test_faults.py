@@ -1,4 +1,4 @@
-"""Real faults, made by the system: training goes on or stops with one clear line, and nothing that was kept is lost."""
+"""Real faults, made by the system: training continues or stops with one clear line, and nothing kept is lost."""
 
 import copy
 import os
@@ -94,7 +94,7 @@ def test_a_disk_that_stays_full(disk: Path, tmp_path: Path, zygote: Zygote, calm
     filler.unlink()
     again = zygote.run(tmp_path, "vision.train", *options)
     assert again.code == 0, again.err
-    assert "goes on from step" in again.err
+    assert "resumed at step" in again.err
     assert_same(only_run(disk / "runs"), calm)
 
 
@@ -138,8 +138,11 @@ def test_a_loss_that_explodes(on_nan: str, tmp_path: Path, zygote: Zygote) -> No
     answer = zygote.run(tmp_path, "vision.train", *options)
     run = only_run(tmp_path / "runs")
     assert answer.code == 3
-    told = {"stop": r"error: the loss.* is not finite at step 1; .*on_nan=skip", "skip": "error: every step .*skipped"}
-    assert re.match(told[on_nan], answer.err.splitlines()[-1])
+    expected = {
+        "stop": r"error: the loss.* is not finite at step 1; .*on_nan=skip",
+        "skip": "error: every step .*skipped",
+    }
+    assert re.match(expected[on_nan], answer.err.splitlines()[-1])
     assert (run / "FAILED").read_text().startswith("TrainingError: ")
     assert not (run / "DONE").exists()
     assert "NaN" not in (run / "metrics.jsonl").read_text() if on_nan == "skip" else True
@@ -223,7 +226,7 @@ def test_wandb_cannot_start(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     (tmp_path / "wandb.py").write_text("raise ImportError('libssl.so.3 is missing')")
     answer = zygote.run(tmp_path, "vision.train", *WANDB, PYTHONPATH=str(tmp_path))
     assert answer.code == 0
-    assert "wandb stopped (ImportError: libssl.so.3 is missing): training goes on" in answer.err
+    assert "wandb stopped (ImportError: libssl.so.3 is missing): training continues" in answer.err
     assert_same(only_run(tmp_path / "runs"), calm)
 
 

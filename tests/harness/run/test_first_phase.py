@@ -26,11 +26,11 @@ def test_many_processes_train_it_once(tmp_path: Path, zygote: Zygote, record_pro
     children = [zygote.start(tmp_path, "vision.train", *options) for options in jobs]
     answers = [zygote.end(tmp_path, child) for child in children]
     assert [answer.code for answer in answers] == [0] * len(METHODS)
-    told = "".join(answer.err for answer in answers)
-    assert told.count(TRAINING) == 1
-    assert told.count(TAKEN) == len(METHODS) - 1
-    assert "s saved" in told
-    assert told.count("waiting for process ") >= 1
+    messages = "".join(answer.err for answer in answers)
+    assert messages.count(TRAINING) == 1
+    assert messages.count(TAKEN) == len(METHODS) - 1
+    assert "s saved" in messages
+    assert messages.count("waiting for process ") >= 1
     entry_of(tmp_path)
     record_property("processes that wanted one first phase at once, and trained it once", len(METHODS))
 
@@ -42,8 +42,8 @@ def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygot
     waiter = zygote.start(tmp_path, "vision.train", *VISION.tiny(*options, "method=base"))
     other = zygote.start(tmp_path, "vision.train", *VISION.tiny(*options, "method=full_reset"))
     for child in (waiter, other):
-        told = tmp_path / f".{child}.err"
-        wait_for(lambda told=told: told.exists() and "waiting for process " in told.read_text())
+        messages = tmp_path / f".{child}.err"
+        wait_for(lambda messages=messages: messages.exists() and "waiting for process " in messages.read_text())
     os.kill(holder, signal.SIGKILL)
     assert zygote.end(tmp_path, holder).code == -signal.SIGKILL
     answers = [zygote.end(tmp_path, child) for child in (waiter, other)]

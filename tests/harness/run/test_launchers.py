@@ -1,4 +1,4 @@
-"""The same numbers alone, in a sweep, side by side and on a queue; and a search that goes on where it stopped."""
+"""The same numbers alone, in a sweep, side by side and on a queue; and a search that resumes where it stopped."""
 
 import importlib.util
 import json
@@ -77,10 +77,10 @@ def test_a_job_on_a_queue_requeues_itself(tmp_path: Path, zygote: Zygote, calm: 
     answer = zygote.end(tmp_path, sweep)
     assert answer.code == 0, answer.err
     (log,) = tmp_path.glob("runs/.sweeps/.submitit/*/*_log.err")
-    told = log.read_text()
-    assert "stopped by SIGUSR2 at step " in told
+    text = log.read_text()
+    assert "stopped by SIGUSR2 at step " in text
     assert "Requeued job" in "".join(file.read_text() for file in log.parent.glob("*_log.*"))
-    assert "goes on from step " in told
+    assert "resumed at step " in text
     assert_same(run, calm)
 
 

@@ -1,4 +1,4 @@
-"""A signal ends the step, writes a checkpoint and leaves with code 75; the same command goes on to the same numbers."""
+"""A signal ends the step, writes a checkpoint and leaves with code 75; the same command resumes to the same numbers."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def test_a_signal_costs_nothing(name: str, tmp_path: Path, zygote: Zygote, calm:
     assert f"at step {stopped}" in answer.err
     again = zygote.run(tmp_path, "vision.train", *options)
     assert again.code == 0
-    assert f"goes on from step {stopped}" in again.err
+    assert f"resumed at step {stopped}" in again.err
     assert_same(run, calm)
     record_property(f"{name}: left at step {stopped}, went on bit for bit", "yes")
 
@@ -62,10 +62,10 @@ def test_a_sweep_stops_as_a_whole_and_goes_on(tmp_path: Path, zygote: Zygote) ->
 
 
 def test_submitit_s_own_handler_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
+    signals: list[int] = []
 
     def requeue(number: int, frame: object) -> None:
-        told.append(number)
+        signals.append(number)
         raise SystemExit(144)
 
     before = signal.signal(signal.SIGUSR2, requeue)
@@ -79,7 +79,7 @@ def test_submitit_s_own_handler_has_the_last_word(monkeypatch: pytest.MonkeyPatc
                 with pytest.raises(SystemExit) as left:
                     preemption.leave()
             assert left.value.code == code
-        assert told == [signal.SIGUSR2]
+        assert signals == [signal.SIGUSR2]
         assert signal.getsignal(signal.SIGUSR2) is requeue, "handlers are put back"
     finally:
         signal.signal(signal.SIGUSR2, before)

@@ -81,7 +81,7 @@ def test_takes_segments_from_the_shared_first_phase(tmp_path: Path) -> None:
     own = RingStore(tmp_path / "run" / "replay", 8)
     own.load(loaded := new(), manifest, [tmp_path / "nowhere", tmp_path / "cache"])
     assert_equal(loaded, naive.replay)
-    for path in (tmp_path / "cache").iterdir():  # the run goes on without the cache
+    for path in (tmp_path / "cache").iterdir():  # the run continues without the cache
         path.unlink()
     RingStore(tmp_path / "run" / "replay", 8).load(new(), manifest)
 
@@ -97,7 +97,7 @@ def test_damage_is_mended_from_the_shared_first_phase_while_that_is_sound(tmp_pa
     for folder in (own, shared.folder):
         (folder / first).unlink()
         (folder / first).write_bytes(b"damaged")
-    with pytest.raises(TrainingError, match=f"remove {tmp_path / 'run'} and {tmp_path / 'cache'} to train anew"):
+    with pytest.raises(TrainingError, match=f"remove {tmp_path / 'run'} and {tmp_path / 'cache'} to train again"):
         RingStore(own, 8).load(new(), manifest, [shared.folder])
     naive = played(40, again := RingStore(shared.folder, 8))  # trained anew there: what is damaged is written again
     RingStore(shared.folder, 8).load(new(), again.save(naive.replay))

@@ -91,18 +91,18 @@ def test_shared_exploration_is_one_draw_for_all() -> None:
 
 def test_rows_are_what_the_analysis_reads(tmp_path: Path) -> None:
     folder = ATARI.run(tmp_path, "method=fire")
-    told = rows(folder)
-    steps = [row["step"] for row in told if "kind" not in row]
+    written = rows(folder)
+    steps = [row["step"] for row in written if "kind" not in row]
     assert steps == sorted(set(steps))
     assert steps[-1] == 240
-    assert [row["env_steps"] for row in told if "eval/return" in row] == [120, 240]
-    assert "eval/normalized_return" in told[-1]
-    (first,) = [row for row in told if "boundary/dfi_after" in row]
+    assert [row["env_steps"] for row in written if "eval/return" in row] == [120, 240]
+    assert "eval/normalized_return" in written[-1]
+    (first,) = [row for row in written if "boundary/dfi_after" in row]
     assert (first["kind"], first["step"], first["phase"]) == ("boundary", 120, 1)
     assert first["boundary/dfi_after"] < first["boundary/dfi_before"]
     done = json.loads((folder / "DONE").read_text())
     assert done["steps"] == 240
-    assert done["eval/return"] == told[-1]["eval/return"]
+    assert done["eval/return"] == written[-1]["eval/return"]
     assert not list((folder / "replay").iterdir())  # a finished run needs none
 
 
@@ -205,7 +205,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("option", BAD)
-def test_bad_options_are_told(option: str, tmp_path: Path) -> None:
+def test_bad_options_are_named(option: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=BAD[option]):
         DQN.run(tmp_path, option)
     assert not list(tmp_path.iterdir())
@@ -246,14 +246,14 @@ def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monk
         gc.enable()
 
 
-def test_a_task_of_the_other_program_is_told() -> None:
+def test_a_task_of_the_other_program_is_named() -> None:
     config = compose("dqn", "env=humanoid")
     with pytest.raises(ConfigError, match=r"env=Humanoid-v5 has no discrete actions; accepted: asterix, .*cartpole"):
         Task.from_config(config)
 
 
-@pytest.mark.parametrize("option", ["lr=abc", "method=fier", "env=asterisk", "nonsense=1"])
-def test_misspelt_options_are_told(option: str) -> None:
+@pytest.mark.parametrize("option", ["lr=abc", "method=fier", "env=asterisk", "unknown=1"])
+def test_misspelt_options_are_named(option: str) -> None:
     with pytest.raises((HydraException, OmegaConfBaseException)):
         DQN.compose(option)
 
@@ -287,7 +287,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypa
     assert same(weights(rough), weights(DQN.run(tmp_path / "calm", *SHORT)))
 
 
-def test_no_room_for_the_shared_first_phase_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_the_shared_first_phase_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(store: RingStore, ring: Any) -> dict[str, Any]:
         raise OSError(28, "No space left on device")
 

@@ -38,7 +38,7 @@ def test_the_picture_is_of_the_game_that_the_agent_plays(tmp_path: Path, extra: 
             seen.append(step.frames[0].numpy().copy())
             return step
 
-    watch_dqn.make_env = lambda *told: Spy()  # type: ignore[assignment, return-value]
+    watch_dqn.make_env = lambda *_: Spy()  # type: ignore[assignment, return-value]
     try:
         pictures, returns = watch_dqn.play(trained, state, compose("watch", "steps=90", "episodes=2"))
     finally:

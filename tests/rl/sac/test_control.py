@@ -82,7 +82,7 @@ def test_repeats_add_up_rewards_and_stop_with_the_episode(terminates: bool) -> N
     steps = [worker.step(np.array([x], np.float32)) for x in (-1, 0, 1)]
     assert [s.reward for s in steps] == [1 + 2 + 3, 4 + 5 + 6, 7]
     assert [s.terminated for s in steps] == [False, False, terminates]
-    assert steps[-1].following == [7]  # the true last observation, from which a cut episode's value goes on
+    assert steps[-1].following == [7]  # the true last observation, from which a cut episode's value is bootstrapped
     assert steps[-1].ended == (28, 7)
     assert worker.observation == [0]  # a new episode
     assert env.seen == [-2] * 3 + [1] * 3 + [4]

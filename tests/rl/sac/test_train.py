@@ -120,7 +120,7 @@ def test_injection_leaves_outputs_as_they_are() -> None:
 
 
 def test_what_restarts_is_data() -> None:
-    """Everything kept: the optimizers go on with their moments."""
+    """Everything kept: the optimizers keep their moments."""
     options = (
         "boundary.optimizer=keep",
         "boundary.temperature=keep",
@@ -237,7 +237,7 @@ def test_a_gpu_trains_and_resumes(method: str, tmp_path: Path, monkeypatch: pyte
 def test_no_room_for_the_first_half_s_end_stops_the_run(
     tmp_path: Path, sweep: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within a phase a full disk costs the checkpoint; at its end the run stops, and started again goes on."""
+    """Within a phase a full disk costs the checkpoint; at its end the run stops, and the same command resumes it."""
     calls = 0
 
     def full(store: RingStore, ring: Ring) -> dict[str, Any]:
@@ -289,13 +289,13 @@ def test_a_sweep_and_the_cache_removed_afterwards(tmp_path: Path, zygote: Zygote
         (folder / "DONE").unlink()
     answer = zygote.run(tmp_path, "rl.sac", *SAC.options, "method=base,snp", "seed=0,1", "-m")
     assert answer.code == 0, answer.err
-    assert answer.err.count("goes on from step 400") == 4
+    assert answer.err.count("resumed at step 400") == 4
 
 
 def test_help_and_errors_are_short(tmp_path: Path, zygote: Zygote) -> None:
-    told = zygote.run(tmp_path, "rl.sac", "--help")
-    assert told.code == 0
-    assert "python -m rl.sac method=fire" in told.out
+    answer = zygote.run(tmp_path, "rl.sac", "--help")
+    assert answer.code == 0
+    assert "python -m rl.sac method=fire" in answer.out
     for option, said in (
         ("method=fier", "did you mean fire"),
         ("env.task=Humanoid-v7", "Humanoid-v5"),
