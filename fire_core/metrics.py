@@ -121,6 +121,11 @@ def dormant_scores(activations: Tensor) -> Tensor:
     return size / torch.where(mean > 0, mean, 1)
 
 
+def dormant(activations: Tensor, threshold: float = 0.0) -> Tensor:
+    """Which units of a layer have a score of at most the threshold, (units,); see `dormant_scores`, `dormant_ratio`."""
+    return dormant_scores(activations) <= threshold
+
+
 def dormant_ratio(activations: Tensor | Iterable[Tensor] | Mapping[str, Tensor], threshold: float = 0.0) -> float:
     """Share of the units whose score is at most the threshold, over all layers together (Sokar et al., ICML 2023).
 
@@ -133,8 +138,7 @@ def dormant_ratio(activations: Tensor | Iterable[Tensor] | Mapping[str, Tensor],
     """
     layers = [activations] if isinstance(activations, Tensor) else activations
     layers = list(layers.values()) if isinstance(layers, Mapping) else list(layers)
-    scores = torch.cat([dormant_scores(layer) for layer in layers])
-    return float((scores <= threshold).double().mean())
+    return float(torch.cat([dormant(layer, threshold) for layer in layers]).double().mean())
 
 
 def output_covariance_discrepancy(outputs: Tensor, reference: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from fire_core.harness.training.loop import Progress
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Net
 from language.model import GPT
-from language.sharded import shard_, spread
+from language.sharded import shard_, to_shards
 from language.speed import NextTokenLoss
 from language.task import Task
 
@@ -85,7 +85,7 @@ class Learner(Progress):
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
         """Go on from `state_dict`'s state, which is rank 0's."""
         self.optimizer = new_optimizer(task, self, state["phase"])
-        state = spread(state, self.model, self.optimizer)
+        state = to_shards(state, self.model, self.optimizer)
         self.model.load_state_dict(state["model"])
         self.net.init["model"] = state["init"]
         if state["method"] is not None:  # None: from a first phase that another method's run may have trained

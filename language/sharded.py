@@ -35,7 +35,7 @@ def gathered(state: Any) -> Any:
     return state
 
 
-def spread(state: dict[str, Any], model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def to_shards(state: dict[str, Any], model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """A trainer's state with shards instead of whole tensors: weights and moments of sharded parameters in shards."""
     own = model.state_dict()
     if not any(is_sharded(tensor) for tensor in own.values()):

@@ -71,6 +71,14 @@ def test_feature_rank_counts_directions_above_the_threshold():
     assert int(M.feature_rank(features, epsilon=0.001)) == 3
 
 
+def test_dormant_is_relative_to_the_layer():
+    activity = torch.tensor([[0.0, 0.1, 1.0, 2.9]])
+    assert M.dormant(activity, 0.1).tolist() == [True, True, False, False]
+    assert M.dormant(activity * 1e-3, 0.1).tolist() == [True, True, False, False]
+    assert M.dormant(activity, 0.0).tolist() == [True, False, False, False]
+    assert M.dormant(torch.zeros(1, 3), 0.1).all()
+
+
 def test_dormant_ratio_is_redos():
     # |h| means 1, 0.5, 0.02, 0 -> scores by the mean 0.38: 2.63, 1.32, 0.0526, 0
     layer = torch.tensor([[1.0, 0.5, 0.04, 0.0], [-1.0, 0.5, 0.0, 0.0]])

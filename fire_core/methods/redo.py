@@ -11,6 +11,7 @@ from torch import Tensor
 from fire_core.methods.fire_paper import chain
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.variants import check_variant
+from fire_core.metrics import dormant
 from fire_core.units.find import unit_graph
 from fire_core.units.recycle import InitialDraw, recycle_masked_
 from fire_core.units.watch import Watch, mean_magnitude
@@ -68,7 +69,7 @@ class ReDo(Method):
         layers = chain(net.modules) if self.variant == "fire_paper" else None
         graph = unit_graph(net.modules) if layers is None else []
         watch = Watch(graph, mean_magnitude, only_training=False) if layers is None else layers.watch_redo()
-        masks = [dormant(activity, self.threshold) for activity in self._look(net, context, watch)]
+        masks = [dormant(activity[None], self.threshold) for activity in self._activity(net, context, watch)]
         if self.recycle and layers is not None:
             layers.recycle_(masks[:-1], context)
         elif self.recycle:
@@ -77,7 +78,7 @@ class ReDo(Method):
         return {"dormant_ratio": torch.cat(masks).float().mean().item()}
 
     @torch.no_grad()
-    def _look(self, net: Net, context: Context, watch: Any) -> Sequence[Tensor]:
+    def _activity(self, net: Net, context: Context, watch: Any) -> Sequence[Tensor]:
         """Mean |activation| of every unit over `samples` samples, in evaluation mode."""
         if context.batches is None or context.loss is None:
             raise ValueError("ReDo needs batches of the phase, which this trainer does not give")
@@ -102,9 +103,3 @@ class ReDo(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epochs = state["epochs"]
-
-
-def dormant(activity: Tensor, threshold: float) -> Tensor:
-    """Which units of a layer are dormant, from their mean |activation|, (units,)."""
-    score = activity / (activity.mean() + 1e-9)
-    return score.abs() <= 1e-8 if threshold == 0 else score <= threshold

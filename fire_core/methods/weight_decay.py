@@ -1,12 +1,13 @@
-"""L2 regularisation, the control of every regulariser."""
+"""L2 regularisation, the control for the other regularisers: `L2Init` with zero in place of the initial weights."""
 
 import torch
 from torch import Tensor
 
-from fire_core.methods.protocol import Method, Net
+from fire_core.methods.l2init import L2Init
+from fire_core.methods.protocol import Net
 
 
-class WeightDecay(Method):
+class WeightDecay(L2Init):
     """Loss + coef / 2 * sum ||theta||^2 over every parameter.
 
     Args:
@@ -15,13 +16,6 @@ class WeightDecay(Method):
     Raises:
         ValueError: `coef` is negative.
     """
-
-    acts_within_phases = True
-
-    def __init__(self, coef: float = 1e-3) -> None:
-        if coef < 0:
-            raise ValueError(f"coef must be at least 0, got {coef}")
-        self.coef = coef
 
     def penalty(self, net: Net) -> Tensor:
         return self.coef / 2 * torch.stack(torch._foreach_norm(tuple(net.parameters()))).square().sum()

@@ -130,7 +130,8 @@ def _show(root: Path, name: str) -> int:
         print(f"{name:<9} {printable(str(fact))}")
     for file in sorted((status.folder / "checkpoints").glob("step-*.pt")):
         print(f"checkpoint  {file.name}")
-    print("\n" + printable(_text(status.folder / "config.yaml")).rstrip())
+    what = _text(status.folder / "identity.json") or _text(status.folder / "config.yaml")  # older runs have the second
+    print("\n" + printable(what).rstrip())
     return 0
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fire_core.methods import Context, Net
-from fire_core.methods.redo import ReDo, dormant
+from fire_core.methods.redo import ReDo
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units
 from tests.units.test_graph import MODELS
@@ -85,14 +85,6 @@ def test_it_looks_at_so_many_samples_and_every_so_many_epochs() -> None:
     assert method.after_epoch(Net.of({"model": model}), context(model)) == {}
     assert method.after_epoch(Net.of({"model": model}), context(model))
     assert seen == [6, 3]
-
-
-def test_dormant_is_relative_to_the_layer() -> None:
-    activity = torch.tensor([0.0, 0.1, 1.0, 2.9])
-    assert dormant(activity, 0.1).tolist() == [True, True, False, False]
-    assert dormant(activity * 1e-3, 0.1).tolist() == [True, True, False, False]
-    assert dormant(activity, 0.0).tolist() == [True, False, False, False]
-    assert dormant(torch.zeros(3), 0.1).all()
 
 
 @pytest.mark.parametrize("options", [{"threshold": -1}, {"every": 0}, {"samples": 0}, {"variant": "x"}])

@@ -11,11 +11,10 @@ from fire_core.methods.cbp import ContinualBackprop
 from fire_core.methods.dash import Dash
 from fire_core.methods.muon import MuonOptimizer
 from fire_core.methods.parseval import Parseval
-from fire_core.methods.redo import dormant
 from fire_core.methods.snr import Silences
+from fire_core.metrics import dormant
 from fire_core.units.graph import between
 from fire_core.units.recycle import InitialDraw, recycle_masked_
-from fire_core.units.watch import mean_magnitude
 from tests.parity import public
 from tests.parity.test_muon import close_direction
 
@@ -77,7 +76,7 @@ def test_redo_finds_and_recycles_the_same_units() -> None:
     adam.step()
     net.load_state_dict(weights("before"))
     seen = [torch.from_numpy(data["seen.conv_act"]), torch.from_numpy(data["seen.dense_act"])]
-    masks = [dormant(mean_magnitude(x, list(range(x.ndim - 1))), data["threshold"]) for x in seen]
+    masks = [dormant(x, data["threshold"]) for x in seen]
     graph = [between("conv", net[0], net[2]), between("dense", net[2], net[3])]
     own = Net.of({"model": net})
     init = {name: torch.randn_like(value) for name, value in net.state_dict().items()}  # a drawn entry differs surely

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fire_core.methods import Context
 from fire_core.methods.fire_paper import OutputWatch, chain, uniform
-from fire_core.methods.redo import dormant
+from fire_core.metrics import dormant
 from fire_core.units.graph import between
 from fire_core.units.recycle import recycle_, redraw_rows_
 from fire_core.units.watch import mean_magnitude
@@ -36,7 +36,7 @@ def test_scores_and_masks(layer: str) -> None:
     torch.testing.assert_close(score, golden.tensors("redo", "score.")[layer], rtol=1e-5, atol=0)
     for tau in META["taus"]:
         expected = DATA[f"mask_tau{tau}.{layer}"]
-        np.testing.assert_array_equal(dormant(seen, tau).numpy(), expected, f"tau {tau}")
+        np.testing.assert_array_equal(dormant(seen[None], tau).numpy(), expected, f"tau {tau}")
 
 
 def network() -> tuple[nn.Module, torch.optim.Adam, dict[str, Tensor]]:

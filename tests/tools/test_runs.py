@@ -59,7 +59,9 @@ def test_a_run_that_runs(root: Path, zygote: Zygote, capsys: pytest.CaptureFixtu
     zygote.end(root.parent, child)
     assert ls(root, capsys)["full_reset"][1] == "interrupted"
     assert runs.main(["--runs", str(root), "show", folder.name]) == 0
-    assert "method:\n  _target_:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert '"_target_": "fire_core.methods.full_reset.FullReset"' in shown
+    assert '"execution": {' in shown
 
 
 def test_prune_says_before_it_does(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +82,7 @@ def test_prune_says_before_it_does(root: Path, capsys: pytest.CaptureFixture[str
             runs.main(["--runs", str(root), *wrong])
 
 
-@pytest.mark.parametrize("file", ["DONE", "FAILED", "env.json", "metrics.jsonl", "config.yaml"])
+@pytest.mark.parametrize("file", ["DONE", "FAILED", "env.json", "metrics.jsonl", "config.yaml", "identity.json"])
 @pytest.mark.parametrize("content", [b"", b"[]", b"text", b"\xff\xfe\x1b[31m", b"[" * 10**5, b'{"step": "x"}\n', None])
 def test_a_bad_folder_is_listed_like_any(
     file: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]

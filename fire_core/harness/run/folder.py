@@ -7,6 +7,7 @@
     metrics.jsonl    one JSON object a line, `step` strictly increasing: which trackers mirror. Before the rows
                      of a phase that a method acted before, a row {"kind": "boundary"} at the step of the row before it
     spectra.json     singular values of every weight before and after each boundary
+    weights.json     what a projection did to each weight at each boundary, for methods that report it (FIRE)
     checkpoints/     the newest two
     DONE             a JSON summary, written last
     FAILED           or one line that says why training stopped; gone when the run is started again
@@ -238,15 +239,20 @@ class Run:
                 os.fsync(file.fileno())
 
     def keep_spectra(self, phase: int, before: dict[str, list[float]], after: dict[str, list[float]]) -> None:
-        """Write the singular values of the weights before and after a boundary into spectra.json.
-
-        A full disk does not stop the run.
-        """
-        path = self.folder / "spectra.json"
+        """Write the singular values of the weights before and after a boundary into spectra.json."""
         pairs = {key: {"before": before[key], "after": after[key]} for key in before if key in after}
+        self._keep("spectra.json", phase, pairs)
+
+    def keep_weights(self, phase: int, rows: dict[str, list[dict[str, Any]]]) -> None:
+        """Write rows about single weights at a boundary, by network, into weights.json."""
+        self._keep("weights.json", phase, rows)
+
+    def _keep(self, name: str, phase: int, content: dict[str, Any]) -> None:
+        """Put the content for a phase into a JSON file; a full disk does not stop the run."""
+        path = self.folder / name
         try:
             kept = json.loads(path.read_text()) if path.exists() else {}
-            checkpoint.write_atomically(path, json.dumps({**kept, str(phase): pairs}).encode())
+            checkpoint.write_atomically(path, json.dumps({**kept, str(phase): content}).encode())
         except (OSError, ValueError) as error:
             log.warning("cannot write %s: %s", path, str(error).split("\n")[0])
 

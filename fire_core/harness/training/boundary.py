@@ -1,6 +1,8 @@
 """Where every trainer lets a method act: at the boundary between two phases and after a row's evaluation."""
 
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -17,6 +19,7 @@ from fire_core.harness.training.measure import (
     weight_stable_rank,
 )
 from fire_core.methods import BoundaryReport, Context, Net
+from fire_core.reinit.report import Row
 
 
 def act_at_boundary(
@@ -35,7 +38,8 @@ def act_at_boundary(
 
     The row has `kind` ("boundary"), `step`, `phase`, `boundary/<number>_before` and `_after` for DfI and what `measure`
     gives, `boundary/sfe`, what the method reports, and the seconds and the peak memory that it took. Singular values go
-    into spectra.json. The layout is resolved once, and again only if the method has put in new parameters.
+    into spectra.json, and the rows of a projection's report, one for each weight, into weights.json. The layout is
+    resolved once, and again only if the method has put in new parameters.
 
     Args:
         learner: with its phase and step already those of the phase that begins.
@@ -83,6 +87,8 @@ def act_at_boundary(
         both = spectra(found, old), spectra(found_after, new)
         if run is not None:
             run.keep_spectra(context.phase, *both)
+    if run is not None and report.weights:
+        run.keep_weights(context.phase, {key: [_plain(row) for row in one] for key, one in report.weights.items()})
     numbers |= {f"{key}_before": value for key, value in before.items()}
     numbers |= {f"{key}_after": value for key, value in after.items()}
     numbers |= {**report.numbers, **(also or {})}
@@ -96,6 +102,12 @@ def act_at_boundary(
     }
     if run is not None:
         run.log(row)
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """A report's row without its times, so that it repeats, and without what was not measured."""
+    values = asdict(row).items()
+    return {key: v for key, v in values if key not in ("seconds", "measuring") and not (v != v or v is None)}
 
 
 def act_after_row(learner: Progress, net: Net, context: Context, last: bool) -> None:

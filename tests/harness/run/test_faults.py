@@ -26,7 +26,7 @@ from tests.programs import (
     wait_for,
     wait_until_held,
 )
-from tests.zygote import Zygote
+from tests.zygote import Answer, Zygote
 from vision import train
 
 OFTEN = "checkpoint.every_seconds=0.05"
@@ -46,6 +46,15 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+def run_on_a_full_disk(disk: Path, tmp_path: Path, zygote: Zygote, options: list[str]) -> tuple[Path, Answer]:
+    """Fill the disk in the first phase and run to the end; the file that fills it, and what the run said."""
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
+    wait_until_held(child)
+    filler = faults.fill(disk)
+    os.kill(child, signal.SIGCONT)
+    return filler, zygote.end(tmp_path, child)
+
+
 def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = VISION.tiny(*LONG, OFTEN, "paths.runs=disk/runs")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds", HOLD_AT="2,9")  # within the first phase
@@ -63,11 +72,7 @@ def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zyg
 
 def test_a_disk_that_is_full_when_the_first_phase_ends(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = VISION.tiny(*LONG, OFTEN, "cache.dir=disk/cache")
-    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
-    wait_until_held(child)
-    filler = faults.fill(disk)
-    os.kill(child, signal.SIGCONT)
-    answer = zygote.end(tmp_path, child)
+    filler, answer = run_on_a_full_disk(disk, tmp_path, zygote, options)
     assert answer.code == 3
     assert "error: cannot write the checkpoint that ends phase 0 in disk/cache/" in answer.err
     filler.unlink()
@@ -78,11 +83,7 @@ def test_a_disk_that_is_full_when_the_first_phase_ends(disk: Path, tmp_path: Pat
 
 def test_a_disk_that_stays_full(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = VISION.tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
-    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
-    wait_until_held(child)
-    filler = faults.fill(disk)
-    os.kill(child, signal.SIGCONT)
-    answer = zygote.end(tmp_path, child)
+    filler, answer = run_on_a_full_disk(disk, tmp_path, zygote, options)
     assert answer.code == 3
     assert "error: cannot write the checkpoint that ends phase 0 in disk/runs/vision/" in answer.err
     assert not list(disk.rglob("DONE"))
