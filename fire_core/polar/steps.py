@@ -14,7 +14,6 @@ Step = tuple[float, float, float]
 PAPER: Step = (1.5, -0.5, 0.0)  # cubic Newton-Schulz: sends 1 to 1 with slope 0, all of (0, sqrt 3) towards 1
 MUON: Step = (3.4445, -4.7750, 2.0315)  # Jordan et al., 2024: slope 3.4 at 0, and no fixed point at 1
 RESTART = 5  # steps on the Gram matrix alone; its rounding errors grow 2.25-fold in each of the paper's
-BLOCKED = 128  # Gram matrices from this size on are computed in blocks
 SETTLED = 1 - 2e-5  # from here one step of the paper reaches rounding in float32
 
 
@@ -74,16 +73,28 @@ def gram(X: Tensor) -> Tensor:
     BLAS would compute half of a symmetric product (syrk), but torch has no name for it: on a CPU the upper block
     triangle is computed and mirrored, 5/8 of the arithmetic.
     """
-    n = X.shape[-1]
-    if X.device.type != "cpu" or n < BLOCKED or torch.compiler.is_compiling():
+    n, h = X.shape[-1], _block(X)
+    if h == n:
         return X.mT @ X
     G = X.new_empty(X.shape[0], n, n)
-    h = -(-n // 4)
     for i in range(0, n, h):
         torch.bmm(X[:, :, i : i + h].mT, X[:, :, i:], out=G[:, i : i + h, i:])
     for i in range(h, n, h):
         G[:, i : i + h, :i] = G[:, :i, i : i + h].mT
     return G
+
+
+def _block(X: Tensor) -> int:
+    """How many columns of the Gram matrix of X (B, m, n) are computed at once; n: all.
+
+    Where blocks pay was measured: with more than one thread small products leave the others idle, so that half the
+    arithmetic takes up to twice the time.
+    """
+    n = X.shape[-1]
+    if X.device.type != "cpu" or torch.compiler.is_compiling():
+        return n
+    quarters, halves = (128, 128) if torch.get_num_threads() == 1 else (768, 512)
+    return -(-n // 4) if n >= quarters else -(-n // 2) if n >= halves else n
 
 
 def gram_dfi(G: Tensor) -> Tensor:
@@ -98,14 +109,16 @@ def dfi_and_square(X: Tensor) -> tuple[Tensor, Tensor]:
 
     Of a Gram matrix in blocks, those above the diagonal count twice, and nothing is mirrored.
     """
-    n = X.shape[-1]
-    blocked = X.device.type == "cpu" and n >= BLOCKED
-    h = -(-n // 4) if blocked else max(1, n)
+    n, h = X.shape[-1], max(1, _block(X))
     dfi = square = X.new_zeros(len(X), dtype=torch.float64)
+    room = X.new_empty(len(X) * h * n)  # one block after the other: fresh memory costs as much as half a product
     for i in range(0, n, h):
         left, right = X[:, :, i : i + h], X[:, :, i:]
-        # A single matrix goes by the product for single matrices, whose bits are those of `metrics.dfi`.
-        P = (left[0].mT @ right[0])[None] if len(X) == 1 else left.mT @ right  # (B, h, n - i)
+        P = room[: len(X) * left.shape[2] * right.shape[2]].view(len(X), left.shape[2], right.shape[2])
+        if len(X) == 1:  # the product for single matrices, whose bits are those of `metrics.dfi`
+            torch.mm(left[0].mT, right[0], out=P[0])
+        else:
+            torch.bmm(left.mT, right, out=P)
         diagonal = P.diagonal(dim1=-2, dim2=-1)
         square = square + diagonal.sum(-1, dtype=torch.float64)
         diagonal.sub_(1)

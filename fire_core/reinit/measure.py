@@ -43,8 +43,8 @@ def measure(old: Tensor, new: Tensor, s: Tensor, out: Tensor) -> None:
         out: (b, len(COLUMNS)), float64.
     """
     squared_scale = s.flatten().double().square()
+    room = torch.empty(old.shape, dtype=old.dtype, device=old.device)  # in order of memory, whatever the weights' is
     for first, W in enumerate((old, new)):
-        rows = torch.div(W, s, out=torch.empty(W.shape, dtype=W.dtype, device=W.device))  # as the parameter is stored
-        dfi, square = dfi_and_square(as_tall(rows))
+        dfi, square = dfi_and_square(as_tall(torch.div(W, s, out=room)))
         out[:, first], out[:, first + 3] = dfi, square * squared_scale
     out[:, 2] = torch.sub(new, old).square_().sum((-2, -1))
