@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -77,6 +77,7 @@ register(
 class Task:
     """What is fixed before the first step: processes, data, phases, options. Everything else is a `Learner`."""
 
+    headline: ClassVar[str] = "val/loss"  # the number of the summary that is shown and returned
     config: DictConfig
     group: ProcessGroup
     corpora: dict[str, dict[str, TokenFile]]  # first and second, by split

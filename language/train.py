@@ -63,7 +63,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     return train_together(task, run, state, stop)
 
 
-PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"), headline="val/loss", processes=processes)
+PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"), processes=processes)
 
 
 def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None) -> dict[str, Any]:

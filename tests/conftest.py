@@ -12,7 +12,15 @@ import torch
 from tests.zygote import Zygote
 
 torch.set_num_threads(1)
-PROGRAMS = ("vision.train", "vision.data", "vision.models", "vision.benchmarks", "language.train", "language.sample")
+PROGRAMS = (
+    "vision.train",
+    "vision.data",
+    "vision.models",
+    "vision.benchmarks",
+    "vision.streams",
+    "language.train",
+    "language.sample",
+)
 PROGRAMS += ("rl.dqn.train", "rl.sac.train", "gymnasium.envs.mujoco", "torch.distributed.run", "torch._inductor")
 
 

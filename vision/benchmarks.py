@@ -1,10 +1,16 @@
-"""A benchmark turns a data set into a sequence of phases (figure 2 of the paper, rows a to c)."""
+"""A benchmark turns a data set into a sequence of phases; here those of figure 2 of the paper, rows a to c.
 
+Streams in which each phase is a new task are in `vision.streams`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from fire_core.harness.options.errors import ConfigError
+from vision.data import ImageData
 from vision.data.splits import class_phases, sample_phases, warm_start_phases
 
 
@@ -14,15 +20,17 @@ class Phase:
 
     Attributes:
         train: indices into the training set.
-        test: indices into the test set.
-        epochs: displayed epochs, each ended by an evaluation.
+        test: indices into the test set; none where no test set means anything.
+        epochs: displayed epochs, each ended by a row of the log.
         passes_per_epoch: passes over `train` that make one displayed epoch.
+        change: makes this phase's data set of the run's, such as one with other labels; None: it is the run's.
     """
 
     train: np.ndarray
     test: np.ndarray
     epochs: int
     passes_per_epoch: int = 1
+    change: Callable[[ImageData], ImageData] | None = None
 
     def steps_per_pass(self, batch_size: int) -> int:
         """Optimizer steps of one pass; the last batch may be smaller.
@@ -41,7 +49,31 @@ class Phase:
         return self.epochs * self.steps_per_epoch(batch_size)
 
 
-class WarmStart:
+class Benchmark(ABC):
+    """A sequence of phases, and what about training goes with it.
+
+    Attributes:
+        methods_from_phase: the first phase within which methods act.
+        new_tasks: whether each phase is a new task. Then rows also have averages over the run so far (`vision.train`).
+        keeps_optimizer: whether the optimizer's state survives a boundary, unless a method resets it.
+        headline: the number of a run's summary that is shown and returned.
+    """
+
+    methods_from_phase = 0
+    new_tasks = False
+    keeps_optimizer = False
+    headline = "test/accuracy"
+
+    @abstractmethod
+    def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
+        """The phases on this data set.
+
+        Raises:
+            ConfigError: the data set is too small for them, or of another kind.
+        """
+
+
+class WarmStart(Benchmark):
     """Phase 0 on a random `ratio` per cent of the data, phase 1 on all; both tested on the whole test set.
 
     Phase 0 makes 100 // ratio as many passes, so that both phases take as many optimizer steps. Methods that act within
@@ -58,49 +90,46 @@ class WarmStart:
             raise ConfigError(f"benchmark.ratio must be in [1, 100] per cent, got {ratio}")
         self.ratio = ratio
 
-    def phases(self, train_labels: np.ndarray, test_labels: np.ndarray, epochs: int, seed: int) -> list[Phase]:
+    def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
         """Two phases."""
-        splits = warm_start_phases(len(train_labels), len(test_labels), self.ratio, seed)
+        splits = warm_start_phases(len(data.train_labels), len(data.test_labels), self.ratio, seed)
         passes = (100 // self.ratio, 1)
         return [Phase(train, test, epochs, n) for (train, test), n in zip(splits, passes, strict=True)]
 
 
-class Continual:
+class Continual(Benchmark):
     """Phase i on the first (i+1)/chunks of a fixed permutation of the data; tested on the whole test set.
 
     Args:
         chunks: number of phases.
     """
 
-    methods_from_phase = 0
-
     def __init__(self, chunks: int = 10) -> None:
         if chunks < 1:
             raise ConfigError(f"benchmark.chunks must be >= 1, got {chunks}")
         self.chunks = chunks
 
-    def phases(self, train_labels: np.ndarray, test_labels: np.ndarray, epochs: int, seed: int) -> list[Phase]:
+    def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
         """`chunks` phases of growing data."""
-        splits = sample_phases(len(train_labels), len(test_labels), self.chunks, seed)
+        splits = sample_phases(len(data.train_labels), len(data.test_labels), self.chunks, seed)
         return [Phase(train, test, epochs) for train, test in splits]
 
 
-class ClassIncremental:
+class ClassIncremental(Benchmark):
     """Phase i on all samples of the first (i+1)/chunks of the permuted classes; tested on the classes seen.
 
     Args:
         chunks: number of phases; at most the number of classes.
     """
 
-    methods_from_phase = 0
-
     def __init__(self, chunks: int = 20) -> None:
         if chunks < 1:
             raise ConfigError(f"benchmark.chunks must be >= 1, got {chunks}")
         self.chunks = chunks
 
-    def phases(self, train_labels: np.ndarray, test_labels: np.ndarray, epochs: int, seed: int) -> list[Phase]:
+    def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
         """`chunks` phases of growing classes."""
+        train_labels, test_labels = data.train_labels.numpy(), data.test_labels.numpy()
         classes = int(train_labels.max()) + 1
         if self.chunks > classes:
             raise ConfigError(f"benchmark.chunks={self.chunks} is more than the {classes} classes of the data set")

@@ -2,11 +2,13 @@
 
 import contextlib
 import inspect
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import hydra
+import numpy as np
 import torch
+import torch.nn.functional as F
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
@@ -19,7 +21,7 @@ from fire_core.harness.run.identity import identity, without
 from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
-from vision.benchmarks import Phase
+from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
 
 
@@ -70,10 +72,11 @@ class Task:
     config: VisionConfig  # plain, as a look into a DictConfig takes as long as a small operation
     device: torch.device
     data: ImageData
+    benchmark: Benchmark
     phases: list[Phase]
-    methods_from_phase: int  # the first phase within which methods act
     model: nn.Module  # at its initial weights; it and the method are never used in training: learners take copies
     method: Method
+    changed: dict[int, ImageData] = field(default_factory=dict)  # data of the newest phases that change the data set
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
@@ -89,15 +92,15 @@ class Task:
         set_up_torch(device, config.threads, config.deterministic)
         data = build("dataset", config.dataset)
         benchmark = build("benchmark", config.benchmark)
-        phases = benchmark.phases(
-            data.train_labels.numpy(), data.test_labels.numpy(), epochs=config.epochs, seed=config.seed
-        )
+        phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
+        if not phases:
+            raise ConfigError(f"benchmark={config.benchmark.name} has no phases")
         options = OmegaConf.to_object(config)
         assert isinstance(options, VisionConfig)
         method = build("method", config.method)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)
-        task = cls(options, device, data.to(device), phases, benchmark.methods_from_phase, model, method)
+        task = cls(options, device, data.to(device), benchmark, phases, model, method)
         model.to(memory_format=task.memory_format)
         task.check_takes_images()
         net = Net({"model": model}, {})
@@ -111,7 +114,7 @@ class Task:
         Raises:
             ConfigError: with what the network says.
         """
-        images = self.test_batch(torch.arange(1, device=self.device))[0].cpu()
+        images = self.probe(0, 1)[0].cpu()
         try:
             with torch.no_grad(), Net({"model": self.model}, {}).mode(training=False):
                 self.model(images)
@@ -136,26 +139,63 @@ class Task:
 
     def method_acts_in(self, phase: int) -> bool:
         """Whether the method shapes what happens within `phase`."""
-        return self.method.acts_within_phases and phase >= self.methods_from_phase
+        return self.method.acts_within_phases and phase >= self.benchmark.methods_from_phase
 
     @property
     def memory_format(self) -> torch.memory_format:
         """The layout of images and filters in memory; the numbers' order, not their values."""
         return torch.channels_last if self.config.memory_format == "channels_last" else torch.contiguous_format
 
-    def train_batch(self, pick: Tensor) -> tuple[Tensor, Tensor]:
-        """Training images (b, C, H, W), normalised, and labels (b,) of these indices."""
-        images = self.data.train_images[pick].contiguous(memory_format=self.memory_format)
-        return self.data.normalise_train(images), self.data.train_labels[pick]
+    @property
+    def headline(self) -> str:
+        """The number of the summary that is shown and returned."""
+        return self.benchmark.headline
 
-    def test_batch(self, pick: Tensor) -> tuple[Tensor, Tensor]:
-        """Test images (b, C, H, W), normalised, and labels (b,) of these indices."""
-        images = self.data.test_images[pick].contiguous(memory_format=self.memory_format)
-        return self.data.normalise_test(images), self.data.test_labels[pick]
+    @property
+    def classifies(self) -> bool:
+        """Whether labels are classes; else they are numbers, and the loss is the squared error."""
+        return not self.data.train_labels.is_floating_point()
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Mean over a batch of the cross-entropy of logits (b, classes), or of the squared error of outputs (b, 1)."""
+        return F.cross_entropy(outputs, labels) if self.classifies else F.mse_loss(outputs.squeeze(1), labels)
+
+    def data_of(self, index: int) -> ImageData:
+        """The data set of phase `index`."""
+        change = self.phases[index].change
+        if change is None:
+            return self.data
+        if index not in self.changed:
+            self.changed = {i: data for i, data in self.changed.items() if abs(i - index) == 1}
+            self.changed[index] = change(self.data)
+        return self.changed[index]
+
+    def train_batch(self, index: int, pick: Tensor) -> tuple[Tensor, Tensor]:
+        """Training images (b, C, H, W) of phase `index`, normalised, and labels (b,) of these indices."""
+        data = self.data_of(index)
+        images = data.train_images[pick].contiguous(memory_format=self.memory_format)
+        return data.normalise_train(images), data.train_labels[pick]
+
+    def test_batch(self, index: int, pick: Tensor) -> tuple[Tensor, Tensor]:
+        """Test images (b, C, H, W) of phase `index`, normalised, and labels (b,) of these indices."""
+        data = self.data_of(index)
+        images = data.test_images[pick].contiguous(memory_format=self.memory_format)
+        return data.normalise_test(images), data.test_labels[pick]
+
+    def probe(self, index: int, number: int) -> tuple[Tensor, Tensor]:
+        """The first images of the test set, whatever the phase tests on; training images where it has no test set."""
+        if len(self.phases[index].test):
+            return self.test_batch(index, torch.arange(min(number, len(self.data.test_labels)), device=self.device))
+        return self.train_batch(index, on_device(self.phases[index].train[:number], self.device))
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """bfloat16 where it is asked for."""
         return autocast(self.device, self.config.precision)
+
+
+def on_device(indices: np.ndarray, device: torch.device) -> Tensor:
+    """Indices as a tensor where the data are."""
+    return torch.from_numpy(indices).to(device)
 
 
 def build_model(config: VisionConfig, data: ImageData) -> nn.Module:

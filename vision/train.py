@@ -1,4 +1,4 @@
-"""Continual vision (the paper's figure 2): `python -m vision.train method=base,fire -m`.
+"""Continual vision (the paper's figure 2, and streams of tasks): `python -m vision.train method=base,fire -m`.
 
 A stream of phases; a method acts at each boundary between two, and may act within them. Read from `main` down.
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 import hydra
 import torch
-import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
@@ -30,15 +29,17 @@ from fire_core.weights.optimizer_state import parts_of, set_rate_factor
 from vision.data.order import arrival_order
 from vision.learner import Learner, new_optimizer
 from vision.schedule import reference, warmup
-from vision.task import Task, compiled
+from vision.task import Task, compiled, on_device
 
-PROBE = 256  # test images on which plasticity is measured
-SHOWN = ("phase", "epoch", "train/loss", "test/accuracy")  # beside the progress bar
+PROBE = 256  # images on which plasticity is measured
+SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
+SUMMARY = ("train/", "test/", "online/", "task_end/")  # of the last row, what the run's summary takes
+WHOLE_PASS = 64 << 20  # bytes; the images of a pass over the data that take no more are put in order at once
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="vision")
 def main(config: DictConfig) -> float:
-    """Train one configuration to its end; returns the final test accuracy, which `hydra/sweeper=optuna` maximises."""
+    """Train one configuration to its end; returns the benchmark's headline, which `hydra/sweeper=optuna` optimises."""
     return execute(config, PROGRAM)
 
 
@@ -78,13 +79,13 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                             last = learner.step == task.total_steps
                             act_after_row(learner, learner.net, make_context(task, learner), last)
                         run.log(learner.row)
-                        loop.show(**{key.split("/")[-1]: learner.row[key] for key in SHOWN})
+                        loop.show(**{key: learner.row[key] for key in SHOWN if key in learner.row})
                     loop.end_step(write_checkpoint, ended=learner.phase_step == steps)
-    final = {key: learner.row[key] for key in ("train/loss", "train/accuracy", "test/accuracy")}
+    final = {key: value for key, value in learner.row.items() if key.startswith(SUMMARY)}
     return {**final, "steps": learner.step, "seconds": learner.seconds}
 
 
-PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"), headline="test/accuracy")
+PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"))
 
 
 def save(task: Task, learner: Learner, run: Run) -> None:
@@ -108,15 +109,26 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
             measure=functools.partial(measure, task, learner),
             level=config.metrics,
         )
-    learner.optimizer = new_optimizer(task, learner, index)
+    if learner.optimizer is None or not (task.benchmark.keeps_optimizer and optimizes(learner)):
+        learner.optimizer = new_optimizer(task, learner, index)
     learner.clear_sums()
 
 
+def optimizes(learner: Learner) -> bool:
+    """Whether the optimizer holds every parameter; a method may have put in new ones."""
+    assert learner.optimizer is not None
+    held = {id(p) for group in learner.optimizer.param_groups for p in group["params"]}
+    return all(id(p) in held for p in learner.net.parameters())
+
+
 def measure(task: Task, learner: Learner) -> dict[str, float]:
-    """Test accuracy, and how plastic the network is on the first test images."""
-    images, labels = task.test_batch(torch.arange(min(PROBE, len(task.data.test_labels)), device=task.device))
-    numbers = plasticity(learner.net, lambda: F.cross_entropy(learner.model(images), labels), task.config.metrics)
-    return {"test_accuracy": evaluate(task, learner)["test/accuracy"], **numbers}
+    """Test accuracy, that on the task before, and how plastic the network is on the first images."""
+    images, labels = task.probe(learner.phase, PROBE)
+    numbers = plasticity(learner.net, lambda: task.loss(learner.model(images), labels), task.config.metrics)
+    numbers |= {key.replace("/", "_"): value for key, value in evaluate(task, learner).items()}
+    if task.benchmark.new_tasks and task.classifies:
+        numbers["previous_accuracy"] = accuracy_on(task, learner, learner.phase - 1)
+    return numbers
 
 
 def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, acts: bool) -> None:
@@ -126,7 +138,7 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
     kept = [(buffer, buffer.clone()) for buffer in learner.model.buffers()] if config.on_nan == "skip" else []
     with task.autocast():
         logits = learner.forward(images)
-        loss = F.cross_entropy(logits, labels)
+        loss = task.loss(logits, labels)
     total, penalty = loss.detach(), None
     if acts:
         with learner.method_meter:
@@ -150,7 +162,8 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
             learner.method.after_step(learner.net, make_context(task, learner))
     with torch.no_grad():
         learner.loss_sum += loss.detach() * len(labels)
-        learner.correct += (logits.argmax(1) == labels).sum()
+        if task.classifies:
+            learner.correct += (logits.argmax(1) == labels).sum()
         learner.seen += len(labels)
 
 
@@ -158,15 +171,22 @@ def batches(task: Task, index: int, start: int = 0) -> Iterator[tuple[Tensor, Te
     """The phase's remaining batches from step `start` on: each pass is a permutation of its own seed."""
     phase, size = task.phases[index], task.config.batch_size
     per_pass = phase.steps_per_pass(size)
-    samples = torch.from_numpy(phase.train)
-    order = samples
+    at_once = 4 * len(phase.train) * task.data.train_images[:0].flatten(1).shape[1] <= WHOLE_PASS
     for step in range(start, phase.steps(size)):
         number, batch = divmod(step, per_pass)
         if batch == 0 or step == start:
-            generator = seeding.generator(task.config.seed, "order", index, number)
-            order = samples[torch.randperm(len(samples), generator=generator)].to(task.device)
+            order = pass_order(task, index, number)
+            whole = task.train_batch(index, order) if at_once else None
         end = len(order) if batch == per_pass - 1 else (batch + 1) * size
-        yield task.train_batch(order[batch * size : end])
+        here = slice(batch * size, end)
+        yield task.train_batch(index, order[here]) if whole is None else (whole[0][here], whole[1][here])
+
+
+def pass_order(task: Task, index: int, number: int) -> Tensor:
+    """The training samples of phase `index` in the order of its pass `number`: a permutation of its own seed."""
+    generator = seeding.generator(task.config.seed, "order", index, number)
+    samples = torch.from_numpy(task.phases[index].train)
+    return samples[torch.randperm(len(samples), generator=generator)].to(task.device)
 
 
 def one_pass(task: Task, index: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -176,33 +196,40 @@ def one_pass(task: Task, index: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def chunks(task: Task, index: int) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
     """The phase's data as they came, oldest first, in pieces of the first phase's size; each piece in its batches."""
-    order = torch.from_numpy(arrival_order([phase.train for phase in task.phases[: index + 1]])).to(task.device)
+    order = on_device(arrival_order([phase.train for phase in task.phases[: index + 1]]), task.device)
     for piece in order.split(len(task.phases[0].train)):
         picks = list(piece.split(task.config.batch_size))
         if len(picks) > 1 and len(picks[-1]) == 1:  # batch norm in train mode has no variance of one
             picks[-2:] = [torch.cat(picks[-2:])]
-        yield map(task.train_batch, picks)
+        yield map(functools.partial(task.train_batch, index), picks)
 
 
 def last_tested(task: Task, index: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The last images of the phase's test set, in batches."""
-    chosen = torch.from_numpy(task.phases[index].test[-number:]).to(task.device)
+    chosen = on_device(task.phases[index].test[-number:], task.device)
     for pick in chosen.split(task.config.eval_batch_size):
-        yield task.test_batch(pick)
+        yield task.test_batch(index, pick)
+
+
+def evaluate(task: Task, learner: Learner) -> dict[str, float]:
+    """Accuracy on the phase's test set, if it has one."""
+    has_test = len(task.phases[learner.phase].test) > 0
+    return {"test/accuracy": accuracy_on(task, learner, learner.phase)} if has_test else {}
 
 
 @torch.inference_mode()
-def evaluate(task: Task, learner: Learner) -> dict[str, float]:
-    """Accuracy on the phase's test set, in evaluation mode."""
-    chosen = torch.from_numpy(task.phases[learner.phase].test).to(task.device)
+def accuracy_on(task: Task, learner: Learner, index: int) -> float:
+    """Accuracy in evaluation mode on the test set of phase `index`, or on its training set where it has no test set."""
+    phase = task.phases[index]
+    chosen, batch = (phase.test, task.test_batch) if len(phase.test) else (phase.train, task.train_batch)
     correct = torch.zeros((), device=task.device)
     with learner.net.mode(training=False):
-        for pick in chosen.split(task.config.eval_batch_size):
-            images, labels = task.test_batch(pick)
+        for pick in on_device(chosen, task.device).split(task.config.eval_batch_size):
+            images, labels = batch(index, pick)
             with task.autocast():
                 logits = learner.model(images)
             correct += (logits.argmax(1) == labels).sum()
-    return {"test/accuracy": correct.item() / len(chosen)}
+    return correct.item() / len(chosen)
 
 
 def make_row(task: Task, learner: Learner) -> dict[str, Any]:
@@ -212,18 +239,40 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
         raise TrainingError(f"every step of the epoch before step {learner.step} was skipped (on_nan=skip): lower lr=")
     assert learner.optimizer is not None
     phase, earlier = task.phases[learner.phase], task.phases[: learner.phase]
-    row = {
+    row: dict[str, Any] = {
         "step": learner.step,
         "phase": learner.phase,
         "epoch": sum(p.epochs for p in earlier) + learner.phase_step // phase.steps_per_epoch(task.config.batch_size),
         "train/loss": learner.loss_sum.item() / learner.seen,
-        "train/accuracy": learner.correct.item() / learner.seen,
+        **({"train/accuracy": learner.correct.item() / learner.seen} if task.classifies else {}),
         **evaluate(task, learner),
         "lr": learner.optimizer.param_groups[0]["lr"],
         "seconds": round(learner.seconds, 3),
     }
+    if task.benchmark.new_tasks:
+        row |= averages(row, learner.row, ended=learner.phase_step == phase.steps(task.config.batch_size))
     learner.clear_sums()
     return row
+
+
+def averages(row: dict[str, Any], before: dict[str, Any], ended: bool) -> dict[str, float]:
+    """Averages over the run so far of a stream of tasks, from its new row and the averages in the row before.
+
+    online/accuracy: over all epochs, of the predictions before each update (average online accuracy, the area under
+    the learning curve). task_end/accuracy: over the tasks that have ended, in the last epoch of each; on its test set,
+    if it has one. In a regression the loss takes the place of the accuracy.
+    """
+    kind = "accuracy" if "train/accuracy" in row else "loss"
+
+    def average(name: str, value: float, number: int) -> dict[str, float]:
+        last = before.get(name, 0.0)
+        return {name: last + (value - last) / number}
+
+    numbers = average(f"online/{kind}", row[f"train/{kind}"], row["epoch"])
+    name = f"task_end/{kind}"
+    if ended:
+        return numbers | average(name, row.get(f"test/{kind}", row[f"train/{kind}"]), row["phase"] + 1)
+    return numbers | ({name: before[name]} if name in before else {})
 
 
 def make_context(task: Task, learner: Learner) -> Context:
@@ -231,7 +280,7 @@ def make_context(task: Task, learner: Learner) -> Context:
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         with task.autocast():
-            return F.cross_entropy(learner.model(images), labels)
+            return task.loss(learner.model(images), labels)
 
     return Context(
         phase=learner.phase,
@@ -241,7 +290,9 @@ def make_context(task: Task, learner: Learner) -> Context:
         loss=loss,
         optimizers=parts_of(learner.optimizer),
         chunks=functools.partial(chunks, task, learner.phase),
-        last_tested=functools.partial(last_tested, task, learner.phase),
+        last_tested=functools.partial(last_tested, task, learner.phase)
+        if len(task.phases[learner.phase].test)
+        else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -128,6 +128,7 @@ register("dqn", DQNConfig, "scale", "cache", "budget/dqn", "budget/exceptions", 
 class Task:
     """What is fixed before the first step; everything else is a `Learner`."""
 
+    headline: ClassVar[str] = "eval/return"  # the number of the summary that is shown and returned
     config: DQNConfig  # plain, as a look into a DictConfig takes as long as a small operation
     device: torch.device
     replay_device: torch.device

@@ -88,7 +88,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     return {**learner.evaluated, "steps": learner.step, "updates": learner.updates, "seconds": learner.seconds}
 
 
-PROGRAM = Program(Task.from_config, train, groups=("env",), headline="eval/return")
+PROGRAM = Program(Task.from_config, train, groups=("env",))
 
 
 def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:

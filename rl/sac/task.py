@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -100,6 +100,7 @@ register("sac", SacConfig, "scale", "cache", "budget/sac", "budget/exceptions", 
 class Task:
     """What is fixed before the first step; everything else is a `Learner`."""
 
+    headline: ClassVar[str] = "eval/return"  # the number of the summary that is shown and returned
     config: SacConfig  # plain, as a look into a DictConfig takes as long as a small operation
     device: torch.device
     control: Control

@@ -31,7 +31,8 @@ def options_of_groups() -> list[str]:
     for path in files:
         own = yaml.safe_load(path.read_text()) or {}
         place = path.relative_to(CONF).with_suffix("")
-        names = leaves({key: value for key, value in own.items() if key not in ("defaults", "_target_", "name")})
+        names = leaves({key: value for key, value in own.items() if key != "defaults"})
+        names = [name for name in names if name.split(".")[-1] not in ("_target_", "name")]
         found += [f"{place}.{name}" for name in names] or [str(place)]
     return sorted(found)
 

@@ -1,5 +1,6 @@
 """Data sets: functions named by a config's `_target_`, which return an `ImageData`."""
 
+from vision.data.bits import load_bits
 from vision.data.cifar import load_cifar10, load_cifar100
 from vision.data.digits import load_digits
 from vision.data.folder import load_folder
@@ -8,6 +9,7 @@ from vision.data.tiny_imagenet import load_tiny_imagenet
 
 __all__ = [
     "ImageData",
+    "load_bits",
     "load_cifar10",
     "load_cifar100",
     "load_digits",

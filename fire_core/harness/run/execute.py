@@ -33,6 +33,10 @@ class Task(Protocol):
     def total_steps(self) -> int:
         """Of the whole run, counted as the rows' `step` is."""
 
+    @property
+    def headline(self) -> str:
+        """The number of the summary that is shown and returned."""
+
     def identity(self) -> dict[str, Any]:
         """See `fire_core.harness.run.identity`."""
 
@@ -56,7 +60,6 @@ class Program(Generic[T]):
         train: `train(task, run, state, stop)` trains from `state` (None: from the start) up to phase `stop` (None: to
             the end), within `run`, and returns a summary with `seconds`; its state has `step` and `method`.
         groups: options whose names begin the folder's name, such as ("benchmark", "dataset").
-        headline: the number of the summary that is shown and returned.
         processes: for a run of several processes: a context that yields whether this one keeps the run folder; the
             others do their part before it yields.
     """
@@ -64,7 +67,6 @@ class Program(Generic[T]):
     make_task: Callable[[DictConfig], T]
     train: Callable[[T, Run, State | None, int | None], dict[str, Any]]
     groups: tuple[str, ...]
-    headline: str
     processes: Callable[[T], contextlib.AbstractContextManager[bool]] = _single
 
 
@@ -81,8 +83,8 @@ def execute(config: DictConfig, program: Program[T]) -> float:
                 outcome.state = "done"
                 return math.nan
             summary = run_to_end(config, program, task, outcome)
-        value = float(summary[program.headline])
-        outcome.result = f"{program.headline} {value:.4f} in {summary['seconds']:.1f} s"
+        value = float(summary[task.headline])
+        outcome.result = f"{task.headline} {value:.4f} in {summary['seconds']:.1f} s"
         return value
 
 
@@ -94,7 +96,7 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         TrainingError: training cannot continue, or a phase's or the run's end could not be written.
     """
     *kind, method = [check_name(f"{group}.name", str(config[group].name)) for group in (*program.groups, "method")]
-    what, first, headline = task.identity(), task.first_phase_identity(), program.headline
+    what, first, headline = task.identity(), task.first_phase_identity(), task.headline
     label = f"{'-'.join(kind)}-{method}-s{config.seed}"
     folder = Path(config.paths.runs) / config.program / f"{label}-{digest(what)}"
     yaml = OmegaConf.to_yaml(config, resolve=True)

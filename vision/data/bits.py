@@ -1,0 +1,82 @@
+"""Random bits, and the output of a random network of threshold units as target: a regression that needs no data."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vision.data.images import ImageData
+
+
+@dataclass(frozen=True)
+class BitData(ImageData):
+    """Examples of the regression; none before `examples` makes some.
+
+    An example is an image of one pixel with a channel for each bit, uint8 (N, inputs, 1, 1), and its label is a float32
+    target. Bits are not normalised.
+
+    Attributes:
+        units: hidden units of the target network.
+        beta: a unit is active where at least about this fraction of its inputs agrees with its weights.
+    """
+
+    units: int = 100
+    beta: float = 0.7
+
+    @property
+    def inputs(self) -> int:
+        """Input bits m, without the constant one."""
+        return self.in_channels
+
+    def examples(self, slow: Tensor, number: int, target: torch.Generator, bits: torch.Generator) -> "BitData":
+        """Training examples of one task.
+
+        Args:
+            slow: the first bits, which all examples share, uint8 (flipping,).
+            number: of examples.
+            target: generator of the target network: in the same state, it is the same network.
+            bits: generator of the other bits.
+        """
+        others = torch.randint(2, (number, self.inputs - len(slow)), dtype=torch.uint8, generator=bits)
+        drawn = torch.cat([slow.expand(number, -1), others], dim=1)  # (number, inputs)
+        targets = self.target(drawn.float(), target)
+        device = self.mean.device
+        return replace(self, train_images=drawn[:, :, None, None].to(device), train_labels=targets.to(device))
+
+    def target(self, bits: Tensor, generator: torch.Generator) -> Tensor:
+        """The target network's output (N,) for bits (N, inputs).
+
+        All weights are 1 or -1; unit i is active where its weighted sum, a constant input of 1 included, exceeds
+        (m + 1) beta - S_i, with S_i the number of its weights that are -1 (Dohare et al. 2024, Methods). The public
+        code (shibhansh/loss-of-plasticity, lop/nets/fix_ltu_net.py) has S_i = (m - sum of weights + weight of the
+        constant input) / 2 instead.
+        """
+
+        def signs(*shape: int) -> Tensor:
+            return torch.randint(2, shape, generator=generator).float() * 2 - 1
+
+        weights, constant = signs(self.units, self.inputs + 1), torch.ones(len(bits), 1)
+        thresholds = (self.inputs + 1) * self.beta - (weights < 0).sum(1)  # (units,)
+        active = torch.cat([bits, constant], dim=1) @ weights.T > thresholds  # (N, units)
+        return active.float() @ signs(self.units) + signs(1)
+
+
+def load_bits(inputs: int = 20, units: int = 100, beta: float = 0.7) -> BitData:
+    """A regression from random bits (Dohare et al. 2024); a stream makes the examples.
+
+    Args:
+        inputs: bits of an example, without the constant one.
+        units: hidden units of the target network.
+        beta: a unit is active where at least about this fraction of its inputs agrees with its weights.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    for name, value in (("inputs", inputs), ("units", units)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if not 0 <= beta <= 1:
+        raise ValueError(f"beta must be in [0, 1], got {beta}")
+    none, no_targets = torch.zeros(0, inputs, 1, 1, dtype=torch.uint8), torch.zeros(0)
+    zero, one = torch.zeros(inputs, 1, 1), torch.ones(inputs, 1, 1)
+    return BitData(none, no_targets, none, no_targets, 1, zero, one, zero, one, units=units, beta=beta)
