@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from analysis.runs import LeftOut, Run, SourceError
+from analysis.runs import LeftOut, Run, SourceError, on_all_classes
 from analysis.sources import load
 
 
@@ -16,6 +16,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     sources = "folders of runs, small results (.csv), wandb-local:FOLDER or wandb:ENTITY/PROJECT (runs)"
     add("--runs", "--source", nargs="+", default=["runs"], metavar="SOURCE", help=sources)
     add("--include-unfinished", **FLAG, help="include runs that did not finish")
+    add("--classes", choices=("seen", "all"), default="seen", help="of class-incremental accuracy (%(default)s)")
     add("--no-cache", **FLAG, help="read every run anew")
     add("--with-paths", **FLAG, help="export and report folders and command lines too")
 
@@ -49,6 +50,9 @@ def load_or_explain(program: str, args: argparse.Namespace) -> tuple[list[Run], 
     except SourceError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return None
+    if args.classes == "all":
+        runs, without = on_all_classes(runs)
+        left_out += without
     for item in left_out:
         print(item)
     if not runs:

@@ -17,13 +17,15 @@ import pandas as pd
 
 from analysis.boundaries import split
 
+ALL_CLASSES = "test/accuracy_all"  # of a class-incremental run; `test/accuracy` is on the classes seen so far
 # The main metric: history key -> (axis label, whether more is better). The first one present decides.
 METRICS = {
     "test/accuracy": ("Test accuracy", True),
+    ALL_CLASSES: ("Test accuracy on all classes", True),
     "val/loss": ("Validation loss", False),
     "eval/return": ("Evaluation return", True),
 }
-DOMAINS = {"test/accuracy": "vision", "val/loss": "language", "eval/return": "rl"}
+DOMAINS = {"test/accuracy": "vision", ALL_CLASSES: "vision", "val/loss": "language", "eval/return": "rl"}
 
 LONGEST_NAME = 100  # characters
 LARGEST_COUNT, LARGEST_VALUE = 1e15, 1e30  # beyond, it is no count of steps, and no figure can be drawn
@@ -66,6 +68,7 @@ class Run:
         boundaries: one row for each boundary at which a method acted; holds `step` (of the row before it) and `phase`
             (that begins there).
         identity: what the run is, from its identity.json; None: made from the config.
+        main: the metric to show; None: the first of METRICS that it has.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     boundaries: pd.DataFrame = field(default_factory=pd.DataFrame)
     identity: dict[str, Any] | None = None
+    main: str | None = None
 
     @classmethod
     def of(cls, name: str, source: str, meta: dict[str, Any], table: pd.DataFrame) -> "Run":
@@ -110,7 +114,7 @@ class Run:
 
     @cached_property
     def metric(self) -> str:
-        return next(key for key in METRICS if key in self.history)
+        return self.main or next(key for key in METRICS if key in self.history)
 
     @property
     def domain(self) -> str:
@@ -214,6 +218,20 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
             left_out.append(LeftOut(run.source, f"duplicate: same config as {first.source}"))
     alike, odd = same_axis(kept.values())
     return sorted(alike, key=lambda r: r.source), left_out + odd
+
+
+def on_all_classes(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
+    """Class-incremental runs by their accuracy on all classes, which early ones did not log; others as they are."""
+    found: list[Run] = []
+    out: list[LeftOut] = []
+    for run in runs:
+        if ALL_CLASSES in run.history:
+            found.append(replace(run, main=ALL_CLASSES))
+        elif run.benchmark == "class_incremental":
+            out.append(LeftOut(run.source, f"its metrics have no `{ALL_CLASSES}`"))
+        else:
+            found.append(run)
+    return found, out
 
 
 def same_axis(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:

@@ -24,6 +24,8 @@ class Phase:
         epochs: displayed epochs, each ended by a row of the log.
         passes_per_epoch: passes over `train` that make one displayed epoch.
         change: makes this phase's data set of the run's, such as one with other labels; None: it is the run's.
+        unseen: indices of the other test images, of classes that did not come yet. With them, accuracy on all classes
+            is measured too; None where a benchmark has no such classes.
     """
 
     train: np.ndarray
@@ -31,6 +33,7 @@ class Phase:
     epochs: int
     passes_per_epoch: int = 1
     change: Callable[[ImageData], ImageData] | None = None
+    unseen: np.ndarray | None = None
 
     def steps_per_pass(self, batch_size: int) -> int:
         """Optimizer steps of one pass; the last batch may be smaller.
@@ -116,7 +119,9 @@ class Continual(Benchmark):
 
 
 class ClassIncremental(Benchmark):
-    """Phase i on all samples of the first (i+1)/chunks of the permuted classes; tested on the classes seen.
+    """Phase i on all samples of the first (i+1)/chunks of the permuted classes.
+
+    Tested on the classes seen so far (`test/accuracy`) and on all classes of the data set (`test/accuracy_all`).
 
     Args:
         chunks: number of phases; at most the number of classes.
@@ -134,4 +139,5 @@ class ClassIncremental(Benchmark):
         if self.chunks > classes:
             raise ConfigError(f"benchmark.chunks={self.chunks} is more than the {classes} classes of the data set")
         splits = class_phases(train_labels, test_labels, self.chunks, seed)
-        return [Phase(train, test, epochs) for train, test in splits]
+        every = np.arange(len(test_labels))
+        return [Phase(train, test, epochs, unseen=np.setdiff1d(every, test)) for train, test in splits]

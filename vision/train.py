@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import hydra
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
@@ -212,24 +213,38 @@ def last_tested(task: Task, index: int, number: int) -> Iterator[tuple[Tensor, T
 
 
 def evaluate(task: Task, learner: Learner) -> dict[str, float]:
-    """Accuracy on the phase's test set, if it has one."""
-    has_test = len(task.phases[learner.phase].test) > 0
-    return {"test/accuracy": accuracy_on(task, learner, learner.phase)} if has_test else {}
+    """Accuracy on the phase's test set, if it has one, and on the whole test set where classes are still to come."""
+    phase = task.phases[learner.phase]
+    if not len(phase.test):
+        return {}
+    correct = count_correct(task, learner, learner.phase, phase.test)
+    accuracy = {"test/accuracy": correct / len(phase.test)}
+    if phase.unseen is not None:
+        correct += count_correct(task, learner, learner.phase, phase.unseen)
+        accuracy["test/accuracy_all"] = correct / (len(phase.test) + len(phase.unseen))
+    return accuracy
 
 
-@torch.inference_mode()
 def accuracy_on(task: Task, learner: Learner, index: int) -> float:
     """Accuracy in evaluation mode on the test set of phase `index`, or on its training set where it has no test set."""
     phase = task.phases[index]
-    chosen, batch = (phase.test, task.test_batch) if len(phase.test) else (phase.train, task.train_batch)
+    if len(phase.test):
+        return count_correct(task, learner, index, phase.test) / len(phase.test)
+    return count_correct(task, learner, index, phase.train, training_set=True) / len(phase.train)
+
+
+@torch.inference_mode()
+def count_correct(task: Task, learner: Learner, index: int, chosen: np.ndarray, training_set: bool = False) -> float:
+    """How many of these images of phase `index` are classified correctly, in evaluation mode."""
     correct = torch.zeros((), device=task.device)
+    batch = task.train_batch if training_set else task.test_batch
     with learner.net.mode(training=False):
-        for pick in on_device(chosen, task.device).split(task.config.eval_batch_size):
+        for pick in on_device(chosen, task.device).split(task.config.eval_batch_size) if len(chosen) else ():
             images, labels = batch(index, pick)
             with task.autocast():
                 logits = learner.model(images)
             correct += (logits.argmax(1) == labels).sum()
-    return correct.item() / len(chosen)
+    return correct.item()
 
 
 def make_row(task: Task, learner: Learner) -> dict[str, Any]:

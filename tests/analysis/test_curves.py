@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from analysis import curves, figures, plotting, style
-from analysis.runs import settings
+from analysis.runs import on_all_classes, settings
 from analysis.sources import load
 from tests.analysis.synthetic import rows, write_run, write_sweep
 
@@ -108,6 +108,27 @@ def test_figure_2_shows_what_was_run_and_says_what_was_not(tmp_path):
     marks = [float(np.ravel(line.get_ydata())[0]) for line in first.lines if line.get_marker() == "D"]
     assert sorted(marks) == [0.778, 0.803, 0.825, 0.826, 0.829, 0.847]
     plotting.plt.close(figure)
+
+
+def test_figure_2_shows_class_incremental_accuracy_on_either_classes(tmp_path):
+    style.use()
+    row_c = {"benchmark": {"name": "class_incremental"}, "dataset": {"name": "cifar100"}, "model": {"name": "vit_tiny"}}
+    both = [row | {"test/accuracy_all": row["test/accuracy"] / 2} for row in rows("fire", 0, 5)]
+    write_run(tmp_path / "both", "fire", rows_=both, **row_c)
+    write_run(tmp_path / "seen", "base", n=5, **row_c)  # from before it was logged
+    write_run(tmp_path / "other", "fire", n=5)
+    found = load([str(tmp_path)], cache=False)[0]
+    everywhere, left_out = on_all_classes(found)
+    assert [str(tmp_path / "seen") in item.name for item in left_out] == [True]
+    assert "no `test/accuracy_all`" in left_out[0].reason
+    assert len(everywhere) == 2
+    for runs, label, factor in ((found, "Test accuracy", 1), (everywhere, "Test accuracy on all classes", 0.5)):
+        figure = figures.grid_figure(figures.GRIDS[0], settings(runs), style.Palette(["fire", "base"]))
+        (panel,) = [ax for ax in figure.axes if ax.lines]
+        assert panel.get_ylabel() == label
+        ends = [float(np.ravel(line.get_ydata())[-1]) for line in panel.lines]
+        assert any(end == pytest.approx(0.87 * factor) for end in ends)
+        plotting.plt.close(figure)
 
 
 def test_what_the_paper_does_not_show_has_panels_too(tmp_path):

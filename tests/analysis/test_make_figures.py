@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis import make_figures
-from tests.analysis.synthetic import write_run, write_sweep
+from tests.analysis.synthetic import rows, write_run, write_sweep
 
 ROOT = Path(__file__).parents[2]
 BASE = "warm_start-digits-resnet_small"
@@ -126,6 +126,20 @@ def test_runs_as_a_script_and_as_a_module(how):
     done = subprocess.run([sys.executable, *how, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--runs" in done.stdout
+
+
+def test_class_incremental_accuracy_on_all_classes(tmp_path, capsys):
+    both = [row | {"test/accuracy_all": row["test/accuracy"] / 2} for row in rows("fire", 0, 5)]
+    write_run(tmp_path / "runs", "fire", rows_=both, benchmark={"name": "class_incremental"})
+    write_run(tmp_path / "runs", "base", n=5, benchmark={"name": "class_incremental"})
+    arguments = [f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'out'}"]
+    assert make_figures.main([*arguments, "classes=all"]) == 0
+    out = capsys.readouterr().out
+    assert "test accuracy on all classes" in out
+    assert "0.4350" in out
+    assert "its metrics have no `test/accuracy_all`" in out
+    assert make_figures.main(arguments) == 0
+    assert "0.8700" in capsys.readouterr().out
 
 
 def test_above_twenty_settings_those_that_are_named_are_drawn(tmp_path, capsys):

@@ -55,3 +55,30 @@ def test_evaluation_leaves_frozen_parts_in_evaluation_mode() -> None:
     assert learner.model.training
     assert not learner.model.drop.training
     assert torch.is_grad_enabled()
+
+
+def test_class_incremental_accuracy_is_on_the_classes_seen_and_on_all() -> None:
+    """Against plain counting; of ten classes in four phases two never come, and are in "all"."""
+    task = trainer.Task.from_config(
+        VISION.compose("benchmark=class_incremental", "benchmark.chunks=4", "eval_batch_size=50")
+    )
+    learner = trainer.Learner.new(task)
+    images, labels = task.test_batch(0, torch.arange(len(task.data.test_labels)))
+    with torch.no_grad():
+        right = (learner.model.eval()(images).argmax(1) == labels).double()
+    found = []
+    for learner.phase, classes in enumerate((2, 4, 6, 8)):
+        accuracy = trainer.evaluate(task, learner)
+        seen = task.phases[learner.phase].test
+        assert len(labels[seen].unique()) == classes
+        assert accuracy == {
+            "test/accuracy": pytest.approx(right[seen].mean().item()),
+            "test/accuracy_all": pytest.approx(right.mean().item()),
+        }
+        found.append(accuracy["test/accuracy"])
+    assert len(set(found)) > 1, "an accuracy that does not depend on the classes tests nothing"
+
+
+def test_other_benchmarks_have_one_accuracy() -> None:
+    task = trainer.Task.from_config(VISION.compose("benchmark=continual"))
+    assert list(trainer.evaluate(task, trainer.Learner.new(task))) == ["test/accuracy"]
