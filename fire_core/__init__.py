@@ -4,6 +4,7 @@ Importing this needs torch alone, and so do the command line tools `fire_core.au
 `fire_core.convergence`. `fire_core.harness` is imported by the programs only and needs `pip install -e ".[harness]"`.
 """
 
+from fire_core.diagnose import Diagnosis, should_reinitialize
 from fire_core.errors import FireWarning
 from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import newton_schulz, polar_factor
@@ -16,6 +17,7 @@ from fire_core.weights.optimizer_state import reset_optimizer_state
 __version__ = "0.1.0"
 
 __all__ = [
+    "Diagnosis",
     "FireWarning",
     "Report",
     "__version__",
@@ -26,5 +28,6 @@ __all__ = [
     "reset_optimizer_state",
     "resolve",
     "sfe",
+    "should_reinitialize",
     "shrink_and_perturb_",
 ]

@@ -22,11 +22,11 @@ class Fire(Method):
         iterations: Newton-Schulz steps.
         norm_init: frobenius, spectral, power or schatten4.
         layout: which weights, see `fire_core.weights.layout`; None: the network's own.
-        scale: modular, orthogonal, match_init, keep_norm or variance_factor; docs/scales.md.
+        scale: modular, orthogonal, match_init, init_norm, keep_norm or variance_factor; docs/scales.md.
         blend: in [0, 1]; 1 is the full projection.
         min_norm: matrices whose Frobenius norm lies below this are left alone.
         tol: stop the Newton-Schulz steps of a batch early, once its largest DfI lies below this.
-        variance_factor: for the scale of that name.
+        variance_factor: for the scale of that name; refused with another.
         trainable_only: leave frozen weights alone.
 
     Raises:

@@ -39,6 +39,8 @@ class PolarOptions:
         check_iterations(self.iterations)
         if self.tol is not None and not self.tol >= 0:
             raise ValueError(f"tol={self.tol}: must be 0 or more, or None")
+        if self.tol is not None and self.solver != "newton_schulz":
+            raise ValueError(f"tol={self.tol} needs solver=newton_schulz, not solver={self.solver}")
 
 
 def check_word(name: str, value: str, accepted: tuple[str, ...]) -> None:

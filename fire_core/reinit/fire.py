@@ -87,12 +87,14 @@ def fire_(
         layout: which weights, cut how; see `layout.resolve`.
         optimizer: optimizer(s) whose state of exactly the changed weights is reset.
         init: copies of the initial weights by parameter name (`copy.deepcopy(model.state_dict())` at the start). Needed
-            for `reinit` actions and `match_init`; fills the null space of rank-deficient and zero matrices.
+            for `reinit` actions and the scales `match_init` and `init_norm`; fills the null space of rank-deficient and
+            zero matrices.
         scale: each singular value's target. d_out x d_in is the matrix, k its number of kernel positions.
             "modular": sqrt(d_out / d_in) / k, the paper's. "orthogonal": 1. "match_init": such that the weight has the
             root mean square it was initialised with, whatever the scheme (uniform, Kaiming, residual-scaled).
-            "keep_norm": such that each matrix keeps its own Frobenius norm. "variance_factor": such that for white
-            input the mean square of the outputs is `variance_factor` times that of the inputs,
+            "init_norm": such that each matrix has the Frobenius norm it was initialised with, which is the same where
+            a weight is one matrix. "keep_norm": such that each matrix keeps its own Frobenius norm. "variance_factor":
+            such that for white input the mean square of the outputs is `variance_factor` times that of the inputs,
             sqrt(variance_factor * max(d_out, d_in) / (d_in k)). Which to take when: docs/scales.md.
         min_norm: matrices whose Frobenius norm lies below this are left alone.
         blend: t in [0, 1] between the old spectrum and the isometric one: singular values sigma^(1-t) scale^t on the
@@ -106,7 +108,7 @@ def fire_(
         trainable_only: keep frozen weights unless they are included by name. That is the default because FIRE restores
             the ability to train, which a frozen weight does not use, and training could not repair what the
             projection takes from it.
-        variance_factor: for the scale of that name.
+        variance_factor: for the scale of that name; refused with another.
         tol: stop Newton-Schulz early once the largest DfI of a batch lies below this.
         seed: of the Gaussian that fills the null space of a rank-deficient matrix when `init` cannot.
         measure: False leaves DfI, SFE and norms out of the report and saves about a tenth of the time.

@@ -80,7 +80,7 @@ def make_waves(entries: list[Entry], group: object) -> list[list[Batch]]:
 
 
 def project(
-    wave: list[Batch], how: Solve, scales: Mapping[str, float], initial: Mapping[str, Tensor]
+    wave: list[Batch], how: Solve, scales: Mapping[str, float | Tensor], initial: Mapping[str, Tensor]
 ) -> dict[str, Row]:
     """Solve the batches of a wave, write them, and give a row for each entry."""
     begin = time.perf_counter()
@@ -99,14 +99,24 @@ def project(
     }
 
 
-def _work(batch: Batch, scales: Mapping[str, float]) -> Work:
+def _work(batch: Batch, scales: Mapping[str, float | Tensor]) -> Work:
     W = stack([(entry, entry.parameter) for entry in batch.entries])
-    filled = [W.new_full((entry.count, 1, 1), scales[entry.label]) for entry in batch.entries]
+    filled = [_scales(W, entry.count, scales[entry.label]) for entry in batch.entries]
     s = filled[0] if len(filled) == 1 else torch.cat(filled)
-    if any(math.isnan(scales[entry.label]) for entry in batch.entries):
+    if any(keeps_norm(scales[entry.label]) for entry in batch.entries):
         s = torch.where(s.isnan(), own_scale(W), s)
     mine = batch.ranks.mine(len(W), batch.first, W.device)
     return Work(batch, mine, W, s) if batch.ranks.processes is None else Work(batch, mine, W[mine], s[mine])
+
+
+def _scales(W: Tensor, count: int, scale: float | Tensor) -> Tensor:
+    """One factor a matrix, (count, 1, 1), where and as exact as the matrices are."""
+    return scale.to(W.device, W.dtype) if isinstance(scale, Tensor) else W.new_full((count, 1, 1), scale)
+
+
+def keeps_norm(scale: float | Tensor) -> bool:
+    """Whether each matrix's own norm is its scale."""
+    return isinstance(scale, float) and math.isnan(scale)
 
 
 def own_scale(W: Tensor) -> Tensor:
@@ -234,8 +244,9 @@ def _write(entries: list[Entry], new: Tensor) -> None:
             distributed.write_(entry.parameter, target)
 
 
-def _row(entry: Entry, part: Tensor, scale: float, did: PolarReport, seconds: float) -> Row:
+def _row(entry: Entry, part: Tensor, scale: float | Tensor, did: PolarReport, seconds: float) -> Row:
     total = dict(zip(COLUMNS, part.sum(0).tolist(), strict=True))
+    single = None if isinstance(scale, Tensor) or keeps_norm(scale) else scale
     return Row(
         name=entry.label,
         shape=entry.shape,
@@ -246,7 +257,7 @@ def _row(entry: Entry, part: Tensor, scale: float, did: PolarReport, seconds: fl
         sfe=total["sfe"],
         norm_before=math.sqrt(total["square_before"]),
         norm_after=math.sqrt(total["square_after"]),
-        scale=math.sqrt(total["square_scale"] / max(1, len(part))) if math.isnan(scale) else scale,
+        scale=math.sqrt(total["square_scale"] / max(1, len(part))) if single is None else single,
         solver=did.solver,
         iterations=did.iterations,
         rank=int(part[:, AT["rank"]].min()) if did.rank is not None and len(part) else None,

@@ -10,7 +10,7 @@ from fire_core.reinit.initial import initial_of
 from fire_core.reinit.project import stack
 from fire_core.weights.entry import Entry
 
-SCALES = ("modular", "orthogonal", "match_init", "keep_norm", "variance_factor")
+SCALES = ("modular", "orthogonal", "match_init", "init_norm", "keep_norm", "variance_factor")
 
 
 def check_scaling(scale: str, min_norm: float, blend: float, variance_factor: float) -> None:
@@ -22,10 +22,18 @@ def check_scaling(scale: str, min_norm: float, blend: float, variance_factor: fl
         raise ValueError(f"min_norm={min_norm}: must be 0 or more")
     if not variance_factor > 0:
         raise ValueError(f"variance_factor={variance_factor}: must be above 0")
+    if variance_factor != 1 and scale != "variance_factor":
+        raise ValueError(f"variance_factor={variance_factor} needs scale=variance_factor, not scale={scale}")
 
 
-def scale_of(entry: Entry, scale: str, variance_factor: float, initial: Mapping[str, Tensor]) -> float:
-    """The factor on the polar factors of an entry; NaN for `keep_norm`, where each matrix has its own."""
+def scale_of(entry: Entry, scale: str, variance_factor: float, initial: Mapping[str, Tensor]) -> float | Tensor:
+    """The factor on the polar factors of an entry, or one for each matrix, (count, 1, 1).
+
+    NaN for `keep_norm`, whose factors follow from the matrices themselves.
+
+    Raises:
+        ValueError: the initial weights are missing or zero, and with them the scale.
+    """
     d_out, d_in = entry.shape
     if scale == "orthogonal" or 0 in (d_out, d_in):
         return 1.0
@@ -35,9 +43,11 @@ def scale_of(entry: Entry, scale: str, variance_factor: float, initial: Mapping[
         return math.sqrt(variance_factor * max(d_out, d_in) / (d_in * entry.positions))
     if scale == "keep_norm":
         return math.nan
-    # An isometry has squared norm min(d_out, d_in); all matrices of one weight share one scale.
-    start = stack([(entry, initial_of(entry, initial))])
-    size = math.sqrt(float(start.double().square().sum()) / entry.count / min(d_out, d_in))
-    if size == 0:
-        raise ValueError(f'{entry.name} is zero in init, so scale="match_init" would erase it: exclude it')
-    return size
+    start = stack([(entry, initial_of(entry, initial))]).double()
+    squares = start.square().sum((-2, -1), keepdim=True)  # (count, 1, 1)
+    if bool((squares == 0).all() if scale == "match_init" else (squares == 0).any()):
+        raise ValueError(f'{entry.name} is zero in init, so scale="{scale}" would erase it: exclude it')
+    # An isometry has squared norm min(d_out, d_in).
+    if scale == "match_init":
+        return math.sqrt(float(squares.mean()) / min(d_out, d_in))
+    return (squares / min(d_out, d_in)).sqrt()

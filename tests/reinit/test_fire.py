@@ -215,13 +215,30 @@ def test_scale_match_init_keeps_the_root_mean_square_of_the_initialisation(initi
         assert spectra.max() / spectra.min() < 1 + 1e-5  # one scale for the whole weight
 
 
-def test_scale_match_init_refuses_zero_and_missing_initial_weights():
+def test_scale_init_norm_gives_every_matrix_its_own_initial_frobenius_norm():
+    model = network()
+    with torch.no_grad():
+        model[0].weight[:, :, 0, 1] *= 7
+    init = copy.deepcopy(weights(model))
+    for number, weight in enumerate(weights(model).values()):
+        nn.init.normal_(weight, std=0.1 + number)
+    report = fire_(model, "exact", scale="init_norm", init=init)
+    for row, (name, weight) in zip(report, weights(model).items(), strict=True):
+        old, new = (torch.linalg.matrix_norm(matrices(w).double()) for w in (init[name], weight))
+        torch.testing.assert_close(new, old, rtol=1e-5, atol=0)
+        spectrum = torch.linalg.svdvals(matrices(weight).double())
+        assert (spectrum.amax(-1) / spectrum.amin(-1)).max() < 1 + 1e-4
+        assert row.scale == pytest.approx(float(old.square().mean().sqrt()) / min(row.shape) ** 0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", ["match_init", "init_norm"])
+def test_scales_refuse_zero_and_missing_initial_weights(scale):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=r"1\.weight is zero in init"):
-        fire_(model, scale="match_init", init={**before, "1.weight": torch.zeros(3, 3)})
+        fire_(model, scale=scale, init={**before, "1.weight": torch.zeros(3, 3)})
     with pytest.raises(ValueError, match=r"init has no '0\.weight'"):
-        fire_(model, scale="match_init")
+        fire_(model, scale=scale)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -302,6 +319,8 @@ def test_blend_turns_between_the_spectra(t):
         ({"blend": 1.5}, "blend=1.5"),
         ({"min_norm": -1}, "min_norm=-1"),
         ({"variance_factor": 0.0}, r"variance_factor=0\.0"),
+        ({"variance_factor": 2.0}, "variance_factor=2.0 needs scale=variance_factor, not scale=modular"),
+        ({"tol": 1.0, "solver": "exact"}, "tol=1.0 needs solver=newton_schulz"),
         ({"iterations": -1}, "iterations=-1: must be a whole number"),
         ({"iterations": 2.5}, r"iterations=2\.5: must be a whole number"),
         ({"tol": -1.0}, r"tol=-1\.0"),
