@@ -27,6 +27,7 @@ from fire_core.weights.optimizer_state import set_rate_factor
 from vision.benchmarks import Phase
 from vision.data import ImageData
 from vision.learner import Learner
+from vision.phase import batches
 from vision.task import Task, compiled
 
 
@@ -63,7 +64,7 @@ def ours(task: Task, steps: int) -> Callable[[], None]:
 
     def go() -> None:
         assert learner.optimizer is not None
-        for number, (images, labels) in enumerate(trainer.batches(task, 0)):
+        for number, (images, labels) in enumerate(batches(task, 0)):
             if number == steps:
                 break
             set_rate_factor(learner.optimizer, 1.0)

@@ -9,6 +9,7 @@ import vision.train as trainer
 from fire_core.harness.options.errors import ConfigError
 from tests.programs import VISION
 from vision.benchmarks import Phase
+from vision.phase import evaluate
 
 
 class Viewing(nn.Module):
@@ -51,7 +52,7 @@ def test_evaluation_leaves_frozen_parts_in_evaluation_mode() -> None:
     task = trainer.Task.from_config(VISION.compose(*VIEWING, "memory_format=contiguous"))
     learner = trainer.Learner.new(task)
     learner.model.drop.eval()
-    trainer.evaluate(task, learner)
+    evaluate(task, learner)
     assert learner.model.training
     assert not learner.model.drop.training
     assert torch.is_grad_enabled()
@@ -68,7 +69,7 @@ def test_class_incremental_accuracy_is_on_the_classes_seen_and_on_all() -> None:
         right = (learner.model.eval()(images).argmax(1) == labels).double()
     found = []
     for learner.phase, classes in enumerate((2, 4, 6, 8)):
-        accuracy = trainer.evaluate(task, learner)
+        accuracy = evaluate(task, learner)
         seen = task.phases[learner.phase].test
         assert len(labels[seen].unique()) == classes
         assert accuracy == {
@@ -81,4 +82,4 @@ def test_class_incremental_accuracy_is_on_the_classes_seen_and_on_all() -> None:
 
 def test_other_benchmarks_have_one_accuracy() -> None:
     task = trainer.Task.from_config(VISION.compose("benchmark=continual"))
-    assert list(trainer.evaluate(task, trainer.Learner.new(task))) == ["test/accuracy"]
+    assert list(evaluate(task, trainer.Learner.new(task))) == ["test/accuracy"]
