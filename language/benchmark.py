@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from fire_core.harness.options.errors import ConfigError
+from fire_core.ranges import Count, Share, checked, within
 from language.data import Mixture, TokenFile
 from language.schedule import Length, phase_length
 
 STARTS = ("best", "end", "scratch")
+Passes = Annotated[float, within(0, 1_000_000, open_low=True)]
+Ratio = Annotated[float, within(0, 1, open_low=True)]
+Iterations = Annotated[int, within(1, 10**12)]
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Phase:
         return max(1, self.length.eval_interval)
 
 
-def parse_start(start: str) -> str | int:
+def parse_start(start: str | int) -> str | int:
     """`best`, `end`, `scratch` or a number of iterations: 30k and 30000 alike.
 
     Raises:
@@ -56,29 +60,20 @@ class ContinualPretraining:
 
     methods_from_phase = 1
 
+    @checked
     def __init__(
         self,
-        start: str = "best",
-        passes: Sequence[float] = (400, 1),
-        checkpoints: Sequence[int] = (30_000, 60_000),
-        ratio: Sequence[float] = (1.0, 1.0),
-        iterations: Sequence[int] | None = None,
-        warmup_ratio: float = 0.1,
-        max_warmup: int = 2000,
-        max_eval_interval: int = 2000,
+        start: str | int = "best",
+        passes: tuple[Passes, Passes] = (400, 1),
+        checkpoints: Sequence[Count] = (30_000, 60_000),
+        ratio: tuple[Ratio, Ratio] = (1.0, 1.0),
+        iterations: tuple[Iterations, Iterations] | None = None,
+        warmup_ratio: Share = 0.1,
+        max_warmup: Count = 2000,
+        max_eval_interval: Count = 2000,
         extra_step: bool = False,
     ) -> None:
         self.start = parse_start(start)
-        for name, values in (("passes", passes), ("ratio", ratio), ("iterations", iterations)):
-            if values is not None and (len(values) != 2 or min(values) <= 0):
-                raise ValueError(f"{name}={list(values)} must be two positive numbers, one for each phase")
-        if max(ratio) > 1:
-            raise ValueError(f"ratio={list(ratio)} must be at most 1")
-        if not 0 <= warmup_ratio <= 1:
-            raise ValueError(f"warmup_ratio must be in [0, 1], got {warmup_ratio}")
-        for name, least in (("max_warmup", max_warmup), ("max_eval_interval", max_eval_interval)):
-            if least < 1:
-                raise ValueError(f"{name} must be at least 1, got {least}")
         self.checkpoints = sorted(set(checkpoints))
         if isinstance(self.start, int) and self.start not in self.checkpoints:
             accepted = ", ".join(map(str, (*STARTS, *self.checkpoints)))

@@ -10,9 +10,12 @@ import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fire_core.harness.options.errors import ConfigError
+from fire_core.ranges import Seed, checked, within
+
+Part = Annotated[float, within(0, 1, open_low=True, open_high=True)]  # held out for validation
 
 # Not the library itself: its tests, bundled programs, and the text of `pydoc`.
 SKIPPED = {
@@ -52,7 +55,8 @@ def for_validation(name: str, fraction: float) -> bool:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < fraction * 2**64
 
 
-def pydoc(val_fraction: float = 0.1) -> Corpus:
+@checked
+def pydoc(val_fraction: Part = 0.1) -> Corpus:
     """CPython's language reference as it ships with the interpreter (`pydoc_data.topics`); sections are documents.
 
     Args:
@@ -64,7 +68,8 @@ def pydoc(val_fraction: float = 0.1) -> Corpus:
     return _in_memory(f"pydoc_data.topics of Python {platform.python_version()}", sections, val_fraction)
 
 
-def stdlib(val_fraction: float = 0.05) -> Corpus:
+@checked
+def stdlib(val_fraction: Part = 0.05) -> Corpus:
     """The sources of CPython's standard library, without its tests.
 
     Args:
@@ -76,7 +81,8 @@ def stdlib(val_fraction: float = 0.05) -> Corpus:
     return _in_memory(f"standard library of Python {platform.python_version()}", named, val_fraction)
 
 
-def text(path: str, pattern: str = "*.txt", val_fraction: float = 0.1) -> Corpus:
+@checked
+def text(path: str | None, pattern: str = "*.txt", val_fraction: Part = 0.1) -> Corpus:
     """Your own files.
 
     Args:
@@ -103,6 +109,7 @@ def text(path: str, pattern: str = "*.txt", val_fraction: float = 0.1) -> Corpus
     return _in_memory(f"{len(files)} files of {place.resolve()}", named, val_fraction, fingerprint)
 
 
+@checked
 def wikitext103(repository: str = "Salesforce/wikitext", revision: str | None = None) -> Corpus:
     """WikiText-103, raw (Merity et al., arXiv 1609.07843), with its own validation set; no token between lines.
 
@@ -114,9 +121,10 @@ def wikitext103(repository: str = "Salesforce/wikitext", revision: str | None = 
     return _from_hub("wikitext-103-raw-v1", splits["train"], splits["validation"], ends=False)
 
 
+@checked
 def openwebtext(
-    val_fraction: float = 0.0005,
-    split_seed: int = 2357,
+    val_fraction: Part = 0.0005,
+    split_seed: Seed = 2357,
     repository: str = "Skylion007/openwebtext",
     revision: str | None = None,
 ) -> Corpus:
@@ -134,8 +142,6 @@ def openwebtext(
 
 
 def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: float, fingerprint: str = "") -> Corpus:
-    if not 0 < val_fraction < 1:
-        raise ConfigError(f"val_fraction must be in (0, 1), got {val_fraction}")
     held_out = [for_validation(name, val_fraction) for name, _ in named]
     if not any(held_out) and len(named) > 1:
         held_out[-1] = True

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fire_core.ranges import Count, Decay, Depth, Width, checked, one_of
 from fire_core.units.graph import Consumer, Producer, Units
 
-ACTIVATIONS = ("gelu", "relu2", "swiglu")
 IGNORED = -1  # a target that does not count
 
 
@@ -106,34 +106,26 @@ class GPT(nn.Module):
         ValueError: if an argument is out of range.
     """
 
+    @checked
     def __init__(
         self,
-        vocab_size: int = 50_304,
-        block_size: int = 1024,
-        n_layer: int = 12,
-        n_head: int = 12,
-        n_embd: int = 768,
-        n_kv_head: int | None = None,
+        vocab_size: Count = 50_304,
+        block_size: Width = 1024,
+        n_layer: Depth = 12,
+        n_head: Width = 12,
+        n_embd: Width = 768,
+        n_kv_head: Width | None = None,
         bias: bool = False,
-        activation: str = "gelu",
-        hidden: int | None = None,
-        dropout: float = 0.0,
+        activation: Annotated[str, one_of("gelu", "relu2", "swiglu")] = "gelu",
+        hidden: Width | None = None,
+        dropout: Decay = 0.0,
     ) -> None:
         super().__init__()
         n_kv_head = n_head if n_kv_head is None else n_kv_head
-        sizes = {"vocab_size": vocab_size, "block_size": block_size, "n_layer": n_layer, "n_head": n_head}
-        sizes |= {"n_embd": n_embd, "n_kv_head": n_kv_head}
-        for name, value in sizes.items() if hidden is None else (sizes | {"hidden": hidden}).items():
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
         if n_embd % n_head:
             raise ValueError(f"n_embd must be a multiple of n_head={n_head}, got {n_embd}")
         if n_head % n_kv_head:
             raise ValueError(f"n_kv_head must divide n_head={n_head}, got {n_kv_head}")
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         if hidden is None:
             hidden = swiglu_hidden(n_embd) if activation == "swiglu" else 4 * n_embd
 

@@ -3,22 +3,23 @@
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 
 from fire_core.harness.options.build import build
-from fire_core.harness.options.checks import at_least, check_method, check_options, one_of, positive, within
+from fire_core.harness.options.checks import Group, check_method, check_optimizer, check_options
 from fire_core.harness.options.config import Trunk, autocast, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.tables import register
 from fire_core.harness.run.identity import identity, without
 from fire_core.harness.training import seeding
 from fire_core.methods import Method, Net
-from language.benchmark import Phase
+from fire_core.ranges import Positive, Share, Width, one_of, within
+from language.benchmark import ContinualPretraining, Phase
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
 from language.prepare import load
@@ -30,37 +31,26 @@ from language.tokenizers import get_tokenizer
 class LanguageConfig(Trunk):
     """Options of `language.train`; `conf/language.yaml` fills them in."""
 
-    program: str = "language"
-    method: Any = MISSING
-    dataset: Any = MISSING
-    model: Any = MISSING
-    benchmark: Any = MISSING
-    optimizer: Any = MISSING
+    program: Annotated[str, one_of("language")] = "language"
+    method: Group = MISSING
+    dataset: Group = MISSING
+    model: Group = MISSING
+    benchmark: Group = MISSING
+    optimizer: Group = MISSING
     tokenizer: str = "byte"  # byte, gpt2
-    batch_size: int = MISSING  # sequences that one process takes at once
-    accumulation: int = 1  # such batches in an optimizer step, those of all processes together
-    eval_sequences: int = MISSING  # held-out sequences of each corpus that are looked at
-    lr: float = 4e-3  # for gpt_tiny; the paper's 6e-4 is in experiment=fig3
-    min_lr_ratio: float = 0.1  # of lr, at the end of each phase
-    grad_clip: float | None = 1.0
-    precision: str = "float32"  # float32, bfloat16 (autocast)
+    batch_size: Width = MISSING  # sequences that one process takes at once
+    accumulation: Width = 1  # such batches in an optimizer step, those of all processes together
+    eval_sequences: Width = MISSING  # held-out sequences of each corpus that are looked at
+    lr: Positive = 4e-3  # for gpt_tiny; the paper's 6e-4 is in experiment=fig3
+    min_lr_ratio: Share = 0.1  # of lr, at the end of each phase
+    grad_clip: Positive | None = 1.0
+    precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
     compile: bool = False  # torch.compile
-    parallel: str = "ddp"  # several processes: ddp (copies of the weights), fsdp (shards of them)
+    # Several processes: copies of the weights (ddp) or shards of them (fsdp).
+    parallel: Annotated[str, one_of("ddp", "fsdp")] = "ddp"
 
 
-CHECKS = {
-    "batch_size": at_least(1),
-    "accumulation": at_least(1),
-    "eval_sequences": at_least(1),
-    "lr": positive(),
-    "grad_clip": positive(optional=True),
-    "min_lr_ratio": within(0, 1),
-    "dataset.replay": within(0, 1),
-    "dataset.mix_by": one_of("batch", "sequence"),
-    "precision": one_of("float32", "bfloat16"),
-    "parallel": one_of("ddp", "fsdp"),
-    "on_nan": one_of("stop", "skip"),
-}
+PAIR = {"dataset.replay": within(0, 1), "dataset.mix_by": one_of("batch", "sequence")}  # of its two corpora
 register(
     "language",
     LanguageConfig,
@@ -97,7 +87,7 @@ class Task:
             ConfigError: an option is out of its range, the data are not there or damaged, or do not fit together.
         """
         group = ProcessGroup.join(config.device)
-        check_options(config, CHECKS)
+        check_options(config, PAIR)
         if config.accumulation % group.size:
             raise ConfigError(
                 f"accumulation={config.accumulation} batches cannot be dealt to {group.size} processes: take a multiple"
@@ -108,7 +98,7 @@ class Task:
         for part in ("first", "second"):
             options: Any = OmegaConf.to_container(config.dataset[part], resolve=True)
             corpora[part] = load(Path(config.paths.data), options, tokenizer, local=options["local"])
-        benchmark = build("benchmark", config.benchmark)
+        benchmark = build("benchmark", config.benchmark, ContinualPretraining)
         block = config.model.block_size
         phases = benchmark.phases(
             corpora["first"],
@@ -122,7 +112,7 @@ class Task:
             {name: evenly_spaced(file, block, config.eval_sequences) for name, (file, _) in phase.val.items()}
             for phase in phases
         ]
-        method = build("method", config.method)
+        method = build("method", config.method, Method)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         task = cls(
             config,
@@ -137,7 +127,7 @@ class Task:
             method,
         )
         task.check_method()
-        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])  # wrong options show here
+        check_optimizer(config.optimizer)
         return task
 
     def check_method(self) -> None:
@@ -216,7 +206,7 @@ class Task:
 def build_model(config: DictConfig, vocab_size: int) -> GPT:
     """The network of `model=`, for the tokenizer's vocabulary."""
     options = {key: config.model[key] for key in config.model if key != "layout"}
-    model: GPT = build("model", options, vocab_size=vocab_size)
+    model: GPT = build("model", options, GPT, vocab_size=vocab_size)
     return model
 
 

@@ -6,10 +6,12 @@ Streams in which each phase is a new task are in `vision.streams`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from fire_core.harness.options.errors import ConfigError
+from fire_core.ranges import Count, checked, within
 from vision.data import ImageData
 from vision.data.splits import class_phases, sample_phases, warm_start_phases
 
@@ -88,9 +90,8 @@ class WarmStart(Benchmark):
 
     methods_from_phase = 1
 
-    def __init__(self, ratio: int = 10) -> None:
-        if not 1 <= ratio <= 100:
-            raise ConfigError(f"benchmark.ratio must be in [1, 100] per cent, got {ratio}")
+    @checked
+    def __init__(self, ratio: Annotated[int, within(1, 100)] = 10) -> None:
         self.ratio = ratio
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
@@ -107,9 +108,8 @@ class Continual(Benchmark):
         chunks: number of phases.
     """
 
-    def __init__(self, chunks: int = 10) -> None:
-        if chunks < 1:
-            raise ConfigError(f"benchmark.chunks must be >= 1, got {chunks}")
+    @checked
+    def __init__(self, chunks: Count = 10) -> None:
         self.chunks = chunks
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
@@ -127,9 +127,8 @@ class ClassIncremental(Benchmark):
         chunks: number of phases; at most the number of classes.
     """
 
-    def __init__(self, chunks: int = 20) -> None:
-        if chunks < 1:
-            raise ConfigError(f"benchmark.chunks must be >= 1, got {chunks}")
+    @checked
+    def __init__(self, chunks: Count = 20) -> None:
         self.chunks = chunks
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:

@@ -3,17 +3,16 @@
 import contextlib
 import inspect
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-import hydra
 import numpy as np
 import torch
 import torch.nn.functional as F
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from fire_core.harness.options.build import build
-from fire_core.harness.options.checks import at_least, check_method, check_options, one_of, positive, within
+from fire_core.harness.options.build import build, find_target
+from fire_core.harness.options.checks import Group, check_method, check_optimizer, check_options
 from fire_core.harness.options.config import Trunk, autocast, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError, one_line
 from fire_core.harness.options.tables import register
@@ -21,6 +20,7 @@ from fire_core.harness.run.identity import identity, without
 from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
+from fire_core.ranges import Count, Positive, Share, Width, one_of
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
 
@@ -29,39 +29,26 @@ from vision.data import ImageData
 class VisionConfig(Trunk):
     """Options of `vision.train`; `conf/vision.yaml` fills them in."""
 
-    program: str = "vision"
-    method: Any = MISSING
-    dataset: Any = MISSING
-    model: Any = MISSING
-    benchmark: Any = MISSING
-    optimizer: Any = MISSING
-    epochs: int = MISSING  # displayed epochs of a phase
-    lr: float = 1e-3
-    batch_size: int = 256
-    eval_batch_size: int = 2048
-    grad_clip: float | None = 0.5
-    warmup: float = 0.1  # fraction of each phase
-    schedule: str = "warmup"  # warmup, reference
-    metrics: str = "cheap"  # of plasticity at boundaries: off, cheap, full
-    precision: str = "float32"  # float32, bfloat16 (autocast)
-    memory_format: str = "channels_last"  # of images and filters: channels_last, contiguous
+    program: Annotated[str, one_of("vision")] = "vision"
+    method: Group = MISSING
+    dataset: Group = MISSING
+    model: Group = MISSING
+    benchmark: Group = MISSING
+    optimizer: Group = MISSING
+    epochs: Count = MISSING  # displayed epochs of a phase
+    lr: Positive = 1e-3
+    batch_size: Width = 256
+    eval_batch_size: Width = 2048
+    grad_clip: Positive | None = 0.5
+    warmup: Share = 0.1  # fraction of each phase
+    schedule: Annotated[str, one_of("warmup", "reference")] = "warmup"
+    metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at boundaries
+    precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
+    memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of images and filters
     compile: bool = False  # torch.compile the training passes
     cuda_graph: bool = False  # with compile=true on a GPU: replay them as CUDA graphs
 
 
-CHECKS = {
-    "epochs": at_least(1),
-    "batch_size": at_least(1),
-    "eval_batch_size": at_least(1),
-    "lr": positive(),
-    "grad_clip": positive(optional=True),
-    "warmup": within(0, 1),
-    "schedule": one_of("warmup", "reference"),
-    "metrics": one_of(*LEVELS),
-    "precision": one_of("float32", "bfloat16"),
-    "memory_format": one_of("channels_last", "contiguous"),
-    "on_nan": one_of("stop", "skip"),
-}
 register("vision", VisionConfig, "scale", "cache", "budget/vision", "tuned/vision")
 
 
@@ -85,19 +72,19 @@ class Task:
         Raises:
             ConfigError: an option is out of its range, the data are not there, or these things do not fit together.
         """
-        check_options(config, CHECKS)
+        check_options(config)
         device = resolve_device(config.device)
         if config.cuda_graph and not (config.compile and device.type == "cuda"):
             raise ConfigError("cuda_graph=true needs compile=true and device=cuda")
         set_up_torch(device, config.threads, config.deterministic)
-        data = build("dataset", config.dataset)
-        benchmark = build("benchmark", config.benchmark)
+        data = build("dataset", config.dataset, ImageData)
+        benchmark = build("benchmark", config.benchmark, Benchmark)
         phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
         if not phases:
             raise ConfigError(f"benchmark={config.benchmark.name} has no phases")
         options = OmegaConf.to_object(config)
         assert isinstance(options, VisionConfig)
-        method = build("method", config.method)
+        method = build("method", config.method, Method)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)
         task = cls(options, device, data.to(device), benchmark, phases, model, method)
@@ -105,7 +92,7 @@ class Task:
         task.check_takes_images()
         net = Net({"model": model}, {})
         check_method(method, net, name=config.method.name, network=f"model={config.model.name}")
-        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])  # wrong options show here
+        check_optimizer(config.optimizer)
         return task
 
     def check_takes_images(self) -> None:
@@ -201,13 +188,9 @@ def on_device(indices: np.ndarray, device: torch.device) -> Tensor:
 def build_model(config: VisionConfig, data: ImageData) -> nn.Module:
     """The network of `model=`, for the data's classes and image shape."""
     also = {"num_classes": data.num_classes, "in_channels": data.in_channels, "image_size": data.image_size}
-    try:
-        accepted = inspect.signature(hydra.utils.get_object(config.model["_target_"])).parameters
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"model._target_={config.model['_target_']} cannot be imported: {reason}") from error
+    accepted = inspect.signature(find_target("model", config.model)).parameters
     options = {key: value for key, value in config.model.items() if key != "layout"}
-    model: nn.Module = build("model", options, **{key: also[key] for key in also if key in accepted})
+    model: nn.Module = build("model", options, nn.Module, **{key: also[key] for key in also if key in accepted})
     return model
 
 

@@ -3,14 +3,15 @@ deep continual learning", Nature 632, 2024; public code: shibhansh/loss-of-plast
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from fire_core.methods.fire_paper import FirePaperCBP, chain
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import check_variant
+from fire_core.methods.variants import Variant
+from fire_core.ranges import Decay, at_least, checked
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Consumer, Units, weight
 from fire_core.units.recycle import InitialDraw, recycle_
@@ -46,15 +47,15 @@ class ContinualBackprop(Method):
 
     acts_within_phases = True
 
+    @checked
     def __init__(
-        self, rate: float = 1e-4, maturity: int = 1000, decay: float = 0.99, variant: str = "original"
+        self,
+        rate: Decay = 1e-4,
+        maturity: Annotated[int, at_least(0)] = 1000,
+        decay: Decay = 0.99,
+        variant: Variant = "original",
     ) -> None:
-        for name, value in (("rate", rate), ("decay", decay)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {value}")
-        if maturity < 0:
-            raise ValueError(f"maturity must be at least 0, got {maturity}")
-        self.rate, self.maturity, self.decay, self.variant = rate, maturity, decay, check_variant(variant)
+        self.rate, self.maturity, self.decay, self.variant = rate, maturity, decay, variant
         self.state: dict[str, Any] = {}
         self.fire_paper: FirePaperCBP | None = None
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.regrama import gradient_scores
+from fire_core.ranges import Count, Decay, NonNegative, Share, checked
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units, weight
 from fire_core.units.recycle import Draw, InitialDraw
@@ -35,18 +36,15 @@ class CalibratedPartialResets(Method):
 
     acts_within_phases = True
 
+    @checked
     def __init__(
         self,
-        rate: float = 0.015,
-        sharpness: float = 16.0,
-        threshold: float = 1.0,
-        decay: float = 0.99,
-        every: int = 1000,
+        rate: Share = 0.015,
+        sharpness: NonNegative = 16.0,
+        threshold: NonNegative = 1.0,
+        decay: Decay = 0.99,
+        every: Count = 1000,
     ) -> None:
-        if not 0 <= rate <= 1 or not 0 <= decay < 1:
-            raise ValueError(f"rate={rate} must be in [0, 1] and decay={decay} in [0, 1)")
-        if sharpness < 0 or threshold < 0 or every < 1:
-            raise ValueError(f"sharpness={sharpness}, threshold={threshold}, every={every} must be at least 0, 0, 1")
         self.rate, self.sharpness, self.threshold, self.decay, self.every = rate, sharpness, threshold, decay, every
         self.steps = 0
         self.utility: list[Tensor] = []

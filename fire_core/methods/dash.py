@@ -2,6 +2,7 @@
 Settings without Loss of Plasticity", NeurIPS 2024, arXiv 2410.23364; public code: NAVER-INTEL-Co-Lab/gaudi-dash)."""
 
 from collections.abc import Callable, Iterator
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +10,9 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import check_variant
+from fire_core.ranges import Count, Share, checked, one_of
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
-VARIANTS = ("original", "fire_paper", "step")
-MODES = ("eval", "train")
 Batches = Iterator[tuple[Tensor, Tensor]]
 
 
@@ -47,24 +46,17 @@ class Dash(Method):
         ValueError: an option is out of its range.
     """
 
+    @checked
     def __init__(
         self,
-        alpha: float = 0.3,
-        minimum: float = 0.05,
-        mode: str = "eval",
-        variant: str = "original",
-        every: int = 2000,
-        rate: float = 0.005,
+        alpha: Share = 0.3,
+        minimum: Share = 0.05,
+        mode: Annotated[str, one_of("eval", "train")] = "eval",
+        variant: Annotated[str, one_of("original", "fire_paper", "step")] = "original",
+        every: Count = 2000,
+        rate: Share = 0.005,
     ) -> None:
-        for name, value in (("alpha", alpha), ("minimum", minimum), ("rate", rate)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value}")
-        if mode not in MODES:
-            raise ValueError(f"mode={mode} is unknown; accepted: {', '.join(MODES)}")
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
-        self.alpha, self.minimum, self.mode = alpha, minimum, mode
-        self.variant = check_variant(variant, VARIANTS)
+        self.alpha, self.minimum, self.mode, self.variant = alpha, minimum, mode, variant
         self.every, self.rate = every, rate
         self.acts_within_phases = variant == "step"
         self.follows_gradients = variant != "step"

@@ -1,10 +1,11 @@
 """FIRE: Frobenius-Isometry Reinitialization (Han et al., ICLR 2026, arXiv 2602.08040)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 from fire_core.polar.options import PolarOptions, check_word
+from fire_core.ranges import checked, within
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.scales import check_scaling
 from fire_core.weights.layout import PRESETS
@@ -33,10 +34,11 @@ class Fire(Method):
         ValueError: an unknown name, or a number out of range.
     """
 
+    @checked
     def __init__(
         self,
         solver: str = "newton_schulz",
-        iterations: int = 10,
+        iterations: Annotated[int, within(1, 1000)] = 10,
         norm_init: str = "frobenius",
         layout: str | Mapping[str, str] | None = None,
         scale: str = "modular",
@@ -50,8 +52,6 @@ class Fire(Method):
         check_scaling(scale, min_norm, blend, variance_factor)
         if not isinstance(layout, Mapping | None):
             check_word("layout", layout, tuple(PRESETS))
-        if iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {iterations}")
         self.layout = layout
         self.options: dict[str, Any] = {
             "solver": solver,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.ranges import Count, Decay, checked
 
 
 class HareTortoise(Method):
@@ -27,11 +28,8 @@ class HareTortoise(Method):
 
     acts_within_phases = True
 
-    def __init__(self, momentum: float = 0.999, every: int = 10) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
+    @checked
+    def __init__(self, momentum: Decay = 0.999, every: Count = 10) -> None:
         self.momentum, self.every, self.epochs = momentum, every, 0
         self.slow: dict[str, dict[str, Tensor]] = {}
 

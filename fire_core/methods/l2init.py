@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods.protocol import Method, Net
+from fire_core.ranges import NonNegative, checked
 
 
 class L2Init(Method):
@@ -20,9 +21,8 @@ class L2Init(Method):
 
     acts_within_phases = True
 
-    def __init__(self, coef: float = 1e-3) -> None:
-        if coef < 0:
-            raise ValueError(f"coef must be at least 0, got {coef}")
+    @checked
+    def __init__(self, coef: NonNegative = 1e-3) -> None:
         self.coef = coef
 
     def penalty(self, net: Net) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fire_core.methods.layers import input_layers, linear_layers, output_layers
 from fire_core.methods.protocol import Method, Net
-from fire_core.methods.variants import check_variant
+from fire_core.methods.variants import Variant
+from fire_core.ranges import Decay, NonNegative, Positive, checked
 from fire_core.weights.layout import resolve
 
 
@@ -39,19 +40,18 @@ class MuonOptimizer(Method):
 
     acts_within_phases = True
 
+    @checked
     def __init__(
         self,
-        lr: float = 1e-2,
-        adam_lr: float = 1e-3,
-        momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-10,
-        variant: str = "original",
+        lr: Positive = 1e-2,
+        adam_lr: NonNegative = 1e-3,
+        momentum: Decay = 0.95,
+        betas: tuple[Decay, Decay] = (0.9, 0.95),
+        eps: NonNegative = 1e-10,
+        variant: Variant = "original",
     ) -> None:
-        if not lr > 0:
-            raise ValueError(f"lr must be positive, got {lr}")
         self.lr, self.adam_lr, self.momentum, self.betas, self.eps = lr, adam_lr, momentum, (betas[0], betas[1]), eps
-        self.variant = check_variant(variant)
+        self.variant = variant
 
     def optimizer(
         self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

@@ -10,7 +10,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.layers import linear_layers, matrices, output_layers
 from fire_core.methods.protocol import Method, Net
-from fire_core.methods.variants import check_variant
+from fire_core.methods.variants import Variant
+from fire_core.ranges import NonNegative, Positive, checked
 
 WIDTH = 64  # for which the public code's coefficients are tuned
 
@@ -37,12 +38,9 @@ class Parseval(Method):
 
     acts_within_phases = True
 
-    def __init__(self, coef: float = 1e-3, scale: float | None = None, variant: str = "original") -> None:
-        if coef < 0:
-            raise ValueError(f"coef must be at least 0, got {coef}")
-        if scale is not None and scale <= 0:
-            raise ValueError(f"scale must be positive, got {scale}")
-        self.coef, self.variant = coef, check_variant(variant)
+    @checked
+    def __init__(self, coef: NonNegative = 1e-3, scale: Positive | None = None, variant: Variant = "original") -> None:
+        self.coef, self.variant = coef, variant
         self.scale = scale if scale is not None else 2.0 if variant == "original" else 1.0
 
     def penalty(self, net: Net) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import check_variant
+from fire_core.methods.variants import Variant
+from fire_core.ranges import checked
 from fire_core.units.recycle import resample
 
 
@@ -55,8 +56,9 @@ class PlasticityInjection(Method):
         ValueError: the variant is unknown, or a network does not name its heads.
     """
 
-    def __init__(self, variant: str = "original") -> None:
-        self.variant = check_variant(variant)
+    @checked
+    def __init__(self, variant: Variant = "original") -> None:
+        self.variant = variant
         self.injections = 0
 
     def check(self, net: Net) -> None:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fire_core.methods.fire_paper import chain
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import check_variant
+from fire_core.methods.variants import Variant
 from fire_core.metrics import dormant
+from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.find import unit_graph
 from fire_core.units.recycle import InitialDraw, recycle_masked_
 from fire_core.units.watch import Watch, mean_magnitude
@@ -44,19 +45,17 @@ class ReDo(Method):
 
     acts_within_phases = True
 
+    @checked
     def __init__(
         self,
-        threshold: float = 0.1,
-        every: int = 1,
-        samples: int = 512,
+        threshold: NonNegative = 0.1,
+        every: Count = 1,
+        samples: Count = 512,
         recycle: bool = True,
-        variant: str = "original",
+        variant: Variant = "original",
     ) -> None:
-        for name, value, least in (("threshold", threshold, 0), ("every", every, 1), ("samples", samples, 1)):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
         self.threshold, self.every, self.samples = threshold, every, samples
-        self.recycle, self.variant, self.epochs = recycle, check_variant(variant), 0
+        self.recycle, self.variant, self.epochs = recycle, variant, 0
 
     def check(self, net: Net) -> None:
         if self.variant == "original":

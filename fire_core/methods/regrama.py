@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units, weight
 from fire_core.units.recycle import InitialDraw, recycle_masked_
@@ -30,11 +31,8 @@ class ReGraMa(Method):
 
     acts_within_phases = True
 
-    def __init__(self, threshold: float = 0.01, every: int = 1000) -> None:
-        if threshold < 0:
-            raise ValueError(f"threshold must be at least 0, got {threshold}")
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
+    @checked
+    def __init__(self, threshold: NonNegative = 0.01, every: Count = 1000) -> None:
         self.threshold, self.every, self.steps = threshold, every, 0
 
     def check(self, net: Net) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import torch
 
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import check_variant
+from fire_core.methods.variants import Variant
+from fire_core.ranges import Share, checked
 from fire_core.reinit.perturb import shrink_and_perturb_
 from fire_core.units.recycle import resample
 from fire_core.weights.distributed import write_
@@ -32,21 +33,19 @@ class ShrinkAndPerturb(Method):
         ValueError: an option is out of its range, or the layout is unknown.
     """
 
+    @checked
     def __init__(
         self,
-        coef: float = 0.8,
+        coef: Share = 0.8,
         layout: str | Mapping[str, str] | None = None,
-        perturb: float | None = None,
-        variant: str = "original",
+        perturb: Share | None = None,
+        variant: Variant = "original",
     ) -> None:
-        for name, value in (("coef", coef), ("perturb", perturb)):
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value}")
         if perturb and not coef:
             raise ValueError(f"perturb={perturb} needs coef above 0: weights that only grow are no shrinking")
         if isinstance(layout, str) and layout not in PRESETS:
             raise ValueError(f"layout={layout} is unknown; accepted: {', '.join(PRESETS)}")
-        self.coef, self.layout, self.variant = coef, layout, check_variant(variant)
+        self.coef, self.layout, self.variant = coef, layout, variant
         self.perturb = coef if perturb is None else perturb
 
     @torch.no_grad()

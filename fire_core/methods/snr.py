@@ -3,14 +3,15 @@ ICLR 2025, arXiv 2410.20098; public code: ajozefiak/SelfNormalizedResets, `src/a
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from fire_core.methods.fire_paper import FirePaperSilences, chain
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import check_variant
+from fire_core.methods.variants import Variant
+from fire_core.ranges import Count, at_least, checked, within
 from fire_core.units.find import unit_graph
 from fire_core.units.recycle import InitialDraw, recycle_masked_
 from fire_core.units.watch import Watch, peak
@@ -45,20 +46,17 @@ class SelfNormalizedResets(Method):
 
     acts_within_phases = True
 
+    @checked
     def __init__(
         self,
-        percentile: float = 0.99,
-        every: int = 16,
-        max_age: int = 20_000,
-        growth: float = 2.0,
-        variant: str = "original",
+        percentile: Annotated[float, within(0, 1, open_low=True, open_high=True)] = 0.99,
+        every: Count = 16,
+        max_age: Annotated[int, within(2, 1_000_000)] = 20_000,
+        growth: Annotated[float, at_least(1)] = 2.0,
+        variant: Variant = "original",
     ) -> None:
-        if not 0 < percentile < 1:
-            raise ValueError(f"percentile must be in (0, 1), got {percentile}")
-        if every < 1 or max_age < 2 or growth < 1:
-            raise ValueError(f"every={every}, max_age={max_age}, growth={growth} must be at least 1, 2, 1")
         self.percentile, self.every, self.max_age, self.growth = percentile, every, max_age, growth
-        self.variant = check_variant(variant)
+        self.variant = variant
         self.silences: Silences | FirePaperSilences | None = None
 
     def check(self, net: Net) -> None:

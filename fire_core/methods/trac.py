@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.ranges import Positive, checked
 
 BETAS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 
@@ -32,10 +33,8 @@ class Trac(Method):
 
     acts_within_phases = True
 
-    def __init__(self, scale: float = 1e-8, eps: float = 1e-8) -> None:
-        for name, value in (("scale", scale), ("eps", eps)):
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+    @checked
+    def __init__(self, scale: Positive = 1e-8, eps: Positive = 1e-8) -> None:
         self.scale, self.eps = scale, eps
         self.state: dict[str, Any] = {}
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fire_core.methods.protocol import Method, Net
+from fire_core.ranges import Decay, NonNegative, Positive, checked
 
 
 class UPGD(Method):
@@ -30,14 +31,10 @@ class UPGD(Method):
 
     acts_within_phases = True
 
-    def __init__(self, lr: float = 1e-2, weight_decay: float = 1e-3, beta: float = 0.999, sigma: float = 1e-3) -> None:
-        if not lr > 0:
-            raise ValueError(f"lr must be positive, got {lr}")
-        if not 0 <= beta < 1:
-            raise ValueError(f"beta must be in [0, 1), got {beta}")
-        for name, value in (("weight_decay", weight_decay), ("sigma", sigma)):
-            if not value >= 0:
-                raise ValueError(f"{name} must be at least 0, got {value}")
+    @checked
+    def __init__(
+        self, lr: Positive = 1e-2, weight_decay: NonNegative = 1e-3, beta: Decay = 0.999, sigma: NonNegative = 1e-3
+    ) -> None:
         self.options = {"lr": lr, "weight_decay": weight_decay, "beta": beta, "sigma": sigma}
 
     def optimizer(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fire_core.methods.layers import linear_layers, output_layers
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.ranges import Positive, checked
 
 
 class WeightClipping(Method):
@@ -26,9 +27,8 @@ class WeightClipping(Method):
 
     acts_within_phases = True
 
-    def __init__(self, zeta: float = 1.0, clip_last_layer: bool = True) -> None:
-        if not zeta > 0:
-            raise ValueError(f"zeta must be positive, got {zeta}")
+    @checked
+    def __init__(self, zeta: Positive = 1.0, clip_last_layer: bool = True) -> None:
         self.zeta, self.clip_last_layer = zeta, clip_last_layer
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -10,10 +10,11 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
+from fire_core.harness.options.checks import Threads
 from fire_core.harness.options.errors import ConfigError
+from fire_core.ranges import Count, Decay, checked, one_of, within
 from rl.dqn.episodes import Episodes
 
-STICKY = ("decision", "frame")
 NEVER = 1_000_000_000  # frames
 
 
@@ -122,30 +123,25 @@ def find_game(name: str) -> str:
     return plain[key]
 
 
+@checked
 def make(
-    envs: int,
+    envs: Count,
     seed: int,
     purpose: str,
     game: str,
-    sticky: float = 0.25,
-    sticky_per: str = "decision",
-    noop_max: int = 0,
+    sticky: Decay = 0.25,
+    sticky_per: Annotated[str, one_of("decision", "frame")] = "decision",
+    noop_max: Annotated[int, within(0, 1_000_000)] = 0,
     fire_reset: bool = False,
     life_loss: bool = False,
-    max_frames: int = 400_000,
-    threads: int | None = None,
+    max_frames: Annotated[int, within(1, NEVER)] = 400_000,
+    threads: Threads = None,
 ) -> Episodes:
     """Environments for `rl.dqn`; the options are those of conf/env/asterix.yaml.
 
     Raises:
         ConfigError: an option is out of its range.
     """
-    if sticky_per not in STICKY:
-        raise ConfigError(f"env.sticky_per={sticky_per} is unknown; accepted: {', '.join(STICKY)}")
-    if not 0 <= sticky < 1:
-        raise ConfigError(f"env.sticky is a probability below 1, got {sticky}")
-    if noop_max < 0 or max_frames < 1:
-        raise ConfigError(f"env.noop_max={noop_max} and env.max_frames={max_frames}: must be at least 0 and 1")
     by_frame = sticky_per == "frame"
     emulator = Atari(game, envs, sticky if by_frame else 0.0, noop_max, fire_reset, max_frames, threads)
     return Episodes(emulator, seed, purpose, 0.0 if by_frame else sticky, life_loss)

@@ -5,6 +5,7 @@ import numpy as np
 import torch
 
 from fire_core.harness.options.errors import ConfigError
+from fire_core.ranges import Count, checked
 from rl.dqn.episodes import Episodes
 
 
@@ -60,6 +61,7 @@ class Classic:
             env.close()
 
 
-def make(envs: int, seed: int, purpose: str, game: str) -> Episodes:
+@checked
+def make(envs: Count, seed: int, purpose: str, game: str) -> Episodes:
     """Environments for `rl.dqn`."""
     return Episodes(Classic(game, envs), seed, purpose)

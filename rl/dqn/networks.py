@@ -1,13 +1,14 @@
 """Action-value networks of DQN (Mnih et al., "Human-level control through deep reinforcement learning", 2015)."""
 
 from collections import OrderedDict
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.activations import activation_of, units_of
 from fire_core.methods.pi import Injected
+from fire_core.ranges import Count, Width, checked, within
 from fire_core.units.graph import Consumer, Producer, Units, between
 
 
@@ -56,11 +57,12 @@ class NatureCNN(QNetwork):
         ValueError: `width` leaves a layer without a unit, the observations are not images, or `activation` is unknown.
     """
 
+    @checked
     def __init__(
         self,
-        actions: int,
+        actions: Count,
         observation: tuple[int, ...] = (4, 84, 84),
-        width: float = 1.0,
+        width: Annotated[float, within(0, 1000, open_low=True)] = 1.0,
         norm: bool = False,
         activation: str = "relu",
     ) -> None:
@@ -109,12 +111,13 @@ class MLP(QNetwork):
         ValueError: `activation` is unknown.
     """
 
+    @checked
     def __init__(
         self,
-        actions: int,
+        actions: Count,
         observation: tuple[int, ...],
-        hidden: int = 128,
-        width: float = 1.0,
+        hidden: Width = 128,
+        width: Annotated[float, within(0, 1000, open_low=True)] = 1.0,
         norm: bool = False,
         activation: str = "relu",
     ) -> None:

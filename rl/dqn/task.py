@@ -2,15 +2,14 @@
 
 import contextlib
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
 from fire_core.harness.options.build import build
-from fire_core.harness.options.checks import at_least, check_method, check_options, one_of, positive, within
-from fire_core.harness.options.cli import CONF
+from fire_core.harness.options.checks import Group, check_method, check_optimizer, check_options
 from fire_core.harness.options.config import Trunk, autocast, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.tables import register
@@ -18,109 +17,88 @@ from fire_core.harness.run.identity import identity, without
 from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
+from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from rl.common.boundary import check_boundary
 from rl.common.memory import check_fits
 from rl.common.phases import Phase, split
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import FrameReplay
 
+Envs = Annotated[int, within(1, 1024)]  # environments at once
+
 
 @dataclass
 class Epsilon:
     """Exploration: from `start` linearly to `end` within this fraction of all steps, after `learning_starts`."""
 
-    start: float = 1.0
-    end: float = 0.01
-    fraction: float = 0.1
+    start: Share = 1.0
+    end: Share = 0.01
+    fraction: Annotated[float, within(0, 1, open_low=True)] = 0.1
 
 
 @dataclass
 class Replay:
     """The frame replay: rows (an episode of T transitions takes T + 1) and where they are kept."""
 
-    capacity: int = MISSING
+    capacity: Count = MISSING
     device: str = "auto"  # auto (that of the networks), cpu, cuda
-    segment: int = 1024  # rows of a segment on disk
+    segment: Count = 1024  # rows of a segment on disk
 
 
 @dataclass
 class Evaluation:
     """How often, for how many agent steps, how greedily and in how many environments at once."""
 
-    every: int = MISSING
-    steps: int = MISSING
-    num_envs: int = 8
-    epsilon: float = 0.001
+    every: Count = MISSING
+    steps: Count = MISSING
+    num_envs: Envs = 8
+    epsilon: Share = 0.001
 
 
 @dataclass
 class Boundary:
     """What happens to the optimizer and the target network at the midpoint, beside what the method does to weights."""
 
-    optimizer: str = "keep"  # keep, forget (what the method changed), new
-    target: str = "act"  # act, follow (act, then take over what was projected), copy (of the network), keep
+    # forget: what the method changed.
+    optimizer: Annotated[str, one_of("keep", "forget", "new")] = "keep"
+    # follow: act, then take over what was projected; copy: of the network.
+    target: Annotated[str, one_of("act", "follow", "copy", "keep")] = "act"
 
 
 @dataclass
 class DQNConfig(Trunk):
     """Options of `rl.dqn`; `conf/dqn.yaml` fills them in. Steps are the agent's (4 frames), of all environments."""
 
-    program: str = "dqn"
-    method: Any = MISSING
-    env: Any = MISSING
-    model: Any = MISSING
-    optimizer: Any = MISSING
-    num_envs: int = 4
-    total_steps: int = MISSING
-    midpoint: int = MISSING  # where the method acts
-    updates_per_step: float = 1.0
-    learning_starts: int = MISSING
-    target_every: int = MISSING  # steps between two copies to the target network
-    batch_size: int = 32
-    lr: float = 6.25e-5
-    gamma: float = 0.99
+    program: Annotated[str, one_of("dqn")] = "dqn"
+    method: Group = MISSING
+    env: Group = MISSING
+    model: Group = MISSING
+    optimizer: Group = MISSING
+    num_envs: Envs = 4
+    total_steps: Count = MISSING
+    midpoint: Count = MISSING  # where the method acts
+    updates_per_step: Annotated[float, within(0, 1000, open_low=True)] = 1.0
+    learning_starts: Count = MISSING
+    target_every: Count = MISSING  # steps between two copies to the target network
+    batch_size: Width = 32
+    lr: Positive = 6.25e-5
+    gamma: Share = 0.99
     reward_clip: bool = True  # learn from the signs of rewards; returns are reported raw
-    exploration: str = (
-        "each"  # each environment draws its own exploration, or shared: one draw for all, as in the reference
-    )
+    on_nan: Annotated[str, one_of("stop")] = "stop"
+    # Each environment draws its own exploration, or shared: one draw for all, as in the reference.
+    exploration: Annotated[str, one_of("each", "shared")] = "each"
     epsilon: Epsilon = field(default_factory=Epsilon)
     replay: Replay = field(default_factory=Replay)
     boundary: Boundary = field(default_factory=Boundary)
     eval: Evaluation = field(default_factory=Evaluation)
-    log_every: int = MISSING  # steps between two rows; an epoch for methods that count in those
-    metrics: str = "cheap"  # of plasticity at the midpoint: off, cheap, full
-    precision: str = "float32"  # float32, bfloat16 (autocast)
-    memory_format: str = "channels_last"  # of filters: channels_last, contiguous
-    compile: str = "off"  # off, default, reduce-overhead (CUDA graphs), max-autotune
+    log_every: Count = MISSING  # steps between two rows; an epoch for methods that count in those
+    metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at the midpoint
+    precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
+    memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of filters
+    # reduce-overhead: CUDA graphs.
+    compile: Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotune")] = "off"
 
 
-CHECKS = {
-    "num_envs": at_least(1),
-    "total_steps": at_least(1),
-    "midpoint": at_least(1),
-    "updates_per_step": positive(),
-    "target_every": at_least(1),
-    "batch_size": at_least(1),
-    "lr": positive(),
-    "gamma": within(0, 1),
-    "log_every": at_least(1),
-    "replay.segment": at_least(1),
-    "epsilon.start": within(0, 1),
-    "epsilon.end": within(0, 1),
-    "epsilon.fraction": within(0, 1, open_low=True),
-    "eval.every": at_least(1),
-    "eval.steps": at_least(1),
-    "eval.num_envs": at_least(1),
-    "eval.epsilon": within(0, 1),
-    "boundary.optimizer": one_of("keep", "forget", "new"),
-    "boundary.target": one_of("act", "follow", "copy", "keep"),
-    "exploration": one_of("each", "shared"),
-    "metrics": one_of(*LEVELS),
-    "precision": one_of("float32", "bfloat16"),
-    "memory_format": one_of("channels_last", "contiguous"),
-    "compile": one_of("off", "default", "reduce-overhead", "max-autotune"),
-    "on_nan": one_of("stop"),
-}
 register("dqn", DQNConfig, "scale", "cache", "budget/dqn", "budget/exceptions", "tuned/dqn")
 
 
@@ -147,10 +125,7 @@ class Task:
         Raises:
             ConfigError: an option is out of its range, or these things do not fit together or into memory.
         """
-        if "game" not in config.env:
-            games = sorted(f.stem for f in (CONF / "env").glob("*.yaml") if "rl.sac.control." not in f.read_text())
-            raise ConfigError(f"env={config.env.name} has no discrete actions; accepted: {', '.join(games)}")
-        check_options(config, CHECKS)
+        check_options(config)
         check_schedule(config)
         device = resolve_device(config.device)
         set_up_torch(device, config.threads, config.deterministic)
@@ -160,7 +135,7 @@ class Task:
         probe = make_env(options, 1, "check")
         emulator = probe.emulator
         probe.close()
-        method = build("method", config.method)
+        method = build("method", config.method, Method)
         check_boundary(method, config.method.name, optimizer=config.boundary.optimizer, target=config.boundary.target)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         task = cls(
@@ -181,7 +156,7 @@ class Task:
         check_fits("replay.capacity", config.replay.capacity, each, replay_device)
         network = f"model={config.model.name}"
         check_method(method, Net({"q": task.model}, {}), name=config.method.name, network=network)
-        build("optimizer", config.optimizer, params=[nn.Parameter(torch.zeros(1))])  # wrong options show here
+        check_optimizer(config.optimizer)
         return task
 
     def identity(self) -> dict[str, Any]:
@@ -230,7 +205,7 @@ def check_schedule(config: DictConfig) -> None:
 def build_network(config: DQNConfig | DictConfig, actions: int, observation: tuple[int, ...]) -> nn.Module:
     """The Q-network of `model=` at fresh weights, on the CPU."""
     options = {key: value for key, value in config.model.items() if key != "layout"}
-    network: nn.Module = build("model", options, actions=actions, observation=observation)
+    network: nn.Module = build("model", options, nn.Module, actions=actions, observation=observation)
     if config.memory_format == "channels_last":
         network.to(memory_format=torch.channels_last)
     return network
@@ -238,5 +213,5 @@ def build_network(config: DQNConfig | DictConfig, actions: int, observation: tup
 
 def make_env(config: DQNConfig | DictConfig, envs: int, purpose: str) -> Episodes:
     """`envs` environments of `env=`, whose random numbers are those of this purpose."""
-    episodes: Episodes = build("env", config.env, envs=envs, seed=config.seed, purpose=purpose)
+    episodes: Episodes = build("env", config.env, Episodes, envs=envs, seed=config.seed, purpose=purpose)
     return episodes

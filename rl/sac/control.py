@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.training import seeding
+from fire_core.ranges import check_arguments, within
 
 log = logging.getLogger(__name__)
 MUJOCO = 'pip install "mujoco>=3.1.6,<4" imageio'
@@ -51,15 +52,14 @@ class Control:
 
     suite: str
     task: str
-    action_repeat: int = 1
+    action_repeat: Annotated[int, within(1, 1000)] = 1
     twin: bool = True
     options: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        check_arguments(Control, vars(self))
         if self.suite not in SUITES:
             raise ValueError(f"suite={self.suite} is unknown; accepted: {', '.join(SUITES)}")
-        if self.action_repeat < 1:
-            raise ValueError(f"action_repeat must be at least 1, got {self.action_repeat}")
         SUITES[self.suite].check(self.task)
 
     def make(self, render: bool = False) -> Any:

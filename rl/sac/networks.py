@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fire_core.ranges import Depth, Width, check_arguments
 from fire_core.units.graph import Units, between
 
 EPS = 1e-6  # of every layer norm
@@ -242,18 +243,16 @@ class Networks:
     """
 
     kind: str = "simba"
-    actor_width: int = 128
-    actor_depth: int = 1
-    critic_width: int = 512
-    critic_depth: int = 2
+    actor_width: Width = 128
+    actor_depth: Depth = 1
+    critic_width: Width = 512
+    critic_depth: Depth = 2
     bfloat16: bool = False
 
     def __post_init__(self) -> None:
+        check_arguments(Networks, vars(self))
         if self.kind not in ENCODERS:
             raise ValueError(f"kind={self.kind} is unknown; accepted: {', '.join(ENCODERS)}")
-        for option in ("actor_width", "actor_depth", "critic_width", "critic_depth"):
-            if getattr(self, option) < 1:
-                raise ValueError(f"{option} must be at least 1, got {getattr(self, option)}")
 
     def actor(self, observations: int, actions: int) -> Actor:
         """A new actor."""

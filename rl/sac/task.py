@@ -2,15 +2,14 @@
 
 import functools
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
 from fire_core.harness.options.build import build
-from fire_core.harness.options.checks import at_least, check_method, check_options, one_of, positive, within
-from fire_core.harness.options.cli import CONF
+from fire_core.harness.options.checks import Group, check_method, check_options
 from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.tables import register
@@ -18,6 +17,7 @@ from fire_core.harness.run.identity import identity, without
 from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
+from fire_core.ranges import Count, Decay, NonNegative, Positive, Width, one_of, within
 from rl.common.boundary import check_boundary
 from rl.common.memory import check_fits
 from rl.common.phases import Phase, split
@@ -30,64 +30,43 @@ from rl.sac.update import discount
 class Boundary:
     """What restarts at the midpoint, beside what the method does to the weights of actor and critics."""
 
-    optimizer: str = "new"  # new, forget (what the method changed), keep
-    temperature: str = "keep"  # new, keep
-    target: str = "keep"  # copy (of the critics as the method left them), keep
-    statistics: str = "keep"  # of observations: new, keep
+    optimizer: Annotated[str, one_of("new", "forget", "keep")] = "new"  # forget: what the method changed
+    temperature: Annotated[str, one_of("new", "keep")] = "keep"
+    target: Annotated[str, one_of("copy", "keep")] = "keep"  # copy: of the critics as the method left them
+    statistics: Annotated[str, one_of("new", "keep")] = "keep"  # of observations
 
 
 @dataclass
 class SacConfig(Trunk):
     """Options of `rl.sac`; `conf/sac.yaml` fills them in."""
 
-    program: str = "sac"
-    method: Any = MISSING
-    env: Any = MISSING
-    networks: Any = MISSING
+    program: Annotated[str, one_of("sac")] = "sac"
+    method: Group = MISSING
+    env: Group = MISSING
+    networks: Group = MISSING
     boundary: Boundary = field(default_factory=Boundary)
-    env_steps: int = MISSING  # of the whole run, over all environments, repeats counted
-    num_envs: int = 1
-    random_steps: int = 5000  # decisions taken at random, in each run's beginning; then learning begins
-    updates: int = 2  # for each decision (of all environments together)
-    batch_size: int = 256
-    replay_size: int = 1_000_000
-    lr: float = 1e-4
-    weight_decay: float = 1e-2
-    temperature: float = 0.01  # at the start
+    env_steps: Count = MISSING  # of the whole run, over all environments, repeats counted
+    num_envs: Annotated[int, within(1, 1024)] = 1
+    random_steps: Count = 5000  # decisions taken at random, in each run's beginning; then learning begins
+    updates: Annotated[int, within(1, 1000)] = 2  # for each decision (of all environments together)
+    batch_size: Width = 256
+    replay_size: Count = 1_000_000
+    lr: Positive = 1e-4
+    weight_decay: NonNegative = 1e-2
+    temperature: Positive = 0.01  # at the start
     target_entropy: float = -0.5  # times the number of actions
-    gamma: float | None = None  # null: from the episodes' length in decisions
-    tau: float = 0.005
+    gamma: Decay | None = None  # null: from the episodes' length in decisions
+    tau: Annotated[float, within(0, 1, open_low=True)] = 0.005
     normalize_observations: bool = True
-    eval_every: int = MISSING  # environment steps
-    eval_episodes: int = 10
-    metrics: str = "cheap"  # of plasticity at the midpoint: off, cheap, full
-    precision: str = "float32"  # float32, bfloat16 (within residual blocks)
+    on_nan: Annotated[str, one_of("stop")] = "stop"
+    eval_every: Count = MISSING  # environment steps
+    eval_episodes: Annotated[int, within(1, 1000)] = 10
+    metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at the midpoint
+    precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: within residual blocks
     compile: bool | None = None  # torch.compile the update; null: on a GPU
     cuda_graph: bool | None = None  # replay the update as one CUDA graph; null: on a GPU
 
 
-CHECKS = {
-    "env_steps": at_least(1),
-    "num_envs": at_least(1),
-    "random_steps": at_least(1),
-    "updates": at_least(1),
-    "batch_size": at_least(1),
-    "replay_size": at_least(1),
-    "eval_every": at_least(1),
-    "eval_episodes": at_least(1),
-    "lr": positive(),
-    "temperature": positive(),
-    "tau": within(0, 1, open_low=True),
-    "weight_decay": at_least(0),
-    "gamma": within(0, 1, open_high=True, optional=True),
-    "boundary.optimizer": one_of("new", "forget", "keep"),
-    "boundary.temperature": one_of("new", "keep"),
-    "boundary.target": one_of("copy", "keep"),
-    "boundary.statistics": one_of("new", "keep"),
-    "metrics": one_of(*LEVELS),
-    "precision": one_of("float32", "bfloat16"),
-    "on_nan": one_of("stop"),
-}
 REFUSED = (
     "works at every optimizer step ({hook}), which rl.sac has no place for; it runs methods that act at the midpoint, "
     "by a penalty or after a row, such as full_reset, snp, pi, fire, redo and l2init"
@@ -119,10 +98,7 @@ class Task:
         Raises:
             ConfigError: an option is out of its range, a package is absent, or the method cannot work here.
         """
-        if "suite" not in config.env:
-            tasks = sorted(f.stem for f in (CONF / "env").glob("*.yaml") if "rl.sac.control." in f.read_text())
-            raise ConfigError(f"env={config.env.name} is no task for rl.sac; accepted: {', '.join(tasks)}")
-        check_options(config, CHECKS)
+        check_options(config)
         for option in ("batch_size", "num_envs"):
             if config.replay_size < config[option]:
                 raise ConfigError(f"replay_size={config.replay_size} must be at least {option}={config[option]}")
@@ -130,8 +106,8 @@ class Task:
         if config.cuda_graph and device.type != "cuda":
             raise ConfigError("cuda_graph=true needs device=cuda")
         set_up_torch(device, config.threads, config.deterministic)
-        control: Control = build("env", config.env)
-        networks: Networks = build("networks", config.networks)
+        control: Control = build("env", config.env, Control)
+        networks: Networks = build("networks", config.networks, Networks)
         networks = replace(networks, bfloat16=config.precision == "bfloat16")
         env = control.make()
         try:
@@ -148,7 +124,7 @@ class Task:
         check_fits("replay_size", config.replay_size, 4 * (2 * sizes[0] + sizes[1] + 2), device)
         options = OmegaConf.to_object(config)
         assert isinstance(options, SacConfig)
-        method = build("method", config.method)
+        method = build("method", config.method, Method)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         actor, critics = networks.actor(*sizes), networks.critics(*sizes, 2 if control.twin else 1)
         name, boundary = config.method.name, config.boundary

@@ -117,11 +117,11 @@ def test_dropout_acts_in_training_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_layer": 0}, r"^n_layer must be >= 1, got 0$"),
-        ({"hidden": 0}, r"^hidden must be >= 1, got 0$"),
+        ({"n_layer": 0}, r"^n_layer must be in \[1, 1000\], got 0$"),
+        ({"hidden": 0}, r"^hidden must be in \[1, 1048576\], got 0$"),
         ({"n_embd": 18}, r"^n_embd must be a multiple of n_head=4, got 18$"),
         ({"n_kv_head": 3}, r"^n_kv_head must divide n_head=4, got 3$"),
-        ({"activation": "selu"}, r"^activation must be one of gelu, relu2, swiglu, got 'selu'$"),
+        ({"activation": "selu"}, r"^activation=selu is unknown; accepted: gelu, relu2, swiglu$"),
         ({"dropout": 1.0}, r"^dropout must be in \[0, 1\), got 1.0$"),
     ],
 )

@@ -101,7 +101,7 @@ def test_unknown_and_repeated_names() -> None:
         chained(["fires"], parts)
     with pytest.raises(ConfigError, match="names fire twice"):
         chained(["fire", "fire"], parts)
-    with pytest.raises(ConfigError, match=r"^method\.parts\.fire\.iterations must be at least 1"):
+    with pytest.raises(ConfigError, match=r"^method\.parts\.fire\.iterations must be in \[1, 1000\]"):
         chained(["fire"], {"fire": {**parts["fire"], "iterations": 0}})
 
 

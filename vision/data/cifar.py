@@ -8,11 +8,13 @@ from torch import Tensor
 from torchvision import datasets
 
 from fire_core.harness.options.errors import ConfigError
+from fire_core.ranges import checked
 from vision.data.files import md5_of, unpacked
-from vision.data.images import ImageData
+from vision.data.images import ImageData, Statistics
 
 
-def load_cifar10(root: str = "data", download: bool = False, test_statistics: str = "train") -> ImageData:
+@checked
+def load_cifar10(root: str = "data", download: bool = False, test_statistics: Statistics = "train") -> ImageData:
     """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images of 32x32 in 10 classes.
 
     Args:
@@ -30,7 +32,8 @@ def load_cifar10(root: str = "data", download: bool = False, test_statistics: st
     return _load(datasets.CIFAR10, "cifar10", 10, root, download, test_statistics)
 
 
-def load_cifar100(root: str = "data", download: bool = False, test_statistics: str = "train") -> ImageData:
+@checked
+def load_cifar100(root: str = "data", download: bool = False, test_statistics: Statistics = "train") -> ImageData:
     """CIFAR-100 (Krizhevsky 2009): as CIFAR-10 with 100 classes, in `cifar-100-python`.
 
     The authors' code has `test_statistics=test` here (and only here).

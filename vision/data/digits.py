@@ -1,9 +1,12 @@
 """The 1,797 handwritten digits that come with scikit-learn: real images, no download."""
 
+from typing import Annotated
+
 import sklearn.datasets
 import torch
 from sklearn.model_selection import train_test_split
 
+from fire_core.ranges import Seed, Share, checked, within
 from vision.data.corruption import noisy_labels, noisy_pixels
 from vision.data.images import ImageData
 
@@ -11,8 +14,12 @@ BRIGHTEST = 16  # pixels are whole numbers from 0 to 16
 SPLIT_SEED = 0  # the test set is the same for every run, whatever its seed
 
 
+@checked
 def load_digits(
-    train_size: int = 1280, label_noise: float = 0.0, pixel_noise: float = 0.0, noise_seed: int = 0
+    train_size: Annotated[int, within(10, 1787)] = 1280,
+    label_noise: Share = 0.0,
+    pixel_noise: Annotated[float, within(0, 1000)] = 0.0,
+    noise_seed: Seed = 0,
 ) -> ImageData:
     """Digits of 8x8 pixels in ten classes (Alpaydin and Kaynak 1998; in scikit-learn), split stratified.
 
@@ -29,8 +36,6 @@ def load_digits(
         ValueError: if an argument is out of range.
     """
     pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
-    if not 10 <= train_size <= len(labels) - 10:
-        raise ValueError(f"train_size must be in [10, {len(labels) - 10}], got {train_size}")
     train, test = train_test_split(range(len(labels)), train_size=train_size, stratify=labels, random_state=SPLIT_SEED)
     images = torch.from_numpy(pixels).to(torch.uint8).reshape(-1, 1, 8, 8)
     targets = torch.from_numpy(labels)

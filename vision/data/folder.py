@@ -1,21 +1,23 @@
 """Your own images, in a folder for each class."""
 
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
 from fire_core.harness.options.errors import ConfigError
+from fire_core.ranges import Width, checked, one_of
 from vision.data.decode import cached, decode, fingerprint
-from vision.data.images import ImageData
-from vision.models.checks import check_positive
+from vision.data.images import ImageData, Statistics
 
 
+@checked
 def load_folder(
     path: str = "data/folder",
-    image_size: int = 32,
-    in_channels: int = 3,
-    test_statistics: str = "train",
+    image_size: Width = 32,
+    in_channels: Annotated[int, one_of(1, 3)] = 3,
+    test_statistics: Statistics = "train",
     cache: bool = True,
 ) -> ImageData:
     """Images in torchvision's ImageFolder layout: `train/<class>/*.png`, and the same under `test/` or `val/`.
@@ -34,9 +36,6 @@ def load_folder(
         ConfigError: a folder or all its images are missing, or an image is damaged.
         ValueError: if an argument is out of range.
     """
-    check_positive(image_size=image_size)
-    if in_channels not in (1, 3):
-        raise ValueError(f"in_channels must be 1 or 3, got {in_channels}")
     base = Path(path)
     test_folder = base / ("val" if (base / "val").is_dir() and not (base / "test").is_dir() else "test")
     for needed in (base / "train", test_folder):

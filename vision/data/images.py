@@ -1,10 +1,14 @@
 """A data set as whole tensors: decoded once, kept in memory, on the device when it fits."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+
+from fire_core.ranges import Count, checked, one_of
+
+Statistics = Annotated[str, one_of("train", "test")]  # that normalise test images
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,13 @@ class ImageData:
     test_std: Tensor
 
     @classmethod
+    @checked
     def of(
         cls,
         train: tuple[Tensor, Tensor],
         test: tuple[Tensor, Tensor],
-        num_classes: int,
-        test_statistics: str = "train",
+        num_classes: Count,
+        test_statistics: Statistics = "train",
     ) -> "ImageData":
         """From images and labels of both splits.
 
@@ -52,8 +57,6 @@ class ImageData:
         Raises:
             ValueError: if `test_statistics` is unknown.
         """
-        if test_statistics not in ("train", "test"):
-            raise ValueError(f"test_statistics must be one of train, test, got {test_statistics!r}")
         mean, std = channel_statistics(train[0])
         test_mean, test_std = (mean, std) if test_statistics == "train" else channel_statistics(test[0])
         return cls(train[0], train[1].long(), test[0], test[1].long(), num_classes, mean, std, test_mean, test_std)

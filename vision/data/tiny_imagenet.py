@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 
 from fire_core.harness.options.errors import ConfigError
+from fire_core.ranges import checked
 from vision.data.decode import cached, decode, fingerprint
 from vision.data.files import unpacked
-from vision.data.images import ImageData
+from vision.data.images import ImageData, Statistics
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
@@ -15,10 +16,11 @@ NAME = "tiny-imagenet-200"
 SIZE = 64  # pixels
 
 
+@checked
 def load_tiny_imagenet(
     root: str = "data",
     download: bool = False,
-    test_statistics: str = "train",
+    test_statistics: Statistics = "train",
     cache: bool = True,
     url: str = URL,
     md5: str = MD5,

@@ -7,7 +7,7 @@ import torchvision
 from torch import nn
 
 from fire_core.harness.options.errors import ConfigError, one_line
-from vision.models.checks import check_positive
+from fire_core.ranges import Count, checked
 
 
 def _unknown(library: str, architecture: str, names: list[str]) -> ConfigError:
@@ -27,8 +27,9 @@ def change_first_convolution(model: nn.Module, in_channels: int) -> None:
             return
 
 
+@checked
 def torchvision_model(
-    architecture: str, num_classes: int, in_channels: int = 3, image_size: int | None = None
+    architecture: str, num_classes: Count, in_channels: Count = 3, image_size: Count | None = None
 ) -> nn.Module:
     """A torchvision classifier, not pretrained.
 
@@ -45,7 +46,6 @@ def torchvision_model(
         ConfigError: if torchvision has no such classifier, or cannot build it for these images.
         ValueError: if a size is not a whole number of at least one.
     """
-    check_positive(num_classes=num_classes, in_channels=in_channels)
     names = torchvision.models.list_models(module=torchvision.models)
     if architecture not in names:
         raise _unknown("torchvision", architecture, names)
@@ -62,7 +62,10 @@ def torchvision_model(
     return model
 
 
-def timm_model(architecture: str, num_classes: int, in_channels: int = 3, image_size: int | None = None) -> nn.Module:
+@checked
+def timm_model(
+    architecture: str, num_classes: Count, in_channels: Count = 3, image_size: Count | None = None
+) -> nn.Module:
     """A timm classifier, not pretrained; needs the optional package timm.
 
     Args:
@@ -78,7 +81,6 @@ def timm_model(architecture: str, num_classes: int, in_channels: int = 3, image_
         ConfigError: if timm is missing, has no such model, or cannot build it for these images.
         ValueError: if a size is not a whole number of at least one.
     """
-    check_positive(num_classes=num_classes, in_channels=in_channels)
     try:
         import timm
     except ImportError as error:

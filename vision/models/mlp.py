@@ -1,12 +1,13 @@
 """A perceptron on the pixels of small images: the default on the digits."""
 
 from collections import OrderedDict
+from typing import Literal
 
 from torch import Tensor, nn
 
 from fire_core.activations import activation_of, units_of
+from fire_core.ranges import Count, Depth, Width, checked
 from fire_core.units.graph import Units, between
-from vision.models.checks import check_positive
 
 NORMS = {True: nn.BatchNorm1d, "layer": nn.LayerNorm, False: None}
 
@@ -30,22 +31,18 @@ class MLP(nn.Module):
         ValueError: if a size is not a whole number of at least one, or `norm` or `activation` is unknown.
     """
 
+    @checked
     def __init__(
         self,
-        num_classes: int,
-        in_channels: int = 1,
-        image_size: int = 8,
-        hidden: int = 64,
-        depth: int = 5,
-        norm: bool | str = True,
+        num_classes: Count,
+        in_channels: Count = 1,
+        image_size: Count = 8,
+        hidden: Width = 64,
+        depth: Depth = 5,
+        norm: bool | Literal["layer"] = True,
         activation: str = "relu",
     ) -> None:
         super().__init__()
-        check_positive(
-            num_classes=num_classes, in_channels=in_channels, image_size=image_size, hidden=hidden, depth=depth
-        )
-        if not isinstance(norm, bool | str) or norm not in NORMS:
-            raise ValueError(f"norm must be true, layer or false, got {norm!r}")
         make_norm, (make_activation, self.copies) = NORMS[norm], activation_of(activation)
         units = units_of(activation, hidden)
         layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())

@@ -1,16 +1,16 @@
 """ResNet-18 for small images: the paper's network for CIFAR-10."""
 
 from collections import OrderedDict
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from fire_core.ranges import Count, Width, checked, one_of
 from fire_core.units.graph import Units, between
-from vision.models.checks import check_choice, check_positive
 from vision.models.small_resnet import residual_units, stage, stem
 
-VARIANTS = ("original", "fire_paper")
+Variant = Annotated[str, one_of("original", "fire_paper")]
 
 
 @torch.no_grad()
@@ -40,10 +40,11 @@ class ResNet18(nn.Module):
         ValueError: if a size is not a whole number of at least one, or `variant` is unknown.
     """
 
-    def __init__(self, num_classes: int, in_channels: int = 3, width: int = 64, variant: str = "original") -> None:
+    @checked
+    def __init__(
+        self, num_classes: Count, in_channels: Count = 3, width: Width = 64, variant: Variant = "original"
+    ) -> None:
         super().__init__()
-        check_positive(num_classes=num_classes, in_channels=in_channels, width=width)
-        check_choice("variant", variant, VARIANTS)
         self.backbone = nn.Sequential(
             OrderedDict(
                 stem=stem(in_channels, width),

@@ -1,13 +1,13 @@
 """A small residual network for 8x8 to 32x32 images: an alternative to the digits' default."""
 
 from collections import OrderedDict
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, conv1x1
 
+from fire_core.ranges import Count, Depth, Width, checked, within
 from fire_core.units.graph import Consumer, Producer, Units, between
-from vision.models.checks import check_positive
 
 
 def stem(in_channels: int, width: int) -> nn.Sequential:
@@ -86,11 +86,16 @@ class SmallResNet(nn.Module):
         ValueError: if a size is not a whole number of at least one.
     """
 
+    @checked
     def __init__(
-        self, num_classes: int, in_channels: int = 1, width: int = 16, stages: int = 2, depth: int = 1
+        self,
+        num_classes: Count,
+        in_channels: Count = 1,
+        width: Width = 16,
+        stages: Annotated[int, within(1, 10)] = 2,
+        depth: Depth = 1,
     ) -> None:
         super().__init__()
-        check_positive(num_classes=num_classes, in_channels=in_channels, width=width, stages=stages, depth=depth)
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             stem=stem(in_channels, width), stage1=stage(width, width, depth, stride=1)
         )

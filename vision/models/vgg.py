@@ -3,9 +3,9 @@
 from torch import Tensor, nn
 from torchvision.models.vgg import cfgs, make_layers
 
+from fire_core.ranges import Count, Width, checked
 from fire_core.units.graph import Units, between
-from vision.models.checks import check_choice, check_positive
-from vision.models.resnet18 import VARIANTS, move_statistics
+from vision.models.resnet18 import Variant, move_statistics
 
 
 class VGG16(nn.Module):
@@ -25,17 +25,16 @@ class VGG16(nn.Module):
         ValueError: if a size is out of range, or `variant` is unknown.
     """
 
+    @checked
     def __init__(
         self,
-        num_classes: int,
-        in_channels: int = 3,
-        image_size: int = 64,
-        hidden: int = 1024,
-        variant: str = "original",
+        num_classes: Count,
+        in_channels: Count = 3,
+        image_size: Count = 64,
+        hidden: Width = 1024,
+        variant: Variant = "original",
     ) -> None:
         super().__init__()
-        check_positive(num_classes=num_classes, in_channels=in_channels, image_size=image_size, hidden=hidden)
-        check_choice("variant", variant, VARIANTS)
         if image_size % 32:
             raise ValueError(f"image_size must be a multiple of 32 for VGG-16, got {image_size}")
         self.backbone = make_layers(cfgs["D"], batch_norm=True)

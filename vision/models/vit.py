@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fire_core.ranges import Count, Decay, Depth, Width, checked
 from fire_core.units.graph import Units, between
-from vision.models.checks import check_positive
 
 
 class Attention(nn.Module):
@@ -131,32 +131,24 @@ class ViT(nn.Module):
         ValueError: if an argument is out of range.
     """
 
+    @checked
     def __init__(
         self,
-        num_classes: int,
-        in_channels: int = 3,
-        image_size: int = 32,
-        patch_size: int = 4,
-        dim: int = 192,
-        depth: int = 12,
-        heads: int = 3,
-        dim_head: int = 64,
-        mlp_dim: int = 768,
-        dropout: float = 0.0,
+        num_classes: Count,
+        in_channels: Count = 3,
+        image_size: Count = 32,
+        patch_size: Count = 4,
+        dim: Width = 192,
+        depth: Depth = 12,
+        heads: Width = 3,
+        dim_head: Width = 64,
+        mlp_dim: Width = 768,
+        dropout: Decay = 0.0,
     ) -> None:
         super().__init__()
         sizes = {"dim": dim, "depth": depth, "heads": heads, "dim_head": dim_head, "mlp_dim": mlp_dim}
-        check_positive(
-            num_classes=num_classes,
-            in_channels=in_channels,
-            image_size=image_size,
-            patch_size=patch_size,
-            **sizes,
-        )
         if image_size % patch_size:
             raise ValueError(f"image_size must be a multiple of patch_size={patch_size}, got {image_size}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         patch_dim = in_channels * patch_size**2
         tokens = (image_size // patch_size) ** 2 + 1  # one more for the class token
         self.backbone = Encoder(patch_dim, tokens, patch_size, dropout, **sizes)

@@ -1,36 +1,67 @@
 """Build what a configuration's group names in `_target_`."""
 
-import inspect
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
 from fire_core.harness.options.errors import ConfigError
+from fire_core.ranges import check_arguments, shown
+
+T = TypeVar("T")
+# What a wrong value leads to; anything else is a fault of the code that is built, and shows its traceback.
+OF_VALUES = (TypeError, ValueError, ImportError, RuntimeError, ArithmeticError, MemoryError)
 
 
-def build(option: str, node: Mapping[str, Any] | None, **also: Any) -> Any:
-    """Instantiate `node`, less its `name`, with further keyword arguments; None for None.
+def build(option: str, node: Mapping[str, Any], kind: type[T] | None = None, **also: Any) -> Any:
+    """Instantiate `node`, less its `name`, with further keyword arguments.
+
+    Args:
+        option: the group's name.
+        node: `_target_`, and the arguments that are options; they are checked against the target's annotations.
+        kind: what must come out of it; None: anything.
+        **also: the arguments that are no options.
 
     Raises:
         ConfigError: what the target says of its arguments, after the option's name.
     """
-    if node is None:
-        return None
     arguments = {key: _resolved(node[key]) for key in node if key != "name"}
-    _check_flags(option, arguments)
+    target = find_target(option, node)
     try:
-        return instantiate(arguments, **also, _convert_="all")
+        check_arguments(target, arguments)
+        made = instantiate(arguments, **also, _convert_="all")
+    except ValueError as error:
+        raise ConfigError(_say(option, node, error)) from error
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ConfigError):
             raise cause from None
-        if isinstance(cause, (TypeError, ValueError, ImportError)):
+        if isinstance(cause, OF_VALUES):
             raise ConfigError(_say(option, node, cause)) from cause
         raise
+    if kind is not None and not isinstance(made, kind):
+        raise ConfigError(f"{option}._target_={node['_target_']} makes a {type(made).__name__}, not a {kind.__name__}")
+    return made
+
+
+def find_target(option: str, node: Mapping[str, Any]) -> Callable[..., Any]:
+    """What `_target_` names.
+
+    Raises:
+        ConfigError: it names nothing that can be imported.
+    """
+    name = node.get("_target_")
+    if not isinstance(name, str):
+        raise ConfigError(f"{option}._target_ must be the name of a class or function, got {shown(name)}")
+    try:
+        target: Callable[..., Any] = get_object(name)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{option}._target_={name} cannot be imported: {reason}") from error
+    return target
 
 
 def _resolved(value: Any) -> Any:
@@ -40,21 +71,6 @@ def _resolved(value: Any) -> Any:
 
 def _say(option: str, node: Mapping[str, Any], cause: Exception) -> str:
     """`width must be >= 1` becomes `model.width must be >= 1` when `width` is one of the node's keys."""
-    text = str(cause)
-    named = re.split(r"[\s=]", text, maxsplit=1)[0] in node
+    text = " ".join(str(cause).split()) or type(cause).__name__
+    named = re.split(r"[\s=.\[]", text, maxsplit=1)[0] in node
     return f"{option}.{text}" if named else f"{option}={node.get('name', '?')}: {text}"
-
-
-def _check_flags(option: str, arguments: Mapping[str, Any]) -> None:
-    """Words are no truth values: Hydra reads `no` and `off` as text, which python takes for true.
-
-    Raises:
-        ConfigError: text is given for an argument that is true or false.
-    """
-    try:
-        accepted = inspect.signature(get_object(arguments["_target_"])).parameters
-    except Exception:  # `instantiate` says it better
-        return
-    for key, value in arguments.items():
-        if isinstance(value, str) and key in accepted and accepted[key].annotation in (bool, "bool"):
-            raise ConfigError(f"{option}.{key} must be true or false, got {value!r}")

@@ -1,74 +1,119 @@
-"""Checks of options, declared as data: a program has a table {option: check}, and `check_options` goes through it.
+"""Checks of a program's options, before anything is built or written.
 
-CHECKS = {"lr": positive(), "epochs": at_least(1), "warmup": within(0, 1), "schedule": one_of("warmup", "reference")}
+What an option accepts stands where it is declared (`fire_core.ranges`): at the field of the program's typed options;
+for an option of a group (`method.rate`) at the argument of the class or function that the group's `_target_` names.
+
+    lr: Positive = 1e-3
+    method: Group = MISSING
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
+from fire_core.harness.options.build import build
+from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Method, Net
+from fire_core.ranges import Check, problem, shown
 
-Check = Callable[[str, Any], str | None]  # option and value -> what is wrong with it, None: nothing
-
-
-def one_of(*accepted: Any) -> Check:
-    """One of these values."""
-
-    def check(option: str, value: Any) -> str | None:
-        names = ", ".join(map(str, accepted))
-        return None if value in accepted else f"{option}={value} is unknown; accepted: {names}"
-
-    return check
+# Where the targets of each program lie; those of another program do not fit.
+PACKAGES = {"vision": "vision.", "language": "language.", "dqn": "rl.dqn.", "sac": "rl.sac."}
 
 
-def at_least(least: float, optional: bool = False) -> Check:
-    """A number of at least this; `optional`: or null."""
-    return _number(lambda value: value >= least, f"at least {least}", optional)
+def group(option: str, value: Any) -> str | None:
+    """A check: a choice of the group of that name in `conf/`."""
+    if not isinstance(value, DictConfig | dict):
+        names = sorted(path.stem for path in (CONF / option).glob("*.yaml"))
+        return f"{option} must be one of conf/{option} ({', '.join(names)}), got {shown(value)}"
+    name = value.get("name")
+    return None if isinstance(name, str) else f"{option}.name must be text, got {shown(name)}"
 
 
-def positive(optional: bool = False) -> Check:
-    """A number above 0; `optional`: or null."""
-    return _number(lambda value: value > 0, "positive", optional)
+def cores(option: str, value: Any) -> str | None:
+    """A check: a number of threads that this machine can run at once; null: see the option."""
+    most = os.cpu_count() or 1
+    if value is None or 1 <= value <= most:
+        return None
+    return f"{option} must be in [1, {most}], the cores of this machine, got {value}"
 
 
-def within(low: float, high: float, open_low: bool = False, open_high: bool = False, optional: bool = False) -> Check:
-    """A number in [low, high], without the ends that are open; `optional`: or null."""
-
-    def inside(value: float) -> bool:
-        return (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
-
-    return _number(inside, f"in {'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}", optional)
+Group = Annotated[Any, group]
+Threads = Annotated[int | None, cores]
 
 
-def _number(accepts: Callable[[float], bool], words: str, optional: bool) -> Check:
-    def check(option: str, value: Any) -> str | None:
-        good = optional if value is None else not isinstance(value, str) and accepts(value)
-        return None if good else f"{option} must be {words}, got {value}"
+def check_options(config: DictConfig, also: Mapping[str, Check] | None = None) -> None:
+    """Hold a program's options against their annotations, and its groups against what the program can build.
 
-    return check
-
-
-# Of the options that all programs have (`fire_core.harness.options.config.Trunk`).
-TRUNK = {
-    "threads": at_least(1, optional=True),
-    "checkpoint.keep": at_least(1),
-    "checkpoint.every_seconds": at_least(0),
-}
-
-
-def check_options(config: DictConfig, checks: Mapping[str, Check]) -> None:
-    """Hold the options against a program's table and `TRUNK`; a dotted name is an option within a group.
+    Args:
+        config: composed from a dataclass of options, such as `VisionConfig`.
+        also: checks of options that no dataclass declares, by their dotted names.
 
     Raises:
         ConfigError: with the first option that is not accepted, its value and what is accepted.
     """
-    trunk = TRUNK if "checkpoint" in config else {}  # programs that do not train have no such options
-    for option, check in {**trunk, **checks}.items():
+    for first in _problems(config, ""):
+        raise ConfigError(first)
+    for option, check in (also or {}).items():
         if wrong := check(option, OmegaConf.select(config, option)):
             raise ConfigError(wrong)
+    if config.get("program") in PACKAGES:
+        _check_programs(config)
+
+
+def _problems(node: DictConfig, prefix: str) -> Iterator[str]:
+    kind = OmegaConf.get_type(node)
+    if not is_dataclass(kind):
+        return
+    hints = get_type_hints(kind, include_extras=True)
+    for name in (field.name for field in fields(kind)):
+        value = None if OmegaConf.is_missing(node, name) else node[name]
+        if isinstance(value, DictConfig) and is_dataclass(OmegaConf.get_type(value)):
+            yield from _problems(value, f"{prefix}{name}.")
+        elif wrong := problem(prefix + name, value, hints[name]):
+            yield wrong
+
+
+def _check_programs(config: DictConfig) -> None:
+    """Refuse a choice of a group that belongs to another program."""
+    foreign = tuple(package for program, package in PACKAGES.items() if program != config.program)
+    for option in map(str, config):
+        value = config[option]
+        if isinstance(value, DictConfig) and any(target.startswith(foreign) for target in _targets(value)):
+            texts = {file.stem: _with_defaults(file) for file in sorted((CONF / option).glob("*.yaml"))}
+            accepted = ", ".join(name for name in texts if not any(package in texts[name] for package in foreign))
+            raise ConfigError(f"{option}={value.get('name')} is not for {config.program}; accepted: {accepted}")
+
+
+def _with_defaults(file: Path) -> str:
+    """The text of a choice of a group and of those that it begins with."""
+    text = file.read_text()
+    others = re.findall(r"^  - (\w+)(?:@\w+)?$", text, re.MULTILINE)
+    return text + "".join(path.read_text() for path in (file.with_stem(name) for name in others) if path.exists())
+
+
+def _targets(node: DictConfig) -> Iterator[str]:
+    for key in node:
+        value = None if OmegaConf.is_missing(node, key) else node[key]
+        if isinstance(value, DictConfig):
+            yield from _targets(value)
+        elif key == "_target_" and isinstance(value, str):
+            yield value
+
+
+def check_optimizer(node: DictConfig) -> None:
+    """Build an optimizer of one weight, so that wrong options show before training.
+
+    Raises:
+        ConfigError: with what the optimizer says.
+    """
+    build("optimizer", node, torch.optim.Optimizer, params=[torch.nn.Parameter(torch.zeros(1))])
 
 
 def check_method(

@@ -17,6 +17,7 @@ from fire_core.harness.options.cli import Outcome, job
 from fire_core.harness.run.first_phase import shared_first_phase
 from fire_core.harness.run.folder import Run
 from fire_core.harness.run.identity import check_name, digest
+from fire_core.harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 State = dict[str, Any]
@@ -102,7 +103,8 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
     yaml = OmegaConf.to_yaml(config, resolve=True)
     every, keep = config.checkpoint.every_seconds, config.checkpoint.keep
     train = functools.partial(program.train, task)
-    with Run(folder, what, yaml, build("tracker", config.tracker), every, keep, total_steps=task.total_steps) as run:
+    tracker = build("tracker", config.tracker, Tracker)
+    with Run(folder, what, yaml, tracker, every, keep, total_steps=task.total_steps) as run:
         if (summary := run.done) is not None:
             log.info("%s is done: %s %.4f", folder, headline, summary[headline])
             outcome.state = "skipped"

@@ -16,11 +16,11 @@ import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from fire_core.harness.options.checks import PACKAGES
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.checkpoint import DIGITS
 
-PACKAGES = {"vision": "vision.", "language": "language.", "dqn": "rl.dqn.", "sac": "rl.sac."}  # by program
 SHARED_PACKAGES = ("fire_core.methods.", "fire_core.harness.run.tracker.", "torch.optim.")
 BUILT = ("model", "networks", "env", "method")  # groups that a reader may build
 NAME = re.compile(r"[\w.+ -]*")

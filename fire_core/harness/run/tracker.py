@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from fire_core.ranges import checked, one_of, within
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +42,13 @@ class Wandb(Tracker):
         patience: seconds to wait at the end for the last rows.
     """
 
+    @checked
     def __init__(
-        self, mode: str = "offline", project: str = "fire", entity: str | None = None, patience: float = 30.0
+        self,
+        mode: Annotated[str, one_of("offline", "online")] = "offline",
+        project: str = "fire",
+        entity: str | None = None,
+        patience: Annotated[float, within(0, 1_000_000)] = 30.0,
     ) -> None:
         self.mode, self.project, self.entity, self.patience = mode, project, entity, patience
         self._process: subprocess.Popen[str] | None = None

@@ -9,9 +9,9 @@ from tests.zygote import Zygote
 CASES = {
     ("method=fier",): "error: method=fier is unknown (did you mean fire?); accepted: base,",
     ("lr=abc",): "error: lr=abc: Value 'abc' of type 'str' could not be converted to Float",
-    ("model.hidden=-1",): "error: model.hidden must be >= 1, got -1",
+    ("model.hidden=-1",): "error: model.hidden must be in [1, 1048576], got -1",
     ("lerning_rate=1",): "error: option lerning_rate is unknown; accepted: ",
-    ("model.norm=no",): "error: model.norm must be true, layer or false, got 'no'",
+    ("model.norm=no",): "error: model.norm must be true or false or layer, got 'no'",
     ("model.activation=rleu",): "error: model.activation=rleu is unknown; accepted: relu, crelu, fourier",
     ("model._target_=my.Net",): "error: model._target_=my.Net cannot be imported: ",
     ("model.hiden=8",): "error: option model.hiden is unknown (did you mean hidden?); accepted: ",

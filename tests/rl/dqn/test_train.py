@@ -183,8 +183,8 @@ def test_the_paper_s_settings() -> None:
 
 
 BAD = {
-    "num_envs=0": "num_envs must be at least 1, got 0",
-    "num_envs=-3": "num_envs must be at least 1, got -3",
+    "num_envs=0": r"num_envs must be in \[1, 1024\], got 0",
+    "num_envs=-3": r"num_envs must be in \[1, 1024\], got -3",
     "midpoint=400": "must come before total_steps=400",
     "learning_starts=1": "learning_starts must be at least num_envs=2",
     "exploration=both": "exploration=both is unknown; accepted: each, shared",
@@ -248,7 +248,7 @@ def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monk
 
 def test_a_task_of_the_other_program_is_named() -> None:
     config = compose("dqn", "env=humanoid")
-    with pytest.raises(ConfigError, match=r"env=Humanoid-v5 has no discrete actions; accepted: asterix, .*cartpole"):
+    with pytest.raises(ConfigError, match=r"env=Humanoid-v5 is not for dqn; accepted: asterix, .*cartpole"):
         Task.from_config(config)
 
 
