@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 MUJOCO = 'pip install "mujoco>=3.1.6,<4" imageio'
 BENCH = (
     "HumanoidBench is not on the package index and works with mujoco 3.1.6, not with 3.2 or later: "
-    'pip install "mujoco==3.1.6" "dm_control==1.0.20" jax flax, then '
-    "pip install --no-deps git+https://github.com/carlosferrazza/humanoid-bench (it would pin an old torch), "
-    "and set MUJOCO_GL=egl or MUJOCO_GL=osmesa"
+    'pip install "mujoco==3.1.6" "dm_control==1.0.20" jax flax, then git clone '
+    "https://github.com/carlosferrazza/humanoid-bench, pip install --no-deps -e humanoid-bench (its dependencies would "
+    "bring an old torch; without -e a part of it is not installed), and set MUJOCO_GL=egl or MUJOCO_GL=osmesa"
 )
 
 
@@ -177,7 +177,10 @@ def check_humanoid_bench(task: str) -> None:
         raise ConfigError(f"{option}: MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} is set. {BENCH}")
     import gymnasium
 
-    importlib.import_module("humanoid_bench")
+    try:
+        importlib.import_module("humanoid_bench")
+    except ModuleNotFoundError as error:  # humanoid_bench.dmc_deps, where it is installed without -e
+        raise ConfigError(f"{option} needs {error.name}: {BENCH}") from error
     known = [name for name, spec in gymnasium.registry.items() if "humanoid_bench" in str(spec.entry_point)]
     if task not in known:
         raise unknown("env.task", task, sorted(known))

@@ -179,11 +179,25 @@ def test_an_absent_package_says_what_to_install(
 @pytest.mark.parametrize(
     ("version", "backend", "said"), [("3.2.0", "egl", "3.2.0 is installed"), ("3.1.6", "", "MUJOCO_GL=")]
 )
-def test_humanoid_bench_wants_its_versions(
+def test_humanoid_bench_needs_its_versions(
     version: str, backend: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(control.metadata, "version", lambda name: version)
     monkeypatch.setenv("MUJOCO_GL", backend)
     with pytest.raises(ConfigError, match=said):
+        Control("humanoid_bench", "h1-walk-v0")
+
+
+def test_a_part_of_humanoid_bench_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `pip install git+...`, which leaves out a folder without `__init__`."""
+
+    def imported(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named '{name}.dmc_deps'", name=f"{name}.dmc_deps")
+
+    monkeypatch.setattr(control.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(control.metadata, "version", lambda name: "3.1.6")
+    monkeypatch.setattr(control.importlib, "import_module", imported)
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    with pytest.raises(ConfigError, match=r"needs humanoid_bench\.dmc_deps: .* install --no-deps -e humanoid-bench"):
         Control("humanoid_bench", "h1-walk-v0")
