@@ -333,11 +333,18 @@ def with_full_resets(runs: Iterable[Run]) -> list[Run]:
     others = {run.setting for run in found if run.method != "full_reset"}
     for run in [run for run in found if run.method == "full_reset" and start_of(run) is not None]:
         for start in starts.values():
-            moved = replace(run, config={**run.config, "benchmark": {**run.config["benchmark"], "start": start}})
+            moved = started_from(run, start)
             if moved.setting in others and (key := (moved.setting, moved.variant, moved.seed)) not in have:
                 have.add(key)
                 found.append(moved)
     return found
+
+
+def started_from(run: Run, start: Any) -> Run:
+    """The run as if it had started from another checkpoint."""
+    benchmark = {**run.config["benchmark"], "start": start}
+    identity = None if run.identity is None else {**run.identity, "benchmark": benchmark}
+    return replace(run, config={**run.config, "benchmark": benchmark}, identity=identity)
 
 
 def start_of(run: Run) -> Any:

@@ -122,19 +122,20 @@ def ranks(settings: Sequence[Setting]) -> pd.DataFrame:
 
 
 def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
-    """The paper's table 10, from runs: iterations and norm_init -> DfI and SFE at boundaries, and the final value."""
+    """The paper's table 10, from runs: how FIRE computed -> DfI and SFE at boundaries, and the final value.
+
+    With the rows of base and full reset, which are what it can be measured by.
+    """
     rows = []
     for setting in settings:
-        for group in setting.groups:
-            method = group.runs[0].config["method"]
-            if (
-                not isinstance(method, dict)
-                or "iterations" not in method
-                or "boundary/dfi_after" not in group.runs[0].boundaries
-            ):
+        logged = [group for group in setting.groups if "boundary/dfi_after" in group.runs[0].boundaries]
+        if not any("solver" in options(group) for group in logged):
+            continue
+        for group in logged:
+            if "solver" not in options(group) and group.method not in ("base", "full_reset"):
                 continue
             row: dict[str, object] = {"setting": setting.name, "method": style.name(group.method)}
-            row |= {key: method.get(key) for key in ("solver", "iterations", "norm_init")}
+            row |= {key: options(group).get(key) for key in ("solver", "iterations", "norm_init", "layout")}
             row["n"] = len(group.runs)
             for text, key in (("DfI before", "dfi_before"), ("DfI after", "dfi_after"), ("SFE", "sfe")):
                 column = f"boundary/{key}"
@@ -143,3 +144,9 @@ def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
             row["final"] = estimate(list(finals(group).values()))
             rows.append(row)
     return pd.DataFrame(rows).dropna(axis="columns", how="all") if rows else pd.DataFrame()
+
+
+def options(group: Group) -> dict[str, object]:
+    """The method's options, as all runs of the group have them."""
+    method = group.runs[0].config["method"]
+    return method if isinstance(method, dict) else {}

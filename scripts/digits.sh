@@ -1,12 +1,21 @@
 #!/usr/bin/env bash
 # docs/results/digits.* (a perceptron, the default; about five minutes on one core) and digits_resnet.* (a residual
 # network; half an hour more): twelve methods, twenty seeds. Started again, it skips finished runs and resumes others.
+#
+#   scripts/digits.sh           both
+#   scripts/digits.sh smoke     runs every part once, into runs/smoke; learns little
 set -euo pipefail
 cd "$(dirname "$0")/.."
 methods=base,full_reset,snp,fire,fire_exact,dash,parseval,l2init,cbp,redo,snr,muon
+runs=runs figures=figures results=docs/results seeds="range(0,20)" small=()
+if [ "${1:-}" = smoke ]; then
+    runs=${RUNS:-runs/smoke} seeds=1 small=(scale=smoke progress=false)
+    figures=$runs/figures results=$runs/results
+fi
 for made in digits:mlp digits_resnet:small_resnet; do
     name=${made%:*} model=${made#*:}
-    python -m vision.train model="$model" method=$methods "seed=range(0,20)" tracker=none paths.runs="runs/$name" -m
-    python analysis/make_figures.py --runs "runs/$name" --out "figures/$name" --export "docs/results/$name.csv"
-    cp "figures/$name/warm_start-digits-$model.png" "docs/results/$name.png"
+    python -m vision.train model="$model" method=$methods "seed=$seeds" tracker=none paths.runs="$runs/$name" \
+        ${small[@]+"${small[@]}"} -m
+    python analysis/make_figures.py --runs "$runs/$name" --out "$figures/$name" --export "$results/$name.csv"
+    cp "$figures/$name/warm_start-digits-$model.png" "$results/$name.png"
 done

@@ -3,8 +3,8 @@
 #
 #   scripts/fig2.sh                                    everything (CIFAR-10, CIFAR-100 and Tiny-ImageNet in ./data; a GPU)
 #   scripts/fig2.sh a_cifar10                          one panel
-#   scripts/fig2.sh a_cifar10 seed=0 device=cpu        options for every run
-#   scripts/fig2.sh a_cifar10 scale=smoke              runs every part once, learns little
+#   scripts/fig2.sh a_cifar10 seed=1 device=cpu        options for every run
+#   scripts/fig2.sh smoke                              runs every part once on the digits, learns little
 #
 # Started again, it skips finished runs and resumes unfinished ones. The first phase of row a is trained once for all
 # methods. To run several jobs at once: hydra/launcher=cores or slurm.
@@ -13,6 +13,13 @@ source "$(dirname "$0")/panels.sh"
 
 panels=(a_cifar10 a_cifar100 a_tinyimagenet b_cifar10 b_cifar100 b_tinyimagenet c_cifar100 c_tinyimagenet)
 options_of() {
-    echo "experiment=fig2$1 method=base,full_reset,snp,dash,parseval,l2init,cbp,redo,snr,muon,fire seed=0,1,2"
+    local methods=base,full_reset,snp,dash,parseval,l2init,cbp,redo,snr,muon,fire
+    if [[ $1 == smoke ]]; then
+        echo "benchmark=warm_start method=$methods seed=1"
+        echo "benchmark=continual benchmark.chunks=2 method=base,fire seed=1"
+        echo "benchmark=class_incremental benchmark.chunks=2 method=base,fire seed=1"
+    else
+        echo "experiment=fig2$1 method=$methods seed=1,2,3"
+    fi
 }
 run_panels vision.train "$@"

@@ -3,8 +3,9 @@
 #
 #   scripts/fig4a.sh                                    everything, as in the paper (a GPU; hours: docs/dqn.md)
 #   scripts/fig4a.sh asterix                            one panel
-#   scripts/fig4a.sh asterix seed=0 device=cuda:1       options for every run
+#   scripts/fig4a.sh asterix seed=1 device=cuda:1       options for every run
 #   scripts/fig4a.sh small                              Breakout on a CPU (docs/results/dqn.md)
+#   scripts/fig4a.sh smoke                              runs every part once on CartPole, learns nothing
 #
 # Started again, it skips finished runs and resumes unfinished ones. The first half is trained once a seed. To run several
 # jobs at once: hydra/launcher=cores or slurm.
@@ -13,7 +14,11 @@ source "$(dirname "$0")/panels.sh"
 
 panels=(asterix beam_rider demon_attack)
 options_of() {
-    echo method=base,full_reset,snp,pi,fire
-    if [[ $1 == small ]]; then echo seed=0,1,2; else echo "experiment=fig4a_$1 seed=0,1,2,3,4"; fi
+    local methods=base,full_reset,snp,pi,fire
+    case $1 in
+        smoke) echo "method=$methods env=cartpole seed=1" ;;
+        small) echo "method=$methods seed=0,1,2" ;;
+        *) echo "method=$methods experiment=fig4a_$1 seed=1,2,3,4,5" ;;
+    esac
 }
 run_panels rl.dqn "$@"

@@ -5,6 +5,7 @@
 #   scripts/fig4b.sh walk                         one panel: walk, balance, run
 #   scripts/fig4b.sh walk seed=0 device=cuda:1    options for every run
 #   scripts/fig4b.sh small                        Gymnasium's Humanoid-v5 on a CPU (docs/results/sac.md)
+#   scripts/fig4b.sh smoke                        runs every part once on a pendulum, learns nothing
 #
 # Started again, it skips finished runs and resumes unfinished ones. The first half is trained once a seed. To run several
 # jobs at once: hydra/launcher=cores or slurm.
@@ -13,7 +14,11 @@ source "$(dirname "$0")/panels.sh"
 
 panels=(walk balance run)
 options_of() {
-    echo method=base,full_reset,snp,pi,fire
-    if [[ $1 == small ]]; then echo seed=0,1,2; else echo "experiment=fig4b_h1_$1 seed=0,1000,2000,3000,4000"; fi
+    local methods=base,full_reset,snp,pi,fire
+    case $1 in
+        smoke) echo "method=$methods env=double_pendulum env_steps=400 eval_every=100 batch_size=16 seed=1" ;;
+        small) echo "method=$methods seed=0,1,2" ;;
+        *) echo "method=$methods experiment=fig4b_h1_$1 seed=0,1000,2000,3000,4000" ;;  # the authors'
+    esac
 }
 run_panels rl.sac "$@"

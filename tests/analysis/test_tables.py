@@ -88,12 +88,31 @@ def test_ranks_share_ties_and_follow_the_direction_of_the_metric(tmp_path):
 def test_hyperparameters_swept_make_rows_of_their_own(tmp_path):
     for iterations in (5, 10):
         for seed in (0, 1):
-            write_run(tmp_path, "fire", seed, hyper={"iterations": iterations})
+            write_run(tmp_path, "fire", seed, hyper={"solver": "newton_schulz", "iterations": iterations})
     setting = only_setting(tmp_path)
     assert list(tables.results(setting)["method"]) == ["FIRE (iterations=5)", "FIRE (iterations=10)"]
     frame = tables.convergence([setting])
     assert sorted(frame["iterations"]) == [5, 10]
     assert [cell.mean for cell in frame["DfI after"]] == [0.5, 0.5]
+
+
+def test_table_10_has_the_exact_projection_and_what_it_is_measured_by(tmp_path):
+    for method, hyper in (
+        ("base", {}),
+        ("full_reset", {}),
+        ("snp", {"coef": 0.8}),
+        ("fire", {"solver": "newton_schulz", "iterations": 5, "layout": "qk"}),
+        ("fire_exact", {"solver": "exact", "layout": "qk"}),
+    ):
+        write_run(tmp_path, method, hyper=hyper)
+    frame = tables.convergence([only_setting(tmp_path)])
+    assert list(frame["method"]) == ["Base", "Full reset", "FIRE", "FIRE (exact)"]
+    assert list(frame["final"].map(lambda cell: cell.mean)) == pytest.approx([0.80, 0.86, 0.87, 0.82])
+    assert list(frame["layout"].fillna("")) == ["", "", "qk", "qk"]
+    assert "norm_init" not in frame, "a column that no row fills"
+    (tmp_path / "other").mkdir()
+    write_run(tmp_path / "other", "base")
+    assert tables.convergence([only_setting(tmp_path / "other")]).empty
 
 
 def test_rl_table_takes_normalised_scores_and_the_environments_all_share(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 def commands(tmp_path: Path, script: str, *arguments: str, **environment: str) -> list[str]:
     """The command lines that a script starts, in order."""
+    tmp_path.mkdir(exist_ok=True)
     log = tmp_path / "log"
     for program in ("python", "torchrun"):
         stand_in = tmp_path / program
@@ -19,6 +21,30 @@ def commands(tmp_path: Path, script: str, *arguments: str, **environment: str) -
     path = f"{tmp_path}:{os.environ['PATH']}"
     subprocess.run([SCRIPTS / script, *arguments], check=True, env={**os.environ, **environment, "PATH": path})
     return log.read_text().splitlines()
+
+
+SMOKE = ("digits", "fig2", "fig3", "fig4a", "fig4b", "layers", "table10")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SMOKE)
+def test_scripts_run_to_their_figures_and_repeat_nothing(tmp_path: Path, script: str) -> None:
+    runs = tmp_path / "runs"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "RUNS": str(runs), "OMP_NUM_THREADS": "1"}
+    made = []
+    for _ in range(2):
+        subprocess.run([SCRIPTS / f"{script}.sh", "smoke"], check=True, env=environment, capture_output=True)
+        made.append({file: file.stat().st_mtime_ns for file in runs.rglob("metrics.jsonl")})
+    assert made[0] == made[1], "a finished run was trained again"
+    assert made[0]
+    assert all((file.parent / "DONE").exists() for file in made[0] if ".cache" not in file.parts)
+    assert list(runs.rglob("*.png"))
+    assert list(runs.rglob("*.csv"))
+
+
+def test_every_script_has_a_smallest_size() -> None:
+    assert {path.stem for path in SCRIPTS.glob("*.sh")} == {*SMOKE, "panels"}, "panels is sourced by the others"
 
 
 def test_figure_3_trains_each_run_once_and_the_full_reset_from_one_checkpoint(tmp_path: Path) -> None:
@@ -51,6 +77,36 @@ def test_one_sweep_a_panel_and_options_that_are_given_replace_its_own(
     assert sweep.count("seed=") == 1
     assert sweep.endswith("seed=7 device=cpu")
     assert sweeps[0].split("experiment=")[1].split()[0] in sweep
+    assert "experiment=" not in commands(tmp_path / "smoke", script, "smoke")[0]
     if small:
         (tmp_path / "log").unlink()
         assert "experiment=" not in commands(tmp_path, script, small)[0]
+
+
+@pytest.mark.parametrize(
+    ("script", "panels", "varied"),
+    [
+        ("table10.sh", ["fig2a_cifar10", "fig2a_cifar100", "fig2a_tinyimagenet"], "method.iterations="),
+        ("layers.sh", ["fig2a_cifar100", "fig2b_cifar100", "fig2c_cifar100"], "method.layout=qk,attention,mlp,all"),
+    ],
+)
+def test_ablations_have_what_they_are_measured_by_and_what_is_varied(
+    tmp_path: Path, script: str, panels: list[str], varied: str
+) -> None:
+    *sweeps, figure = commands(tmp_path, script, RUNS="there")
+    assert [line.split("experiment=")[1].split()[0] for line in sweeps] == [panel for panel in panels for _ in range(2)]
+    assert all("seed=1,2,3" in line and "paths.runs=there" in line for line in sweeps)
+    for references, variants in zip(sweeps[::2], sweeps[1::2], strict=True):
+        assert "method=base,full_reset" in references
+        assert "method=fire " in variants
+        assert varied in variants
+    assert figure.endswith("--runs there --out there/figures --export there/results.csv")
+
+
+def test_seeds_of_the_paper_s_figures_are_the_authors(tmp_path: Path) -> None:
+    """1, 2, 3; for SAC 0 to 4000 in thousands."""
+    for script, seeds in (("fig2.sh", "seed=1,2,3"), ("fig4a.sh", "seed=1,2,3,4,5"), ("fig4b.sh", "seed=0,1000,2000")):
+        *sweeps, _ = commands(tmp_path / script, script)
+        assert all(seeds in line for line in sweeps)
+    runs = [line for line in commands(tmp_path / "fig3", "fig3.sh", "paper") if line.startswith("torchrun")]
+    assert {line.split("seed=")[1].split()[0] for line in runs} == {"1", "2", "3"}

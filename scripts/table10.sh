@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Table 10 of the paper (appendix E.2) with scores: steps of Newton-Schulz and their start -> DfI, SFE, final accuracy.
+#
+#   scripts/table10.sh                 warm start as in figure 2, row a (CIFAR-10, CIFAR-100, Tiny-ImageNet in ./data; a GPU)
+#   scripts/table10.sh a_cifar10       one panel of figure 2
+#   scripts/table10.sh digits          the digits, on a CPU (docs/results/ablations.md)
+#   scripts/table10.sh smoke           runs every part once, learns little
+#
+# The table is runs/table10/figures/tables/convergence.md. Started again, it skips finished runs and resumes others.
+set -euo pipefail
+source "$(dirname "$0")/panels.sh"
+
+runs=${RUNS:-runs/table10}
+panels=(a_cifar10 a_cifar100 a_tinyimagenet)
+options_of() {
+    local setting="experiment=fig2$1 seed=1,2,3" steps=1,2,5,10,15,20,30 starts=frobenius,spectral,power,schatten4
+    case $1 in
+        smoke) setting=seed=1 steps=1,10 starts=frobenius,spectral ;;
+        digits) setting="seed=1,2,3,4,5" steps=1,2,5,10,20 starts=frobenius,spectral ;;
+    esac
+    echo "$setting method=base,full_reset,fire_exact"
+    echo "$setting method=fire method.iterations=$steps method.norm_init=$starts"
+}
+run_panels vision.train "$@"
