@@ -1,9 +1,12 @@
 """Activations that keep networks plastic by their form: two features for each unit, side by side in dimension 1."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
+
+from fire_core.ranges import one_of
 
 
 class CReLU(nn.Module):
@@ -33,16 +36,11 @@ class Fourier(nn.Module):
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "crelu": CReLU, "fourier": Fourier}
+Activation = Annotated[str, one_of(*ACTIVATIONS)]
 
 
 def activation_of(name: str) -> tuple[Callable[[], nn.Module], int]:
-    """What makes the activation of this name, and how many features it makes of a unit.
-
-    Raises:
-        ValueError: the name is unknown.
-    """
-    if name not in ACTIVATIONS:
-        raise ValueError(f"activation={name} is unknown; accepted: {', '.join(ACTIVATIONS)}")
+    """What makes the activation of this name, and how many features it makes of a unit."""
     return ACTIVATIONS[name], 1 if name == "relu" else 2
 
 
@@ -52,9 +50,8 @@ def units_of(name: str, features: int) -> int:
     With `crelu` as many as with `relu`, so that the layer has twice as many features.
 
     Raises:
-        ValueError: the name is unknown, or half of an odd number is asked for.
+        ValueError: half of an odd number is asked for.
     """
-    activation_of(name)
     if name != "fourier":
         return features
     if features % 2:

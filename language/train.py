@@ -199,7 +199,7 @@ def train_step(task: Task, learner: Learner, acts: bool) -> None:
     optimizer.step()
     if acts:
         with learner.method_meter:
-            learner.method.after_step(learner.net, make_context(task, learner))
+            learner.method.after_step(learner.net, make_context(task, learner, loss.detach()))
 
 
 @torch.no_grad()
@@ -241,8 +241,14 @@ def make_row(task: Task, learner: Learner, pace: Pace) -> dict[str, Any]:
     return row
 
 
-def make_context(task: Task, learner: Learner) -> Context:
-    """The moment, as a method sees it; a pass is what comes between two rows."""
+def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:
+    """The moment, as a method sees it; a pass is what comes between two rows.
+
+    Args:
+        task: what is fixed.
+        learner: at this moment.
+        step_loss: after a step, the loss of its last batch.
+    """
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         for step in range(task.phases[learner.phase].rows_every):
@@ -256,6 +262,7 @@ def make_context(task: Task, learner: Learner) -> Context:
         batches=batches,
         loss=lambda inputs, targets: learner.model(inputs, targets)[1],
         optimizers=parts_of(learner.optimizer),
+        step_loss=step_loss,
     )
 
 

@@ -164,7 +164,7 @@ def averages(row: dict[str, Any], before: dict[str, Any], ended: bool) -> dict[s
     return numbers | ({name: before[name]} if name in before else {})
 
 
-def make_context(task: Task, learner: Learner) -> Context:
+def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:
     """The moment, as a method sees it."""
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:

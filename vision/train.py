@@ -133,7 +133,7 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
     optimizer.step()
     if acts:
         with learner.method_meter:
-            learner.method.after_step(learner.net, make_context(task, learner))
+            learner.method.after_step(learner.net, make_context(task, learner, loss.detach()))
     with torch.no_grad():
         learner.loss_sum += loss.detach() * len(labels)
         if task.classifies:

@@ -106,7 +106,7 @@ class ContinualBackprop(Method):
             number = self._due(i)
             if number:
                 utility = utilities[i] / (1 - self.decay ** ages[i])
-                utility[ages[i] <= self.maturity] = torch.inf
+                utility = utility.masked_fill(ages[i] <= self.maturity, torch.inf)
                 index = utility.topk(number, largest=False).indices
                 ages[i][index] = 0
                 utilities[i][index] = 0

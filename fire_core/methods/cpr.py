@@ -1,18 +1,30 @@
-"""CPR, calibrated partial resets (arXiv 2607.24996; public code: LucMc/continual-learning, `optim/cpr.py`)."""
+"""CPR, calibrated partial resets (McCutcheon, Chatzaroulas and Fallah, "Calibrated Partial Resets: Preventing Policy
+Collapse in Continual RL", arXiv 2607.24996; public code: LucMc/continual-learning, `optim/cpr.py`). Until January 2026
+that code called it CCBP, continuous (calibrated) continual backpropagation."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.regrama import gradient_scores
-from fire_core.ranges import Count, Decay, NonNegative, Share, checked
+from fire_core.ranges import Count, Decay, NonNegative, Share, checked, one_of
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units, weight
-from fire_core.units.recycle import Draw, InitialDraw
+from fire_core.units.recycle import Draw, InitialDraw, sent
+
+# d = sharpness (u - threshold) -> the share before it is multiplied by the rate
+TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": lambda d: (2 * torch.sigmoid(-d)).clamp(max=1),
+    "exp": lambda d: (-d).exp().clamp(max=1),
+    "softplus": lambda d: (F.softplus(-d) / math.log(2)).clamp(max=1),
+    "linear": lambda d: (1 - d).clamp(0, 1),
+}
 
 
 class CalibratedPartialResets(Method):
@@ -21,7 +33,9 @@ class CalibratedPartialResets(Method):
     After each step, the utility u of a unit is a running mean of its mean |gradient| of incoming weights over that of
     its layer. At a reset, with r = rate * min(2 sigmoid(-sharpness (u - threshold)), 1):
         incoming weights <- (1 - r) W + r P;  outgoing weights <- (1 - r) W;  u <- 1
-    P being drawn from the layer's initial distribution. Biases and the optimizer's state stay.
+    P being drawn from the layer's initial distribution. Biases and the optimizer's state stay. With d = sharpness
+    (u - threshold), other transforms are min(exp(-d), 1), min(softplus(-d) / log 2, 1) and 1 - d within [0, 1]. CCBP
+    was `transform=exp`, `rate=0.012`, `threshold=0.95`.
 
     Args:
         rate: largest share of a unit that is reset.
@@ -29,6 +43,7 @@ class CalibratedPartialResets(Method):
         threshold: utility up to which the share is the largest.
         decay: of the running utility.
         every: steps between two resets.
+        transform: sigmoid, exp, softplus or linear.
 
     Raises:
         ValueError: an option is out of its range, or the network has no units that are known.
@@ -44,8 +59,10 @@ class CalibratedPartialResets(Method):
         threshold: NonNegative = 1.0,
         decay: Decay = 0.99,
         every: Count = 1000,
+        transform: Annotated[str, one_of(*TRANSFORMS)] = "sigmoid",
     ) -> None:
         self.rate, self.sharpness, self.threshold, self.decay, self.every = rate, sharpness, threshold, decay, every
+        self.transform = TRANSFORMS[transform]
         self.steps = 0
         self.utility: list[Tensor] = []
 
@@ -68,7 +85,7 @@ class CalibratedPartialResets(Method):
         self.steps += 1
         if self.steps > 1 and (self.steps - 1) % self.every == 0:
             for units, utility in zip(self.graph, self.utility, strict=True):
-                share = self.rate * (2 * torch.sigmoid(-self.sharpness * (utility - self.threshold))).clamp(max=1)
+                share = self.rate * self.transform(self.sharpness * (utility - self.threshold))
                 reset_partly_(units, share, self.draw, context.generator)
             self.utility = [torch.ones_like(u) for u in self.utility]
 
@@ -90,5 +107,5 @@ def reset_partly_(units: Units, share: Tensor, draw: Draw, generator: torch.Gene
         kernel = weight(consumer.layer)
         keep = torch.ones(kernel.shape[1], device=kernel.device)
         columns = torch.arange(units.count)[:, None] if consumer.columns is None else consumer.columns
-        keep[columns.to(kernel.device)] = (1 - share)[:, None]
+        keep[sent(columns, kernel.device)] = (1 - share)[:, None]
         kernel.mul_(keep.view(1, -1, *[1] * (kernel.ndim - 2)))

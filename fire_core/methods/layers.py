@@ -41,6 +41,12 @@ def output_layers(module: nn.Module) -> set[nn.Module]:
     return set(last.values())
 
 
+def hidden_layers(module: nn.Module) -> list[nn.Module]:
+    """All linear layers and convolutions but the output layers, in the order of registration."""
+    last = output_layers(module)
+    return [layer for layer in linear_layers(module).values() if layer not in last]
+
+
 def matrices(layers: Iterable[nn.Module]) -> list[Tensor]:
     """Each layer's weight as a matrix (d_out, d_in k_h k_w), shared ones once; a vector stays one.
 

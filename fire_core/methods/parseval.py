@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.methods.layers import linear_layers, matrices, output_layers
+from fire_core.methods.layers import hidden_layers, matrices
 from fire_core.methods.protocol import Method, Net
 from fire_core.methods.variants import Variant
 from fire_core.ranges import NonNegative, Positive, checked
@@ -63,13 +63,8 @@ class Parseval(Method):
 
 
 def hidden(net: Net) -> list[nn.Module]:
-    """All linear layers and convolutions but the output layers, in the order of registration."""
-    return [
-        layer
-        for root in net.modules.values()
-        for layer in linear_layers(root).values()
-        if layer not in output_layers(root)
-    ]
+    """The hidden layers of all networks."""
+    return [layer for root in net.modules.values() for layer in hidden_layers(root)]
 
 
 def weights(net: Net) -> list[Tensor]:

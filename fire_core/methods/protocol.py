@@ -70,6 +70,7 @@ class Context:
         chunks: the next phase's training data in the order in which they came, oldest first, in pieces of the size of
             the first phase's data; each piece in batches, unshuffled. None where the trainer has no such order.
         last_tested: (n) -> the last n samples of the phase's test data, in batches. None where there are none.
+        step_loss: after a step, the task's mean loss of that step, on the device, without a gradient.
         loss: mean loss of the task for a batch.
         optimizers: those of the phase that ends; a method resets their state of the weights that it changes.
     """
@@ -82,6 +83,7 @@ class Context:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     chunks: Callable[[], Iterator[Iterator[tuple[Tensor, Tensor]]]] | None = None
     last_tested: Callable[[int], Iterator[tuple[Tensor, Tensor]]] | None = None
+    step_loss: Tensor | None = None
 
 
 @dataclass

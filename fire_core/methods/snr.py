@@ -13,7 +13,7 @@ from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.variants import Variant
 from fire_core.ranges import Count, at_least, checked, within
 from fire_core.units.find import unit_graph
-from fire_core.units.recycle import InitialDraw, recycle_masked_
+from fire_core.units.recycle import InitialDraw, at_hand, recycle_masked_
 from fire_core.units.watch import Watch, peak
 
 
@@ -78,7 +78,7 @@ class SelfNormalizedResets(Method):
         if self.silences is None:
             self.silences = self._new(len(fired), self.seen.samples, fired.device)
         silent = self.silences.step(fired, self.seen.samples)
-        if not silent.any():
+        if at_hand(silent.device) and not silent.any():
             return
         masks = torch.split(silent, [len(part) for part in peaks])
         if self.layers is not None:

@@ -41,6 +41,7 @@ class Trac(Method):
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
         self.before = [p.detach().clone() for p in net.parameters()]
+        self.betas = torch.tensor(BETAS, dtype=torch.float64, device=self.before[0].device)  # once: a GPU waits for it
         if not self.state:
             zeros = torch.zeros(len(BETAS), dtype=torch.float64, device=self.before[0].device)
             self.state = {
@@ -54,7 +55,7 @@ class Trac(Method):
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
         state, parameters = self.state, list(net.parameters())
-        betas = torch.tensor(BETAS, dtype=torch.float64, device=state["s"].device)
+        betas = self.betas
         inverse = (1 / (state["s"].sum() + self.eps)).float()
         moved = [i for i, p in enumerate(parameters) if p.grad is not None]
         paths = {i: (self.before[i] - state["start"][i]) * inverse.to(self.before[i].dtype) for i in moved}

@@ -1,4 +1,8 @@
-"""Recycle units in place: new incoming weights, outgoing weights of zero, no history in the optimizer."""
+"""Recycle units in place: new incoming weights, outgoing weights of zero, no history in the optimizer.
+
+Which units are recycled is decided where the weights are. On a GPU a list of them would have to be waited for, so there
+a mask says which, every unit is drawn anew, and what the mask does not mark stays as it is.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -9,8 +13,11 @@ from torch.optim import Optimizer
 from fire_core.units.graph import Units, weight
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
-# (layer, shape, CPU generator) -> new entries of this shape for its weight or bias
+# (layer, shape, generator, of the CPU or of the layer's device) -> new entries of this shape for its weight or bias
 Draw = Callable[[nn.Module, Sequence[int], torch.Generator], Tensor]
+
+
+NEW_NORM = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}  # a norm's entries at the start
 
 
 def resample(values: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -19,8 +26,20 @@ def resample(values: Tensor, shape: Sequence[int], generator: torch.Generator) -
     Of a weight at initialisation these follow the distribution that its initialiser drew from, whichever it was; of an
     orthogonal one they have its entries' distribution, but are independent.
     """
-    index = torch.randint(values.numel(), tuple(shape), generator=generator)
-    return values.flatten()[index.to(values.device)]
+    index = torch.randint(values.numel(), tuple(shape), generator=generator, device=generator.device)
+    return values.flatten()[sent(index, values.device)]
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; a GPU takes it when it gets there, and nobody waits."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def at_hand(device: torch.device) -> bool:
+    """Whether the numbers of tensors there can be had at once."""
+    return device.type == "cpu"
 
 
 class InitialDraw:
@@ -66,13 +85,13 @@ def recycle_(
         for producer in units.producers:
             redraw_rows_(producer.layer, index + producer.start, draw, generator, optimizers)
         for norm in units.norms:
-            for name, value in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+            for name, value in NEW_NORM.items():
                 if (tensor := getattr(norm, name, None)) is not None:
                     tensor[index] = value
                     reset_optimizer_state(optimizers, [tensor], index)
     for units, index in chosen:
         for consumer in units.consumers:
-            columns = index if consumer.columns is None else consumer.columns.to(index.device)[index].flatten()
+            columns = index if consumer.columns is None else sent(consumer.columns, index.device)[index].flatten()
             weight(consumer.layer)[:, columns] = 0
             reset_optimizer_state(optimizers, [weight(consumer.layer)], columns, dim=1)
 
@@ -84,9 +103,73 @@ def recycle_masked_(
     generator: torch.Generator,
     optimizers: Iterable[Optimizer] = (),
 ) -> None:
-    """`recycle_` for the units that a (units,) boolean mask marks in each group; the other arguments are the same."""
-    chosen = [(units, mask.nonzero().flatten()) for units, mask in zip(graph, masks, strict=True)]
+    """`recycle_` for the units that a (units,) boolean mask marks in each group; the other arguments are the same.
+
+    On a CPU it is `recycle_`. Elsewhere nothing is waited for (`recycle_where_`).
+    """
+    marked = list(zip(graph, masks, strict=True))
+    if not all(at_hand(mask.device) for _, mask in marked):
+        recycle_where_(marked, draw, generator, optimizers)
+        return
+    chosen = [(units, mask.nonzero().flatten()) for units, mask in marked]
     recycle_([(units, index) for units, index in chosen if len(index)], draw, generator, optimizers)
+
+
+@torch.no_grad()
+def recycle_where_(
+    marked: Iterable[tuple[Units, Tensor]],
+    draw: Draw,
+    generator: torch.Generator,
+    optimizers: Iterable[Optimizer] = (),
+) -> None:
+    """As `recycle_`, with masks (units,) in the place of indices: no number is read from the device.
+
+    It draws for every unit, on the device, from a generator that the given one seeds: the same distribution as that of
+    `recycle_`, other numbers.
+    """
+    marked, optimizers = list(marked), list(optimizers)
+    local: dict[torch.device, torch.Generator] = {}
+    for units, mask in marked:
+        for producer in units.producers:
+            kernel, bias = weight(producer.layer), producer.layer.bias
+            if kernel.device not in local:
+                local[kernel.device] = generator_on(kernel.device, generator)
+            rows = slice(producer.start, producer.start + units.count)
+            new = draw(producer.layer, kernel[rows].shape, local[kernel.device]).to(kernel)
+            kernel[rows] = torch.where(mask.view(-1, *[1] * (kernel.ndim - 1)), new, kernel[rows])
+            if isinstance(bias, Tensor):
+                bias[rows].masked_fill_(mask, 0)
+            whole = padded(mask, producer.start, len(kernel))
+            reset_optimizer_state(optimizers, [t for t in (kernel, bias) if isinstance(t, Tensor)], whole)
+        for norm in units.norms:
+            for name, value in NEW_NORM.items():
+                if (tensor := getattr(norm, name, None)) is not None:
+                    tensor.masked_fill_(mask, value)
+                    reset_optimizer_state(optimizers, [tensor], mask)
+    for units, mask in marked:
+        for consumer in units.consumers:
+            kernel = weight(consumer.layer)
+            inputs = mask
+            if consumer.columns is not None:
+                inputs = mask.new_zeros(kernel.shape[1])
+                columns = sent(consumer.columns, mask.device)
+                inputs[columns] = mask[:, None].expand(columns.shape)
+            kernel.masked_fill_(inputs.view(1, -1, *[1] * (kernel.ndim - 2)), 0)
+            reset_optimizer_state(optimizers, [kernel], inputs, dim=1)
+
+
+def generator_on(device: torch.device, generator: torch.Generator) -> torch.Generator:
+    """A generator of a device that this one seeds; on its own device itself."""
+    if device == generator.device:
+        return generator
+    return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
+
+
+def padded(mask: Tensor, start: int, length: int) -> Tensor:
+    """A mask of some rows as one of all, (length,)."""
+    whole = mask.new_zeros(length)
+    whole[start : start + len(mask)] = mask
+    return whole
 
 
 @torch.no_grad()

@@ -163,7 +163,12 @@ def _forget_rows(state: dict[str, object], p: Tensor, rows: Rows, dim: int) -> N
     for value in state.values():
         if isinstance(value, Tensor) and value.shape == p.shape:
             if not distributed.is_sharded(value):
-                value[where] = 0
+                if (
+                    isinstance(index, Tensor) and index.dtype == torch.bool
+                ):  # no list of rows, which a GPU would wait for
+                    value.masked_fill_(index.view(-1, *[1] * (value.ndim - dim - 1)), 0)
+                else:
+                    value[where] = 0
                 continue
             whole = distributed.full(value).clone()  # writing to rows of a DTensor would write to a copy
             whole[where] = 0

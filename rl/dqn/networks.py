@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.activations import activation_of, units_of
+from fire_core.activations import Activation, activation_of, units_of
 from fire_core.methods.pi import Injected
 from fire_core.ranges import Count, Width, checked, within
 from fire_core.units.graph import Consumer, Producer, Units, between
@@ -64,7 +64,7 @@ class NatureCNN(QNetwork):
         observation: tuple[int, ...] = (4, 84, 84),
         width: Annotated[float, within(0, 1000, open_low=True)] = 1.0,
         norm: bool = False,
-        activation: str = "relu",
+        activation: Activation = "relu",
     ) -> None:
         super().__init__()
         if len(observation) != 3:
@@ -119,7 +119,7 @@ class MLP(QNetwork):
         hidden: Width = 128,
         width: Annotated[float, within(0, 1000, open_low=True)] = 1.0,
         norm: bool = False,
-        activation: str = "relu",
+        activation: Activation = "relu",
     ) -> None:
         super().__init__()
         hidden = max(1, round(hidden * width))

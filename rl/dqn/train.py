@@ -175,7 +175,7 @@ def train_step(
     learner.updates += 1
     if acts:
         with learner.method_meter:
-            learner.method.after_step(learner.net, make_context(task, learner))
+            learner.method.after_step(learner.net, make_context(task, learner, loss.detach()))
     learner.loss_sum += loss.detach()
     learner.value_sum += values.detach().mean()
     learner.updates_since += 1
@@ -244,7 +244,7 @@ def measure(task: Task, learner: Learner) -> dict[str, float]:
     return plasticity(learner.net, loss, task.config.metrics)
 
 
-def make_context(task: Task, learner: Learner) -> Context:
+def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:
     """The context of a method; targets are (B, 2), actions beside targets, since a loss needs both."""
     names = (task.config.seed, "method", learner.phase, learner.updates)
 
@@ -262,6 +262,7 @@ def make_context(task: Task, learner: Learner) -> Context:
         batches=batches,
         loss=functools.partial(loss_of, learner),
         optimizers=parts_of(learner.optimizer),
+        step_loss=step_loss,
     )
 
 

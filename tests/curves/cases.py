@@ -29,6 +29,13 @@ VISION = {
     "digits hare_tortoise each epoch": ("method=hare_tortoise", "method.every=1", "method.momentum=0.9"),
     "digits cpr": ("method=cpr", "method.every=10"),
     "digits regrama most units": ("method=regrama", "method.every=5", "method.threshold=0.95"),
+    "digits spectral": ("method=spectral",),
+    "digits nap layer norm": ("method=nap", "model.norm=layer"),
+    "digits l2_er": ("method=l2_er", "method.lr=0.01"),
+    "digits c_chain": ("method=c_chain", "method.warmup=20", "method.scale=1.0"),
+    "digits base layer norm": ("method=base", "model.norm=layer"),
+    "digits base crelu": ("method=base", "model.activation=crelu"),
+    "digits base fourier": ("method=base", "model.activation=fourier"),
     "digits fire muon": ("method=chain", "method.of=[fire,muon]"),
     "digits base without norm": ("method=base", *PLAIN),
     "resnet base": ("method=base", *RESNET),
@@ -63,6 +70,7 @@ PIXELS = (
 )  # fmt: skip
 DQN = {
     **{f"cartpole {method}": (f"method={method}", *CARTPOLE) for method in ("base", "fire", "snp", "pi", "muon")},
+    "cartpole c_chain": ("method=c_chain", "method.warmup=20", *CARTPOLE),
     "cartpole redo": ("method=redo", "method.threshold=0.5", *CARTPOLE),
     "asterix base": ("method=base", *PIXELS),
     "asterix fire": ("method=fire", *PIXELS),

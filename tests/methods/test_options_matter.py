@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fire_core.harness.options.build import build
 from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import BoundaryReport, Context, Method, Net
+from fire_core.methods.nap import NormalizeAndProject
 from fire_core.units.graph import Units, between
 
 FOLDER = Path(__file__).parents[2] / "conf" / "method"
@@ -22,11 +23,13 @@ METHODS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "ch
 # What makes a method act within the few steps below. Each option must matter under one of the settings at least.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "cbp": [{"rate": 0.1, "maturity": 3}, {"rate": 0.1, "maturity": 3, "variant": "fire_paper"}],
+    "c_chain": [{"warmup": 10, "window": 6}],
     "cpr": [{"rate": 0.5, "every": 4}],
     "dash": [{}, {"variant": "step", "every": 3, "alpha": 0.1, "rate": 0.5}],
     "fire": [{"min_norm": 2.5}, {"scale": "variance_factor"}, {"tol": 1.0}],
     "fire_exact": [{"min_norm": 2.5}, {"scale": "variance_factor"}],
     "hare_tortoise": [{"momentum": 0.9, "every": 2}],
+    "l2_er": [{"every": 4, "lr": 0.1}],
     "muon": [{"eps": 1e-3}],
     "parseval": [{"scale": 0.5}],
     "redo": [{"threshold": 0.7, "samples": 4, "every": 2}],
@@ -40,12 +43,13 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 class Network(nn.Module):
     injectable = ("head",)
 
-    def __init__(self) -> None:
+    def __init__(self, norm: bool) -> None:
         super().__init__()
         self.one, self.two, self.head = nn.Linear(5, 12), nn.Linear(12, 10), nn.Linear(10, 3)
+        self.norm = nn.LayerNorm(12) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.two(self.one(x).relu()).relu())
+        return self.head(self.two(self.norm(self.one(x)).relu()).relu())
 
     def unit_graph(self) -> list[Units]:
         return [between("one", self.one, self.two), between("two", self.two, self.head)]
@@ -61,17 +65,17 @@ def batches(start: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
 def trained(method: Method) -> list[Any]:
     """Two phases of a small network with the method: its last weights, and what it logged."""
     torch.manual_seed(0)
-    model = Network()
+    model = Network(norm=isinstance(method, NormalizeAndProject))
     net, logged = Net.of({"model": model}), []
     optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
     with contextlib.suppress(AttributeError):
         method.check(net)
 
-    def moment(phase: int, step: int) -> Context:
+    def moment(phase: int, step: int, loss: Tensor | None = None) -> Context:
         return Context(
             phase, step, torch.Generator().manual_seed(step), lambda: batches(0, 4),
             lambda x, y: F.cross_entropy(model(x), y), list(getattr(optimizer, "parts", [optimizer])),
-            chunks=lambda: (batches(i, 2) for i in (0, 2)),
+            chunks=lambda: (batches(i, 2) for i in (0, 2)), step_loss=loss,
         )  # fmt: skip
 
     step = 0
@@ -86,7 +90,7 @@ def trained(method: Method) -> list[Any]:
                 loss, penalty = F.cross_entropy(model(inputs), targets), method.penalty(net)
                 (loss if penalty is None else loss + penalty).backward()
                 optimizer.step()
-                method.after_step(net, moment(phase, step))
+                method.after_step(net, moment(phase, step, loss.detach()))
                 step += 1
                 logged.append([p.sum().item() for p in net.parameters()])
                 if step % 5 == 0:

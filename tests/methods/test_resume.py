@@ -16,6 +16,10 @@ METHODS = {
     "snr": ("percentile=0.5", "max_age=200", "every=1"),
     "snr fire_paper": ("percentile=0.5", "max_age=200", "every=2", "variant=fire_paper"),
     "muon": (),
+    "c_chain": ("warmup=4", "window=6", "scale=1.0"),
+    "l2_er": ("every=4", "lr=0.1"),
+    "nap": ("every=2",),
+    "spectral": ("coef=0.1",),
     "dash": ("variant=step", "every=3", "alpha=0", "rate=1.0"),
 }
 

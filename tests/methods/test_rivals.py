@@ -120,8 +120,10 @@ def test_erfi() -> None:
     torch.testing.assert_close(erfi(x), torch.tensor(exact), rtol=1e-6, atol=1e-12)
 
 
-def test_cpr_and_regrama_score_and_reset_as_the_public_code() -> None:
-    data = public.load("cpr")
+@pytest.mark.parametrize("transform", ["sigmoid", "exp", "softplus", "linear"])
+def test_cpr_and_regrama_score_and_reset_as_the_public_code(transform: str) -> None:
+    """With transform=exp, CPR is what its code called CCBP before."""
+    data, suffix = public.load("cpr"), "" if transform == "sigmoid" else f".{transform}"
     net = Layers(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
     layers = {"a": net[0], "b": net[2], "output": net[4]}
     with torch.no_grad():
@@ -130,7 +132,8 @@ def test_cpr_and_regrama_score_and_reset_as_the_public_code() -> None:
     own = Net.of({"model": net})
     own.init["model"] = {name: torch.full_like(value, 0.5) for name, value in own.init["model"].items()}
     steps = data["steps"]
-    method = CalibratedPartialResets(data["rate"], data["sharpness"], data["threshold"], data["decay"], steps - 1)
+    options = (data[name] for name in ("rate", "sharpness", "threshold", "decay"))
+    method = CalibratedPartialResets(*options, steps - 1, transform)
     biases = [layer.bias.detach().clone() for layer in layers.values()]
     with method.watch(own):
         for t in range(steps):
@@ -146,7 +149,7 @@ def test_cpr_and_regrama_score_and_reset_as_the_public_code() -> None:
     assert utility
     assert all((u == 1).all() for u in method.utility)
     for name, layer in layers.items():
-        np.testing.assert_allclose(layer.weight.detach().numpy().T, data[f"after.{name}"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(layer.weight.detach().numpy().T, data[f"after{suffix}.{name}"], rtol=1e-5, atol=1e-6)
     assert all(torch.equal(old, layer.bias) for old, layer in zip(biases, layers.values(), strict=True))
 
 
@@ -205,7 +208,8 @@ def test_weight_decay() -> None:
         (UPGD, {"lr": 0}), (UPGD, {"beta": 1}), (UPGD, {"sigma": -1}), (WeightClipping, {"zeta": 0}),
         (Trac, {"eps": 0}),
         (ReGraMa, {"threshold": -1}), (ReGraMa, {"every": 0}), (CalibratedPartialResets, {"rate": 2}),
-        (CalibratedPartialResets, {"every": 0}), (HareTortoise, {"momentum": 1}), (HareTortoise, {"every": 0}),
+        (CalibratedPartialResets, {"every": 0}), (CalibratedPartialResets, {"transform": "step"}),
+        (HareTortoise, {"momentum": 1}), (HareTortoise, {"every": 0}),
         (WeightDecay, {"coef": -1}),
     ],
 )  # fmt: skip

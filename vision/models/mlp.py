@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fire_core.activations import activation_of, units_of
+from fire_core.activations import Activation, activation_of, units_of
 from fire_core.ranges import Count, Depth, Width, checked
 from fire_core.units.graph import Units, between
 
@@ -40,7 +40,7 @@ class MLP(nn.Module):
         hidden: Width = 64,
         depth: Depth = 5,
         norm: bool | Literal["layer"] = True,
-        activation: str = "relu",
+        activation: Activation = "relu",
     ) -> None:
         super().__init__()
         make_norm, (make_activation, self.copies) = NORMS[norm], activation_of(activation)

@@ -1,0 +1,110 @@
+"""L2-ER, L2 and effective rank (Prakash, He, Guo, Tiwari, Serapio, Tao, Greenwald and Konidaris, "Spectral Collapse
+Drives Loss of Plasticity in Deep Continual Learning", ICML 2026, arXiv 2509.22335; public code: KevinGuo27/lop-jax)."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.methods.inputs import InputWatch
+from fire_core.methods.protocol import Context, Method, Net
+from fire_core.ranges import Count, NonNegative, checked
+from fire_core.units.find import unit_graph
+from fire_core.units.graph import Units
+
+EPS = 1e-8
+
+
+class L2EffectiveRank(Method):
+    """L2 regularisation, and every `every` steps a step of gradient ascent on the effective rank of the features.
+
+    Loss + weight_decay / 2 * ||theta||^2. After every `every`-th step, with the inputs of these steps in one batch:
+        p = singular values of a layer's features (samples, units), divided by their sum
+        rank = exp(-sum p log p), averaged over the layers;  theta <- theta + lr * gradient of the rank
+    without the optimizer. Features are the inputs of the linear layers that read hidden units
+    (`fire_core.units.graph`), after norm and nonlinearity; a token counts as a sample. Maps of convolutions are left
+    out: the public code takes the last two layers of its convolutional networks, which are linear.
+
+    Args:
+        weight_decay: at least 0.
+        lr: of the ascent, at least 0.
+        every: steps between two ascents.
+
+    Raises:
+        ValueError: an option is out of its range, or no linear layer reads hidden units.
+    """
+
+    acts_within_phases = True
+
+    @checked
+    def __init__(self, weight_decay: NonNegative = 1e-4, lr: NonNegative = 1e-3, every: Count = 10) -> None:
+        self.weight_decay, self.lr, self.every, self.steps = weight_decay, lr, every, 0
+        self.inputs = InputWatch(every)
+
+    def check(self, net: Net) -> None:
+        if not readers(unit_graph(net.modules, say=True)):
+            raise ValueError("no linear layer reads hidden units, so there are no features to take the rank of")
+
+    @contextmanager
+    def watch(self, net: Net) -> Iterator[None]:
+        self.readers = readers(unit_graph(net.modules))
+        with self.inputs.on(net):
+            yield
+
+    def penalty(self, net: Net) -> Tensor:
+        return self.weight_decay / 2 * torch.stack(torch._foreach_norm(tuple(net.parameters()))).square().sum()
+
+    def after_step(self, net: Net, context: Context) -> None:
+        self.steps += 1
+        if self.steps % self.every:
+            return
+        features: list[Tensor] = []
+        with self.inputs.off(), collected(self.readers, features):
+            for name, module in net.modules.items():
+                parts = zip(*self.inputs.kept[name], strict=True)
+                module(*(torch.cat(part) for part in parts))
+        self.inputs.kept = {}
+        parameters = list(net.parameters())
+        rank = torch.stack([effective_rank(x) for x in features]).mean()
+        gradients = torch.autograd.grad(rank, parameters, allow_unused=True)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    parameter.add_(gradient, alpha=self.lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "inputs": self.inputs.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        self.inputs.load_state_dict(state["inputs"])
+
+
+def effective_rank(features: Tensor) -> Tensor:
+    """exp of the entropy of the singular values of features (samples, units) divided by their sum (Roy and Vetterli,
+    2007), as a number with a gradient; between 1 and the smaller dimension."""
+    sizes = torch.linalg.svdvals(features.float())
+    p = sizes / sizes.sum().clamp(min=EPS)
+    entropy: Tensor = -(p * (p + EPS).log()).sum()
+    return entropy.exp()
+
+
+def readers(graph: list[Units]) -> list[nn.Module]:
+    """The linear layers that read units, one for each tensor of features."""
+    found = {consumer.layer: None for units in graph for consumer in units.consumers if consumer.probed}
+    return [layer for layer in found if isinstance(layer, nn.Linear)]
+
+
+@contextmanager
+def collected(layers: list[nn.Module], into: list[Tensor]) -> Iterator[None]:
+    """The inputs of these layers (samples, units), with their gradients, in the order in which they run."""
+
+    def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        into.append(inputs[0].flatten(0, -2))
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.register_forward_pre_hook(look).remove)
+        yield

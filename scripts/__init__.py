@@ -1,0 +1,1 @@
+"""Programs that reproduce results, measure speed and record what tests compare with."""

@@ -1,0 +1,1 @@
+"""Recorders of what the public code of methods gives, for `scripts/record_originals.py`."""

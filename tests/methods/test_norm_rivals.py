@@ -1,0 +1,274 @@
+"""Spectral regularisation, NaP, L2-ER and C-CHAIN: against public code (tests/parity/originals), or by hand."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fire_core.methods import Context, Method, Net
+from fire_core.methods.c_chain import ChurnReduction, Window
+from fire_core.methods.l2_er import L2EffectiveRank, effective_rank
+from fire_core.methods.nap import NormalizeAndProject
+from fire_core.methods.spectral import START, SpectralRegularisation
+from fire_core.units.graph import Units, between
+from rl.sac.networks import Networks, plain_critic
+from tests.parity import public
+
+
+class Layers(nn.Sequential):
+    """Units between its linear layers."""
+
+    def unit_graph(self) -> list[Units]:
+        layers = [m for m in self if isinstance(m, nn.Linear)]
+        return [between(str(i), one, two) for i, (one, two) in enumerate(itertools.pairwise(layers))]
+
+
+def moment(step: int = 0, loss: Tensor | None = None) -> Context:
+    return Context(0, step, torch.Generator(), step_loss=loss)
+
+
+# ------------------------------------------------------------------------------------------------------------- spectral
+
+
+def test_spectral_has_the_public_code_s_penalty_and_gradient() -> None:
+    """lop-jax with target 1; biases, which it treats otherwise, are zero."""
+    data = public.load("spectral")
+    root = nn.ModuleDict({"layer_0": nn.Linear(6, 10), "layer_1": nn.Linear(10, 8), "conv": nn.Conv2d(2, 5, 3)})
+    root["ln"] = nn.LayerNorm(10)
+    names = {"layer_0": (1, 0), "layer_1": (1, 0), "conv": (3, 2, 0, 1)}  # a kernel's axes in torch's order
+    with torch.no_grad():
+        for bias in (p for name, p in root.named_parameters() if name.endswith("bias")):
+            bias.zero_()
+        for name, axes in names.items():
+            root[name].weight.copy_(torch.from_numpy(data[f"before.{name}.kernel"]).permute(axes))
+        root["ln"].weight.copy_(torch.from_numpy(data["before.ln.scale"]))
+    penalty = SpectralRegularisation(data["coef"], iterations=2000).penalty(Net({"m": root}, {}))
+    penalty.backward()
+    assert penalty.item() == pytest.approx(data["loss"], rel=1e-4)
+    for name, axes in names.items():
+        expected = torch.from_numpy(data[f"gradient.{name}.kernel"]).permute(axes)
+        torch.testing.assert_close(root[name].weight.grad, expected, rtol=1e-3, atol=2e-3)
+    torch.testing.assert_close(root["ln"].weight.grad, torch.from_numpy(data["gradient.ln.scale"]))
+    assert all(not p.grad.any() for name, p in root.named_parameters() if name.endswith("bias"))
+
+
+def test_spectral_by_hand() -> None:
+    """W = diag(3, 1): (3^k - 1)^2, the gradient in the largest direction alone; b = (3, 4): 5^(2k)."""
+    layer = nn.Linear(2, 2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.diag(torch.tensor([3.0, 1.0])))
+        layer.bias.copy_(torch.tensor([3.0, 4.0]))
+    for k in (1, 2):
+        layer.zero_grad()
+        penalty = SpectralRegularisation(0.1, k, iterations=50).penalty(Net({"m": layer}, {}))
+        penalty.backward()
+        assert penalty.item() == pytest.approx(0.1 * ((3**k - 1) ** 2 + 5 ** (2 * k)), rel=1e-4)
+        slope = 0.1 * 2 * (3**k - 1) * k * 3 ** (k - 1)
+        torch.testing.assert_close(layer.weight.grad, torch.diag(torch.tensor([slope, 0.0])), rtol=1e-4, atol=1e-4)
+
+
+def test_one_iteration_a_step_follows_the_weights() -> None:
+    """While weights move slowly, one power iteration a step stays near the singular value; a wrong vector does not."""
+    torch.manual_seed(0)
+    layer, method, apart = nn.Linear(20, 30, bias=False), SpectralRegularisation(1.0, k=1), 0.0
+    for step in range(200):
+        with torch.no_grad():
+            layer.weight.add_(torch.randn_like(layer.weight) * 0.005)
+        exact = torch.linalg.matrix_norm(layer.weight, 2).item()
+        found = 1 + method.penalty(Net({"m": layer}, {})).sqrt().item()  # it is above 1 from the first step on
+        if step > START:
+            assert found == pytest.approx(exact, rel=0.05)
+            apart = max(apart, abs(found - exact))
+    assert apart > 1e-5, "one iteration cannot be exact"
+
+
+def test_spectral_of_batched_critics_is_that_of_each() -> None:
+    torch.manual_seed(0)
+    critics = Networks(critic_width=8, critic_depth=1).critics(5, 2, 3)
+    with torch.no_grad():
+        for p in critics.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    together = SpectralRegularisation(1.0, iterations=300).penalty(Net({"critic": critics}, {}))
+    alone = [
+        SpectralRegularisation(1.0, iterations=300).penalty(Net({"c": plain_critic(critics, i)}, {})) for i in range(3)
+    ]
+    torch.testing.assert_close(together, torch.stack(alone).sum(), rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------------------ NaP
+
+
+def test_nap_by_hand() -> None:
+    """After each second step hidden weights and (scale, shift) have their first norms, and the output layer is free."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
+    own, method = Net.of({"m": net}), NormalizeAndProject(every=2)
+    start = {name: p.detach().clone() for name, p in net.named_parameters()}
+    for step in range(4):
+        with torch.no_grad():
+            for p in net.parameters():
+                p.mul_(1.5).add_(0.1)
+        before = {name: p.detach().clone() for name, p in net.named_parameters()}
+        method.after_step(own, moment(step))
+        after = dict(net.named_parameters())
+        if step % 2 == 0:
+            assert all(torch.equal(before[name], after[name]) for name in before)
+            continue
+        torch.testing.assert_close(
+            after["0.weight"], before["0.weight"] * start["0.weight"].norm() / before["0.weight"].norm()
+        )
+        size = torch.cat([before["1.weight"], before["1.bias"]]).norm()
+        for name in ("1.weight", "1.bias"):  # scales of 1 and shifts of 0 at first
+            torch.testing.assert_close(after[name], before[name] * 6**0.5 / size)
+        assert torch.equal(after["3.weight"], before["3.weight"])
+        assert torch.equal(after["3.bias"], before["3.bias"])
+
+
+def test_nap_does_not_change_what_a_normalised_network_computes() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6, False), nn.LayerNorm(6, elementwise_affine=False, eps=0), nn.Linear(6, 3))
+    own, x = Net.of({"m": net}), torch.randn(5, 4)
+    with torch.no_grad():
+        net[0].weight.mul_(7)
+    expected = net(x)
+    NormalizeAndProject().after_step(own, moment())
+    torch.testing.assert_close(net[0].weight, own.init["m"]["0.weight"])
+    torch.testing.assert_close(net(x), expected)
+
+
+def test_nap_refuses_a_network_without_norms() -> None:
+    with pytest.raises(ValueError, match=r"needs norms .* model.norm=layer"):
+        NormalizeAndProject().check(Net({"m": nn.Linear(2, 2)}, {}))
+
+
+# ---------------------------------------------------------------------------------------------------------------- L2-ER
+
+
+def test_l2_er_climbs_as_the_public_code() -> None:
+    """lop-jax, `effective_rank_loss`: every parameter after each of its own steps."""
+    data = public.load("l2_er")
+    net = Layers(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
+    layers = {"layer_0": net[0], "layer_1": net[2]}
+
+    def arrays(prefix: str, step: int | None = None) -> dict[str, Tensor]:
+        return {
+            name: value.T if name.endswith("kernel") else value
+            for name, value in public.tensors("l2_er", prefix, step).items()
+        }
+
+    with torch.no_grad():
+        for name, layer in layers.items():
+            layer.weight.copy_(arrays("start.")[f"{name}.kernel"])
+            layer.bias.copy_(arrays("start.")[f"{name}.bias"])
+    own, method = Net.of({"m": net}), L2EffectiveRank(0.0, data["lr"], every=2)
+    head = net[4].weight.detach().clone()
+    with method.watch(own):
+        for t in range(data["steps"]):
+            for half in torch.from_numpy(data["x"][t]).split(7):  # of 12 samples: batches of unequal size
+                net(half)
+                method.after_step(own, moment())
+            for name, layer in layers.items():
+                after = arrays("after.", t)
+                torch.testing.assert_close(layer.weight.detach(), after[f"{name}.kernel"], rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(layer.bias.detach(), after[f"{name}.bias"], rtol=1e-4, atol=1e-5)
+    assert torch.equal(net[4].weight, head)
+    assert data["rank"][-1] > data["rank"][0]
+
+
+def test_effective_rank() -> None:
+    for n in (1, 3, 5):
+        assert effective_rank(torch.eye(7)[:, :n] * 2).item() == pytest.approx(n, rel=1e-5)
+    p = torch.tensor([0.75, 0.25])
+    assert effective_rank(torch.diag(p * 8)).item() == pytest.approx((-(p * p.log()).sum()).exp().item(), rel=1e-5)
+
+
+def test_l2_er_decays_weights() -> None:
+    net = nn.Linear(3, 2)
+    L2EffectiveRank(weight_decay=0.3).penalty(Net({"m": net}, {})).backward()
+    torch.testing.assert_close(net.weight.grad, 0.3 * net.weight.detach())
+
+
+def test_l2_er_needs_features() -> None:
+    class Maps(nn.Sequential):
+        def unit_graph(self) -> list[Units]:
+            return [between("a", self[0], self[1])]
+
+    with pytest.raises(ValueError, match="no linear layer reads hidden units"):
+        L2EffectiveRank().check(Net({"m": Maps(nn.Conv2d(2, 3, 1), nn.Conv2d(3, 2, 1))}, {}))
+
+
+# -------------------------------------------------------------------------------------------------------------- C-CHAIN
+
+
+def test_c_chain_takes_the_public_code_s_steps() -> None:
+    """DoubleDQN_CCHAIN with the reference batch of the second update before: parameters and c after each update."""
+    data = public.load("c_chain")
+    net = nn.Sequential(nn.Flatten(), *public.Perceptron(6, 10, 8, 3))
+    net.load_state_dict(public.tensors("c_chain", "start."))
+    own = Net.of({"q": net})
+    method = ChurnReduction(data["scale"], data["coef"], data["warmup"], window=100)
+    optimizer = torch.optim.Adam(net.parameters(), lr=data["lr"])
+    with method.watch(own):
+        for t in range(data["steps"]):
+            x, action = torch.from_numpy(data["x"][t]), torch.from_numpy(data["action"][t])
+            values = net(x).gather(1, action[:, None])[:, 0]
+            loss = F.mse_loss(values, torch.from_numpy(data["target"][t]))
+            optimizer.zero_grad()
+            loss.backward()
+            if (penalty := method.penalty(own)) is not None:
+                penalty.backward()
+            assert (penalty is None) == (t < 2)
+            optimizer.step()
+            method.after_step(own, moment(t, loss))
+            assert float(method._coefficient()) == pytest.approx(data["coefficient"][t], rel=2e-2)
+            after = public.tensors("c_chain", "after.", t)
+            for name, value in after.items():
+                torch.testing.assert_close(net.get_parameter(name).detach(), value, rtol=5e-3, atol=5e-4)
+            net.load_state_dict(after)  # so that roundings, which c multiplies, do not add up
+    assert data["coefficient"][-1] != data["coefficient"][0]
+
+
+def test_c_chain_leaves_running_statistics_alone() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    own, method = Net.of({"q": net}), ChurnReduction()
+    with method.watch(own):
+        for t in range(4):
+            net(torch.randn(5, 2))
+            mean = net[1].running_mean.clone()
+            penalty = method.penalty(own)
+            assert torch.equal(net[1].running_mean, mean)
+            with torch.no_grad():
+                net[0].weight.add_(torch.randn(3, 2))
+            method.after_step(own, moment(t, torch.tensor(1.0)))
+    assert penalty is not None
+    assert penalty > 0
+
+
+def test_a_window_forgets() -> None:
+    window = Window(3, torch.device("cpu"))
+    assert window.mean() == 0
+    for value, mean in ((3.0, 3.0), (5.0, 4.0), (1.0, 3.0), (6.0, 4.0)):
+        window.add(torch.tensor(value))
+        assert window.mean() == mean
+
+
+def test_c_chain_needs_the_loss() -> None:
+    with pytest.raises(ValueError, match="needs the loss of each step"):
+        ChurnReduction().after_step(Net({}, {}), moment())
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (SpectralRegularisation, {"coef": -1}), (SpectralRegularisation, {"k": 0}), (NormalizeAndProject, {"every": 0}),
+        (SpectralRegularisation, {"iterations": 0}), (L2EffectiveRank, {"lr": -1}), (L2EffectiveRank, {"every": 0}),
+        (L2EffectiveRank, {"weight_decay": -1}), (ChurnReduction, {"scale": -1}), (ChurnReduction, {"coef": -1}),
+        (ChurnReduction, {"warmup": 0}), (ChurnReduction, {"window": 0}),
+    ],
+)  # fmt: skip
+def test_refused_options(method: type[Method], options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        method(**options)

@@ -1,0 +1,175 @@
+"""No step of a method reads a number from the weights' device: on a GPU it would wait for all that is under way."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fire_core.methods import Context, Method, Net, snr
+from fire_core.methods.c_chain import ChurnReduction
+from fire_core.methods.cbp import ContinualBackprop
+from fire_core.methods.cpr import CalibratedPartialResets
+from fire_core.methods.nap import NormalizeAndProject
+from fire_core.methods.regrama import ReGraMa
+from fire_core.methods.snr import SelfNormalizedResets
+from fire_core.methods.spectral import SpectralRegularisation
+from fire_core.methods.trac import Trac
+from fire_core.methods.weight_clipping import WeightClipping
+from fire_core.units import recycle
+from fire_core.units.find import unit_graph
+from fire_core.units.recycle import InitialDraw, recycle_, recycle_where_
+from vision.models import MLP, SmallResNet
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "cbp": lambda: ContinualBackprop(rate=0.2, maturity=1),
+    "snr": lambda: SelfNormalizedResets(percentile=0.5, every=1, max_age=16),
+    "regrama": lambda: ReGraMa(threshold=0.9, every=2),
+    "cpr": lambda: CalibratedPartialResets(rate=0.5, every=2),
+    "trac": lambda: Trac(scale=0.5),
+    "weight_clipping": WeightClipping,
+    "nap": NormalizeAndProject,
+    "spectral": SpectralRegularisation,
+    "c_chain": lambda: ChurnReduction(warmup=3, window=5),
+}
+READS = {
+    torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.is_nonzero, torch.ops.aten.equal,
+    torch.ops.aten.masked_select, torch.ops.aten.item, torch.ops.aten._unique2, torch.ops.aten.repeat_interleave,
+}  # fmt: skip
+
+
+class NoReads(TorchDispatchMode):
+    """Refuses operations whose result the host has to see: numbers, and shapes that depend on them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        by_mask = packet in (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_) and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
+        )
+        if packet in READS or by_mask:
+            raise AssertionError(f"{func} makes the host wait")
+        return func(*args, **(kwargs or {}))
+
+
+def models() -> list[nn.Module]:
+    """With two features of a unit; with channels of which some are silent."""
+    torch.manual_seed(0)
+    resnet = SmallResNet(4, width=4, stages=2)
+    for module in resnet.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.constant_(module.bias[1:2], -100)
+    return [MLP(4, hidden=12, depth=2, norm="layer", activation="crelu"), resnet]
+
+
+def steps(method: Method, model: nn.Module, forbidden: Callable[[], Any], device: str = "cpu") -> Net:
+    """Train a little; the method's own work is done within `forbidden`."""
+    model = model.to(device)
+    net, optimizer = Net.of({"model": model}), torch.optim.Adam(model.parameters(), lr=0.05)
+    torch.manual_seed(1)
+    images, labels = torch.randn(6, 8, 1, 8, 8).to(device), torch.randint(4, (6, 8)).to(device)
+    with method.watch(net):
+        for t in range(6):
+            loss = F.cross_entropy(model(images[t]), labels[t])
+            optimizer.zero_grad()
+            loss.backward()
+            context = Context(0, t, torch.Generator().manual_seed(t), optimizers=[optimizer], step_loss=loss.detach())
+            with forbidden():
+                if (penalty := method.penalty(net)) is not None:
+                    penalty.backward()
+            optimizer.step()
+            with forbidden():
+                method.after_step(net, context)
+    return net
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are treated as those of a GPU."""
+    for module in (recycle, snr):
+        monkeypatch.setattr(module, "at_hand", lambda device: False)
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("name", METHODS)
+def test_no_step_reads_a_number(name: str) -> None:
+    acted = [steps(METHODS[name](), model, NoReads) for model in models()]
+    without = [steps(Method(), model, NoReads) for model in models()]
+    pairs = [zip(one.parameters(), two.parameters(), strict=True) for one, two in zip(acted, without, strict=True)]
+    assert any(not torch.equal(a, b) for parameters in pairs for a, b in parameters), "it did nothing here"
+
+
+def test_a_read_is_seen() -> None:
+    """As SNR was: with weights at hand it looks whether there is anything to do."""
+    with pytest.raises(AssertionError, match="makes the host wait"):
+        steps(METHODS["snr"](), models()[0], NoReads)
+    x = torch.ones(3)
+    for read in (lambda: x.sum().item(), lambda: x[x > 0], lambda: (x > 0).nonzero()):
+        with pytest.raises(AssertionError, match="makes the host wait"), NoReads():
+            read()
+
+
+def test_masks_and_indices_recycle_alike() -> None:
+    """With the same new weights: every weight, bias, norm entry, running statistic and moment afterwards."""
+
+    def half(layer: nn.Module, shape: Any, generator: torch.Generator) -> Tensor:
+        return torch.full(tuple(shape), 0.5)
+
+    for one, two in zip(models(), models(), strict=True):
+        states = []
+        for model in (one, two):
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+            model(torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(1))).square().sum().backward()
+            optimizer.step()
+            chosen = [(units, torch.tensor([0, 2, units.count - 1])) for units in unit_graph({"model": model})]
+            if model is one:
+                recycle_(chosen, half, torch.Generator(), [optimizer])
+            else:
+                marked = [(units, torch.zeros(units.count).bool().index_fill(0, i, True)) for units, i in chosen]
+                with NoReads():
+                    recycle_where_(marked, half, torch.Generator(), [optimizer])
+            moments = [value for entry in optimizer.state.values() for value in entry.values()]
+            states.append([*model.state_dict().values(), *moments])
+        for first, second in zip(*states, strict=True):
+            assert torch.equal(first, second)
+
+
+def test_what_is_not_marked_stays_and_what_is_marked_is_drawn() -> None:
+    for model in models():
+        net, graph = Net.of({"model": model}), unit_graph({"model": model})
+        draw = InitialDraw(net.modules, net.init)
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        recycle_where_([(u, torch.zeros(u.count).bool()) for u in graph], draw, torch.Generator(), [])
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        units = graph[0]
+        mask = torch.zeros(units.count).bool()
+        mask[1] = True
+        recycle_where_([(units, mask)], draw, torch.Generator().manual_seed(0), [])
+        for producer in units.producers:
+            kernel, old = producer.layer.weight, before[name_of(model, producer.layer)]
+            changed = (kernel != old).flatten(1).any(1)
+            assert changed.nonzero().flatten().tolist() == [1 + producer.start]
+            assert torch.isin(kernel[1 + producer.start], old).all(), "entries of the initial weight"
+
+
+def name_of(model: nn.Module, layer: nn.Module) -> str:
+    return next(f"{name}.weight" for name, module in model.named_modules() if module is layer)
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", METHODS)
+def test_no_step_synchronises_a_gpu(name: str) -> None:
+    for model in models():
+        steps(METHODS[name](), model, no_synchronisation, device="cuda")
