@@ -165,7 +165,7 @@ def averages(row: dict[str, Any], before: dict[str, Any], ended: bool) -> dict[s
 
 
 def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:
-    """The moment, as a method sees it."""
+    """The moment, as a method sees it; after a step with its loss."""
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         with task.autocast():
@@ -182,6 +182,7 @@ def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) 
         last_tested=functools.partial(last_tested, task, learner.phase)
         if len(task.phases[learner.phase].test)
         else None,
+        step_loss=step_loss,
     )
 
 

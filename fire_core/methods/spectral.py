@@ -66,7 +66,8 @@ class SpectralRegularisation(Method):
                 moved = (W.mT @ (W @ v[:, :, None]))[:, :, 0]  # (b, n)
                 v.copy_(moved / moved.norm(dim=1, keepdim=True).clamp(min=1e-12))
         stretched: Tensor = W @ v[:, :, None].clone()
-        return torch.linalg.vector_norm(stretched, dim=(1, 2))
+        sizes: Tensor = torch.linalg.vector_norm(stretched, dim=(1, 2))
+        return sizes
 
     def state_dict(self) -> dict[str, Any]:
         return {"vectors": self.vectors}

@@ -22,8 +22,8 @@ from rl.sac.task import Task
 from tests.programs import SAC, assert_same, compose, final_state, only_run, rows, wait_for
 from tests.zygote import Zygote
 
-METHODS = ("base", "full_reset", "snp", "pi", "fire", "fire_exact", "redo", "l2init", "parseval")
-REFUSED = ("muon", "cbp", "snr", "dash")
+METHODS = ("base", "full_reset", "snp", "pi", "fire", "fire_exact", "redo", "l2init", "parseval", "spectral")
+REFUSED = ("muon", "cbp", "snr", "dash", "l2_er", "c_chain")
 
 
 @pytest.fixture(scope="module")
