@@ -25,6 +25,8 @@ def split(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         here = table[FLAG].to_numpy() == 1
         return _part(table, ~here), _part(table.drop(columns=FLAG), here)
     columns = [name for name in table if str(name).startswith(PREFIX)]
+    if not columns:
+        return table, pd.DataFrame()
     here = table[columns].notna().any(axis=1).to_numpy()
     if not here.any():
         return table, _part(table, here)

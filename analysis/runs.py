@@ -144,8 +144,9 @@ class Run:
 
     def final(self, metric: str | None = None) -> float:
         """The last value logged; inf if the run diverged."""
-        values = self.history[metric or self.metric].dropna()
-        return float(values.iloc[-1]) if len(values) else float("nan")
+        values = self.history[metric or self.metric].to_numpy(dtype=float)
+        values = values[~np.isnan(values)]
+        return float(values[-1]) if len(values) else float("nan")
 
     def best(self, metric: str | None = None) -> float:
         metric = metric or self.metric
