@@ -81,11 +81,17 @@ def build(model: str, weights: str, state: dict[str, Tensor] | None, device: str
         with torch.no_grad():
             if state is not None:
                 layer.weight.copy_(weight_of(state, name).to(device))
-            elif weights == "hardened":  # input directions fade over two decades, as after long training
-                fade = torch.logspace(0, -2, shape[1], device=device)
-                layer.weight.mul_(fade.view(1, -1, *[1] * (len(shape) - 2)))
+            elif weights == "hardened":
+                harden_(layer.weight)
         layers.append(layer)
     return nn.Sequential(*layers)
+
+
+@torch.no_grad()
+def harden_(weight: Tensor) -> None:
+    """Make a weight ill-conditioned, in place, as long training does: input directions fade over two decades."""
+    fade = torch.logspace(0, -2, weight.shape[1], device=weight.device)
+    weight.mul_(fade.view(1, -1, *[1] * (weight.ndim - 2)))
 
 
 def weight_of(state: dict[str, Tensor], name: str) -> Tensor:

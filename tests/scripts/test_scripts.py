@@ -20,6 +20,7 @@ SCRIPTS = {
     "bench_sac": ("--actor-width 8 --critic-width 8 --batch 4 --seconds 0.05 --threads 1 --rounds 1", "x plain"),
     "bench_vision": ("--steps 1 --rounds 1", "ratio"),
     "benchmark_analysis": ("--runs 4 --rows 20", "runs ls"),
+    "gpt_weights": ("weights --layers 1 --width 32 --vocabulary 64", "gpt-hardened.pt"),
     "record_originals": ("--help", "clones"),  # needs clones of others' repositories
     "storm": ("--program vision --kills 2 --seed 0", '"faults": []'),
 }

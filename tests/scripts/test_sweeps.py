@@ -1,5 +1,6 @@
 """The commands that the one-command reproductions start, with stand-ins for python and torchrun."""
 
+import csv
 import os
 import subprocess
 import sys
@@ -44,7 +45,23 @@ def test_scripts_run_to_their_figures_and_repeat_nothing(tmp_path: Path, script:
 
 
 def test_every_script_has_a_smallest_size() -> None:
-    assert {path.stem for path in SCRIPTS.glob("*.sh")} == {*SMOKE, "panels"}, "panels is sourced by the others"
+    here = {path.stem for path in SCRIPTS.glob("*.sh")}
+    assert here == {*SMOKE, "convergence", "panels"}, "panels is sourced by the others"
+
+
+@pytest.mark.slow
+def test_the_convergence_table_of_gpt_is_made_once(tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command, environment = [SCRIPTS / "convergence.sh", "smoke"], {**os.environ, "PATH": path, "RUNS": str(tmp_path)}
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    with (tmp_path / "smoke" / "convergence.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["solver"] == "exact"]
+    assert [row["weights"] for row in rows] == ["square 8x8", "gpt-init", "gpt-hardened"]
+    text = (tmp_path / "smoke" / "convergence.md").read_text()
+    conditions = [float(line.split("|")[3]) for line in text.splitlines() if line.startswith("| gpt-")][:2]
+    assert conditions[1] > 10 * conditions[0], "hardened is ill-conditioned"
+    again = subprocess.run(command, check=True, env=environment, capture_output=True, text=True).stdout
+    assert again == f"{tmp_path}/smoke is done\n"
 
 
 def test_figure_3_trains_each_run_once_and_the_full_reset_from_one_checkpoint(tmp_path: Path) -> None:
