@@ -56,7 +56,7 @@ class Work:
     s: Tensor  # (b, 1, 1) scales
 
 
-def make_waves(entries: list[Entry], group: object) -> list[list[Batch]]:
+def make_rounds(entries: list[Entry], group: object) -> list[list[Batch]]:
     """Batches that are solved together: one after the other on a CPU, to hold few copies; all at once on a GPU, which
     then waits for the host once."""
     alike: dict[tuple[object, ...], list[Batch]] = {}
@@ -72,21 +72,21 @@ def make_waves(entries: list[Entry], group: object) -> list[list[Batch]]:
         alike[key][-1].entries.append(entry)
         room[key] -= size
         before += entry.count
-    waves: dict[object, list[Batch]] = {}
+    rounds: dict[object, list[Batch]] = {}
     for number, batch in enumerate(batch for batches in alike.values() for batch in batches):
         device = batch.entries[0].parameter.device
-        waves.setdefault(device if device.type == "cuda" else number, []).append(batch)
-    return list(waves.values())
+        rounds.setdefault(device if device.type == "cuda" else number, []).append(batch)
+    return list(rounds.values())
 
 
 def project(
-    wave: list[Batch], how: Solve, scales: Mapping[str, float | Tensor], initial: Mapping[str, Tensor]
+    batches: list[Batch], how: Solve, scales: Mapping[str, float | Tensor], initial: Mapping[str, Tensor]
 ) -> dict[str, Row]:
-    """Solve the batches of a wave, write them, and give a row for each entry."""
+    """Solve the batches of a round, write them, and give a row for each entry."""
     begin = time.perf_counter()
-    works = [_work(batch, scales) for batch in wave]
+    works = [_work(batch, scales) for batch in batches]
     finished = [_finish(work, Q, did, how, initial) for work, (Q, did) in zip(works, _solve(works, how), strict=True)]
-    cost = {e.label: e.count * math.prod(e.shape) * min(e.shape) for batch in wave for e in batch.entries}
+    cost = {e.label: e.count * math.prod(e.shape) * min(e.shape) for batch in batches for e in batch.entries}
     parts = [
         torch.split(stats.cpu(), [e.count for e in w.batch.entries])
         for w, (stats, _) in zip(works, finished, strict=True)

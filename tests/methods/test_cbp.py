@@ -80,7 +80,7 @@ def test_every_step_is_the_definition() -> None:
     np.testing.assert_allclose(method.state["utility"].numpy(), uses, rtol=1e-4, atol=1e-7)
 
 
-def test_a_young_unit_is_not_judged_by_a_short_average() -> None:
+def test_a_young_unit_is_not_replaced_for_its_short_average() -> None:
     """The bias correction: of two units of equal use, one just mature, neither looks worse by its age."""
     torch.manual_seed(0)
     model = Perceptron()
