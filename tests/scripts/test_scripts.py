@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.oldest_versions import oldest
 from tests.zygote import ROOT, Zygote
 
 # Arguments, and a word of what it prints.
@@ -21,6 +22,7 @@ SCRIPTS = {
     "bench_vision": ("--steps 1 --rounds 1", "ratio"),
     "benchmark_analysis": ("--runs 4 --rows 20", "runs ls"),
     "gpt_weights": ("weights --layers 1 --width 32 --vocabulary 64", "gpt-hardened.pt"),
+    "oldest_versions": ("--list", "torch==2.9"),  # an environment of its own takes minutes and the package index
     "record_originals": ("--help", "clones"),  # needs clones of others' repositories
     "storm": ("--program vision --kills 2 --seed 0", '"faults": []'),
 }
@@ -40,6 +42,17 @@ def test_scripts_run(script: str, tmp_path: Path, zygote: Zygote) -> None:
     answer = zygote.run(tmp_path, f"scripts.{script}", *arguments.split())
     assert answer.code == 0, answer.err
     assert word in answer.out.lower() + answer.out
+
+
+def test_every_dependency_has_one_lower_bound() -> None:
+    extras = {"a": ["one[x]>=1.2,<2", "us[b]", "mypy"], "b": ["two >= 3"]}
+    assert oldest({"name": "us", "dependencies": ["one>=1.2"], "optional-dependencies": extras}) == [
+        "one==1.2",
+        "two==3",
+    ]
+    for wrong in ("one<2", "one>=1.3"):
+        with pytest.raises(ValueError, match="one lower bound"):
+            oldest({"name": "us", "dependencies": ["one>=1.2", wrong]})
 
 
 def test_curves_are_recorded_for_known_programs_alone(tmp_path: Path, zygote: Zygote) -> None:
