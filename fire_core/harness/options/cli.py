@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -30,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.harness.options.chain import chained  # noqa: F401  its resolver names chains
 from fire_core.harness.options.errors import ConfigError, TrainingError
-from fire_core.harness.training.console import show_log
+from fire_core.harness.training.console import Stderr, show_log
 from fire_core.harness.training.signals import exit_on_signals
 
 EXIT_CONFIG, EXIT_TRAINING = 2, 3
@@ -117,7 +116,7 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
         _show_sweep()
         _leave(error, config_name)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted", file=Stderr())
         raise SystemExit(130) from None
     finally:
         _show_sweep()
@@ -137,7 +136,7 @@ def _wants_traceback() -> bool:
 
 
 def _leave(error: BaseException, config_name: str | None = None) -> None:
-    print(f"error: {one_line(error, config_name)}", file=sys.stderr)
+    print(f"error: {one_line(error, config_name)}", file=Stderr())
     raise SystemExit(EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG) from None
 
 
@@ -152,7 +151,7 @@ def _show_sweep() -> None:
     if len(outcomes) > 1:
         width = max(len(outcome.run) for outcome in outcomes)
         for outcome in outcomes:
-            print(f"{outcome.run:<{width}}  {outcome.state:<8}  {outcome.result}", file=sys.stderr)
+            print(f"{outcome.run:<{width}}  {outcome.state:<8}  {outcome.result}", file=Stderr())
 
 
 def one_line(error: BaseException, config_name: str | None = None) -> str:

@@ -1,5 +1,6 @@
-"""Log lines that do not break a progress bar."""
+"""What is printed while a run trains: log lines that do not break a progress bar, and neither ends the run."""
 
+import contextlib
 import logging
 import sys
 from typing import Any
@@ -7,12 +8,28 @@ from typing import Any
 from tqdm import tqdm
 
 
+class Stderr:
+    """The process's stderr, which drops what cannot be written: a log on a full disk must not end a run."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
 class TqdmHandler(logging.Handler):
     """Writes records to stderr above the progress bar, if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            tqdm.write(self.format(record), file=sys.stderr)
+            tqdm.write(self.format(record), file=Stderr())
         except Exception:
             self.handleError(record)
 
@@ -37,6 +54,7 @@ def progress_bar(total: int, done: int, title: str, shown: bool = True) -> "tqdm
         desc=title,
         unit="step",
         disable=not shown,
+        file=Stderr(),
         mininterval=0.3 if sys.stderr.isatty() else 15,
         dynamic_ncols=True,
     )
