@@ -65,7 +65,9 @@ class Program:
 
 
 ALIKE = ("scale=smoke", "tracker=none", "progress=false", "threads=1")
-VISION = Program("vision", "vision.train", (*ALIKE, "model=small_resnet", "model.width=4", "batch_size=128"))
+VISION = Program(
+    "vision", "vision.train", (*ALIKE, "benchmark=warm_start", "model=small_resnet", "model.width=4", "batch_size=128")
+)
 LONG = ("method=fire", "epochs=20")  # of VISION: some seconds in each phase
 LANGUAGE = Program(
     "language",

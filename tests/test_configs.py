@@ -19,7 +19,14 @@ from fire_core.methods import Method, Net
 
 PROGRAMS = ("vision", "language", "dqn", "sac")
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("fig2*.yaml"))
-OTHERS = {"dmc100k": "sac", "fig3": "language", "fig4a": "dqn", "fig4b": "sac", "tune": "vision"}
+OTHERS = {
+    "dmc100k": "sac",
+    "fig3": "language",
+    "fig4a": "dqn",
+    "fig4b": "sac",
+    "tune": "vision",
+    "plasticity": "vision",
+}
 ALL_METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 METHODS = [name for name in ALL_METHODS if name != "pi"]  # pi needs a head
 CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet": 200}

@@ -49,7 +49,7 @@ class VisionConfig(Trunk):
     cuda_graph: bool = False  # with compile=true on a GPU: replay them as CUDA graphs
 
 
-register("vision", VisionConfig, "scale", "cache", "budget/vision", "tuned/vision")
+register("vision", VisionConfig, "scale", "cache", "budget/vision", "budget/exceptions", "tuned/vision")
 
 
 @dataclass

@@ -10,10 +10,13 @@ from pathlib import Path
 MODULES = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn", "sac": "rl.sac"}
 COMMON = ("scale=smoke", "tracker=none", "progress=false", "threads=1", "seed=0")
 
+# The benchmark and the network of the first cases, unless a case names others.
+FIRST = ("benchmark=warm_start", "dataset.pixel_noise=0.4")
+PERCEPTRON = ("model.hidden=64", "model.depth=5", "model.norm=true")
 PLAIN = ("batch_size=16", "model.norm=false")  # batch norm keeps every unit from falling silent
 RESNET = ("model=small_resnet", "model.width=4")
 CHUNKS = ("benchmark.chunks=4", "epochs=1", "batch_size=64")
-VISION = {
+FIRST_VISION = {
     **{
         f"digits {method}": (f"method={method}",)
         for method in ("base", "full_reset", "snp", "fire", "fire_exact", "dash", "parseval", "l2init", "muon")
@@ -44,6 +47,26 @@ VISION = {
     "continual fire": ("method=fire", "benchmark=continual", *CHUNKS, "metrics=full"),
     "class_incremental base": ("method=base", "benchmark=class_incremental", *CHUNKS),
     "class_incremental fire": ("method=fire", "benchmark=class_incremental", *CHUNKS),
+}
+
+
+def as_recorded(options: tuple[str, ...]) -> tuple[str, ...]:
+    """The options of one of the first cases, less those of `FIRST` and `PERCEPTRON` that it names itself."""
+    named = {option.split("=")[0] for option in options}
+    first = FIRST if "model" in named else FIRST + PERCEPTRON
+    return (*(option for option in first if option.split("=")[0] not in named), *options)
+
+
+STREAMS = {
+    "random_labels": ("epochs=4", "batch_size=64", "benchmark.samples=300"),
+    "permuted": (),
+    "permuted_online": ("batch_size=16", "lr=3e-3"),
+    "slowly_changing_regression": ("dataset=bits", "model.hidden=5", "model.depth=1", "lr=0.01"),
+}
+VISION = {name: as_recorded(options) for name, options in FIRST_VISION.items()} | {
+    f"{stream} {method}": (f"method={method}", f"benchmark={stream}", "benchmark.tasks=3", *options)
+    for stream, options in STREAMS.items()
+    for method in ("base", "fire")
 }
 
 GPT = (

@@ -1,4 +1,4 @@
-"""A perceptron on the pixels of small images: the default on the digits."""
+"""A perceptron on the pixels of small images: the default."""
 
 from collections import OrderedDict
 from typing import Literal
