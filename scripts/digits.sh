@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# docs/results/digits.* (a perceptron, the default; about five minutes on one core) and digits_resnet.* (a residual
-# network; half an hour more): twelve methods, twenty seeds. Started again, it skips finished runs and resumes others.
+# docs/results/digits.* (a perceptron; about five minutes on one core) and digits_resnet.* (a residual network; half an hour
+# more): twelve methods, twenty seeds. Started again, it skips finished runs and resumes others.
 #
 #   scripts/digits.sh           both
 #   scripts/digits.sh smoke     runs every part once, into runs/smoke; learns little
@@ -14,7 +14,9 @@ if [ "${1:-}" = smoke ]; then
 fi
 for made in digits:mlp digits_resnet:small_resnet; do
     name=${made%:*} model=${made#*:}
-    python -m vision.train model="$model" method=$methods "seed=$seeds" tracker=none paths.runs="$runs/$name" \
+    setting=(benchmark=warm_start dataset.pixel_noise=0.4 model="$model")
+    if [ "$model" = mlp ]; then setting+=(model.hidden=64 model.depth=5 model.norm=true); fi
+    python -m vision.train "${setting[@]}" method=$methods "seed=$seeds" tracker=none paths.runs="$runs/$name" \
         ${small[@]+"${small[@]}"} -m
     python analysis/make_figures.py --runs "$runs/$name" --out "$figures/$name" --export "$results/$name.csv"
     cp "$figures/$name/warm_start-digits-$model.png" "$results/$name.png"

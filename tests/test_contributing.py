@@ -23,4 +23,4 @@ def test_a_method_of_ones_own(tmp_path: Path, zygote: Zygote) -> None:
         "--config-dir=my_conf",
     )
     assert answer.code == 0, answer.err
-    assert len(list((tmp_path / "runs" / "vision").glob("warm_start-digits-halve-s0-*/DONE"))) == 1
+    assert len(list((tmp_path / "runs" / "vision").glob("random_labels-digits-halve-s0-*/DONE"))) == 1
