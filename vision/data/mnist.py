@@ -27,7 +27,7 @@ def load_mnist(root: str = "data", download: bool = False, test_statistics: str 
     """MNIST (LeCun, Cortes and Burges 1998): 60,000 training and 10,000 test images of 28x28 in 10 classes.
 
     Args:
-        root: folder of the four files, in `MNIST/raw` (torchvision's place) or in the folder itself, packed (.gz) or not.
+        root: folder of the four files, in `MNIST/raw` (torchvision's place) or itself, packed (.gz) or not.
         download: whether to fetch the files that are not there.
         test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
 
