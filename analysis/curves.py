@@ -63,7 +63,7 @@ def phase_points(run: Run, metric: str, x: str) -> Floats:
     phase = history["phase"].to_numpy() if "phase" in history else np.zeros(len(history))
     out = np.column_stack([phase, history[x].to_numpy(), history[metric].to_numpy()])
     after = f"boundary/{metric.replace('/', '_')}_after"
-    if after in run.boundaries:
+    if after in run.boundaries and not run.is_stream:
         acted = run.boundaries.dropna(subset=[after])
         place = np.searchsorted(history["step"].to_numpy(), acted["step"].to_numpy(), side="right")
         acted, place = acted[place > 0], place[place > 0]  # what began with a boundary has no point before it
@@ -93,7 +93,7 @@ def interpolate(grid: Floats, points: Floats) -> Floats:
 def boundaries(runs: list[Run]) -> list[float]:
     """Where a phase ends, on the horizontal axis: the last point of each phase but the last one."""
     longest = max(runs, key=lambda run: len(run.history))
-    if "phase" not in longest.history:
+    if "phase" not in longest.history or longest.is_stream:  # each point of a stream is a phase of its own
         return []
     last = longest.history.groupby("phase")[longest.x].max()
     return [float(value) for value in last.iloc[:-1]]

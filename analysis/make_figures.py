@@ -19,7 +19,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 
 from analysis import figures, formats, plotting, rl, style, tables
 from analysis.options import FLAG, add_sources, load_or_explain, split
-from analysis.runs import METRICS, Setting, settings
+from analysis.runs import Setting, settings
 from analysis.sources import small
 
 MANY = 20  # settings; a sweep over an option has one for each of its values
@@ -89,7 +89,7 @@ def drawn(found: list[Setting], only: str | None) -> list[Setting]:
 def print_tables(setting: Setting, args: argparse.Namespace) -> list[Path]:
     """Prints the short form of a setting's table and writes the long one and the overheads."""
     frame = tables.results(setting, args.test, args.interval)
-    print(f"\n{plotting.title(setting, 999)}: {METRICS[setting.metric][0].lower()}, mean [95 % interval]")
+    print(f"\n{plotting.title(setting, 999)}: {setting.y_label.lower()}, mean [95 % interval]")
     print(formats.as_text(frame.drop(columns=[c for c in ("best", "vs FIRE") if c in frame])))
     folder = args.out / "tables"
     paths = formats.write(frame, folder / slug(setting))

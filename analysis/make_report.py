@@ -26,7 +26,7 @@ from analysis.curves import boundaries, curve
 from analysis.estimates import Estimate, Paired
 from analysis.options import add_sources, load_or_explain, split
 from analysis.privacy import public_config, public_environment
-from analysis.runs import METRICS, BadRun, Group, LeftOut, Run, Setting, settings
+from analysis.runs import BadRun, Group, LeftOut, Run, Setting, settings
 from analysis.sources.safely import LARGE, parse_json, read_bytes
 
 YamlDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is much faster
@@ -83,7 +83,7 @@ def setting_data(setting: Setting, palette: style.Palette, band: str) -> dict[st
     return {
         "title": plotting.title(setting, 999),
         "xlabel": style.AXES[setting.x_unit],
-        "ylabel": METRICS[setting.metric][0],
+        "ylabel": setting.y_label,
         "boundaries": boundaries(runs),
         "caption": plotting.caption(setting.groups, band),
         "groups": [group_data(group, setting.metric, palette, band) for group in setting.groups],

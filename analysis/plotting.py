@@ -13,10 +13,11 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from analysis import style
 from analysis.curves import Curve, boundaries, curve
-from analysis.runs import METRICS, Group, Setting
+from analysis.runs import Group, Setting
 
 FORMATS = ("png", "pdf", "svg")
 GREY = "#777777"
+MOST = 4  # times the height that 92 % of the points need: where all points need more, the axis is cut
 
 
 def draw(
@@ -46,7 +47,8 @@ def draw(
         if not len(c.x):
             continue
         look = palette.line(group.method, group.rank)
-        dot: dict[str, Any] = {"marker": "o", "markersize": 3} if len(c.x) == 1 else {}
+        few = len(c.x) == 1 or (group.runs[0].is_stream and len(c.x) <= 30)
+        dot: dict[str, Any] = {"marker": "o", "markersize": 3} if few else {}
         axes.plot(c.x, c.mean, **look, **dot)
         if c.n.max() > 1:
             axes.fill_between(c.x, c.low, c.high, color=look["color"], alpha=0.16, linewidth=0, zorder=1.5)
@@ -55,7 +57,7 @@ def draw(
         mark_boundaries(axes, boundaries([run for group in setting.groups for run in group.runs]), words)
     limits(axes, drawn)
     axes.set_xlabel(style.AXES[setting.x_unit])
-    axes.set_ylabel(METRICS[setting.metric][0])
+    axes.set_ylabel(setting.y_label)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     if axes.get_xlim()[1] >= 1e4:
@@ -82,18 +84,31 @@ def mark_boundaries(axes: Axes, where: list[float], words: tuple[str, str] | Non
 
 
 def limits(axes: Axes, drawn: Sequence[tuple[Group, Curve]]) -> None:
-    """Limits that show the differences: a phase's steep start may lie outside the axes, a line's end may not."""
+    """Limits that show everything; or, where a few points would take most of the height, the words that they cut."""
     if not drawn:
         return
     x = np.concatenate([c.x for _, c in drawn])
     y = np.concatenate([c.mean[np.isfinite(c.mean)] for _, c in drawn])
-    more_is_better = METRICS[drawn[0][0].runs[0].metric][1]
     ends = [v for _, c in drawn for v in (c.low[-1], c.high[-1], c.mean[-1]) if np.isfinite(v)]
-    low = min([*ends, np.quantile(y, 0.04) if more_is_better else y.min()])
-    high = max([*ends, y.max() if more_is_better else np.quantile(y, 0.96)])
+    lowest, highest = min([*ends, *y]), max([*ends, *y])
+    low, high = min([*ends, np.quantile(y, 0.04)]), max([*ends, np.quantile(y, 0.96)])
+    if highest - lowest <= MOST * (high - low):
+        low, high = lowest, highest
     room = 0.04 * (high - low) or 0.01
     axes.set_ylim(low - room, high + room)
-    axes.set_xlim(0, x.max() or 1)
+    axes.set_xlim(0, (x.max() or 1) + 0.5 * drawn[0][0].runs[0].is_stream)
+    for beyond, edge, at in ((lowest < low - room, lowest, 0), (highest > high + room, highest, 1)):
+        if beyond:
+            axes.annotate(
+                f"axis cut: values {'up' if at else 'down'} to {edge:.3g}",
+                (0, at),
+                (3, -3 if at else 3),
+                xycoords="axes fraction",
+                textcoords="offset points",
+                va="top" if at else "bottom",
+                color=GREY,
+                fontsize=6,
+            )
 
 
 def label_ends(axes: Axes, drawn: Sequence[tuple[Group, Curve]], palette: style.Palette, n: bool = False) -> None:

@@ -5,9 +5,8 @@ one *variant* (the method with its hyperparameters) differ by their seed alone a
 """
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,17 +14,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis import streams
 from analysis.boundaries import split
+from analysis.differences import by_number, differences
 
 ALL_CLASSES = "test/accuracy_all"  # of a class-incremental run; `test/accuracy` is on the classes seen so far
-# The main metric: history key -> (axis label, whether more is better). The first one present decides.
+# The main metric: history key -> (axis label, whether more is better). The first one present decides; those of training
+# count in streams of tasks alone.
 METRICS = {
     "test/accuracy": ("Test accuracy", True),
     ALL_CLASSES: ("Test accuracy on all classes", True),
     "val/loss": ("Validation loss", False),
     "eval/return": ("Evaluation return", True),
+    "train/accuracy": ("Training accuracy", True),
+    "train/loss": ("Training loss", False),
 }
-DOMAINS = {"test/accuracy": "vision", ALL_CLASSES: "vision", "val/loss": "language", "eval/return": "rl"}
+DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language", "eval/return": "rl"}
 
 LONGEST_NAME = 100  # characters
 LARGEST_COUNT, LARGEST_VALUE = 1e15, 1e30  # beyond, it is no count of steps, and no figure can be drawn
@@ -89,6 +93,8 @@ class Run:
             BadRun: see `check`.
         """
         history, boundaries = split(table) if "step" in table else (table, pd.DataFrame())
+        if streams.is_stream(history):
+            history = streams.with_tasks(history, meta["finished"])
         about = meta["config"], history, meta["finished"], meta["environment"]
         return check(cls(name, source, *about, boundaries, meta.get("identity")))
 
@@ -114,7 +120,7 @@ class Run:
 
     @cached_property
     def metric(self) -> str:
-        return self.main or next(key for key in METRICS if key in self.history)
+        return self.main or next(iter(metrics_of(self.history)))
 
     @property
     def domain(self) -> str:
@@ -136,14 +142,23 @@ class Run:
         return json.dumps(method, sort_keys=True, default=str)
 
     @property
+    def is_stream(self) -> bool:
+        """Whether each phase is a new task."""
+        return streams.TASK in self.history
+
+    @property
     def x(self) -> str:
         """The column for the horizontal axis."""
+        if self.is_stream:
+            return streams.TASK
         if self.domain == "language":  # earlier runs called the column `epoch`
             return next(key for key in ("iteration", "epoch", "step") if key in self.history)
         return next(key for key in ("epoch", "env_steps", "step") if key in self.history)
 
     def final(self, metric: str | None = None) -> float:
-        """The last value logged; inf if the run diverged."""
+        """The last value logged, of a stream the mean over tasks of the last in each; inf if the run diverged."""
+        if metric is None and self.is_stream:
+            return streams.mean(streams.values(self.history, self.metric))
         values = self.history[metric or self.metric].to_numpy(dtype=float)
         values = values[~np.isnan(values)]
         return float(values[-1]) if len(values) else float("nan")
@@ -152,6 +167,12 @@ class Run:
         metric = metric or self.metric
         values = self.history[metric].where(np.isfinite)
         return float(values.max() if METRICS.get(metric, ("", True))[1] else values.min())
+
+
+def metrics_of(history: pd.DataFrame) -> list[str]:
+    """Those of METRICS that a history has, the main one first."""
+    stream = streams.is_stream(history)
+    return [key for key in METRICS if key in history and (stream or not key.startswith("train/"))]
 
 
 def from_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -193,9 +214,10 @@ def check(run: Run) -> Run:
         raise BadRun("foreign: its metrics have no `step`")
     if not run.history["step"].is_monotonic_increasing or not run.history["step"].is_unique:
         raise BadRun("corrupt: `step` does not increase from row to row")
-    if not any(key in run.history for key in METRICS):
+    if not metrics_of(run.history):
         raise BadRun(f"foreign: its metrics have none of {', '.join(METRICS)}")
-    history = {key: run.history[key].to_numpy() for key in (run.metric, run.x, "step", "phase") if key in run.history}
+    axis = "step" if run.is_stream else run.x
+    history = {key: run.history[key].to_numpy() for key in (run.metric, axis, "step", "phase") if key in run.history}
     values = history.pop(run.metric)
     measured = ~np.isnan(values)
     for key, column in history.items():
@@ -246,34 +268,6 @@ def same_axis(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
     return [run for run, x in odd.items() if x == run.x], out
 
 
-def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a nested config as (dotted name, value)."""
-    if isinstance(config, dict):
-        for key, value in config.items():
-            yield from flatten(value, f"{prefix}{key}.")
-    else:
-        yield prefix.rstrip("."), config
-
-
-def differences(configs: Iterable[Any]) -> list[str]:
-    """For each config what distinguishes it from the others: `lr=0.1, width=8`; empty where it is the only one.
-
-    Takes as few keys as possible, earlier ones first; a final `...` says that more keys differ.
-    """
-    flats = [dict(flatten(config)) for config in configs]
-    keys = dict.fromkeys(key for flat in flats for key in flat)
-    telling = [key for key in keys if len({str(flat.get(key)) for flat in flats}) > 1]
-    kept: list[str] = []
-    parts = 1
-    for key in telling:
-        finer = len({tuple(str(flat.get(k)) for k in [*kept, key]) for flat in flats})
-        if finer > parts:
-            kept, parts = [*kept, key], finer
-    named = [[f"{k.split('.')[-1]}={flat[k]}" for k in kept if k in flat] for flat in flats]
-    more = ["..."] if len(telling) > len(kept) and kept != ["scale"] else []
-    return [", ".join(names + more) for names in named]
-
-
 @dataclass(frozen=True)
 class Group:
     """The runs of one variant of a method in one setting: they differ by seed."""
@@ -311,6 +305,16 @@ class Setting:
     def x_unit(self) -> str:
         """What the horizontal axis counts: a language run's column `epoch` holds iterations."""
         return "iteration" if (self.domain, self.x) == ("language", "epoch") else self.x
+
+    @property
+    def y_label(self) -> str:
+        """What the vertical axis shows."""
+        run, label = self.groups[0].runs[0], METRICS[self.metric][0]
+        if not run.is_stream:
+            return label
+        if self.metric.startswith("train/") and run.history["phase"].is_unique:  # a row a task: each example seen once
+            return "Online accuracy" if self.metric == "train/accuracy" else "Online loss"
+        return f"{label}, end of task"
 
     @property
     def name(self) -> str:
@@ -373,12 +377,6 @@ def settings(runs: Iterable[Run]) -> list[Setting]:
         for members, detail in zip(alike, details, strict=True):
             out.append(Setting(*names, detail, members[0].metric, method_groups(members)))
     return out
-
-
-def by_number(text: str) -> list[str | float]:
-    """A key that sorts texts alike up to their numbers by these: 5 before 10, 1e-4 before 0.01."""
-    parts: list[str | float] = list(re.split(r"(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", text))
-    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def method_groups(runs: Iterable[Run]) -> list[Group]:

@@ -43,12 +43,17 @@ NAMES = {
     "warm_start": "Warm start",
     "continual": "Continual",
     "class_incremental": "Class-incremental",
+    "random_labels": "Random labels",
+    "permuted": "Permuted pixels",
+    "permuted_online": "Permuted pixels, online",
+    "slowly_changing_regression": "Slowly changing regression",
+    "mnist": "MNIST",
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "tinyimagenet": "Tiny-ImageNet",
     "digits": "digits",
 }
-AXES = {"epoch": "Epoch", "iteration": "Iteration", "step": "Step", "env_steps": "Environment steps"}
+AXES = {"task": "Task", "epoch": "Epoch", "iteration": "Iteration", "step": "Step", "env_steps": "Environment steps"}
 BANDS = {"sem": "± standard error", "bootstrap": "95 % bootstrap interval", "minmax": "min to max"}
 
 RC: dict[Any, Any] = {

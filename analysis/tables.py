@@ -2,12 +2,12 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from analysis import style
+from analysis import streams, style
 from analysis.estimates import Estimate, Paired, holm, paired
 from analysis.estimates import mean as estimate
 from analysis.runs import METRICS, Group, Run, Setting
@@ -18,6 +18,8 @@ REFERENCES = ("base", "fire")  # what each method is compared with
 def results(setting: Setting, test: str = "t", interval: str = "t") -> pd.DataFrame:
     """One row a method: final and best value, and the paired differences of the final one to base and to FIRE.
 
+    Of a stream of tasks, the columns of `streams.numbers`; the first takes the place of the final value.
+
     Args:
         setting: what was run.
         test: see `estimates.paired`.
@@ -26,9 +28,17 @@ def results(setting: Setting, test: str = "t", interval: str = "t") -> pd.DataFr
     columns: dict[str, list[object]] = {
         "method": [label(group) for group in setting.groups],
         "n": [seeds(group) for group in setting.groups],
-        "final": [estimate([run.final() for run in group.runs], interval) for group in setting.groups],
-        "best": [estimate([run.best() for run in group.runs], interval) for group in setting.groups],
     }
+
+    def over_seeds(of: Callable[[Run], float]) -> list[object]:
+        return [estimate([of(run) for run in group.runs], interval) for group in setting.groups]
+
+    if setting.groups[0].runs[0].is_stream:
+        said = {run: streams.numbers(run.history, run.boundaries, run.metric) for g in setting.groups for run in g.runs}
+        for name in dict.fromkeys(name for numbers in said.values() for name in numbers):
+            columns[name] = over_seeds(lambda run, name=name: said[run].get(name, np.nan))  # type: ignore[misc]
+    else:
+        columns |= {"final": over_seeds(Run.final), "best": over_seeds(Run.best)}
     references = {method: group for method in REFERENCES if (group := setting.group(method)) is not None}
     for method, column in comparisons(setting.groups, references, test).items():
         columns[f"vs {style.name(method)}"] = list(column)

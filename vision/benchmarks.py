@@ -61,12 +61,14 @@ class Benchmark(ABC):
         methods_from_phase: the first phase within which methods act.
         new_tasks: whether each phase is a new task. Then rows also have averages over the run so far (`vision.train`).
         keeps_optimizer: whether the optimizer's state survives a boundary, unless a method resets it.
+        needs_classes: whether labels are classes; else they are numbers.
         headline: the number of a run's summary that is shown and returned.
     """
 
     methods_from_phase = 0
     new_tasks = False
     keeps_optimizer = False
+    needs_classes = True
     headline = "test/accuracy"
 
     @abstractmethod

@@ -7,6 +7,7 @@ the baseline does not know of the boundary.
 
 import functools
 from dataclasses import replace
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -14,12 +15,14 @@ from torch import Tensor
 
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.training import seeding
+from fire_core.ranges import Count, checked, within
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
 from vision.data.bits import BitData
 
 NONE = np.arange(0)  # no test set
-MOST = 100_000  # tasks
+Tasks = Annotated[int, within(1, 100_000)]  # a list of phases is made of them
+Examples = Annotated[int, within(1, 10_000_000)]  # made at once
 
 
 class RandomLabels(Benchmark):
@@ -37,12 +40,12 @@ class RandomLabels(Benchmark):
     keeps_optimizer = True
     headline = "task_end/accuracy"
 
-    def __init__(self, tasks: int = 20, samples: int = 1200) -> None:
-        self.tasks, self.samples = check_tasks(tasks), samples
+    @checked
+    def __init__(self, tasks: Tasks = 20, samples: Count = 1200) -> None:
+        self.tasks, self.samples = tasks, samples
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
         """A phase a task."""
-        check_classes(data)
         chosen = choose(data, self.samples, seed)
         return [
             Phase(chosen, NONE, epochs, change=functools.partial(draw_labels, seed=seed, task=task))
@@ -64,13 +67,13 @@ class Permuted(Benchmark):
     new_tasks = True
     keeps_optimizer = True
 
-    def __init__(self, tasks: int = 20, samples: int | None = None, online: bool = False) -> None:
-        self.tasks, self.samples, self.online = check_tasks(tasks), samples, online
+    @checked
+    def __init__(self, tasks: Tasks = 20, samples: Count | None = None, online: bool = False) -> None:
+        self.tasks, self.samples, self.online = tasks, samples, online
         self.headline = "online/accuracy" if online else "task_end/accuracy"
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
         """A phase a task."""
-        check_classes(data)
         if self.online and epochs != 1:
             raise ConfigError(f"benchmark.online=true sees each image once in a task: epochs must be 1, got {epochs}")
         chosen = choose(data, self.samples, seed)
@@ -101,14 +104,14 @@ class SlowlyChangingRegression(Benchmark):
 
     new_tasks = True
     keeps_optimizer = True
+    needs_classes = False
     headline = "online/loss"
 
-    def __init__(self, tasks: int = 100, every: int = 10_000, flipping: int = 15, flips: str = "one") -> None:
-        self.tasks, self.every, self.flipping, self.flips = check_tasks(tasks), every, flipping, flips
-        if every < 1:
-            raise ConfigError(f"benchmark.every must be at least 1, got {every}")
-        if flips not in ("one", "all"):
-            raise ConfigError(f"benchmark.flips={flips} is unknown; accepted: one, all")
+    @checked
+    def __init__(
+        self, tasks: Tasks = 100, every: Examples = 10_000, flipping: Count = 15, flips: Literal["one", "all"] = "one"
+    ) -> None:
+        self.tasks, self.every, self.flipping, self.flips = tasks, every, flipping, flips
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
         """A phase a task."""
@@ -118,8 +121,8 @@ class SlowlyChangingRegression(Benchmark):
             raise ConfigError(
                 f"benchmark=slowly_changing_regression sees an example once: epochs must be 1, got {epochs}"
             )
-        if not 1 <= self.flipping <= data.inputs:
-            raise ConfigError(f"benchmark.flipping must be in [1, {data.inputs}], the input bits, got {self.flipping}")
+        if self.flipping > data.inputs:
+            raise ConfigError(f"benchmark.flipping={self.flipping} is more than the {data.inputs} input bits")
         slow = slow_bits(self.tasks, self.flipping, self.flips, seeding.generator(seed, "slow bits"))
         examples = np.arange(self.every)
         return [
@@ -188,28 +191,7 @@ def choose(data: ImageData, samples: int | None, seed: int) -> np.ndarray:
     there = len(data.train_labels)
     if samples is None:
         return np.arange(there)
-    if not 1 <= samples <= there:
-        raise ConfigError(f"benchmark.samples must be in [1, {there}], the training images, got {samples}")
+    if samples > there:
+        raise ConfigError(f"benchmark.samples={samples} is more than the {there} training images of the data set")
     order: np.ndarray = torch.randperm(there, generator=seeding.generator(seed, "samples")).numpy()
     return order[:samples]
-
-
-def check_tasks(tasks: int) -> int:
-    """The number of tasks.
-
-    Raises:
-        ConfigError: there are none, or more than can be listed.
-    """
-    if isinstance(tasks, bool) or not isinstance(tasks, int) or not 1 <= tasks <= MOST:
-        raise ConfigError(f"benchmark.tasks must be a whole number in [1, {MOST}], got {tasks}")
-    return tasks
-
-
-def check_classes(data: ImageData) -> None:
-    """Refuse data without at least two classes to tell apart.
-
-    Raises:
-        ConfigError: there are fewer.
-    """
-    if data.num_classes < 2:
-        raise ConfigError(f"the data set must have at least 2 classes, it has {data.num_classes}")

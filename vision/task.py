@@ -79,6 +79,9 @@ class Task:
         set_up_torch(device, config.threads, config.deterministic)
         data = build("dataset", config.dataset, ImageData)
         benchmark = build("benchmark", config.benchmark, Benchmark)
+        if benchmark.needs_classes and data.num_classes < 2:
+            names = f"dataset={config.dataset.name}", f"benchmark={config.benchmark.name}"
+            raise ConfigError(f"{names[0]} has fewer than two classes: {names[1]} has nothing to tell apart")
         phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
         if not phases:
             raise ConfigError(f"benchmark={config.benchmark.name} has no phases")

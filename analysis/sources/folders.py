@@ -14,7 +14,7 @@ from analysis.runs import LARGEST_VALUE, METRICS, BadRun, LeftOut, Run
 from analysis.sources import cache as disk
 from analysis.sources.safely import LARGE, parse_json, parse_yaml, printable, read_bytes
 
-NEEDED = ("step", "phase", "epoch", "iteration", "env_steps", *METRICS)
+NEEDED = ("step", "phase", "epoch", "iteration", "env_steps", *METRICS, "online/accuracy", "online/loss")
 MARKS = (
     "config.yaml",
     "metrics.jsonl",

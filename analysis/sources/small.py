@@ -16,8 +16,10 @@ from analysis.boundaries import FLAG, join
 from analysis.privacy import public_config, public_environment
 from analysis.runs import METRICS, BadRun, LeftOut, Run
 
-COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, *METRICS)
+MAIN = [key for key in METRICS if not key.startswith("train/")]
+COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, *MAIN)
 PREFIXES = ("boundary/", "method/", "eval/")
+OF_STREAMS = ("train/accuracy", "train/loss", "online/accuracy", "online/loss")
 POINTS = 200  # rows kept of a run
 
 
@@ -51,7 +53,8 @@ def write(runs: Sequence[Run], file: Path, with_paths: bool = False) -> list[Pat
     parts = []
     for run in runs:
         rows = join(run.history.iloc[kept_rows(run)], run.boundaries)
-        parts.append(rows[[c for c in rows if c in COLUMNS or str(c).startswith(PREFIXES)]].assign(run=run.name))
+        columns = COLUMNS + OF_STREAMS * run.is_stream
+        parts.append(rows[[c for c in rows if c in columns or str(c).startswith(PREFIXES)]].assign(run=run.name))
     table = pd.concat(parts, ignore_index=True)
     table = table[["run", *(c for c in table if c != "run")]]
     configs = [run.config if with_paths else public_config(run.config) for run in runs]
@@ -79,6 +82,8 @@ def write(runs: Sequence[Run], file: Path, with_paths: bool = False) -> list[Pat
 def kept_rows(run: Run) -> Ints:
     """Some rows, evenly, and the best, the last and those about each boundary, so that tables do not change."""
     history, last = run.history, len(run.history) - 1
+    if run.is_stream:
+        return np.flatnonzero(history[run.x].notna())  # a row a task
     keep = {0, last, *np.linspace(0, last, min(POINTS, last + 1)).astype(int)}
     values = history[run.metric]
     keep |= {int(values.argmax()), int(values.argmin()), int(np.flatnonzero(values.notna())[-1])}

@@ -5,7 +5,8 @@ import json
 import pytest
 import yaml
 
-from analysis.runs import by_number, differences, settings
+from analysis.differences import by_number, differences
+from analysis.runs import settings
 from analysis.sources import cache, load
 from tests.analysis.synthetic import write_run
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fire_core.ranges import Share, Width, checked
 from vision.data.images import ImageData
 
 
@@ -61,7 +62,8 @@ class BitData(ImageData):
         return active.float() @ signs(self.units) + signs(1)
 
 
-def load_bits(inputs: int = 20, units: int = 100, beta: float = 0.7) -> BitData:
+@checked
+def load_bits(inputs: Width = 20, units: Width = 100, beta: Share = 0.7) -> BitData:
     """A regression from random bits (Dohare et al. 2024); a stream makes the examples.
 
     Args:
@@ -72,11 +74,6 @@ def load_bits(inputs: int = 20, units: int = 100, beta: float = 0.7) -> BitData:
     Raises:
         ValueError: if an argument is out of range.
     """
-    for name, value in (("inputs", inputs), ("units", units)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    if not 0 <= beta <= 1:
-        raise ValueError(f"beta must be in [0, 1], got {beta}")
     none, no_targets = torch.zeros(0, inputs, 1, 1, dtype=torch.uint8), torch.zeros(0)
     zero, one = torch.zeros(inputs, 1, 1), torch.ones(inputs, 1, 1)
     return BitData(none, no_targets, none, no_targets, 1, zero, one, zero, one, units=units, beta=beta)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fire_core.harness.options.errors import ConfigError
+from fire_core.ranges import checked
 from vision.data.files import fetch
-from vision.data.images import ImageData
+from vision.data.images import ImageData, Statistics
 
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MD5 = {  # of the published archives
@@ -23,7 +24,8 @@ UNSIGNED_BYTE = 8  # the only type of number in these files
 LARGEST = 1 << 30  # bytes that one file may unpack to
 
 
-def load_mnist(root: str = "data", download: bool = False, test_statistics: str = "train") -> ImageData:
+@checked
+def load_mnist(root: str = "data", download: bool = False, test_statistics: Statistics = "train") -> ImageData:
     """MNIST (LeCun, Cortes and Burges 1998): 60,000 training and 10,000 test images of 28x28 in 10 classes.
 
     Args:
@@ -39,7 +41,7 @@ def load_mnist(root: str = "data", download: bool = False, test_statistics: str 
         ValueError: if `test_statistics` is unknown.
     """
     splits = [_split(Path(root), part, download) for part in ("train", "t10k")]
-    return ImageData.of(*splits, num_classes=10, test_statistics=test_statistics)
+    return ImageData.of(splits[0], splits[1], 10, test_statistics)
 
 
 def _split(root: Path, part: str, download: bool) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,12 @@ CASES = {
     ("model.hiden=8",): "error: option model.hiden is unknown (did you mean hidden?); accepted: ",
     ("dataset=cifar10", "dataset.root=nowhere"): "error: dataset=cifar10 is not there: put ",
     ("method=fire", "method.solver=exat"): "error: method.solver=exat is unknown; accepted: newton_schulz, exact",
-    ("benchmark.ratio=500",): "error: benchmark.ratio must be in [1, 100]",
+    ("benchmark=warm_start", "benchmark.ratio=500"): "error: benchmark.ratio must be in [1, 100]",
+    ("benchmark.tasks=0",): "error: benchmark.tasks must be in [1, 100000], got 0",
+    ("benchmark.samples=1281",): "error: benchmark.samples=1281 is more than the 1280 training images",
+    ("dataset=bits",): "error: dataset=bits has fewer than two classes: benchmark=random_labels has",
+    ("benchmark=slowly_changing_regression",): "error: benchmark=slowly_changing_regression has no images: it needs",
+    ("benchmark=permuted_online", "epochs=3"): "error: benchmark.online=true sees each image once in a task: epochs",
     ("device=cuda:77",): "error: device=cuda:77: torch sees",
     ("method.name=../x",): "error: method.name='../x' goes into a path",
 }
@@ -44,12 +49,12 @@ def test_a_sweep_goes_on_past_a_failed_job_and_tells_of_all(tmp_path: Path, zygo
     table = [line for line in first.err.splitlines() if line.startswith("scale=smoke")]
     assert first.code == 2
     assert "failed    method.coef must be in [0, 1], got 7" in table[0]
-    assert "done      test/accuracy" in table[1]
+    assert "done      task_end/accuracy" in table[1]
     again = zygote.run(tmp_path, "vision.train", *options, "method=snp", "method.coef=0.5,0.6", "-m")
     table = [line for line in again.err.splitlines() if line.startswith("scale=smoke")]
     assert again.code == 0
-    assert "skipped   test/accuracy" in table[0]
-    assert "done      test/accuracy" in table[1]
+    assert "skipped   task_end/accuracy" in table[0]
+    assert "done      task_end/accuracy" in table[1]
     assert again.err.count("first phase taken from") == 1
 
 
