@@ -1,0 +1,213 @@
+"""Streams in which each phase is a new task: what a task's data are, and what a run of them leaves."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vision.train as trainer
+from tests.programs import Program, assert_same, rows, summary
+from vision.data import load_bits, load_digits
+from vision.data.bits import BitData
+from vision.learner import Learner
+from vision.streams import Permuted, RandomLabels, SlowlyChangingRegression, slow_bits
+
+TINY = Program(
+    "vision",
+    "vision.train",
+    (
+        *("scale=smoke", "tracker=none", "progress=false", "threads=1", "model.hidden=8", "model.depth=1"),
+        *("benchmark.tasks=3", "batch_size=64", "lr=1e-3", "metrics=off"),
+    ),
+)
+STREAMS = {
+    "random_labels": ("benchmark.samples=128",),
+    "permuted": ("benchmark.samples=128",),
+    "permuted_online": ("batch_size=16", "benchmark.samples=128"),
+    "slowly_changing_regression": ("dataset=bits", "batch_size=1", "benchmark.every=60"),
+}
+
+
+def make_task(stream: str, *options: str) -> trainer.Task:
+    return trainer.Task.from_config(TINY.compose(f"benchmark={stream}", *STREAMS[stream], *options))
+
+
+def test_random_labels_are_new_in_each_task_for_the_same_images() -> None:
+    data = load_digits()
+    phases = RandomLabels(tasks=4, samples=1200).phases(data, epochs=1, seed=0)
+    made = [phase.change(data) for phase in phases if phase.change]
+    labels = [one.train_labels[phase.train] for one, phase in zip(made, phases, strict=True)]
+    assert all(np.array_equal(phase.train, phases[0].train) for phase in phases)
+    assert len(set(phases[0].train.tolist())) == 1200
+    for one, other in itertools.pairwise(labels):
+        assert float((one == other).float().mean()) == pytest.approx(0.1, abs=0.04)
+    assert float((labels[0] == data.train_labels[phases[0].train]).float().mean()) == pytest.approx(0.1, abs=0.04)
+    assert torch.bincount(torch.cat(labels), minlength=10).min() > 380  # 480 expected of each class
+    again = RandomLabels(tasks=4, samples=1200).phases(data, epochs=1, seed=0)[2].change
+    other = RandomLabels(tasks=4, samples=1200).phases(data, epochs=1, seed=1)[2]
+    assert again is not None
+    assert torch.equal(again(data).train_labels, made[2].train_labels)
+    assert not np.array_equal(other.train, phases[2].train)
+    assert not any(len(phase.test) for phase in phases)
+
+
+def test_pixels_are_permuted_alike_in_all_images_of_a_task() -> None:
+    data = load_digits()
+    phases = Permuted(tasks=3, samples=500).phases(data, epochs=1, seed=0)
+    made = [phase.change(data) for phase in phases if phase.change]
+    for one in made:
+        assert one.train_images.shape == (500, 1, 8, 8)
+        assert torch.equal(one.test_labels, data.test_labels)
+        # Where each pixel went is found from the test images, and must explain the training images.
+        before, after = (images.flatten(1).T.tolist() for images in (data.test_images, one.test_images))
+        assert sorted(before) == sorted(after)
+        assert before != after
+    columns = [[tuple(c) for c in one.test_images.flatten(1).T.tolist()] for one in made]
+    assert columns[0] != columns[1] != columns[2]
+    moved = [columns[0].index(column) for column in columns[1]]
+    distinct = [i for i, column in enumerate(columns[1]) if columns[1].count(column) == 1]
+    first, second = (one.train_images.flatten(1) for one in made[:2])
+    assert torch.equal(first[:, [moved[i] for i in distinct]], second[:, distinct])
+    assert torch.equal(made[0].train_labels, made[1].train_labels)
+
+
+def test_one_slow_bit_flips_between_two_tasks() -> None:
+    slow = slow_bits(200, 15, "one", torch.Generator().manual_seed(0)).int()
+    flips = (slow[1:] != slow[:-1]).sum(1)
+    assert flips.tolist() == [1] * 199
+    assert (slow[1:] != slow[:-1]).any(0).all(), "each bit flips at some time"
+    every = slow_bits(200, 15, "all", torch.Generator().manual_seed(0)).int()
+    assert float((every[1:] != every[:-1]).float().mean()) == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_regression_s_inputs_and_targets() -> None:
+    data = load_bits()
+    phases = SlowlyChangingRegression(tasks=2, every=4000).phases(data, epochs=1, seed=0)
+    made = [phase.change(data) for phase in phases if phase.change]
+    bits = [one.train_images.flatten(1).int() for one in made]
+    assert [tuple(b.shape) for b in bits] == [(4000, 20)] * 2
+    assert all((b[:, :15] == b[0, :15]).all() for b in bits)
+    assert float(bits[0][:, 15:].float().mean()) == pytest.approx(0.5, abs=0.02)
+    assert len({tuple(row) for row in bits[0][:, 15:].tolist()}) == 32
+    # The same network in both tasks: an input that occurs in both (with equal slow bits) has the same target.
+    targets = [
+        dict(zip(map(tuple, b.tolist()), one.train_labels.tolist(), strict=True))
+        for b, one in zip(bits, made, strict=True)
+    ]
+    assert all(len(t) == 32 for t in targets), "the target depends on the bits alone"
+
+
+def test_a_target_unit_is_active_where_enough_inputs_agree_with_its_weights() -> None:
+    """With weights of 1 and -1 and inputs of 0 and 1, sum > (m+1) beta - S says: more than (m+1) beta inputs agree."""
+    data = load_bits()
+    assert isinstance(data, BitData)
+    draw = np.random.default_rng(0)
+    inputs = draw.integers(0, 2, (300, 20))
+    got = data.target(torch.from_numpy(inputs).float(), torch.Generator().manual_seed(5)).numpy()
+    generator = torch.Generator().manual_seed(5)
+    weights, out, constant = (
+        torch.randint(2, shape, generator=generator).numpy() * 2 - 1 for shape in ((100, 21), (100,), (1,))
+    )
+    for row, value in zip(inputs, got, strict=True):
+        agree = [sum((x == 1) == (w == 1) for x, w in zip([*row, 1], unit, strict=True)) for unit in weights]
+        assert value == sum(o for o, a in zip(out, agree, strict=True) if a > 21 * 0.7) + constant[0]
+    assert got.std() > 0.5
+
+
+def test_data_do_not_depend_on_the_phases_before() -> None:
+    for stream in STREAMS:
+        straight, resumed = make_task(stream), make_task(stream)
+        for index in range(3):
+            straight.data_of(index)
+        images, labels = zip(*trainer.batches(straight, 2), strict=True)
+        other_images, other_labels = zip(*trainer.batches(resumed, 2), strict=True)
+        assert all(torch.equal(a, b) for a, b in zip(images + labels, other_images + other_labels, strict=True))
+        assert len(straight.changed) <= 3
+
+
+def test_the_optimizer_s_state_survives_a_boundary_unless_the_method_resets_it() -> None:
+    for method, kept in (("base", True), ("full_reset", False)):
+        task = make_task("random_labels", f"method={method}")
+        learner = Learner.new(task)
+        trainer.begin_phase(task, learner, 0)
+        before = learner.optimizer
+        for images, labels in trainer.batches(task, 0):
+            trainer.train_step(task, learner, images, labels, acts=False)
+        trainer.begin_phase(task, learner, 1)
+        assert learner.optimizer is before
+        assert bool(before.state) == kept  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_rows_hold_the_averages_over_the_run(stream: str, tmp_path: Path) -> None:
+    folder = TINY.run(tmp_path, f"benchmark={stream}", *STREAMS[stream])
+    found: list[dict[str, Any]] = [row for row in rows(folder) if "kind" not in row]
+    kind = "loss" if stream == "slowly_changing_regression" else "accuracy"
+    ends = [max((row for row in found if row["phase"] == phase), key=lambda row: row["step"]) for phase in range(3)]
+    end = "test/accuracy" if stream == "permuted" else f"train/{kind}"
+    assert found[-1][f"online/{kind}"] == pytest.approx(np.mean([row[f"train/{kind}"] for row in found]))
+    assert found[-1][f"task_end/{kind}"] == pytest.approx(np.mean([row[end] for row in ends]))
+    assert f"task_end/{kind}" not in found[0] or found[0] == ends[0]
+    assert ("test/accuracy" in found[0]) == (stream == "permuted")
+    assert ("train/accuracy" in found[0]) == (kind == "accuracy")
+    boundaries = [row for row in rows(folder) if "kind" in row]
+    assert len(boundaries) == 2
+    if kind == "accuracy":  # base does nothing at a boundary
+        assert all(
+            row["boundary/previous_accuracy_before"] == row["boundary/previous_accuracy_after"] for row in boundaries
+        )
+    assert summary(folder)[trainer.Task.from_config(TINY.compose(f"benchmark={stream}", *STREAMS[stream])).headline] > 0
+
+
+def test_accuracy_on_the_task_before_is_that_of_its_own_labels(tmp_path: Path) -> None:
+    """The network's accuracy right before the boundary, on the labels with which it was trained."""
+    folder = TINY.run(
+        tmp_path, "benchmark=random_labels", "benchmark.samples=64", "epochs=60", "model.hidden=64", "lr=0.01"
+    )
+    (first, _) = [row for row in rows(folder) if "kind" in row]
+    last = [row for row in rows(folder) if row["phase"] == 0][-1]
+    assert last["train/accuracy"] > 0.9
+    assert first["boundary/previous_accuracy_before"] > 0.9
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_cut_in_a_task_and_resumed(stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = (f"benchmark={stream}", *STREAMS[stream], "method=fire")
+    calm = TINY.run(tmp_path / "calm", *options)
+    real, steps, last = trainer.train_step, 0, rows(calm)[-1]["step"]
+
+    def step_or_cut(*arguments: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == last - 1:
+            raise KeyboardInterrupt
+        real(*arguments)
+
+    monkeypatch.setattr(trainer, "train_step", step_or_cut)
+    monkeypatch.setattr(trainer.Run, "checkpoint_due", property(lambda _: steps % 3 == 0))
+    with pytest.raises(KeyboardInterrupt):
+        TINY.run(tmp_path / "rough", *options)
+    assert_same(TINY.run(tmp_path / "rough", *options), calm)
+
+
+def test_the_first_task_is_shared_by_methods_that_act_between_tasks(tmp_path: Path) -> None:
+    options = ("benchmark=random_labels", *STREAMS["random_labels"])
+    base, fire, redo = (TINY.run(tmp_path, *options, f"method={name}") for name in ("base", "fire", "redo"))
+    assert len(list((tmp_path / ".cache").glob("vision-random_labels-*-s0-*/DONE"))) == 1
+    first, second = ([row for row in rows(folder) if row["phase"] == 0] for folder in (base, fire))
+    assert first == second
+    assert next(row for row in rows(redo) if row["phase"] == 0)["train/loss"] == first[0]["train/loss"]
+    alone = TINY.run(tmp_path / "alone", *options, "method=fire", "cache=off")
+    assert rows(alone) == rows(fire)
+
+
+@pytest.mark.slow
+def test_base_loses_its_plasticity_on_random_labels_and_fire_keeps_it(tmp_path: Path) -> None:
+    """The default program: twenty tasks on the digits."""
+    whole = Program("vision", "vision.train", ("tracker=none", "progress=false"))
+    last = {method: rows(whole.run(tmp_path, f"method={method}"))[-1] for method in ("base", "fire")}
+    assert last["base"]["train/accuracy"] < 0.2
+    assert last["fire"]["train/accuracy"] > 0.8
