@@ -88,7 +88,7 @@ def limits(axes: Axes, drawn: Sequence[tuple[Group, Curve]]) -> None:
     if not drawn:
         return
     x = np.concatenate([c.x for _, c in drawn])
-    y = np.concatenate([c.mean[np.isfinite(c.mean)] for _, c in drawn])
+    y = np.concatenate([edge[np.isfinite(edge)] for _, c in drawn for edge in (c.mean, c.low, c.high)])
     ends = [v for _, c in drawn for v in (c.low[-1], c.high[-1], c.mean[-1]) if np.isfinite(v)]
     lowest, highest = min([*ends, *y]), max([*ends, *y])
     low, high = min([*ends, np.quantile(y, 0.04)]), max([*ends, np.quantile(y, 0.96)])
