@@ -85,3 +85,13 @@ def all_true(flags: Tensor, parameters: list[Tensor]) -> Tensor:
         for dimension in range(mesh.ndim):
             dist.all_reduce(flags, op=dist.ReduceOp.MIN, group=mesh.get_group(dimension))
     return flags
+
+
+def mean_over_ranks(value: Tensor) -> float:
+    """A scalar averaged over all processes, the same number in each; all of them must call this. Waits for the device."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if "gloo" not in dist.get_backend():  # NCCL takes only what lies on its device
+            value = value.to(torch.accelerator.current_accelerator())
+        value = value.detach().double() / dist.get_world_size()
+        dist.all_reduce(value)
+    return float(value)

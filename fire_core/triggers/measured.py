@@ -1,0 +1,199 @@
+"""Triggers that measure the model every few steps and fire when the number passes a threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.methods.protocol import Net
+from fire_core.metrics import dfi
+from fire_core.reinit.scales import scale_of
+from fire_core.triggers.trigger import Firing, Metrics, Trigger
+from fire_core.weights.distributed import full, mean_over_ranks
+from fire_core.weights.entry import Entry
+from fire_core.weights.layout import resolve
+
+REARM = 0.9
+
+
+class Measured(Trigger):
+    """Fires when a number of the model, measured every `every` steps, passes a threshold.
+
+    Hysteresis: after an action that it asked for it fires again only once the number has come back past `rearm`. An
+    action that does not help is thus not repeated for ever.
+
+    Args:
+        above: fire when the number lies above this.
+        below: or below this; one of the two.
+        every: steps between two measurements.
+        rearm: default: 0.9 of `above`, or `below` / 0.9.
+        cooldown: steps after any action in which it does not fire.
+
+    Raises:
+        ValueError: not exactly one threshold; `rearm` on its wrong side; a number out of range.
+    """
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("last", "due", "armed", "beyond", "value", "acted_at")
+
+    def __init__(
+        self,
+        above: float | None = None,
+        below: float | None = None,
+        every: int = 100,
+        rearm: float | None = None,
+        cooldown: int = 0,
+    ) -> None:
+        super().__init__()
+        kind = type(self).__name__
+        if (above is None) == (below is None):
+            raise ValueError(f"{kind}: give either above or below")
+        if every < 1 or cooldown < 0:
+            raise ValueError(f"{kind}: every must be at least 1 and cooldown 0, got {every} and {cooldown}")
+        self.sign = 1 if above is not None else -1
+        threshold = above if above is not None else below
+        assert threshold is not None
+        self.threshold, self.every, self.cooldown = threshold, every, cooldown
+        self.rearm = threshold * REARM**self.sign if rearm is None else rearm
+        if self.sign * (self.rearm - threshold) > 0:
+            side = "above" if self.sign > 0 else "below"
+            raise ValueError(f"{kind}: rearm={rearm} must not lie {side} the threshold {threshold}")
+        self.due = False  # a measurement
+        self.armed = True
+        self.beyond = False  # the last measurement, which holds until the next
+        self.value: float | None = None
+        self.acted_at: int | None = None
+        self._waiting = 0  # steps since the measurement is due
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self._side}={self.threshold:g}, every={self.every})"
+
+    @property
+    def _side(self) -> str:
+        return "above" if self.sign > 0 else "below"
+
+    def earliest(self) -> int:
+        return self.every
+
+    def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
+        if net is None:
+            raise ValueError(f"{type(self).__name__} measures the model: ask(step, model)")
+
+    def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
+        assert net is not None
+        self.due |= step // self.every > last // self.every
+        if self.due:
+            measured = self.measure(net)
+            if measured is None:
+                self._waiting += step - last
+                if self._waiting > self.every:
+                    raise ValueError(f"{type(self).__name__}: {self.missing}")
+            else:
+                self._take(step, mean_over_ranks(measured))
+        if not (self.armed and self.beyond):
+            return None
+        reason = f"{self.name} {self.value:.4g} {self._side} {self.threshold:g}"
+        return Firing(step, self.name, reason, self.numbers())
+
+    def _take(self, step: int, value: float) -> None:
+        self.due, self._waiting, self.value = False, 0, value
+        cooling = self.acted_at is not None and step - self.acted_at <= self.cooldown
+        self.beyond = not cooling and self.sign * (value - self.threshold) > 0
+        self.armed |= self.sign * (value - self.rearm) < 0
+
+    def acted(self, step: int) -> None:
+        self.armed &= not self.beyond
+        self.beyond, self.acted_at = False, step
+
+    def numbers(self) -> dict[str, float]:
+        return {} if self.value is None else {self.name: self.value}
+
+    missing = "there is nothing to measure"
+
+    def measure(self, net: Net) -> Tensor | None:
+        """The number, a scalar; None if it is not there yet: asked for again after the next step."""
+        raise NotImplementedError
+
+
+class GradientNorm(Measured):
+    """The l2 norm of all gradients, as they are after the optimizer's step: clipped ones if the loop clips.
+
+    Arguments: those of `Measured`.
+    """
+
+    name = "gradient_norm"
+    missing = "there are no gradients; ask before optimizer.zero_grad()"
+
+    def measure(self, net: Net) -> Tensor | None:
+        gradients = [full(p.grad.detach()) for p in net.parameters() if p.grad is not None]
+        return nn.utils.get_total_norm(gradients) if gradients else None
+
+
+class Drift(Measured):
+    """How much farther the weights are from isometries than after the last action (DfI; Han et al., ICLR 2026).
+
+    The number is the mean over all singular values of (sigma^2 / s^2 - 1)^2, s FIRE's target, minus the same number at
+    the first step after the last action, or of the run. Frozen weights do not count.
+
+    Args:
+        above: threshold of the increase.
+        every: steps between two measurements.
+        rearm: see `Measured`.
+        cooldown: steps after an action in which it does not fire.
+        layout: which weights, see `fire_core.weights.layout`; None: the network's own.
+    """
+
+    name = "drift"
+    FIELDS = (*Measured.FIELDS, "baseline")
+
+    def __init__(
+        self,
+        above: float,
+        every: int = 100,
+        rearm: float | None = None,
+        cooldown: int = 0,
+        layout: str | None = None,
+    ) -> None:
+        super().__init__(above, None, every, rearm, cooldown)
+        self.layout = layout
+        self.baseline: float | None = None
+        self._found: tuple[list[int], list[Entry]] | None = None
+
+    def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
+        super().prepare(net, metrics, probe)
+        assert net is not None
+        if not self._entries(net):
+            raise ValueError("Drift: the model has no weight matrices that FIRE would project")
+
+    def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
+        assert net is not None
+        if self.baseline is None:
+            self.baseline = mean_over_ranks(self._deviation(net))
+        return super().look(last, step, net, metrics)
+
+    def measure(self, net: Net) -> Tensor:
+        assert self.baseline is not None
+        return self._deviation(net) - self.baseline
+
+    def acted(self, step: int) -> None:
+        super().acted(step)
+        self.baseline = None
+
+    def _entries(self, net: Net) -> list[Entry]:
+        parameters = [id(p) for p in net.parameters()]
+        if self._found is None or self._found[0] != parameters:
+            entries = [e for m in net.modules.values() for e in resolve(m, self.layout or net.layout)]
+            self._found = parameters, [e for e in entries if e.action == "project"]
+        return self._found[1]
+
+    @torch.no_grad()
+    def _deviation(self, net: Net) -> Tensor:
+        entries = self._entries(net)
+        values = sum(entry.count * min(entry.shape) for entry in entries)
+        sums = []
+        for entry in entries:
+            matrices = entry.view(full(entry.parameter.detach()))  # (..., d_out, d_in)
+            sums.append(dfi(matrices / scale_of(entry, "modular", 1.0, {})).sum())
+        return torch.stack([total.to(sums[0].device) for total in sums]).sum() / values  # waits for nothing

@@ -1,0 +1,129 @@
+"""A trigger that follows a loss or score which training has anyway."""
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fire_core.methods.protocol import Net
+from fire_core.triggers.trigger import Firing, Metrics, Trigger
+from fire_core.weights.distributed import mean_over_ranks
+
+MODES = ("min", "max")
+
+
+class Plateau(Trigger):
+    """When the mean of a metric over windows of steps has not improved for some windows.
+
+    A window ends after `every` steps, or at the first value after that. An improvement is one over the best window
+    since the last action. After an action the best one is forgotten, and windows begin after `cooldown` steps.
+
+    Tensors are added up on their device and read at the end of a window.
+
+    Args:
+        metric: its name, as the loop gives it to `ask`.
+        every: steps of a window.
+        patience: windows without improvement.
+        min_delta: an improvement is at least this share of the best value.
+        mode: min for a loss, max for a score.
+        cooldown: steps after an action that do not count.
+
+    Raises:
+        ValueError: a number out of range, or an unknown mode.
+    """
+
+    name = "plateau"
+    FIELDS = ("last", "sum", "count", "due", "best", "waited", "value", "acted_at")
+
+    def __init__(
+        self,
+        metric: str = "loss",
+        every: int = 100,
+        patience: int = 10,
+        min_delta: float = 0.01,
+        mode: str = "min",
+        cooldown: int = 0,
+    ) -> None:
+        super().__init__()
+        for label, number, least in (("every", every, 1), ("patience", patience, 1), ("cooldown", cooldown, 0)):
+            if number < least:
+                raise ValueError(f"Plateau: {label} must be at least {least}, got {number}")
+        if not 0 <= min_delta < 1:
+            raise ValueError(f"Plateau: min_delta must be in [0, 1), got {min_delta}")
+        if mode not in MODES:
+            raise ValueError(f"Plateau: mode={mode} is unknown; accepted: {', '.join(MODES)}")
+        self.metric, self.every, self.patience = metric, every, patience
+        self.min_delta, self.mode, self.cooldown = min_delta, mode, cooldown
+        self.sum: Tensor | float = 0.0
+        self.count = 0
+        self.due = False
+        self.best: float | None = None
+        self.value: float | None = None  # mean of the last window
+        self.waited = 0
+        self.acted_at: int | None = None
+
+    def __str__(self) -> str:
+        return f"Plateau({self.metric!r}, every={self.every}, patience={self.patience})"
+
+    def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
+        if metrics is not None and self.metric not in metrics:
+            given = ", ".join(metrics) or "none"
+            raise ValueError(f"Plateau: there is no metric {self.metric!r}; metrics of this loop: {given}")
+
+    def earliest(self) -> int:
+        return self.every * (self.patience + 1)
+
+    def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
+        if self.acted_at is not None and step - self.acted_at <= self.cooldown:
+            return None
+        given = metrics.get(self.metric)
+        if given is not None:
+            self._add(given)
+        self.due |= step // self.every > last // self.every
+        if self.due and self.count:
+            self._end_window()
+        if self.waited < self.patience:
+            return None
+        assert self.value is not None
+        assert self.best is not None
+        better = "below" if self.mode == "min" else "above"
+        reason = f"{self.metric} {self.value:.4g} not {better} {self.best:.4g} for {self.waited} x {self.every} steps"
+        return Firing(step, self.name, reason, {self.metric: self.value, "best": self.best})
+
+    def _add(self, given: Tensor | float) -> None:
+        if isinstance(given, Tensor):
+            given = given.detach().float().reshape(())
+            if isinstance(self.sum, Tensor):
+                self.sum.add_(given)
+            else:
+                self.sum = given + self.sum  # a tensor of our own
+        else:
+            self.sum += given
+        self.count += 1
+
+    def _end_window(self) -> None:
+        total = self.sum if isinstance(self.sum, Tensor) else torch.tensor(self.sum, dtype=torch.float64)
+        self.value = mean_over_ranks(total / self.count)
+        self.sum, self.count, self.due = 0.0, 0, False
+        if self.best is None and math.isfinite(self.value):
+            self.best = self.value
+        elif self.best is not None and self._improved(self.value, self.best):
+            self.best, self.waited = self.value, 0
+        elif self.best is not None:
+            self.waited += 1
+
+    def _improved(self, value: float, best: float) -> bool:
+        gain = best - value if self.mode == "min" else value - best
+        return gain > self.min_delta * abs(best)  # of NaN: False
+
+    def acted(self, step: int) -> None:
+        self.acted_at, self.best, self.waited = step, None, 0
+        self.sum, self.count, self.due = 0.0, 0, False
+
+    def numbers(self) -> dict[str, float]:
+        return {} if self.value is None else {self.name: self.value}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"sum": float(self.sum)}

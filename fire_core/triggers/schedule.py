@@ -1,0 +1,65 @@
+"""Triggers that follow the number of the step."""
+
+from collections.abc import Iterable
+
+from fire_core.methods.protocol import Net
+from fire_core.triggers.trigger import Firing, Metrics, Trigger
+
+
+class At(Trigger):
+    """After given steps. A step that the loop leaves out counts at the next one that it asks about.
+
+    Args:
+        steps: after which optimizer steps, counted from 1.
+
+    Raises:
+        ValueError: there are none, or one lies below 1.
+    """
+
+    name = "at"
+
+    def __init__(self, steps: int | Iterable[int]) -> None:
+        super().__init__()
+        self.steps = tuple(sorted([steps] if isinstance(steps, int) else steps))
+        if not self.steps or self.steps[0] < 1:
+            raise ValueError(f"At: steps must be at least one number from 1 up, got {list(self.steps)}")
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.steps[:5])) + ", ..." * (len(self.steps) > 5)
+        return f"At([{shown}])"
+
+    def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
+        due = [s for s in self.steps if last < s <= step]
+        return Firing(step, self.name, f"step {due[-1]}") if due else None
+
+    def earliest(self) -> int:
+        return self.steps[0]
+
+
+class Every(Trigger):
+    """After each step whose number is a multiple of `steps`.
+
+    Args:
+        steps: the period.
+
+    Raises:
+        ValueError: it lies below 1.
+    """
+
+    name = "every"
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        if steps < 1:
+            raise ValueError(f"Every: steps must be at least 1, got {steps}")
+        self.steps = steps
+
+    def __str__(self) -> str:
+        return f"Every({self.steps})"
+
+    def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
+        due = step // self.steps > last // self.steps
+        return Firing(step, self.name, f"every {self.steps} steps") if due else None
+
+    def earliest(self) -> int:
+        return self.steps

@@ -1,0 +1,155 @@
+"""What the triggers measure, against the definition in float64, and when they fire."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core import fire_
+from fire_core.methods import Net
+from fire_core.triggers import Dormancy, Drift, EffectiveRank, GradientNorm
+from fire_core.triggers.measured import Measured
+from tests.triggers.loops import mlp
+
+
+class Given(Measured):
+    """Measures what it is given, one number after the other."""
+
+    name = "given"
+
+    def __init__(self, values: list[float], **options: float) -> None:
+        super().__init__(**options)
+        self.values = list(values)
+
+    def measure(self, net: Net) -> torch.Tensor:
+        return torch.tensor(self.values.pop(0))
+
+
+def fired(trigger: Measured, steps: int) -> list[int]:
+    return [step for step in range(1, steps + 1) if trigger.ask(step, nn.Linear(1, 1))]
+
+
+def test_hysteresis():
+    values = [0.1, 0.4, 0.5, 0.3, 0.4, 0.19, 0.25, 0.35, 0.9]
+    assert fired(Given(values, above=0.3, rearm=0.2, every=1), 9) == [2, 8]
+    assert fired(Given(values, above=0.3, rearm=0.3, every=1), 9) == [2, 8], "0.3 itself is not below 0.3"
+    assert fired(Given([-v for v in values], below=-0.3, rearm=-0.2, every=1), 9) == [2, 8]
+    assert Given([], above=0.3).rearm == pytest.approx(0.27)
+    assert Given([], below=0.3).rearm == pytest.approx(1 / 3)
+
+
+def test_cooldown_and_what_others_do():
+    values = [0.4, 0.1, 0.4, 0.1, 0.4, 0.1, 0.4]
+    assert fired(Given(values, above=0.3, every=1, cooldown=3), 7) == [1, 5]
+    trigger = Given(values, above=0.3, every=1, cooldown=2)
+    trigger.acted(0)  # for another's reason: it cools down too
+    assert fired(trigger, 7) == [3, 7]
+
+
+def test_it_measures_every_so_many_steps_and_a_measurement_holds_until_the_next():
+    trigger = Given([0.1, 0.4, 0.1], above=0.3, every=10)
+    assert fired(trigger, 39) == [20]
+    assert trigger.values == []
+    both = Given([0.1, 0.4, 0.1], above=0.3, every=10) & Given([0.4, 0.4, 0.1, 0.1], above=0.3, every=8)
+    assert fired(both, 30) == [20]
+
+
+# ----------------------------------------------------------------------------------------------- against definitions
+
+
+def backward(model: nn.Module, x: torch.Tensor) -> None:
+    model.zero_grad()
+    model(x).square().mean().backward()
+
+
+def test_dormancy_of_the_batch_that_was_trained_on():
+    model, x = mlp(), torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        model[0].bias[:10] = -100.0
+    trigger = Dormancy(above=0.15, every=3)
+    for step in range(1, 5):
+        if step == 4:  # seen after the third step, the one that was due
+            with torch.no_grad():
+                model.eval()(torch.full((5, 8), 1e3))  # an evaluation is not looked at
+            model.train()
+        backward(model, x)
+        firing = trigger.ask(step, model)
+    with torch.no_grad():
+        h1 = model[0](x).relu().double()
+        h2 = model[2](model[0](x).relu()).relu().double()
+    scores = [h.abs().mean(0) / h.abs().mean(0).mean() for h in (h1, h2)]
+    expected = float((torch.cat(scores) <= 0.1).double().mean())
+    assert expected > 0.2
+    assert firing is not None
+    assert firing.numbers["dormancy"] == pytest.approx(expected)
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_effective_rank_of_the_features():
+    model, x = mlp(), torch.randn(600, 8, generator=torch.Generator().manual_seed(1))
+    trigger = EffectiveRank(below=0.999, every=2)
+    for step in (1, 2, 3):
+        backward(model, x)
+        firing = trigger.ask(step, model)
+    features = model[:4](x[::3]).detach().double()
+    p = torch.linalg.svdvals(features)
+    p = p / p.sum()
+    expected = math.exp(float(-(p * p.clamp_min(1e-300).log()).sum())) / 24
+    assert firing.numbers["effective_rank"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_probe_is_measured_at_once_in_evaluation_mode_and_leaves_no_trace():
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x, modes = torch.randn(32, 8), []
+
+    def probe():
+        modes.append(model[1].training)
+        return model(x)
+
+    for trigger in (Dormancy(above=0.0, every=2, rearm=0.0), EffectiveRank(below=1.0, every=2)):
+        trigger.start(model, probe=probe)
+        assert trigger.ask(1, model) is None
+        trigger.ask(2, model)
+        assert trigger.value is not None
+    assert modes == [False, False]
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_whose_passes_are_not_seen_is_an_error_and_a_probe_helps():
+    model = mlp()
+    trigger = Dormancy(above=0.1, every=2)
+    for step in (1, 2, 3):
+        trigger.ask(step, model)
+    with pytest.raises(ValueError, match=r"Dormancy: no training pass was seen.*start\(model, probe=\.\.\.\)"):
+        trigger.ask(4, model)
+
+
+def test_drift_is_the_increase_of_dfi_for_each_singular_value():
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(6, 10), nn.Linear(10, 4))
+    fire_(model, "exact")
+    trigger = Drift(above=0.4, every=1)
+    assert trigger.ask(1, model) is None
+    assert trigger.value == pytest.approx(0, abs=1e-6)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.3)
+    firing = trigger.ask(2, model)
+    assert firing.numbers["drift"] == pytest.approx((1.3**2 - 1) ** 2, rel=1e-4), "whatever the shapes"
+    assert trigger.ask(3, model) is None, "the baseline is new"
+    assert trigger.value == pytest.approx(0, abs=1e-6)
+
+
+def test_gradient_norm():
+    model = mlp()
+    trigger = GradientNorm(above=0.0, rearm=0.0, every=1)
+    backward(model, torch.ones(3, 8))
+    firing = trigger.ask(1, model)
+    expected = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
+    assert firing.numbers["gradient_norm"] == pytest.approx(expected)
+    model.zero_grad()
+    assert trigger.ask(2, model) is None
+    with pytest.raises(ValueError, match=r"there are no gradients; ask before optimizer.zero_grad\(\)"):
+        trigger.ask(3, model)
