@@ -138,10 +138,13 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("tools", [False, True], ids=["library", "tools"])
-def test_the_library_needs_torch_alone(tools):
-    modules = "import fire_core" + ", fire_core.audit, fire_core.convergence, fire_core.project, fire_core.runs" * tools
-    loaded = loaded_by(modules)
+@pytest.mark.parametrize(
+    "further",
+    ["", "audit convergence project runs", "triggers integrations.intervention integrations.torch"],
+    ids=["library", "tools", "hook"],
+)
+def test_the_library_needs_torch_alone(further):
+    loaded = loaded_by("import fire_core" + "".join(f", fire_core.{name}" for name in further.split()))
     assert "fire_core" in loaded
     with_torch = loaded_by("import torch, torch.utils.flop_counter")
     assert not loaded - with_torch - sys.stdlib_module_names - {"fire_core"}

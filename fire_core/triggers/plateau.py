@@ -72,6 +72,9 @@ class Plateau(Trigger):
             given = ", ".join(metrics) or "none"
             raise ValueError(f"Plateau: there is no metric {self.metric!r}; metrics of this loop: {given}")
 
+    def needs(self) -> set[str]:
+        return {self.metric}
+
     def earliest(self) -> int:
         return self.every * (self.patience + 1)
 

@@ -117,6 +117,10 @@ class Trigger:
         """What was measured last, by the trigger's name; empty before the first measurement."""
         return {}
 
+    def needs(self) -> set[str]:
+        """The metrics that it follows."""
+        return set()
+
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs: dicts and lists of numbers. Of metrics given as tensors, it reads what has added up.
 
@@ -182,6 +186,9 @@ class Combined(Trigger):
 
     def numbers(self) -> dict[str, float]:
         return {name: value for part in self.parts for name, value in part.numbers().items()}
+
+    def needs(self) -> set[str]:
+        return {name for part in self.parts for name in part.needs()}
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"parts": [part.state_dict() for part in self.parts]}

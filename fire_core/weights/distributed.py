@@ -88,7 +88,7 @@ def all_true(flags: Tensor, parameters: list[Tensor]) -> Tensor:
 
 
 def mean_over_ranks(value: Tensor) -> float:
-    """A scalar averaged over all processes, the same number in each; all of them must call this. Waits for the device."""
+    """A scalar averaged over all processes, the same in each; all of them must call this. Waits for the device."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         if "gloo" not in dist.get_backend():  # NCCL takes only what lies on its device
             value = value.to(torch.accelerator.current_accelerator())

@@ -64,7 +64,7 @@ def reset_states(
     count, notes = 0, []
     for optimizer in optimizers_of(optimizers):
         done: set[int] = set()
-        for part in _with_inner(optimizer):
+        for part in with_inner(optimizer):
             for group in part.param_groups:
                 held = [p for p in group["params"] if part.state.get(p)]
                 mine = [p for p in held if id(p) in unique]
@@ -111,7 +111,7 @@ def _parameters(params: Iterable[Tensor]) -> set[int]:
     return {id(p) for p in several}
 
 
-def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
+def with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
     """The optimizer and, inside a wrapper, those that it wraps."""
     seen: set[int] = set()
     queue: list[Any] = [optimizer]

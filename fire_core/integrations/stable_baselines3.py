@@ -1,0 +1,105 @@
+"""FIRE, or another method, in stable-baselines3: DQN, SAC, TD3, PPO, and others that are built like them.
+
+    model.learn(100_000, callback=FireCallback(At(50_000)))
+
+Needs `pip install "fire-plasticity[stable-baselines3]"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import safe_mean
+
+from fire_core.integrations.copies import Source
+from fire_core.integrations.intervention import Intervention
+from fire_core.methods.protocol import Method
+from fire_core.triggers.trigger import Trigger
+
+# PPO's and A2C's layer of actions begins small (gain 0.01), which FIRE would undo; log_std is a layer in SAC.
+KEEP = ("*action_net*", "*log_std*")
+EPISODES = {"rollout/ep_rew_mean": "r", "rollout/ep_len_mean": "l"}
+ATTRIBUTE = "fire_state"  # of the model, so that model.save() takes it along
+
+
+class FireCallback(BaseCallback):
+    """Asks the trigger between two rollouts, and acts where it fires; steps are the model's `num_timesteps`.
+
+    All trained networks take part, with all optimizers. Target networks follow: they take over what the method changed.
+    State goes into `model.save()`, numbers to the model's logger. `Plateau` follows `rollout/ep_rew_mean`
+    (`mode="max"`), `rollout/ep_len_mean` and the logger's `train/...`.
+
+    Args:
+        trigger: when to act.
+        method: any method that acts at a boundary; None: `fire_` with `options`.
+        copies: further averaged models, of the first network.
+        targets: follow, or copy: after an action target networks become copies of the trained ones.
+        keep: patterns of weights to leave alone, by default the small head of a policy and its `log_std`.
+        options: of `Intervention` (`trainable_only`, `batches`, `loss`, `seed`) and of `fire_`.
+    """
+
+    def __init__(
+        self,
+        trigger: Trigger,
+        *,
+        method: Method | None = None,
+        copies: Sequence[Source] = (),
+        targets: str = "follow",
+        keep: Sequence[str] = KEEP,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if targets not in ("follow", "copy"):
+            raise ValueError(f"targets={targets} is unknown; accepted: follow, copy")
+        self.intervention = Intervention(trigger, method, keep=keep, **options)
+        self.copies, self.targets = copies, targets
+
+    def _on_training_start(self) -> None:
+        names = [name for name in self.model.get_parameters() if name.endswith("optimizer")]
+        optimizers = [reduce(getattr, name.split("."), self.model) for name in names]
+        children = dict(self.model.policy.named_children())
+        self.pairs = {name: children[f"{name}_target"] for name in children if f"{name}_target" in children}
+        modules = {name: children[name] for name in self.pairs} or {"policy": self.model.policy}
+        if "actor" in children:  # SAC's has no target
+            modules["actor"] = children["actor"]
+        copies: dict[str, list[Source]] = {name: [target] for name, target in self.pairs.items()}
+        copies.setdefault(next(iter(modules)), []).extend(self.copies)
+        train = {name for name in self.intervention.trigger.needs() if name.startswith("train/")}
+        total = self.locals["total_timesteps"]
+        self.intervention.begin(modules, optimizers, copies, [*EPISODES, *train], total, self._write)
+        saved = getattr(self.model, ATTRIBUTE, None)
+        if isinstance(saved, dict) and self.model.num_timesteps:
+            self.intervention.load_state_dict(saved)
+        setattr(self.model, ATTRIBUTE, Saved(self.intervention))
+
+    def _on_rollout_start(self) -> None:
+        step = self.model.num_timesteps
+        if step == 0:
+            return  # nothing is trained yet
+        episodes = self.model.ep_info_buffer or ()
+        means = {name: safe_mean([info[key] for info in episodes]) for name, key in EPISODES.items() if episodes}
+        logged = {name: value for name, value in self.logger.name_to_value.items() if name.startswith("train/")}
+        fired = self.intervention.ask(step, **means, **logged)
+        if fired is not None and self.targets == "copy":
+            for name, target in self.pairs.items():
+                target.load_state_dict(self.intervention.net.modules[name].state_dict())
+
+    def _write(self, step: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self.logger.record(name, value)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+class Saved:
+    """The state of an intervention when the model is pickled, as a plain dict."""
+
+    def __init__(self, intervention: Intervention) -> None:
+        self.intervention = intervention
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (self.intervention.state_dict(),)

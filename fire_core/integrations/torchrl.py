@@ -1,0 +1,101 @@
+"""FIRE, or another method, in TorchRL's Trainer.
+
+    hook = FireHook(actor, Every(10_000))
+    hook.register(trainer)
+
+Needs `pip install "fire-plasticity[torchrl]"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchrl.trainers import Trainer, TrainerHookBase
+
+from fire_core.integrations.copies import Source
+from fire_core.integrations.intervention import Intervention
+from fire_core.methods.protocol import Method
+from fire_core.triggers.trigger import Trigger
+from fire_core.weights.optimizer_state import optimizers_of
+
+
+class FireHook(TrainerHookBase):
+    """Asks the trigger after each optimizer step, and acts where it fires.
+
+    The target parameters of the trainer's loss module are found and follow: they take over what the method changed.
+    `Plateau` follows the loss module's `out_keys`, averaged over a batch's steps. State goes into the trainer's
+    checkpoint, numbers to its log.
+
+    The network must be the one that the loss module trains. Losses that stack several copies of one (the Q networks of
+    `SACLoss`) train other parameters, and are refused.
+
+    Args:
+        model: the trained network, or several by name.
+        trigger: when to act.
+        optimizers: all that train it; None: the trainer's.
+        method: any method that acts at a boundary; None: `fire_` with `options`.
+        copies: further averaged models, of the first network.
+        options: of `Intervention` (`trainable_only`, `keep`, `batches`, `loss`, `seed`) and of `fire_`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, nn.Module],
+        trigger: Trigger,
+        *,
+        optimizers: Optimizer | Sequence[Optimizer] | None = None,
+        method: Method | None = None,
+        copies: Sequence[Source] = (),
+        **options: Any,
+    ) -> None:
+        self.intervention = Intervention(trigger, method, **options)
+        self.modules = {"model": model} if isinstance(model, nn.Module) else dict(model)
+        self.optimizers, self.copies, self.step = optimizers, copies, 0
+        self._fresh: dict[str, Tensor] = {}
+        self._numbers: dict[str, float] | None = None
+
+    def register(self, trainer: Trainer, name: str = "fire") -> None:
+        """Check everything, and join the trainer."""
+        optimizers = optimizers_of(self.optimizers or trainer.optimizer)
+        copies: dict[str, list[Source]] = {}
+        for key, module in self.modules.items():
+            copies[key] = [found] if (found := targets(trainer, module)) else []
+        copies[next(iter(self.modules))].extend(self.copies)
+        names = trainer.loss_module.out_keys
+        self.intervention.begin(self.modules, optimizers, copies, names, log=self._write)
+        trainer.register_op("post_optim", self)
+        trainer.register_op("post_optim_complete_log", self._after_batch)
+        trainer.register_module(name, self)
+
+    def __call__(self) -> None:
+        self.step += 1
+        fresh, self._fresh = self._fresh, {}
+        self.intervention.ask(self.step, **fresh)
+
+    def _after_batch(self, steps: int, losses: Any) -> dict[str, float] | None:
+        self._fresh = dict(losses.items()) if losses is not None else {}
+        numbers, self._numbers = self._numbers, None
+        return numbers
+
+    def _write(self, step: int, numbers: dict[str, float]) -> None:
+        self._numbers = numbers
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the trainer's checkpoint."""
+        return {"step": self.step, **self.intervention.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the trainer's checkpoint."""
+        self.step = state_dict["step"]
+        self.intervention.load_state_dict(state_dict)
+
+
+def targets(trainer: Trainer, module: nn.Module) -> dict[str, Tensor]:
+    """Target parameters in the trainer's loss, by the names of the module's own parameters."""
+    own = {id(p): name for name, p in module.named_parameters()}
+    trained = {name: own[id(p)] for name, p in trainer.loss_module.named_parameters() if id(p) in own}
+    buffers = dict(trainer.loss_module.named_buffers())
+    return {mine: buffers[f"target_{name}"] for name, mine in trained.items() if f"target_{name}" in buffers}

@@ -1,0 +1,95 @@
+"""FIRE, or another method, in transformers' Trainer.
+
+    fire = FireCallback(Every(1000), layout="qk")
+    trainer = Trainer(model, args, callbacks=[fire], ...)
+    fire.bind(trainer)
+    trainer.train()
+
+Needs `pip install "fire-plasticity[transformers]"`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from fire_core.integrations.copies import Source
+from fire_core.integrations.intervention import FireWith, Intervention
+from fire_core.methods.protocol import Method, Net
+from fire_core.triggers.trigger import Trigger
+
+LOGGED = {"loss", "grad_norm", "learning_rate", "epoch"}  # with each of the Trainer's log lines
+NAME = "FireCallback"
+
+
+class FireCallback(TrainerCallback, ExportableState):
+    """Asks the trigger after each optimizer step (`state.global_step`), and acts where it fires, on all ranks.
+
+    The Trainer makes its optimizer after it has made its list of callbacks and hands callbacks None in its place, so
+    the callback must see the trainer: `bind(trainer)`, before `trainer.train()`. `Plateau` follows what the Trainer
+    logs (`loss`, `grad_norm`, `eval_*`), when it logs it. State goes into `trainer_state.json` of each checkpoint,
+    numbers to `trainer.log`. Leave `restore_callback_states_from_checkpoint` False: this callback restores itself.
+
+    Args:
+        trigger: when to act.
+        method: any method that acts at a boundary; None: `fire_` with `options`. One that needs initial weights
+            (shrink and perturb, full reset) takes those at `bind`.
+        copies: averaged or target models, which take over every weight that the method changes.
+        options: of `Intervention` (`trainable_only`, `keep`, `batches`, `loss`, `seed`) and of `fire_`.
+    """
+
+    def __init__(
+        self, trigger: Trigger, *, method: Method | None = None, copies: Sequence[Source] = (), **options: Any
+    ) -> None:
+        self.intervention = Intervention(trigger, method, **options)
+        self._copies, self._fresh = copies, dict[str, float]()
+        self.trainer: Trainer | None = None
+
+    def bind(self, trainer: Trainer) -> None:
+        """Take the trainer whose optimizer is to be reset and whose log is to be written."""
+        self.trainer = trainer
+        if not isinstance(self.intervention.method, FireWith):
+            self.intervention.init = Net.of({"model": trainer.model}).init
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Check everything, and take the state of a checkpoint."""
+        trainer = self.trainer
+        if trainer is None or trainer.optimizer is None:
+            raise ValueError("the Trainer hands callbacks no optimizer: call callback.bind(trainer) before train()")
+        names = LOGGED if args.logging_strategy != "no" else set[str]()
+        if args.eval_strategy != "no":  # names are those of compute_metrics, which nobody knows before
+            names |= {name for name in self.intervention.trigger.needs() if name.startswith("eval_")}
+        self.intervention.begin(
+            {"model": trainer.model},
+            [trainer.optimizer],
+            {"model": self._copies},
+            metrics=names,
+            total_steps=state.max_steps,
+            log=lambda step, numbers: trainer.log(numbers),
+        )
+        saved = state.stateful_callbacks.get(NAME)
+        if state.global_step and saved:
+            self.intervention.load_state_dict(json.loads(saved["attributes"]["saved"]))
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Ask; the Trainer counts the step afterwards."""
+        fresh, self._fresh = self._fresh, {}
+        self.intervention.ask(state.global_step + 1, **fresh)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        """Take what is logged."""
+        self._fresh |= {name: value for name, value in (logs or {}).items() if isinstance(value, float)}
+
+    def state(self) -> dict[str, Any]:
+        """For `trainer_state.json`: numbers and strings."""
+        return {"args": {}, "attributes": {"saved": json.dumps(self.intervention.state_dict(weights=False))}}

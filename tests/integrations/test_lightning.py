@@ -1,0 +1,159 @@
+"""FireCallback in Lightning's own Trainer, on the digits."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fire_core.methods.full_reset import FullReset
+from fire_core.methods.snp import ShrinkAndPerturb
+from fire_core.triggers import At, Every, Plateau, Trigger
+from tests.integrations.digits import isometric, loader, network
+
+L = pytest.importorskip("lightning.pytorch")
+callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+from fire_core.integrations.lightning import FireCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of small loaders and log steps
+
+
+class Digits(L.LightningModule):
+    """The network of the tests; it notes what it sees before each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+        self.seen: dict[int, tuple[bool, int]] = {}
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        self.seen[self.global_step] = all(isometric(self.net)), len(self.optimizers().state)
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
+
+    def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
+        self.log("val_score", 0.5)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+def trainer(folder: Path, *called: object, **options: object) -> "L.Trainer":
+    given = {"max_epochs": 3, "num_sanity_val_steps": 0, "limit_val_batches": 0, **options}
+    return L.Trainer(
+        accelerator="cpu", devices=1, default_root_dir=folder, callbacks=list(called), enable_progress_bar=False,
+        enable_model_summary=False, **given,
+    )  # fmt: skip
+
+
+def test_it_fires_after_the_right_steps_and_logs_through_lightnings_loggers(tmp_path):
+    loggers = pytest.importorskip("lightning.pytorch.loggers")
+    model, logger = Digits(), loggers.CSVLogger(tmp_path)
+    trainer(tmp_path, FireCallback(Every(7), solver="exact"), logger=logger).fit(model, loader())
+    assert [step for step, (fired, _) in model.seen.items() if fired] == [7, 14, 21, 28]
+    assert model.seen[7][1] == 3
+    assert model.seen[8][1] == 6
+    logger.save()
+    table = Path(logger.log_dir, "metrics.csv").read_text().splitlines()
+    column = table[0].split(",").index("fire/dfi_after")
+    assert [float(line.split(",")[column]) < 1e-6 for line in table[1:] if line.split(",")[column]] == [True] * 4
+
+
+def test_steps_of_several_batches(tmp_path):
+    model = Digits()
+    callback = FireCallback(At(4), solver="exact")
+    trainer(tmp_path, callback, accumulate_grad_batches=3, logger=False, max_epochs=2).fit(model, loader())
+    assert [step for step, (fired, _) in model.seen.items() if fired] == [4]
+
+
+def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(tmp_path):
+    def run(epochs: int, resume: Path | None = None) -> tuple[Digits, FireCallback, "L.Trainer"]:
+        torch.manual_seed(3)
+        model = Digits()
+        if resume is not None:
+            nn.init.zeros_(model.net[0].weight)  # other initial weights: the checkpoint's count
+        trigger = At([5, 12, 23]) | Plateau("loss", every=2, patience=4)
+        callback = FireCallback(trigger, method=ShrinkAndPerturb())
+        which = trainer(tmp_path, callback, max_epochs=epochs, logger=False)
+        which.fit(model, loader(), ckpt_path=resume)
+        return model, callback, which
+
+    whole, callback, _ = run(3)
+    assert callback.intervention.firings >= 3
+    _, _, first = run(2)
+    first.save_checkpoint(tmp_path / "end.ckpt")
+    resumed, again, _ = run(3, tmp_path / "end.ckpt")
+    assert again.intervention.firings == callback.intervention.firings
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_averaged_model_of_lightning_follows(tmp_path, first):
+    """Whichever of the two callbacks comes first."""
+    model, ema = Digits(), callbacks.EMAWeightAveraging(decay=0.99)
+    order = [FireCallback(At(20), solver="exact"), ema]
+    trainer(tmp_path, *(order if first else order[::-1]), logger=False, max_steps=24).fit(model, loader())
+    assert all(isometric(model.net, 0.05)), "the averaged weights, which Lightning puts in at the end"
+    plain = Digits()
+    ema = callbacks.EMAWeightAveraging(decay=0.99)
+
+    class ByHand(L.Callback):
+        """What stands in many a loop: nobody thinks of the average."""
+
+        def on_train_batch_end(self, trainer, pl_module, *_) -> None:
+            from fire_core import fire_
+
+            if trainer.global_step == 20:
+                fire_(pl_module, "exact", optimizer=trainer.optimizers)
+
+    trainer(tmp_path, ByHand(), ema, logger=False, max_steps=24).fit(plain, loader())
+    assert not any(isometric(plain.net, 0.3)[:2])
+
+
+def test_plateau_of_a_metric_of_the_validation(tmp_path):
+    model = Digits()
+    callback = FireCallback(Plateau("val_score", every=1, patience=2, mode="max"), method=FullReset())
+    trainer(tmp_path, callback, logger=False, limit_val_batches=1, max_epochs=5).fit(model, loader(), loader())
+    assert callback.intervention.firings == 1, "taken once an epoch: seen first at step 11, then without gain at 21, 31"
+    assert callback.intervention.trigger.acted_at == 31
+
+
+@pytest.mark.parametrize(
+    ("trigger", "message"),
+    [
+        (Every(1000), r"Every\(1000\) cannot fire within 30 steps"),
+        (Plateau("vall_score", every=1), "there is no metric 'vall_score'; metrics of this run: loss"),
+    ],
+)
+def test_what_is_refused(tmp_path, trigger: Trigger, message: str):
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, FireCallback(trigger), logger=False).fit(Digits(), loader())
+
+
+@pytest.mark.slow
+def test_two_ranks_agree(tmp_path):
+    callback = FireCallback(Plateau("loss", every=3, patience=2), solver="exact")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        L.Trainer(
+            accelerator="cpu", devices=2, strategy="ddp_spawn", max_epochs=6, default_root_dir=tmp_path, logger=False,
+            callbacks=[callback, Compare(tmp_path)], enable_progress_bar=False, enable_checkpointing=False,
+        ).fit(Digits(), loader())  # fmt: skip
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first["firings"]
+
+
+class Compare(L.Callback):
+    """Notes, on each rank, how often it fired and what the weights are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_end(self, trainer: "L.Trainer", pl_module: Digits) -> None:
+        firings = next(c for c in trainer.callbacks if isinstance(c, FireCallback)).intervention.firings
+        norms = [float(p.double().square().sum()) for p in pl_module.parameters()]
+        (self.folder / f"{trainer.global_rank}.json").write_text(json.dumps({"firings": firings, "norms": norms}))

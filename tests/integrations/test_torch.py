@@ -1,0 +1,320 @@
+"""FireHook in plain loops, in accelerate, with timm's averaged models, and what every integration shares."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from fire_core import FireWarning
+from fire_core.integrations.torch import FireHook
+from fire_core.methods.cbp import ContinualBackprop
+from fire_core.methods.chain import Chain
+from fire_core.methods.dash import Dash
+from fire_core.methods.fire import Fire
+from fire_core.methods.full_reset import FullReset
+from fire_core.methods.muon import MuonOptimizer
+from fire_core.methods.pi import PlasticityInjection
+from fire_core.methods.snp import ShrinkAndPerturb
+from fire_core.triggers import At, Drift, Every, Plateau
+from tests.integrations.digits import batches, deviation, isometric, network
+
+ROOT = Path(__file__).parents[2]
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    after: Callable[[int], object] = lambda step: None,
+    first: int = 1,
+) -> None:
+    """Steps on the digits, the same batches each time."""
+    for step in range(first, steps + 1):
+        x, y = batches()[step % 10]
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        after(step)
+
+
+def test_it_acts_after_the_right_steps_and_the_optimizer_forgets():
+    model, seen, rows = network(), {}, []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    FireHook(optimizer, model, Every(10), solver="exact", total_steps=31, log=lambda *row: rows.append(row))
+
+    def after(step: int) -> None:
+        seen[step] = all(isometric(model)), len(optimizer.state)
+
+    train(model, optimizer, 30, after)
+    assert [step for step, (fired, _) in seen.items() if fired] == [10, 20, 30]
+    assert {states for _, states in seen.values()} == {6, 3}
+    assert seen[10][1] == 3, "of the three matrices it is gone, of the biases it is there"
+    assert seen[11][1] == 6
+    assert [step for step, _ in rows] == [10, 20, 30]
+    assert rows[0][1]["fire/dfi_after"] < 1e-6 < rows[0][1]["fire/dfi_before"]
+    assert rows[2][1]["fire/firings"] == 3
+
+
+def test_the_state_travels_with_the_optimizers_and_a_resumed_run_does_not_fire_again(tmp_path):
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer, FireHook, list[int]]:
+        model, fired = network(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trigger = At([10, 21]) | Drift(above=2e-5, rearm=2e-5, every=4)
+        hook = FireHook(optimizer, model, trigger, scale="match_init", log=lambda step, _: fired.append(step))
+        return model, optimizer, hook, fired
+
+    undisturbed, optimizer, _, whole = begin()
+    train(undisturbed, optimizer, 30)
+    assert 10 in whole
+    assert len(whole) > 2
+    for stop in (2, 4, 10, 12, 20, 21):
+        model, optimizer, _, fired = begin()
+        train(model, optimizer, stop)
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "c.pt")
+        saved = torch.load(tmp_path / "c.pt", weights_only=True)
+        again, optimizer, hook, more = begin()
+        with torch.no_grad():
+            again[0].weight.mul_(0)  # the initial weights that count are those of the first run
+            hook.intervention.init["model"]["0.weight"].mul_(0)
+        again.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        train(again, optimizer, 30, first=stop + 1)
+        assert fired + more == whole, stop
+        assert all(torch.equal(a, b) for a, b in zip(again.parameters(), undisturbed.parameters(), strict=True))
+
+
+def test_an_optimizer_state_without_a_hook_loads_and_the_other_way_round():
+    model = network()
+    plain, hooked = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for _ in range(2))
+    hook = FireHook(hooked, model, Every(10))
+    hooked.load_state_dict(plain.state_dict())
+    plain.load_state_dict(hooked.state_dict())
+    hook.remove()
+    assert "fire_hook" not in hooked.state_dict()
+    train(model, hooked, 10)
+    assert not any(isometric(model, 0.1))
+
+
+# ---------------------------------------------------------------------------------------------------------- copies
+
+
+def test_averaged_copies_do_not_blend_the_old_weights_back():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+    plain = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+    shadow = [p.detach().clone() for p in model.parameters()]
+    found = {}
+    FireHook(optimizer, model, At(10), solver="exact", copies=[ema, shadow, lambda: found.get("late")])
+    found["late"] = copy.deepcopy(model)
+
+    def after(step: int) -> None:
+        for average in (ema, plain):
+            average.update_parameters(model)
+        if step == 10:
+            assert all(isometric(found["late"]))
+            assert [deviation(p) < 1e-3 for p in shadow if p.ndim == 2] == [True] * 3
+
+    before = network()[0].bias.detach().clone()
+    train(model, optimizer, 14, after)
+    assert all(isometric(ema, 0.05))
+    assert not any(isometric(plain, 0.5)[:2]), "what happens without copies="
+    assert torch.equal(found["late"][0].bias, before), "biases, which FIRE leaves alone, stay the copy's own"
+
+
+def test_timms_averaged_model_and_lookahead():
+    utils, optim = pytest.importorskip("timm.utils"), pytest.importorskip("timm.optim")
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", num_classes=10, in_chans=1, img_size=32)
+    optimizer = optim.Lookahead(torch.optim.AdamW(model.parameters(), lr=1e-4), k=3)
+    ema = utils.ModelEmaV3(model, decay=0.99)
+    FireHook(optimizer, model, At(6), solver="exact", layout="mlp", copies=[ema])
+    for step in range(1, 9):
+        optimizer.zero_grad()
+        model(torch.randn(4, 1, 32, 32)).square().sum().backward()
+        optimizer.step()
+        ema.update(model)
+        for found in (model, ema.module):
+            assert (deviation(found.blocks[0].mlp.fc1.weight) < 0.05) == (step >= 6), step
+
+
+def test_accelerate_saves_and_restores_it(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer, list[int]]:
+        model, fired = network(), []
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+        FireHook(optimizer, model, At([3, 5]), log=lambda step, _: fired.append(step))
+        return model, optimizer, fired
+
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for x, y in batches()[:steps]:
+            with accelerator.accumulate(model):
+                accelerator.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+
+    model, optimizer, fired = begin()
+    run(model, optimizer, 8)
+    assert fired == [3], "four steps of two batches"
+    accelerator.save_state(tmp_path)
+    accelerator.free_memory()
+    model, optimizer, fired = begin()
+    accelerator.load_state(tmp_path)
+    run(model, optimizer, 4)
+    assert fired == [5]
+    accelerator.free_memory()
+
+
+# -------------------------------------------------------------------------------------------------- other methods
+
+
+def test_other_methods_leave_frozen_and_kept_weights_alone():
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    FireHook(optimizer, model, At(5), method=ShrinkAndPerturb(coef=0.5), keep=["4.*"])
+    frozen, before = model[0].weight.clone(), {}
+
+    def after(step: int) -> None:
+        if step == 4:
+            before["2"], before["4"] = model[2].weight.clone(), model[4].weight.clone()
+        if step == 5:
+            assert set(optimizer.state) == set(model[4].parameters()), "its state is kept, the others' is gone"
+            assert int(optimizer.state[model[4].weight]["step"]) == 5
+
+    train(model, optimizer, 5, after)
+    assert torch.equal(model[0].weight, frozen)
+    assert (model[2].weight - before["2"]).abs().max() > 0.01
+    assert (model[4].weight - before["4"]).abs().max() < 0.005, "one step of Adam"
+
+
+def test_methods_with_draws_and_initial_weights():
+    results = []
+    for seed in (0, 0, 1):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        FireHook(optimizer, model, At(3), method=ShrinkAndPerturb(), seed=seed)
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        train(model, optimizer, 3)
+        assert torch.equal(torch.get_rng_state(), before)
+        results.append(model[0].weight.detach())
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    FireHook(optimizer, model, At(3), method=FullReset())
+    train(model, optimizer, 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), network().parameters(), strict=True))
+
+
+def test_dash_with_data():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x), y)
+
+    FireHook(optimizer, model, At(1), method=Dash(), batches=lambda: iter(batches()), loss=loss)
+    train(model, optimizer, 1)
+    ratio = model[0].weight / network()[0].weight
+    assert ratio.min() < 0.5
+    assert ratio.max() <= 1 + 1e-6
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+
+def make(**options: object) -> FireHook:
+    model = network()
+    given = {"optimizer": torch.optim.SGD(model.parameters()), "model": model, "trigger": Every(10), **options}
+    return FireHook(**given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trigger": 1000}, "trigger must be one of fire_core.triggers, got int"),
+        ({"trigger": Every(50), "total_steps": 50}, r"Every\(50\) cannot fire within 50 steps"),
+        ({"method": Fire}, "method must be an object of a class in fire_core.methods, got <class"),
+        ({"method": "fire"}, "method must be an object of a class in fire_core.methods, got 'fire'"),
+        ({"method": Dash()}, r"method=Dash needs data: give batches= .* and loss="),
+        ({"method": ContinualBackprop()}, "method=ContinualBackprop acts within training"),
+        ({"method": MuonOptimizer()}, "method=MuonOptimizer chooses the optimizer, which here is given"),
+        ({"method": PlasticityInjection()}, "method=PlasticityInjection puts new modules into the network"),
+        ({"method": Chain({"fire": Fire(), "cbp": ContinualBackprop()})}, "method=Chain acts within training"),
+        ({"method": Fire(), "iterations": 5}, r"options of fire_ \(iterations\) go with method=None"),
+        ({"iteration": 5}, "'iteration' is no option of fire_"),
+        ({"iterations": 2.5}, "iterations"),
+        ({"solver": "exakt"}, "solver"),
+        ({"layout": "conv2"}, "layout|conv2"),
+        ({"exclude": "nothing*"}, "no parameter matches 'nothing"),
+        ({"copies": [nn.Linear(3, 4)]}, "copies: a Linear has no weight with a name and shape of the model's"),
+        ({"copies": [[torch.zeros(3)]]}, "copies: 1 tensors, and the model has 6 parameters"),
+        ({"model": network()}, "the optimizers hold none of the weights of model"),
+        ({"optimizer": nn.Linear(3, 3)}, "expected an optimizer"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_step(options, message):
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        make(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_metric_is_refused_at_the_first_step():
+    hook = make(trigger=Plateau("los"))
+    hook.observe(loss=torch.tensor(1.0))
+    with pytest.raises(ValueError, match="there is no metric 'los'; metrics of this loop: loss"):
+        next(iter(hook.intervention.optimizers)).step()
+
+
+def test_plateau_in_a_loop():
+    model, fired = network(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    trigger = Plateau("loss", every=10, patience=2)
+    hook = FireHook(optimizer, model, trigger, log=lambda step, _: fired.append(step))
+    for step in range(1, 51):
+        hook.observe(loss=torch.tensor(max(1.0, 20.0 - step)))
+        optimizer.step()
+    assert fired == [50], "the mean is 1 from the third window on; two without improvement end at 40 and 50"
+
+
+def test_another_trigger_at_a_resume_starts_anew_but_goes_on_counting(caplog):
+    state = make(trigger=Every(10)).state_dict() | {"step": 12}
+    state["trigger"]["last"] = 12
+    hook = make(trigger=Plateau("loss"))
+    hook.load_state_dict(state)
+    assert hook.intervention.trigger.last == 12
+    assert "the checkpoint's trigger was Every(10), now it is Plateau('loss'" in caplog.text
+
+
+@pytest.mark.filterwarnings(f"ignore::{FireWarning.__module__}.{FireWarning.__name__}")
+def test_two_ranks_agree(tmp_path):
+    """Losses and activations differ by rank, the trigger follows their means, and all weights stay equal."""
+    command = [sys.executable, "-m", "tests.integrations.ranks"]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=180)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first["plateau"]
+    assert first["dormancy"]
+    assert first["alone"] != first["plateau"], "without averaging this rank would have fired at other steps"

@@ -1,0 +1,108 @@
+"""FireCallback in transformers' own Trainer, on the digits."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fire_core.methods.snp import ShrinkAndPerturb
+from fire_core.triggers import At, Every, Plateau
+from tests.integrations.digits import Named, isometric, network
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+from fire_core.integrations.transformers import FireCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Digits(nn.Module):
+    """The network of the tests as a Trainer wants it; it notes what it sees before each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+        self.seen: list[tuple[bool, int]] = []
+        self.optimizer: list[torch.optim.Optimizer] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self.training:
+            states = len(self.optimizer[0].state) if self.optimizer else 0
+            self.seen.append((all(isometric(self.net)), states))
+        logits = self.net(x)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def fit(folder, callback: FireCallback, *, resume=None, bind=True, model=None, **options):
+    model = model or Digits()
+    given = {"max_steps": 30, "logging_steps": 1, "save_strategy": "no", **options}
+    given |= {"learning_rate": 3e-3, "lr_scheduler_type": "constant"}
+    args = transformers.TrainingArguments(
+        str(folder), per_device_train_batch_size=32, use_cpu=True, report_to=[], disable_tqdm=True, seed=1, **given
+    )
+    trainer = transformers.Trainer(model, args, train_dataset=Named(), eval_dataset=Named(), callbacks=[callback])
+    if bind:
+        callback.bind(trainer)
+    trainer.add_callback(See(model, trainer))
+    trainer.train(resume_from_checkpoint=resume)
+    return model, trainer
+
+
+class See(transformers.TrainerCallback):
+    """Gives the model a look at the optimizer."""
+
+    def __init__(self, model: Digits, trainer) -> None:
+        self.model, self.trainer = model, trainer
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        self.model.optimizer.append(self.trainer.optimizer)
+
+
+def test_it_fires_after_the_right_steps_and_logs_through_the_trainer(tmp_path):
+    model, trainer = fit(tmp_path, FireCallback(Every(7), solver="exact"))
+    assert [step for step, (fired, _) in enumerate(model.seen) if fired] == [7, 14, 21, 28]
+    assert model.seen[7][1] == 3
+    assert model.seen[8][1] == 6
+    rows = [row for row in trainer.state.log_history if "fire/dfi_after" in row]
+    assert len(rows) == 4
+    assert all(row["fire/dfi_after"] < 1e-6 for row in rows)
+
+
+def test_steps_of_several_batches(tmp_path):
+    model, _ = fit(tmp_path, FireCallback(At(4), solver="exact"), gradient_accumulation_steps=2, max_steps=6)
+    assert [batch for batch, (fired, _) in enumerate(model.seen) if fired] == [8, 9]
+
+
+def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(tmp_path):
+    def run(steps: int, resume=None):
+        callback = FireCallback(At([5, 12, 23]) | Plateau("loss", every=2, patience=4), method=ShrinkAndPerturb())
+        model, _ = fit(tmp_path, callback, resume=resume, max_steps=steps, save_strategy="steps", save_steps=12)
+        return model, callback
+
+    whole, callback = run(30)
+    assert callback.intervention.firings >= 3
+    resumed, again = run(30, tmp_path / "checkpoint-12")
+    assert again.intervention.firings == callback.intervention.firings
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def test_copies_follow(tmp_path):
+    model, average = Digits(), Digits()
+    fit(tmp_path, FireCallback(At(6), solver="exact", copies=[average]), model=model, max_steps=7)
+    assert all(isometric(average))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bind": False}, r"the Trainer hands callbacks no optimizer: call callback.bind\(trainer\) before train\(\)"),
+        ({"max_steps": 5}, r"Every\(7\) .* cannot fire within 5 steps|cannot fire within 5 steps"),
+        ({"trigger": Plateau("eval_loss", every=2)}, "there is no metric 'eval_loss'"),
+        ({"trigger": Plateau("los", every=2)}, "there is no metric 'los'; metrics of this loop: .*loss"),
+    ],
+)
+def test_what_is_refused_at_the_start(tmp_path, options, message):
+    options = dict(options)
+    callback = FireCallback(options.pop("trigger", Every(7)))
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, callback, **options)
