@@ -13,6 +13,8 @@ import torch
 import fire_core
 from tests.test_import_direction import ROOT
 
+INTEGRATIONS = {"lightning", "transformers", "stable-baselines3", "torchrl"}
+
 USER = """
 import torch
 from fire_core import Report, dfi, fire_, reset_optimizer_state, resolve
@@ -78,7 +80,9 @@ def test_it_needs_torch_alone(wheel: Path) -> None:
     about = message_from_bytes(archive.read(name))
     assert [line for line in about.get_all("Requires-Dist", []) if "extra ==" not in line] == ["torch<3,>=2.9"]
     assert about["Version"] == fire_core.__version__
-    assert {"harness", "language", "timm", "dmc", "cluster", "zoo", "dev"} == set(about.get_all("Provides-Extra", []))
+    assert {"harness", "language", "timm", "dmc", "cluster", "zoo", "dev", *INTEGRATIONS} == set(
+        about.get_all("Provides-Extra", [])
+    )
 
 
 def test_the_installed_library_runs(python: Path, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_resumed_run_does_not_fire_again(name, tmp_path):
     model.save(tmp_path / "model.zip")
     again = type(model).load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
     callback = FireCallback(At([100, 200]), method=FullReset(), keep=())
-    again.learn(60, callback=callback, reset_num_timesteps=False)
+    again.learn(40, callback=callback, reset_num_timesteps=False)
     assert callback.intervention.firings == 1, "that of the first part; at step 200 nothing is due yet"
     seen = See()
     again.learn(100, callback=[callback, seen], reset_num_timesteps=False)

@@ -1,5 +1,6 @@
 """FireHook in TorchRL's own Trainer: DQN on CartPole."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,7 @@ def test_a_resumed_run_does_not_fire_again(tmp_path):
     def save() -> None:
         if hook.step == 18:
             whole.save_trainer(force_save=True)
+            shutil.copy(tmp_path / "trainer.pt", tmp_path / "step18.pt")  # the trainer overwrites its file at the end
             counts["saved"] = hook.intervention.firings
 
     whole.register_op("post_steps", save)
@@ -86,7 +88,7 @@ def test_a_resumed_run_does_not_fire_again(tmp_path):
     assert hook.step == 30
     assert 2 <= counts["saved"] < hook.intervention.firings
     resumed, again, _, _ = make()
-    resumed.load_from_file(tmp_path / "trainer.pt", weights_only=False)
+    resumed.load_from_file(tmp_path / "step18.pt", weights_only=False)
     assert (again.step, again.intervention.firings) == (18, counts["saved"])
     before = [value.clone() for value in again.intervention.init["model"].values()]
     again()
