@@ -47,6 +47,7 @@ class VisionConfig(Trunk):
     memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of images and filters
     compile: bool = False  # torch.compile the training passes
     cuda_graph: bool = False  # with compile=true on a GPU: replay them as CUDA graphs
+    stack: Count = 1  # seeds that are trained at once, from seed= on
 
 
 register("vision", VisionConfig, "scale", "cache", "budget/vision", "budget/exceptions", "tuned/vision")
@@ -66,8 +67,8 @@ class Task:
     changed: dict[int, ImageData] = field(default_factory=dict)  # data of the newest phases that change the data set
 
     @classmethod
-    def from_config(cls, config: DictConfig) -> "Task":
-        """Check the options, load the data, build network and method; nothing is written.
+    def from_config(cls, config: DictConfig, data: ImageData | None = None) -> "Task":
+        """Check the options, load the data unless they are given, build network and method; nothing is written.
 
         Raises:
             ConfigError: an option is out of its range, the data are not there, or these things do not fit together.
@@ -77,7 +78,7 @@ class Task:
         if config.cuda_graph and not (config.compile and device.type == "cuda"):
             raise ConfigError("cuda_graph=true needs compile=true and device=cuda")
         set_up_torch(device, config.threads, config.deterministic)
-        data = build("dataset", config.dataset, ImageData)
+        data = build("dataset", config.dataset, ImageData) if data is None else data
         benchmark = build("benchmark", config.benchmark, Benchmark)
         if benchmark.needs_classes and data.num_classes < 2:
             names = f"dataset={config.dataset.name}", f"benchmark={config.benchmark.name}"
@@ -114,8 +115,8 @@ class Task:
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers; `cuda_graph` replays the same kernels."""
-        return identity(asdict(self.config), "cuda_graph")
+        """What shapes the run's numbers; `cuda_graph` replays the same kernels, `stack` trains other runs beside it."""
+        return identity(asdict(self.config), "cuda_graph", "stack")
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of it that shapes the first phase, which is shared unless the method acts within it."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fire_core.harness.options.cli import CONF, run_program
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
+from fire_core.harness.run.stack import Stacking, execute_stack
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
 from fire_core.harness.training.loop import Loop
@@ -23,6 +24,8 @@ from fire_core.harness.training.measure import check_finite
 from fire_core.weights.optimizer_state import set_rate_factor
 from vision.learner import Learner, new_optimizer
 from vision.phase import batches, make_context, make_row, measure, rate_factor, save, summarise
+from vision.stack import train as stacked
+from vision.stack.check import make_tasks, why_not
 from vision.task import Task, compiled
 
 SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
@@ -31,7 +34,7 @@ SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # b
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="vision")
 def main(config: DictConfig) -> float:
     """Train one configuration to its end; returns the benchmark's headline, which `hydra/sweeper=optuna` optimises."""
-    return execute(config, PROGRAM)
+    return execute(config, PROGRAM) if config.stack == 1 else execute_stack(config, PROGRAM, STACKING)
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
@@ -155,6 +158,8 @@ def restore(kept: list[tuple[Tensor, Tensor]]) -> None:
     for buffer, old in kept:
         buffer.copy_(old)
 
+
+STACKING = Stacking(make_tasks, why_not, functools.partial(stacked.train, begin_phase=begin_phase))
 
 if __name__ == "__main__":
     run_program(main, "vision")

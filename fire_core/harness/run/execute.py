@@ -96,39 +96,62 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         ConfigError: a name in `groups` cannot be part of a path, or another process holds the run.
         TrainingError: training cannot continue, or a phase's or the run's end could not be written.
     """
-    *kind, method = [check_name(f"{group}.name", str(config[group].name)) for group in (*program.groups, "method")]
-    what, first, headline = task.identity(), task.first_phase_identity(), task.headline
-    label = f"{'-'.join(kind)}-{method}-s{config.seed}"
-    folder = Path(config.paths.runs) / config.program / f"{label}-{digest(what)}"
-    yaml = OmegaConf.to_yaml(config, resolve=True)
-    every, keep = config.checkpoint.every_seconds, config.checkpoint.keep
+    first, headline = task.first_phase_identity(), task.headline
     train = functools.partial(program.train, task)
-    tracker = build("tracker", config.tracker, Tracker)
-    with Run(folder, what, yaml, tracker, every, keep, total_steps=task.total_steps) as run:
+    with new_run(config, program, task, build("tracker", config.tracker, Tracker)) as run:
         if (summary := run.done) is not None:
-            log.info("%s is done: %s %.4f", folder, headline, summary[headline])
+            log.info("%s is done: %s %.4f", run.folder, headline, summary[headline])
             outcome.state = "skipped"
             return summary
         state = run.resume(task.device)
         if state is not None:
-            log.info("%s resumed at step %d", folder, state["step"])
+            log.info("%s resumed at step %d", run.folder, state["step"])
         elif config.cache.enabled and first is not None:
-            label = f"{config.program}-{'-'.join(kind)}-s{config.seed}"
 
             def first_phase(entry: Run) -> dict[str, Any]:
-                return train(entry, _of_no_method(entry.resume(task.device)), 1)
+                return train(entry, of_no_method(entry.resume(task.device)), 1)
 
-            shared = shared_first_phase(Path(config.cache.dir), label, first, yaml, first_phase, task.device, every)
+            cache, label, every = Path(config.cache.dir), entry_label(config, program), run.every_seconds
+            shared = shared_first_phase(cache, label, first, run.config_yaml, first_phase, task.device, every)
             if shared is not None:
-                state, rows = _of_no_method(shared[0]), shared[1]
+                state, rows = of_no_method(shared[0]), shared[1]
                 run.append_rows(rows)
         summary = train(run, state, None)
         run.finish(summary)
-        log.info("%s: %s %.4f", folder, headline, summary[headline])
+        log.info("%s: %s %.4f", run.folder, headline, summary[headline])
         outcome.state = "done"
         return summary
 
 
-def _of_no_method(state: State | None) -> State | None:
+def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker | None) -> Run:
+    """The run of a configuration, not yet open. Its folder is named by what the run is.
+
+    Raises:
+        ConfigError: a name in `groups` cannot be part of a path.
+    """
+    *kind, method = _names(config, (*program.groups, "method"))
+    what = task.identity()
+    folder = f"{'-'.join(kind)}-{method}-s{config.seed}-{digest(what)}"
+    return Run(
+        Path(config.paths.runs) / config.program / folder,
+        what,
+        OmegaConf.to_yaml(config, resolve=True),
+        tracker,
+        config.checkpoint.every_seconds,
+        config.checkpoint.keep,
+        total_steps=task.total_steps,
+    )
+
+
+def entry_label(config: DictConfig, program: Program[T]) -> str:
+    """The readable part of a shared first phase's name."""
+    return f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}"
+
+
+def _names(config: DictConfig, groups: tuple[str, ...]) -> list[str]:
+    return [check_name(f"{group}.name", str(config[group].name)) for group in groups]
+
+
+def of_no_method(state: State | None) -> State | None:
     """A state of a shared first phase, which another method's run may have trained, or begun."""
     return None if state is None else {**state, "method": None}

@@ -91,11 +91,15 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):  # not a signal's SystemExit: such a run is interrupted, not failed
-            with contextlib.suppress(OSError):
-                (self.folder / "FAILED").write_text(f"{kind.__name__ if kind else ''}: {error}".split("\n")[0] + "\n")
+            self.fail(error)
         self.tracker.finish()
         self.removed = self._lock.lost
         self._lock.release()
+
+    def fail(self, error: Exception) -> None:
+        """Leave a line that says why training stopped."""
+        with contextlib.suppress(OSError):
+            (self.folder / "FAILED").write_text(f"{type(error).__name__}: {error}".split("\n")[0] + "\n")
 
     def _acquire(self) -> None:
         said = False

@@ -6,7 +6,7 @@ import signal as signals
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 
@@ -49,6 +49,14 @@ class Progress:
     PROGRESS: ClassVar[tuple[str, ...]] = ("phase", "phase_step", "step", "seconds", "row")
 
 
+class Clocked(Protocol):
+    """What a loop needs of a learner, or of several that train as one."""
+
+    phase: int
+    step: int
+    seconds: float
+
+
 def _alone(*numbers: int) -> list[int]:
     return list(numbers)
 
@@ -67,7 +75,7 @@ class Loop:
 
     def __init__(
         self,
-        learner: Progress,
+        learner: Clocked,
         run: Run | None,
         total_steps: int,
         title: str,

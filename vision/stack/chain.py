@@ -1,0 +1,205 @@
+"""Layers of S perceptrons at once, forward and backward: one batched product instead of S small ones.
+
+Small networks cost what calling torch costs, so here nothing is called twice and autograd not at all. Each layer keeps
+what its backward pass needs. Gradients are written into the weights' `.grad`, which stays one tensor for good.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, fx, nn
+
+aten = torch.ops.aten
+VECTOR = 64  # bytes that kernels on a CPU take at once
+
+
+def fills_vectors(whole: Tensor) -> bool:
+    """Whether each network's part of a stacked tensor (S, ...) fills whole vectors of the CPU.
+
+    Kernels round the numbers that are left at a tensor's end in another way. Where there are such, the networks' parts
+    go through the kernel one by one, so that a network's numbers are those that it has alone.
+    """
+    return whole.device.type != "cpu" or whole[0].numel() * whole.element_size() % VECTOR == 0
+
+
+class Layer(Protocol):
+    """One layer of all networks."""
+
+    def forward(self, x: Tensor, training: bool) -> Tensor:
+        """(S, b, inputs) -> (S, b, outputs)."""
+
+    def backward(self, g: Tensor, first: bool) -> Tensor:
+        """Gradients by the outputs -> by the inputs; those by the weights are written.
+
+        `first`: nothing below has weights, so that what is returned does not matter.
+        """
+
+
+class Flatten:
+    """All but the first two dimensions as one. Only before the first weights."""
+
+    def forward(self, x: Tensor, training: bool) -> Tensor:
+        return x.flatten(2)
+
+    def backward(self, g: Tensor, first: bool) -> Tensor:
+        return g
+
+
+class Linear:
+    """x W^T + b.
+
+    Args:
+        weight: (S, outputs, inputs).
+        bias: (S, outputs), or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self.transposed = weight.detach().mT
+        self.row = None if bias is None else bias.detach()[:, None]
+
+    def forward(self, x: Tensor, training: bool) -> Tensor:
+        self.x = x
+        if self.row is None:
+            return torch.bmm(x, self.transposed)
+        return torch.baddbmm(self.row, x, self.transposed)
+
+    def backward(self, g: Tensor, first: bool) -> Tensor:
+        assert self.weight.grad is not None
+        torch.bmm(g.mT, self.x, out=self.weight.grad)
+        if self.bias is not None:
+            assert self.bias.grad is not None
+            torch.sum(g, 1, out=self.bias.grad)
+        return g if first else torch.bmm(g, self.weight.detach())
+
+
+class BatchNorm:
+    """`nn.BatchNorm1d`: S networks of h features are one of S h features, (b, S h).
+
+    Where h features fill no whole vectors of the CPU, networks are normalised one by one, as the kernel rounds what is
+    left in another way.
+
+    Args:
+        module: of one of the networks, for its options.
+        tensors: the module's parameters and buffers by name, (S, h) each; the counter (S,).
+    """
+
+    def __init__(self, module: nn.BatchNorm1d, tensors: Mapping[str, Tensor]) -> None:
+        assert module.momentum is not None
+        self.momentum, self.eps = module.momentum, module.eps
+        self.weight, self.bias = tensors["weight"], tensors["bias"]
+        self.counter = tensors["num_batches_tracked"]
+        own = [tensors[name].detach() for name in ("weight", "bias", "running_mean", "running_var")]
+        apart = not fills_vectors(self.weight)
+        self.parts = list(zip(*own, strict=True)) if apart else [tuple(tensor.view(-1) for tensor in own)]
+
+    def forward(self, x: Tensor, training: bool) -> Tensor:
+        if training:
+            self.counter += 1
+        self.x, self.saved, outputs = self._flat(x), [], []
+        for part, (w, b, mean, var) in zip(self.x, self.parts, strict=True):
+            y, *saved = torch.native_batch_norm(part, w, b, mean, var, training, self.momentum, self.eps)
+            outputs.append(y)
+            self.saved.append(saved)
+        return self._unflat(outputs, x)
+
+    def backward(self, g: Tensor, first: bool) -> Tensor:
+        found = [
+            aten.native_batch_norm_backward(part, x, w, mean, var, *saved, True, self.eps, [True, True, True])
+            for part, x, (w, _, mean, var), saved in zip(self._flat(g), self.x, self.parts, self.saved, strict=True)
+        ]
+        for parameter, several in ((self.weight, [by_w for _, by_w, _ in found]), (self.bias, [x[2] for x in found])):
+            assert parameter.grad is not None
+            parameter.grad.copy_(torch.cat(several).view_as(parameter))
+        return self._unflat([by_x for by_x, _, _ in found], g)
+
+    def _flat(self, x: Tensor) -> list[Tensor]:
+        """(S, b, h) as one (b, S h), or as S times (b, h)."""
+        return list(x) if len(self.parts) > 1 else [x.transpose(0, 1).flatten(1)]
+
+    def _unflat(self, parts: list[Tensor], like: Tensor) -> Tensor:
+        S, b, h = like.shape
+        return torch.stack(parts) if len(parts) > 1 else parts[0].view(b, S, h).transpose(0, 1)
+
+
+class Activation:
+    """A function of each number alone.
+
+    Args:
+        forward: x -> y.
+        backward: (g, x, y) -> the gradient by x.
+    """
+
+    def __init__(
+        self, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> None:
+        self._forward, self._backward = forward, backward
+
+    def forward(self, x: Tensor, training: bool) -> Tensor:
+        self.x, self.y = x, self._forward(x)
+        return self.y
+
+    def backward(self, g: Tensor, first: bool) -> Tensor:
+        return self._backward(g, self.x, self.y)
+
+
+def activation(module: nn.Module) -> Activation | None:
+    """The activation that a module is, if it is one that is known here."""
+    if isinstance(module, nn.ReLU):
+        return Activation(torch.relu, lambda g, x, y: aten.threshold_backward(g, y, 0))
+    if isinstance(module, nn.LeakyReLU):
+        slope = module.negative_slope
+        return Activation(
+            lambda x: aten.leaky_relu(x, slope), lambda g, x, y: aten.leaky_relu_backward(g, x, slope, False)
+        )
+    if isinstance(module, nn.Tanh):
+        return Activation(torch.tanh, lambda g, x, y: aten.tanh_backward(g, y))
+    if isinstance(module, nn.Sigmoid):
+        return Activation(torch.sigmoid, lambda g, x, y: aten.sigmoid_backward(g, y))
+    return None
+
+
+def layers_of(model: nn.Module, weights: Mapping[str, Tensor]) -> list[Layer] | None:
+    """The stacked layers of a perceptron: modules one after the other, each reading the one before it.
+
+    Args:
+        model: one of the networks.
+        weights: the stacked parameters and buffers of all of them, by name.
+
+    Returns:
+        None if the network is something else.
+    """
+    try:
+        graph = fx.symbolic_trace(model).graph
+    except Exception:  # its forward depends on numbers, or looks at its input in another way
+        return None
+    layers: list[Layer] = []
+    before: fx.Node | None = None
+    for node in graph.nodes:
+        if (
+            node.op not in ("placeholder", "call_module", "output")
+            or (before and node.args != (before,))
+            or node.kwargs
+        ):
+            return None
+        if node.op == "call_module":
+            name = str(node.target)
+            layer = stacked(model.get_submodule(name), name, weights)
+            if layer is None or (isinstance(layer, Flatten) and layers):
+                return None
+            layers.append(layer)
+        before = node
+    return layers
+
+
+def stacked(module: nn.Module, name: str, weights: Mapping[str, Tensor]) -> Layer | None:
+    """One module of all networks; None if there is no such layer here."""
+    own = {key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")}
+    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+        return Flatten()
+    if type(module) is nn.Linear:
+        return Linear(own["weight"], own.get("bias"))
+    if type(module) is nn.BatchNorm1d and len(own) == 5 and module.momentum is not None:
+        return BatchNorm(module, own)
+    return activation(module)

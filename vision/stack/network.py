@@ -1,0 +1,103 @@
+"""S networks of one architecture whose weights lie in common tensors (S, ...): trained as one, seen as S."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from vision.stack.chain import Activation, Flatten, layers_of
+
+
+class StackedNetworks:
+    """Takes the weights of networks into common tensors; each network's own become views of them.
+
+    So methods, measurements and checkpoints work on the single networks as ever, and a step is made for all at once.
+
+    Args:
+        models: networks of one architecture, without weights that two layers share.
+
+    Attributes:
+        models: the same.
+        parameters: stacked, (S, ...), by name. Each has a `.grad` that stays the same tensor; those of the single
+            networks' parameters are views of it.
+        buffers: likewise, without gradients.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self.models = list(models)
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.buffers: dict[str, Tensor] = {}
+        for name, _ in models[0].named_parameters():
+            whole = nn.Parameter(torch.stack([model.get_parameter(name).detach() for model in models]))
+            whole.grad = torch.zeros_like(whole)
+            self.parameters[name] = whole
+            for model, part, gradient in zip(models, whole.detach(), whole.grad, strict=True):
+                parameter = nn.Parameter(part, requires_grad=model.get_parameter(name).requires_grad)
+                parameter.grad = gradient
+                _put(model, name, parameter)
+        for name, _ in models[0].named_buffers():
+            self.buffers[name] = torch.stack([model.get_buffer(name) for model in models])
+            for model, part in zip(models, self.buffers[name], strict=True):
+                _put(model, name, part)
+        self.layers = layers_of(models[0], {**self.parameters, **self.buffers})
+        # Below its first weights no one needs gradients.
+        self.first = next((i for i, x in enumerate(self.layers or ()) if not isinstance(x, Flatten | Activation)), 0)
+        self._outputs: Tensor | None = None
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, training: bool = True) -> Tensor:
+        """(S, b, ...) -> (S, b, outputs)."""
+        if self.layers is None:
+            return self._mapped(x, training)
+        for layer in self.layers:
+            x = layer.forward(x, training)
+        return x
+
+    @torch.no_grad()
+    def backward(self, gradient: Tensor) -> None:
+        """Write the gradients of all weights, after a forward pass in training mode.
+
+        Args:
+            gradient: by the outputs, (S, b, outputs).
+        """
+        if self.layers is None:
+            assert self._outputs is not None
+            torch._foreach_zero_([p.grad for p in self.parameters.values() if p.grad is not None])
+            self._outputs.backward(gradient)
+            self._outputs = None
+            return
+        for number in range(len(self.layers) - 1, self.first - 1, -1):
+            gradient = self.layers[number].backward(gradient, first=number == self.first)
+
+    def _mapped(self, x: Tensor, training: bool) -> Tensor:
+        """By `torch.vmap`: any network, at more cost for each call."""
+        model = self.models[0]
+
+        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+            outputs: Tensor = functional_call(model, (parameters, buffers), (x,))
+            return outputs
+
+        was = model.training
+        model.train(training)
+        with torch.set_grad_enabled(training):
+            outputs: Tensor = torch.vmap(one, randomness="error")(dict(self.parameters), self.buffers, x)
+        model.train(was)
+        self._outputs = outputs if training else None
+        return outputs.detach()
+
+
+def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Make a tensor the network's parameter or buffer of this name."""
+    path, _, own = name.rpartition(".")
+    setattr(model.get_submodule(path), own, tensor)
+
+
+def shares_weights(model: nn.Module) -> bool:
+    """Whether two layers have one parameter or buffer in common."""
+    everything = itertools.chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    )
+    found = [id(tensor) for _, tensor in everything]
+    return len(set(found)) < len(found)
