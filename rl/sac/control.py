@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MUJOCO = 'pip install "mujoco>=3.1.6,<4" imageio'
 BENCH = (
     "HumanoidBench is not on the package index and works with mujoco 3.1.6, not with 3.2 or later: "
-    'pip install "mujoco==3.1.6" "dm_control==1.0.20" jax flax, then git clone '
+    'pip install "mujoco==3.1.6" "dm_control==1.0.20" "numpy<2" jax flax, then git clone '
     "https://github.com/carlosferrazza/humanoid-bench, pip install --no-deps -e humanoid-bench (its dependencies would "
     "bring an old torch; without -e a part of it is not installed), and set MUJOCO_GL=egl or MUJOCO_GL=osmesa"
 )
