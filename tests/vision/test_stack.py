@@ -28,6 +28,7 @@ METHODS = {
     "full_reset": (),
     "snp": (),
     "l2init": ("method.coef=1",),  # a penalty
+    "spectral": (),  # a penalty that keeps vectors
     "redo": ("method.threshold=0.9",),  # at the end of an epoch; touches the optimizer's state
     "weight_clipping": (),  # after each step
     "upgd": (),  # an optimizer that draws random numbers

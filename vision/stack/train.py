@@ -198,7 +198,7 @@ class Stack:
                 self.bring_up_to_date(i)
                 learner = self.learners[i]
                 with self.as_seed(i), learner.method_meter:
-                    learner.method.after_step(learner.net, make_context(self.tasks[i], learner))
+                    learner.method.after_step(learner.net, make_context(self.tasks[i], learner, losses[i].detach()))
         self.loss_sum += losses * labels.shape[1]
         if self.task.classifies:
             self.correct += (outputs.argmax(2) == labels).sum(1)
