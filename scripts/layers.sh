@@ -3,7 +3,7 @@
 #
 #   scripts/layers.sh                 CIFAR-100 with ViT-Tiny, rows a to c of figure 2 (data in ./data; a GPU)
 #   scripts/layers.sh a_cifar100      one panel of figure 2
-#   scripts/layers.sh digits          a small transformer on the digits, on a CPU (docs/results/ablations.md)
+#   scripts/layers.sh digits          a small transformer on the digits, on a CPU
 #   scripts/layers.sh smoke           runs every part once, learns little
 #
 # The table is runs/layers/figures/tables/convergence.md. Started again, it skips finished runs and resumes others.

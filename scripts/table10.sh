@@ -3,7 +3,7 @@
 #
 #   scripts/table10.sh                 warm start as in figure 2, row a (CIFAR-10, CIFAR-100, Tiny-ImageNet in ./data; a GPU)
 #   scripts/table10.sh a_cifar10       one panel of figure 2
-#   scripts/table10.sh digits          the digits, on a CPU (docs/results/ablations.md)
+#   scripts/table10.sh digits          the digits, on a CPU (docs/results/table10.md)
 #   scripts/table10.sh smoke           runs every part once, learns little
 #
 # The table is runs/table10/figures/tables/convergence.md. Started again, it skips finished runs and resumes others.
