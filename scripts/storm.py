@@ -40,7 +40,10 @@ from tests.programs import only_run, rows, same  # noqa: E402
 
 ALIKE = ("scale=smoke", "progress=false", "checkpoint.every_seconds=0.2", "tracker=wandb_offline")
 PROGRAMS = {
-    "vision": ("vision.train", ("model=small_resnet", "model.width=4", "batch_size=128", "epochs=12")),
+    "vision": (
+        "vision.train",
+        ("benchmark=warm_start", "model=small_resnet", "model.width=4", "batch_size=128", "epochs=12"),
+    ),
     "language": (
         "language.train",
         ("model.n_layer=1", "model.n_head=2", "model.n_embd=32", "model.block_size=32", "batch_size=2",

@@ -130,7 +130,7 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
         with learner.method_meter:
             penalty.backward()
     trained = [p for group in optimizer.param_groups for p in group["params"]]  # quicker than a walk through modules
-    norm = nn.utils.clip_grad_norm_(trained, config.grad_clip or math.inf)
+    norm = gradient_norm(trained, config.grad_clip)
     if checks and not is_finite(learner, norm, config.on_nan):
         return restore(kept)
     optimizer.step()
@@ -142,6 +142,13 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
         if task.classifies:
             learner.correct += (logits.argmax(1) == labels).sum()
         learner.seen += len(labels)
+
+
+def gradient_norm(parameters: list[nn.Parameter], clip: float | None) -> Tensor:
+    """The norm of all gradients together, which are scaled down to `clip` where it is larger."""
+    if clip is not None:
+        return nn.utils.clip_grad_norm_(parameters, clip)
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 def is_finite(learner: Learner, value: Tensor, on_nan: str) -> bool:
