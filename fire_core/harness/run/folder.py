@@ -34,6 +34,7 @@ from fire_core.harness.run.lock import FolderLock, NoLocks
 from fire_core.harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
+KEPT_BOUNDARIES = 100  # of a run, whose singular values and rows about single weights are kept
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "gymnasium", "ale-py", "wandb", "scikit-learn")
 
 
@@ -252,7 +253,12 @@ class Run:
         self._keep("weights.json", phase, rows)
 
     def _keep(self, name: str, phase: int, content: dict[str, Any]) -> None:
-        """Put the content for a phase into a JSON file; a full disk does not stop the run."""
+        """Put the content for a phase into a JSON file; a full disk does not stop the run.
+
+        The file is written anew each time, so that of a run with hundreds of boundaries only the first are kept.
+        """
+        if phase > KEPT_BOUNDARIES:
+            return
         path = self.folder / name
         try:
             kept = json.loads(path.read_text()) if path.exists() else {}
