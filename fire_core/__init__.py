@@ -1,9 +1,12 @@
 """FIRE and its rivals: restoring the plasticity of neural networks.
 
 Importing this needs torch alone, and so do the command line tools `fire_core.audit`, `fire_core.project` and
-`fire_core.convergence`. `fire_core.harness` is imported by the programs only and needs `pip install -e ".[harness]"`.
+`fire_core.convergence`. `fire_core.triggers` say when to act. `fire_core.integrations` act in the loops of others; each
+module is imported by its name, because it needs its framework. `fire_core.harness` is imported by the programs only and
+needs `pip install -e ".[harness]"`.
 """
 
+from fire_core import triggers
 from fire_core.diagnose import Diagnosis, should_reinitialize
 from fire_core.errors import FireWarning
 from fire_core.metrics import dfi, sfe
@@ -30,4 +33,5 @@ __all__ = [
     "sfe",
     "should_reinitialize",
     "shrink_and_perturb_",
+    "triggers",
 ]

@@ -43,7 +43,7 @@ class Seen(Measured):
     def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
         super().prepare(net, metrics, probe)
         assert net is not None
-        self._net, self._probe = net, probe
+        self._net, self._probe = net, probe or self._probe
         self.find(net)
         self._continue()
 

@@ -23,7 +23,7 @@ from fire_core.methods.full_reset import FullReset
 from fire_core.methods.muon import MuonOptimizer
 from fire_core.methods.pi import PlasticityInjection
 from fire_core.methods.snp import ShrinkAndPerturb
-from fire_core.triggers import At, Drift, Every, Plateau
+from fire_core.triggers import At, Drift, EffectiveRank, Every, Plateau
 from tests.integrations.digits import batches, deviation, isometric, network
 
 ROOT = Path(__file__).parents[2]
@@ -288,6 +288,31 @@ def test_plateau_in_a_loop():
         hook.observe(loss=torch.tensor(max(1.0, 20.0 - step)))
         optimizer.step()
     assert fired == [50], "the mean is 1 from the third window on; two without improvement end at 40 and 50"
+
+
+def test_a_probe_given_before_is_kept():
+    """For a compiled model: its own passes run no hooks that came later."""
+    model = network()
+    compiled = torch.compile(model, backend="eager")
+    compiled(torch.zeros(2, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trigger = EffectiveRank(below=1.0, every=4)
+    trigger.start(model, probe=lambda: model(batches()[0][0]))
+    FireHook(optimizer, compiled, trigger, log=lambda step, _: fired.append(step))
+    fired: list[int] = []
+    train(compiled, optimizer, 6)
+    assert fired == [4]
+    with pytest.raises(ValueError, match="EffectiveRank: no training pass was seen"):
+        without_probe()
+
+
+def without_probe() -> None:
+    model = network()
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(compiled, optimizer, 1)
+    FireHook(optimizer, compiled, EffectiveRank(below=1.0, every=4))
+    train(compiled, optimizer, 12)
 
 
 def test_another_trigger_at_a_resume_starts_anew_but_goes_on_counting(caplog):
