@@ -16,6 +16,7 @@ from fire_core.harness.options.config import Trunk, autocast, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.tables import register
 from fire_core.harness.run.identity import identity, without
+from fire_core.harness.run.schema import check_weights
 from fire_core.harness.training import seeding
 from fire_core.methods import Method, Net
 from fire_core.ranges import Positive, Share, Width, one_of, within
@@ -177,6 +178,10 @@ class Task:
     def method_acts_in(self, phase: int) -> bool:
         """Whether the method shapes what happens within `phase`."""
         return self.method.acts_within_phases and phase >= self.methods_from_phase
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise a ValueError for a state whose network is another one."""
+        check_weights(state, self.model, "init", *(() if self.method.overrides("reshape") else ("model",)))
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers: its options, and the tokens themselves rather than where they lie."""

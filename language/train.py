@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fire_core.harness.options.cli import CONF, run_program
+from fire_core.harness.run.checkpoint import DamagedStateError, loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
@@ -49,7 +50,8 @@ def processes(task: Task) -> Iterator[bool]:
         task.group.broadcast(None)  # there is no more
     else:
         while (order := task.group.broadcast()) is not None:
-            train_together(task, None, **order)
+            with contextlib.suppress(DamagedStateError):  # rank 0 goes back to the checkpoint before
+                train_together(task, None, **order)
         yield False
 
 
@@ -70,7 +72,8 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
     """The training loop; `run` is None on ranks other than 0."""
     config, group, learner = task.config, task.group, Learner.new(task)
     if state is not None:
-        learner.load_state_dict(task, state)
+        with loading():
+            learner.load_state_dict(task, state)
     title = f"{config.method.name} from {task.start} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
     pace = Pace(learner.model, task.tokens_per_step, task.device, config.precision, group.size)

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,7 +49,11 @@ class Program:
 
     def compose(self, *overrides: str) -> Any:
         """The resolved configuration of a smallest run with these overrides."""
-        return compose(self.name, *self.tiny(*overrides))
+        return self.compose_only(self.tiny(*overrides))
+
+    def compose_only(self, overrides: Iterable[str]) -> Any:
+        """The configuration with these overrides alone."""
+        return compose(self.name, *overrides)
 
     def run(self, runs: Path, *overrides: str) -> Path:
         """Train in this process to the end; the run's folder."""

@@ -17,6 +17,7 @@ from fire_core.harness.options.config import Trunk, autocast, resolve_device, se
 from fire_core.harness.options.errors import ConfigError, one_line
 from fire_core.harness.options.tables import register
 from fire_core.harness.run.identity import identity, without
+from fire_core.harness.run.schema import check_weights
 from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
@@ -113,6 +114,10 @@ class Task:
             hint = " (memory_format=contiguous may help)" if "view size" in str(error) else ""
             name, shape = self.config.model["name"], tuple(images.shape)
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise a ValueError for a state whose network is another one."""
+        check_weights(state, self.model, "init", *(() if self.method.overrides("reshape") else ("model",)))
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers; `cuda_graph` replays the same kernels, `stack` trains other runs beside it."""

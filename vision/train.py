@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fire_core.harness.options.cli import CONF, run_program
+from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
 from fire_core.harness.run.stack import Stacking, execute_stack
@@ -45,7 +46,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     """
     config, learner = task.config, Learner.new(task)
     if state is not None:
-        learner.load_state_dict(task, state)
+        with loading():
+            learner.load_state_dict(task, state)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
     with Loop(learner, run, task.total_steps, title, config.progress) as loop:

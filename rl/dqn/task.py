@@ -14,6 +14,7 @@ from fire_core.harness.options.config import Trunk, autocast, resolve_device, se
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.tables import register
 from fire_core.harness.run.identity import identity, without
+from fire_core.harness.run.schema import check_weights
 from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
@@ -158,6 +159,10 @@ class Task:
         check_method(method, Net({"q": task.model}, {}), name=config.method.name, network=network)
         check_optimizer(config.optimizer)
         return task
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise a ValueError for a state whose networks are others."""
+        check_weights(state, self.model, "init", *(() if self.method.overrides("reshape") else ("q", "target")))
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""

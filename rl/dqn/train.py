@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fire_core.harness.options.cli import CONF
+from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
@@ -53,8 +54,9 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     config, learner = task.config, Learner.new(task)
     replay_store = RingStore(run.folder / "replay", config.replay.segment)
     if state is not None:
-        checkpoint.load_replay(replay_store, learner.replay, state)
-        learner.load_state_dict(task, state)
+        with loading():
+            checkpoint.load_replay(replay_store, learner.replay, state)
+            learner.load_state_dict(task, state)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run, replay_store)
     with (

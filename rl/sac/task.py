@@ -14,6 +14,7 @@ from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.tables import register
 from fire_core.harness.run.identity import identity, without
+from fire_core.harness.run.schema import check_weights
 from fire_core.harness.training import seeding
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
@@ -134,6 +135,13 @@ class Task:
         modules = {"actor": actor, "critic": critics}
         phases = split(decisions // 2, decisions)
         return cls(options, device, control, networks, *sizes, gamma, phases, modules, method)
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise a ValueError for a state whose networks are others."""
+        parts = ["init"] if self.method.overrides("reshape") else ["init", "modules"]
+        for name, module in self.modules.items():
+            for part in parts:
+                check_weights(state[part], module, name)
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""

@@ -30,6 +30,9 @@ def build(option: str, node: Mapping[str, Any], kind: type[T] | None = None, **a
     """
     arguments = {key: _resolved(node[key]) for key in node if key != "name"}
     target = find_target(option, node)
+    for flag in ("_recursive_", "_partial_"):
+        if not isinstance(arguments.get(flag, False), bool):
+            raise ConfigError(f"{option}.{flag} must be true or false, got {shown(arguments[flag])}")
     try:
         check_arguments(target, arguments)
         made = instantiate(arguments, **also, _convert_="all")
@@ -61,6 +64,8 @@ def find_target(option: str, node: Mapping[str, Any]) -> Callable[..., Any]:
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{option}._target_={name} cannot be imported: {reason}") from error
+    if not callable(target):
+        raise ConfigError(f"{option}._target_={name} is no class or function")
     return target
 
 

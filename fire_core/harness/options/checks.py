@@ -63,6 +63,8 @@ def check_options(config: DictConfig, also: Mapping[str, Check] | None = None) -
     for option, check in (also or {}).items():
         if wrong := check(option, OmegaConf.select(config, option)):
             raise ConfigError(wrong)
+    if OmegaConf.select(config, "cache.enabled") and not OmegaConf.select(config, "cache.dir"):
+        raise ConfigError("cache.dir must be a folder, got null; cache=off trains each first phase by itself")
     if config.get("program") in PACKAGES:
         _check_programs(config)
 

@@ -2,25 +2,47 @@
 
 A checkpoint is one file, `step-<step>-<sha256>.pt`. It is written under a temporary name, flushed to the disk and
 renamed, so a name of that form is always a complete file; the digest in the name detects later damage. Files
-are read with `weights_only=True`: no code in a file is ever run.
+are read with `weights_only=True`: no code in a file is ever run. It states its schema (see `schema`), which is checked
+when it is read, whoever has changed it and renamed it: a damaged one is put aside and the one before it is used.
 """
 
+import contextlib
 import hashlib
 import io
 import logging
 import os
-import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.identity import differing_keys
+from fire_core.harness.run.schema import check_outline, outline
 
 log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2
+NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of the file
 DIGITS = 32  # of the digest, in the file name
+
+
+class DamagedStateError(RuntimeError):
+    """A state that was read as whole cannot be loaded."""
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Around the loading of a state into a learner: what fails there is the state's fault.
+
+    Raises:
+        DamagedStateError: with what failed.
+    """
+    try:
+        yield
+    except NO_MEMORY:
+        raise
+    except Exception as error:
+        raise DamagedStateError(_first_line(error)) from error
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
@@ -67,7 +89,8 @@ def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any],
         OSError: the disk is full or read-only; earlier checkpoints are as they were.
     """
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, "config": config, "step": step, "state": state}, buffer)
+    content = {"format": FORMAT, "config": config, "step": step, "schema": outline(state), "state": state}
+    torch.save(content, buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()[:DIGITS]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:012d}-{digest}.pt"
@@ -77,27 +100,47 @@ def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any],
     return path
 
 
-def load_newest(folder: Path, config: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any] | None:
+def load_newest(
+    folder: Path,
+    config: dict[str, Any],
+    device: torch.device | str = "cpu",
+    check: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any] | None:
     """The state of the newest readable checkpoint of `folder`, or None if there is none.
 
-    A damaged checkpoint is named in a warning and the one before it is used.
+    A checkpoint that is damaged, or of another run, is named in a warning and put aside, so that it neither is used nor
+    takes the place of a whole one; the one before it is used.
 
-    Raises:
-        ConfigError: the checkpoint belongs to another config; the message lists the keys that differ.
+    Args:
+        folder: of the checkpoints.
+        config: what the run is.
+        device: where the state's tensors go.
+        check: raises an exception for a state that cannot be one of this run.
     """
     for leftover in folder.glob(".*.tmp"):  # of a process killed while writing
         leftover.unlink(missing_ok=True)
     for path in newest_first(folder):
         try:
             content = _read(path, device)
-        except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
-            log.warning("checkpoint %s is damaged (%s): using the one before it", path, _first_line(error))
+            if difference := differing_keys(content["config"], config):
+                raise ValueError(f"of another run; it differs in {', '.join(difference)}")
+            state: dict[str, Any] = content["state"]
+            if check is not None:
+                check(state)
+        except NO_MEMORY:
+            raise
+        except Exception as error:  # a crafted file can fail in any way
+            put_aside(path, _first_line(error))
             continue
-        if difference := differing_keys(content["config"], config):
-            raise ConfigError(f"checkpoint {path} belongs to another config; it differs in {', '.join(difference)}")
-        state: dict[str, Any] = content["state"]
         return state
     return None
+
+
+def put_aside(path: Path, why: str) -> None:
+    """Give a checkpoint that cannot be used another name, and say so."""
+    log.warning("checkpoint %s is damaged (%s): using the one before it", path, why)
+    with contextlib.suppress(OSError):
+        path.rename(path.with_name(f"damaged-{path.name}"))
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -106,12 +149,17 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def _read(path: Path, device: torch.device | str) -> dict[str, Any]:
+    if not path.is_file():  # a pipe would wait for ever
+        raise ValueError("it is no file")
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest()[:DIGITS] != path.stem.rsplit("-", 1)[-1]:
         raise ValueError("its content does not match its checksum")
     content = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not a checkpoint of format {FORMAT}")
+    if f"{content['step']:012d}" != path.stem.split("-")[1]:
+        raise ValueError(f"its name is not that of step {content['step']}")
+    check_outline("its content is not as it states", outline(content["state"]), content["schema"])
     return content
 
 

@@ -1,7 +1,6 @@
 """What `main` of every program does: skip a finished run, resume an interrupted one, share the first phase."""
 
 import contextlib
-import functools
 import logging
 import math
 from collections.abc import Callable
@@ -14,13 +13,17 @@ from omegaconf import DictConfig, OmegaConf
 
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import Outcome, job
-from fire_core.harness.run.first_phase import shared_first_phase
+from fire_core.harness.options.errors import TrainingError
+from fire_core.harness.run.checkpoint import DamagedStateError
+from fire_core.harness.run.first_phase import empty, shared_first_phase
 from fire_core.harness.run.folder import Run
 from fire_core.harness.run.identity import check_name, digest
+from fire_core.harness.run.schema import check_progress
 from fire_core.harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 State = dict[str, Any]
+ATTEMPTS = 3  # beside the checkpoints that are kept: first phases
 
 
 class Task(Protocol):
@@ -29,6 +32,10 @@ class Task(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the state's tensors go."""
+
+    @property
+    def phases(self) -> list[Any]:
+        """Of the whole run."""
 
     @property
     def total_steps(self) -> int:
@@ -43,6 +50,9 @@ class Task(Protocol):
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of the identity that shapes the first phase; None: the first phase is not shared."""
+
+    def check_state(self, state: State) -> None:
+        """Raise a ValueError for a state whose networks are not those of the task."""
 
 
 T = TypeVar("T", bound=Task)
@@ -97,30 +107,57 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         TrainingError: training cannot continue, or a phase's or the run's end could not be written.
     """
     first, headline = task.first_phase_identity(), task.headline
-    train = functools.partial(program.train, task)
+
+    def train(run: Run, start: Callable[[], State | None], stop: int | None = None) -> dict[str, Any]:
+        """Train from where `start` says; a state that cannot be loaded is forgotten, and the one before is taken."""
+        for _ in range(config.checkpoint.keep + ATTEMPTS):
+            state = start()
+            try:
+                return program.train(task, run, state, stop)
+            except DamagedStateError as error:
+                assert state is not None
+                if "origin" in state:
+                    log.warning("the first phase in %s is damaged (%s): training it again", state["origin"], error)
+                    empty(Path(state["origin"]))
+                else:
+                    run.forget_newest(str(error))
+        raise TrainingError(f"no checkpoint in {run.folder} can be loaded: remove it to train anew")
+
+    def take_first_phase(run: Run) -> State | None:
+        """The state after the first phase, whose rows are now those of the run; None: it is not shared."""
+        if first is None or not config.cache.enabled:
+            return None
+
+        def train_first(entry: Run) -> dict[str, Any]:
+            return train(entry, lambda: of_no_method(entry.resume(task.device)), 1)
+
+        cache, label, every = Path(config.cache.dir), entry_label(config, program), run.every_seconds
+        shared = shared_first_phase(cache, label, first, run.config_yaml, train_first, task.device, every, run.check)
+        if shared is not None:
+            run.append_rows(shared[1])
+        return None if shared is None else of_no_method(shared[0])
+
+    def resumed(run: Run) -> State | None:
+        if (state := run.resume(task.device)) is None:
+            return take_first_phase(run)
+        log.info("%s resumed at step %d", run.folder, state["step"])
+        return state
+
     with new_run(config, program, task, build("tracker", config.tracker, Tracker)) as run:
-        if (summary := run.done) is not None:
+        if (summary := run.done) is not None and is_summary(summary, headline):
             log.info("%s is done: %s %.4f", run.folder, headline, summary[headline])
             outcome.state = "skipped"
             return summary
-        state = run.resume(task.device)
-        if state is not None:
-            log.info("%s resumed at step %d", run.folder, state["step"])
-        elif config.cache.enabled and first is not None:
-
-            def first_phase(entry: Run) -> dict[str, Any]:
-                return train(entry, of_no_method(entry.resume(task.device)), 1)
-
-            cache, label, every = Path(config.cache.dir), entry_label(config, program), run.every_seconds
-            shared = shared_first_phase(cache, label, first, run.config_yaml, first_phase, task.device, every)
-            if shared is not None:
-                state, rows = of_no_method(shared[0]), shared[1]
-                run.append_rows(rows)
-        summary = train(run, state, None)
+        summary = train(run, lambda: resumed(run))
         run.finish(summary)
         log.info("%s: %s %.4f", run.folder, headline, summary[headline])
         outcome.state = "done"
         return summary
+
+
+def is_summary(summary: dict[str, Any], headline: str) -> bool:
+    """Whether a finished run's summary has the numbers that are shown."""
+    return all(isinstance(summary.get(key), int | float) for key in (headline, "seconds"))
 
 
 def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker | None) -> Run:
@@ -131,6 +168,11 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
     """
     *kind, method = _names(config, (*program.groups, "method"))
     what = task.identity()
+
+    def check(state: State) -> None:
+        check_progress(task, state)
+        task.check_state(state)
+
     folder = f"{'-'.join(kind)}-{method}-s{config.seed}-{digest(what)}"
     return Run(
         Path(config.paths.runs) / config.program / folder,
@@ -140,6 +182,7 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
         config.checkpoint.every_seconds,
         config.checkpoint.keep,
         total_steps=task.total_steps,
+        check=check,
     )
 
 

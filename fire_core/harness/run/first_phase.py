@@ -6,7 +6,6 @@ continues its work.
 """
 
 import contextlib
-import hashlib
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import torch
 
 from fire_core.harness.options.errors import ConfigError, TrainingError
 from fire_core.harness.run import NUMERICS
-from fire_core.harness.run.folder import DamagedRunError, Run
+from fire_core.harness.run.folder import Run
 from fire_core.harness.run.identity import digest
 from fire_core.harness.run.lock import NoLocks
 
@@ -33,6 +32,7 @@ def shared_first_phase(
     train: Callable[[Run], dict[str, Any]],
     device: torch.device | str = "cpu",
     every_seconds: float = 60.0,
+    check: Callable[[dict[str, Any]], None] | None = None,
 ) -> tuple[dict[str, Any], str] | None:
     """The trainer's state after the first phase and the rows that it logged, trained here if not in the cache.
 
@@ -44,6 +44,7 @@ def shared_first_phase(
         train: trains the first phase within the given run (resuming it) and returns the summary that marks it done.
         device: where the state's tensors go.
         every_seconds: between checkpoints while training.
+        check: raises an exception for a trainer's state that cannot be one of the entry.
 
     Returns:
         The state, as the trainer's last checkpoint in the entry holds it, with the entry's folder as `origin`, and the
@@ -56,7 +57,7 @@ def shared_first_phase(
     shape = {**shape, "numerics": NUMERICS}
     folder = cache / f"{name}-{digest(shape, 12)}"
     for _ in range(ATTEMPTS):
-        entry = Run(folder, shape, config_yaml, every_seconds=every_seconds, keep=1, wait=True)
+        entry = Run(folder, shape, config_yaml, every_seconds=every_seconds, keep=1, wait=True, check=check)
         try:
             with entry:
                 if found := _take_or_train(entry, train, device):
@@ -65,9 +66,6 @@ def shared_first_phase(
         except NoLocks as error:
             log.warning("%s has no locks (%s): the first phase is not shared; choose another cache.dir=", cache, error)
             return None
-        except DamagedRunError as error:
-            log.warning("%s: training the first phase again", error)
-            _empty(folder)
         except (ConfigError, TrainingError, OSError) as error:
             if not entry.removed:
                 raise
@@ -114,7 +112,7 @@ def shared_first_phases(
                 for i, summary in zip(missing, train(missing, [entries[i] for i in missing]), strict=True):
                     found[i] = None if isinstance(summary, TrainingError) else _finish(entries[i], summary, device)
             return found
-    except (NoLocks, DamagedRunError) as error:
+    except NoLocks as error:
         log.warning("the first phases are not shared through %s: %s", cache, error)
     except (ConfigError, TrainingError, OSError) as error:
         if not any(entry.removed for entry in entries):
@@ -135,42 +133,37 @@ def _take_or_train(
 
 def _take(entry: Run, device: torch.device | str) -> tuple[dict[str, Any], str] | None:
     """State and rows of a finished entry; None if it is none, emptied if it is damaged."""
-    if (summary := entry.done) is None:
+    if entry.done is None:
         return None
-    if found := _read(entry, summary, device):
-        log.info("first phase taken from %s: %.1f s saved", entry.folder, summary["seconds"])
+    if found := _read(entry, device):
+        log.info("first phase taken from %s: %.1f s saved", entry.folder, found[0]["seconds"])
         return found
     log.warning("first phase in %s is damaged: training it again", entry.folder)
-    _empty(entry.folder)
+    empty(entry.folder)
     return None
 
 
 def _finish(entry: Run, summary: dict[str, Any], device: torch.device | str) -> tuple[dict[str, Any], str] | None:
     """Mark an entry that was just trained as finished; its state and rows, None if it lost its checkpoint."""
-    summary["metrics_sha256"] = _metrics_digest(entry.folder)
-    found = _read(entry, summary, device)
+    found = _read(entry, device)
     if found is not None:
         entry.finish(summary)
     return found
 
 
-def _empty(folder: Path) -> None:
+def empty(folder: Path) -> None:
     """Remove what an entry holds, so that its first phase is trained from the start."""
     (folder / "DONE").unlink(missing_ok=True)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def _read(entry: Run, summary: dict[str, Any], device: torch.device | str) -> tuple[dict[str, Any], str] | None:
+def _read(entry: Run, device: torch.device | str) -> tuple[dict[str, Any], str] | None:
     """State and rows of a finished entry, None if either is damaged."""
     state = entry.newest_state(device)
-    if state is None or _metrics_digest(entry.folder) != summary.get("metrics_sha256"):
+    if state is None:
         return None
-    rows = (entry.folder / "metrics.jsonl").read_text()
-    if state["metrics_bytes"] != len(rows.encode()):  # an older checkpoint: the last could not be written
+    path = entry.folder / "metrics.jsonl"
+    rows = path.read_bytes() if path.is_file() else b""
+    if state["metrics_bytes"] != len(rows):  # an older checkpoint: the last could not be written
         return None
-    return {**state["trainer"], "origin": str(entry.folder)}, rows
-
-
-def _metrics_digest(folder: Path) -> str:
-    metrics = folder / "metrics.jsonl"
-    return hashlib.sha256(metrics.read_bytes() if metrics.exists() else b"").hexdigest()
+    return {**state["trainer"], "origin": str(entry.folder)}, rows.decode()

@@ -14,6 +14,7 @@
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -38,10 +40,6 @@ KEPT_BOUNDARIES = 100  # of a run, whose singular values and rows about single w
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "gymnasium", "ale-py", "wandb", "scikit-learn")
 
 
-class DamagedRunError(ConfigError):
-    """The files of a run contradict each other."""
-
-
 class Run:
     """One run and its folder, locked against a second process while it is open.
 
@@ -54,6 +52,7 @@ class Run:
         keep: checkpoints kept.
         wait: wait for another process that holds the run instead of raising.
         total_steps: optimizer steps of the whole run, for `fire_core.runs`, which shows the progress.
+        check: raises an exception for a trainer's state that cannot be one of this run.
     """
 
     def __init__(
@@ -66,6 +65,7 @@ class Run:
         keep: int = 2,
         wait: bool = False,
         total_steps: int | None = None,
+        check: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.folder = folder
         self.identity = identity
@@ -75,9 +75,11 @@ class Run:
         self.keep = keep
         self.wait = wait
         self.total_steps = total_steps
+        self.check = check
         self._lock = FolderLock(folder)
         self._pending: list[str] = []  # rows that could not be written yet (disk full)
         self._good_bytes = 0  # metrics.jsonl is whole up to here
+        self._signature = self._sign(b"")  # of the rows up to here
         self._last_step = -1
         self._next_checkpoint = 0.0
         self.removed = False  # once it is closed: whether its folder was removed under way
@@ -132,6 +134,10 @@ class Run:
             return None
         if not isinstance(summary, dict):
             return None
+        signature = summary.pop("rows_sha256", None)  # runs of older versions have none
+        if signature is not None and signature != self._sign(self._read_rows()).hexdigest():
+            log.warning("%s is marked as done and its rows were changed since: training goes on", self.folder)
+            return None
         if not checkpoint.newest_first(self.folder / "checkpoints") and not (self.folder / PRUNED).exists():
             log.warning("%s is marked as done but has no weights: training continues", self.folder)
             return None
@@ -140,16 +146,15 @@ class Run:
     def resume(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The state to resume from (None at the start); rows written after it are cut off, to be written again."""
         state = self.newest_state(device)
+        self._pending.clear()
         self._good_bytes = state["metrics_bytes"] if state else 0
         self._last_step = state["last_row_step"] if state else -1
+        self._signature = self._sign(self._read_rows(self._good_bytes))
         metrics = self.folder / "metrics.jsonl"
-        size = metrics.stat().st_size if metrics.exists() else 0
-        if size < self._good_bytes:
-            raise DamagedRunError(f"{metrics} is shorter than its checkpoint says; remove {self.folder} to start anew")
-        if size > self._good_bytes:
-            os.truncate(metrics, self._good_bytes)
         about = environment() | {"total_steps": self.total_steps}
         try:
+            if metrics.exists() and metrics.stat().st_size > self._good_bytes:
+                os.truncate(metrics, self._good_bytes)
             checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
             content = json.dumps(described(self.identity), indent=1)
             checkpoint.write_atomically(self.folder / "identity.json", content.encode())
@@ -163,8 +168,37 @@ class Run:
         return state["trainer"] if state else None
 
     def newest_state(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-        """The newest readable checkpoint's content."""
-        return checkpoint.load_newest(self.folder / "checkpoints", self.identity, device)
+        """The content of the newest checkpoint that is whole and fits the run and its rows."""
+        return checkpoint.load_newest(self.folder / "checkpoints", self.identity, device, self._check)
+
+    def _check(self, state: dict[str, Any]) -> None:
+        """Raise a ValueError, or a KeyError, for a checkpoint's content that cannot be one of this run."""
+        size, last = state["metrics_bytes"], state["last_row_step"]
+        if type(size) is not int or size < 0 or type(last) is not int:
+            raise ValueError(f"metrics_bytes={size!r} and last_row_step={last!r} must be whole numbers")
+        if self._sign(self._read_rows(size)).hexdigest() != state["rows_sha256"]:
+            raise ValueError("the rows in metrics.jsonl are not those that it was written with")
+        if self.check is not None:
+            self.check(state["trainer"])
+
+    def forget_newest(self, why: str) -> None:
+        """Put the newest checkpoint aside, which turned out to be damaged."""
+        for path in checkpoint.newest_first(self.folder / "checkpoints")[:1]:
+            checkpoint.put_aside(path, why)
+        self.tracker.finish()
+
+    def _sign(self, rows: bytes) -> "hashlib._Hash":
+        """A digest of rows as those of this run: it begins with the run's identity."""
+        identity = json.dumps(self.identity, sort_keys=True, default=str).encode()
+        return hashlib.sha256(identity + b"\n" + rows)
+
+    def _read_rows(self, size: int = -1) -> bytes:
+        """The first bytes of metrics.jsonl (-1: all); fewer where it is shorter."""
+        path = self.folder / "metrics.jsonl"
+        if not path.is_file():
+            return b""
+        with open(path, "rb") as file:
+            return file.read(size)
 
     # ---- what it measures
 
@@ -200,6 +234,7 @@ class Run:
                 if file.write(data) != len(data):
                     raise OSError("only a part fitted")
                 self._good_bytes += len(data)
+                self._signature.update(data)
                 self._pending.clear()
             return True
         except OSError as error:
@@ -231,7 +266,12 @@ class Run:
         if not self._write_pending():
             raise OSError(f"no room for the rows in {self.folder}")
         self._sync_metrics()
-        state = {"trainer": trainer, "metrics_bytes": self._good_bytes, "last_row_step": self._last_step}
+        state = {
+            "trainer": trainer,
+            "metrics_bytes": self._good_bytes,
+            "last_row_step": self._last_step,
+            "rows_sha256": self._signature.hexdigest(),
+        }
         try:
             checkpoint.save(self.folder / "checkpoints", step, state, self.identity, self.keep)
         except RuntimeError as error:  # torch.save reports a failed write as one
@@ -279,6 +319,7 @@ class Run:
             if not self._write_pending():
                 raise OSError("the last rows could not be written")
             self._sync_metrics()
+            summary = {**summary, "rows_sha256": self._signature.hexdigest()}
             checkpoint.write_atomically(self.folder / "DONE", (json.dumps(summary) + "\n").encode())
         except OSError as error:
             raise TrainingError(

@@ -1,5 +1,7 @@
 """Checkpoints: whole or absent, and never code."""
 
+import hashlib
+import io
 import logging
 import os
 import pickle
@@ -8,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run import checkpoint
 
 CONFIG = {"lr": 0.1, "model": {"width": 4}}
@@ -48,10 +49,43 @@ def test_a_damaged_newest_is_named_and_the_one_before_used(
     assert newest.name in caplog.text
 
 
-def test_another_config_is_refused_with_the_keys(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, 1, {}, CONFIG)
-    with pytest.raises(ConfigError, match=r"model\.width \(4 against 8\)"):
-        checkpoint.load_newest(tmp_path, {"lr": 0.1, "model": {"width": 8}})
+def test_one_of_another_run_is_put_aside_and_named_with_the_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = {"lr": 0.1, "model": {"width": 8}}
+    checkpoint.save(tmp_path, 1, {"x": 1}, mine)
+    checkpoint.save(tmp_path, 9, {"x": 9}, CONFIG)
+    assert checkpoint.load_newest(tmp_path, mine) == {"x": 1}
+    assert "model.width (4 against 8)" in caplog.text
+    checkpoint.save(tmp_path, 2, {"x": 2}, mine, keep=1)
+    assert checkpoint.load_newest(tmp_path, mine) == {"x": 2}, "the other one did not take its place"
+
+
+def test_a_state_that_is_not_as_the_file_states_is_not_used(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, {"x": 1, "weights": torch.zeros(2, 3)}, CONFIG)
+    (path,) = files(tmp_path)
+    for change in ({"x": "1"}, {"weights": torch.zeros(3, 2)}, {"weights": torch.zeros(2, 3).double()}, {"y": 1}):
+        content = torch.load(path, weights_only=True)
+        content["state"] |= change
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        other = tmp_path / str(len(list(tmp_path.iterdir())))
+        other.mkdir()
+        digest = hashlib.sha256(buffer.getvalue()).hexdigest()[:32]
+        (other / f"step-000000000001-{digest}.pt").write_bytes(buffer.getvalue())
+        assert checkpoint.load_newest(other, CONFIG) is None, change
+
+
+def test_a_check_of_the_callers_decides(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, {"phase": step}, CONFIG)
+
+    def check(state: dict[str, int]) -> None:
+        if state["phase"] > 1:
+            raise ValueError("phase out of range")
+
+    assert checkpoint.load_newest(tmp_path, CONFIG, check=check) == {"phase": 1}
+    assert len(files(tmp_path)) == 2, "the damaged one is put aside"
 
 
 class Hostile:
