@@ -44,13 +44,15 @@ class InputWatch:
     def _hook(self, name: str) -> Callable[[nn.Module, Any], None]:
         def look(module: nn.Module, inputs: Any) -> None:
             if module.training and self._looks:
-                self.kept[name] = [*self.kept.get(name, []), inputs][-self.passes :]
+                # Laid out as a checkpoint gives them back: kernels round by the layout.
+                now = tuple(part.contiguous() for part in inputs)
+                self.kept[name] = [*self.kept.get(name, []), now][-self.passes :]
 
         return look
 
     def state_dict(self) -> dict[str, Any]:
-        """For a resume."""
-        return {name: [list(each) for each in kept] for name, kept in self.kept.items()}
+        """For a resume; copies, for a view would be saved with the whole tensor that it is a part of."""
+        return {name: [[part.clone() for part in each] for each in kept] for name, kept in self.kept.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""

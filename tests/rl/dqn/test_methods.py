@@ -1,0 +1,36 @@
+"""Methods that keep inputs or weights of earlier steps: an agent that is cut and goes on ends as one left alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import rl.dqn.train
+from tests.programs import DQN, assert_same, rows
+
+METHODS = {"c_chain": ("method.warmup=5",), "l2_er": ("method.every=3",), "spectral": ()}
+
+
+class Cut(Exception):
+    """The end of the first process."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cut_and_go_on(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    options = (f"method={method}", *METHODS[method])
+    calm = DQN.run(tmp_path / "calm", *options)
+    real, steps, last = rl.dqn.train.train_step, 0, rows(calm)[-1]["updates"]
+
+    def step_or_cut(*arguments: object) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == last - 3:
+            raise Cut
+        real(*arguments)
+
+    monkeypatch.setattr(rl.dqn.train, "train_step", step_or_cut)
+    monkeypatch.setattr(rl.dqn.train.Run, "checkpoint_due", property(lambda _: True))
+    with pytest.raises(Cut):
+        DQN.run(tmp_path / "rough", *options)
+    assert_same(DQN.run(tmp_path / "rough", *options), calm)
