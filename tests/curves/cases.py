@@ -59,7 +59,7 @@ def as_recorded(options: tuple[str, ...]) -> tuple[str, ...]:
 
 STREAMS = {
     "random_labels": ("epochs=4", "batch_size=64", "benchmark.samples=300"),
-    "permuted": (),
+    "permuted": ("lr=1e-3",),
     "permuted_online": ("batch_size=16", "lr=3e-3"),
     "slowly_changing_regression": ("dataset=bits", "model.hidden=5", "model.depth=1", "lr=0.01"),
 }
