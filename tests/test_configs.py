@@ -18,7 +18,7 @@ from fire_core.harness.options.cli import CONF
 from fire_core.methods import Method, Net
 
 PROGRAMS = ("vision", "language", "dqn", "sac")
-EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("fig2*.yaml"))
+EXPERIMENTS = sorted(map(str, OmegaConf.load(CONF / "presets" / "fig2.yaml")))
 OTHERS = {
     "dmc100k": "sac",
     "fig3": "language",
@@ -137,7 +137,11 @@ def program_of(experiment: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "experiment", sorted({path.stem for path in (CONF / "experiment").glob("*.yaml")} - set(EXPERIMENTS))
+    "experiment",
+    sorted(
+        {path.stem for path in (CONF / "experiment").glob("*.yaml")}
+        | {str(name) for path in (CONF / "presets").glob("*.yaml") for name in OmegaConf.load(path)} - set(EXPERIMENTS)
+    ),
 )
 def test_every_method_in_every_other_experiment(experiment: str) -> None:
     for name in ALL_METHODS if experiment != "tune_snp" else ["snp"]:

@@ -51,7 +51,8 @@ class VisionConfig(Trunk):
     stack: Count = 1  # seeds that are trained at once, from seed= on
 
 
-register("vision", VisionConfig, "scale", "cache", "budget/vision", "budget/exceptions", "tuned/vision")
+GROUPS = ("scale", "cache", "budget/vision", "budget/exceptions", "tuned/vision")
+register("vision", VisionConfig, *GROUPS, presets=("fig2", "plasticity"))
 
 
 @dataclass

@@ -100,7 +100,7 @@ class DQNConfig(Trunk):
     compile: Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotune")] = "off"
 
 
-register("dqn", DQNConfig, "scale", "cache", "budget/dqn", "budget/exceptions", "tuned/dqn")
+register("dqn", DQNConfig, "scale", "cache", "budget/dqn", "budget/exceptions", "tuned/dqn", presets=("fig4a",))
 
 
 @dataclass

@@ -73,7 +73,7 @@ REFUSED = (
     "by a penalty or after a row, such as full_reset, snp, pi, fire, redo and l2init"
 )
 NO_PLACE = {hook: REFUSED.format(hook=hook) for hook in ("optimizer", "watch", "after_step")}
-register("sac", SacConfig, "scale", "cache", "budget/sac", "budget/exceptions", "tuned/sac")
+register("sac", SacConfig, "scale", "cache", "budget/sac", "budget/exceptions", "tuned/sac", presets=("fig4b",))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from tests.programs import compose
 FOLDER = Path(__file__).parent
 PROGRAMS = ("vision", "language", "dqn", "sac", "watch")
 # Folders of conf whose files set options of a program, and bring none of their own.
-SETTING = ("budget", "experiment", "hydra", "scale", "start", "tuned")
+SETTING = ("budget", "experiment", "hydra", "presets", "scale", "start", "tuned")
 
 
 def options_of(program: str) -> list[str]:

@@ -3,6 +3,8 @@
 A table holds the values of many choices side by side. Its first line is Hydra's `# @package <where>`: where in the
 configuration its values go. The entry `fire` of conf/tuned/dqn.yaml is the option `tuned/dqn=fire`, to be named in a
 defaults list; the entry `fire` of conf/tuned/vision/continual_cifar10.yaml is `tuned/vision=continual_cifar10_fire`.
+Tables in conf/presets hold options of `experiment` that are alike: `fig2a_cifar10` of conf/presets/fig2.yaml stands
+beside the files of conf/experiment.
 """
 
 from pathlib import Path
@@ -23,8 +25,8 @@ def list_groups(*groups: str) -> str:
     return "\n".join(f"{group}: {', '.join(loader.get_group_options(group))}" for group in groups)
 
 
-def register(name: str, schema: type, *groups: str) -> None:
-    """Store a program's typed options as `<name>_schema`, and the tables of its groups, such as "tuned/dqn"."""
+def register(name: str, schema: type, *groups: str, presets: tuple[str, ...] = ()) -> None:
+    """Store a program's typed options as `<name>_schema`, the tables of its groups ("tuned/dqn") and presets."""
     OmegaConf.register_new_resolver("groups", list_groups, replace=True)
     ConfigStore.instance().store(name=f"{name}_schema", node=schema)
     for group in groups:
@@ -33,6 +35,8 @@ def register(name: str, schema: type, *groups: str) -> None:
                 _store(group, path, f"{path.stem}_")
         else:
             _store(group, folder.with_suffix(".yaml"), "")
+    for preset in presets:
+        _store("experiment", CONF / "presets" / f"{preset}.yaml", "")
 
 
 def _store(group: str, path: Path, prefix: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.harness.options.build import build
@@ -166,7 +167,7 @@ def test_every_scale_with_every_method_composes(scale: str, method: str) -> None
 
 def test_the_paper_s_settings() -> None:
     facts = json.loads((Path(__file__).parents[2] / "golden" / "dqn_facts.json").read_text())["loop"]
-    for experiment in sorted(path.stem for path in (CONF / "experiment").glob("fig4a_*.yaml")):
+    for experiment in OmegaConf.load(CONF / "presets" / "fig4a.yaml"):
         config = compose("dqn", f"experiment={experiment}")
         assert config.num_envs == facts["num_envs"]
         assert config.total_steps == facts["total_timesteps"] - 1
