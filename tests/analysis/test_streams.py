@@ -1,0 +1,107 @@
+"""Streams of tasks: one point a task, the columns of their table, and figures that hide nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from analysis import make_figures, plotting, style, tables
+from analysis.curves import boundaries, curve
+from analysis.runs import Setting, settings
+from analysis.sources import load
+from tests.analysis.synthetic import write_run
+
+ENDS = {"base": [0.9, 0.5, 0.1, 0.1], "fire": [0.9, 0.8, 0.9, 0.7]}
+
+
+def stream_rows(ends: list[float], kept: float = 0.2, epochs: int = 3) -> list[dict[str, Any]]:
+    """Tasks of `epochs` rows: half of the end, then the end; a boundary between two tasks."""
+    rows: list[dict[str, Any]] = []
+    seen: list[float] = []
+    for phase, end in enumerate(ends):
+        if phase:
+            about = {"boundary/previous_accuracy_before": 0.9, "boundary/previous_accuracy_after": kept}
+            rows.append({"kind": "boundary", "step": 10 * len(seen), "phase": phase, **about})
+        for epoch in range(epochs):
+            seen.append(end if epoch == epochs - 1 else end / 2)
+            place = {"step": 10 * len(seen), "phase": phase, "epoch": len(seen)}
+            rows.append(
+                {**place, "train/loss": 1.0, "train/accuracy": seen[-1], "online/accuracy": float(np.mean(seen))}
+            )
+    return rows
+
+
+def write(root: Path, seeds: int = 2, **options: Any) -> Setting:
+    for method, ends in ENDS.items():
+        for seed in range(seeds):
+            shifted = [end + 0.01 * seed for end in ends]
+            write_run(root, method, seed, rows_=stream_rows(shifted), metric="online/accuracy",
+                      benchmark={"name": "random_labels"}, **options)  # fmt: skip
+    (setting,) = settings(load([str(root)], cache=False)[0])
+    return setting
+
+
+def test_the_horizontal_axis_is_the_task(tmp_path: Path) -> None:
+    setting = write(tmp_path)
+    assert (setting.metric, setting.x, setting.y_label) == ("train/accuracy", "task", "Training accuracy, end of task")
+    group = setting.group("fire")
+    assert group is not None
+    c = curve(group, setting.metric)
+    assert c.x.tolist() == [1, 2, 3, 4]
+    assert c.mean == pytest.approx([end + 0.005 for end in ENDS["fire"]])
+    assert boundaries(group.runs) == []
+
+
+def test_an_unfinished_task_is_no_point(tmp_path: Path) -> None:
+    rows = stream_rows(ENDS["base"])[:-1]
+    write_run(tmp_path, "base", 0, rows_=rows, metric="online/accuracy", done=False)
+    (setting,) = settings(load([str(tmp_path)], cache=False, include_unfinished=True)[0])
+    assert curve(setting.groups[0], setting.metric).x.tolist() == [1, 2, 3]
+
+
+def test_the_table_of_a_stream(tmp_path: Path) -> None:
+    frame = tables.results(write(tmp_path)).set_index("method")
+    assert list(frame.columns[:6]) == ["n", "all tasks", "first 1", "last 1", "online", "previous task"]
+    row = {name: value.mean for name, value in frame.loc["FIRE", frame.columns[1:6]].items()}
+    ends = np.array(ENDS["fire"]) + 0.005
+    assert row["all tasks"] == pytest.approx(ends.mean())
+    assert (row["first 1"], row["last 1"]) == pytest.approx((ends[0], ends[-1]))
+    assert row["online"] == pytest.approx((ends * 2 / 3).mean())
+    assert row["previous task"] == pytest.approx(0.2)
+    paired = frame.loc["FIRE", "vs Base"]
+    assert paired.difference.mean == pytest.approx(np.mean(ENDS["fire"]) - np.mean(ENDS["base"]))
+
+
+def test_small_results_keep_a_row_a_task(tmp_path: Path) -> None:
+    before = tables.results(write(tmp_path / "runs"))
+    kept = tmp_path / "small.csv"
+    assert make_figures.main([f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'f'}", f"export={kept}"]) == 0
+    (setting,) = settings(load([str(kept)], cache=False)[0])
+    after = tables.results(setting)
+    for name in before.columns[2:7]:
+        assert [value.mean for value in after[name]] == pytest.approx([value.mean for value in before[name]], rel=1e-5)
+    assert all(len(run.history) == 4 for group in setting.groups for run in group.runs)
+
+
+def test_training_accuracy_alone_makes_no_stream(tmp_path: Path) -> None:
+    rows = [{"step": 1, "phase": 0, "epoch": 1, "train/loss": 1.0, "train/accuracy": 0.5}]
+    write_run(tmp_path, "base", 0, rows_=rows, metric="train/accuracy")
+    runs, left_out = load([str(tmp_path)], cache=False)
+    assert not runs
+    assert "foreign: its metrics have none of" in left_out[0].reason
+
+
+@pytest.mark.parametrize(("spike", "cut"), [(0.2, False), (-20.0, True)])
+def test_a_figure_shows_everything_or_says_that_it_is_cut(tmp_path: Path, spike: float, cut: bool) -> None:
+    style.use()
+    values = [spike, *np.linspace(0.5, 0.8, 60)]
+    rows = [{"step": i, "phase": 0, "epoch": float(i), "test/accuracy": value} for i, value in enumerate(values, 1)]
+    write_run(tmp_path, "base", 0, rows_=rows)
+    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    _, axes = plt.subplots()
+    plotting.draw(axes, setting, style.Palette(["base"]))
+    assert (axes.get_ylim()[0] > spike) == cut
+    assert any("axis cut: values down to -20" in text.get_text() for text in axes.texts) == cut
+    plt.close("all")
