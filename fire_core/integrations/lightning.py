@@ -37,7 +37,7 @@ class FireCallback(Callback):
         self, trigger: Trigger, *, method: Method | None = None, copies: Sequence[Source] = (), **options: Any
     ) -> None:
         self.intervention = Intervention(trigger, method, **options)
-        self._copies, self._fresh, self._seen = copies, dict[str, Tensor](), {"loss"}
+        self._copies, self._fresh, self._seen = copies, dict[str, Tensor | float](), {"loss"}
         self._step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -90,8 +90,10 @@ class FireCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """For Lightning's checkpoint."""
-        return self.intervention.state_dict()
+        return self.intervention.state_dict() | {"fresh": {name: float(value) for name, value in self._fresh.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From Lightning's checkpoint."""
+        self._fresh = dict(state_dict["fresh"])
+        self._seen |= self._fresh.keys()
         self.intervention.load_state_dict(state_dict)

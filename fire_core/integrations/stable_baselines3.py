@@ -41,16 +41,8 @@ class FireCallback(BaseCallback):
         options: of `Intervention` (`trainable_only`, `batches`, `loss`, `seed`) and of `fire_`.
     """
 
-    def __init__(
-        self,
-        trigger: Trigger,
-        *,
-        method: Method | None = None,
-        copies: Sequence[Source] = (),
-        targets: str = "follow",
-        keep: Sequence[str] = KEEP,
-        **options: Any,
-    ) -> None:
+    def __init__(self, trigger: Trigger, *, method: Method | None = None, copies: Sequence[Source] = (),
+                 targets: str = "follow", keep: Sequence[str] = KEEP, **options: Any) -> None:  # fmt: skip
         super().__init__()
         if targets not in ("follow", "copy"):
             raise ValueError(f"targets={targets} is unknown; accepted: follow, copy")

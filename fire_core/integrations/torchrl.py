@@ -54,7 +54,7 @@ class FireHook(TrainerHookBase):
         self.intervention = Intervention(trigger, method, **options)
         self.modules = {"model": model} if isinstance(model, nn.Module) else dict(model)
         self.optimizers, self.copies, self.step = optimizers, copies, 0
-        self._fresh: dict[str, Tensor] = {}
+        self._fresh: dict[str, Tensor | float] = {}
         self._numbers: dict[str, float] | None = None
 
     def register(self, trainer: Trainer, name: str = "fire") -> None:
@@ -84,17 +84,16 @@ class FireHook(TrainerHookBase):
         self._numbers = numbers
 
     def state_dict(self) -> dict[str, Any]:
-        """For the trainer's checkpoint."""
-        return {"step": self.step, **self.intervention.state_dict()}
+        fresh = {name: float(value) for name, value in self._fresh.items()}
+        return {"step": self.step, "fresh": fresh, **self.intervention.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the trainer's checkpoint."""
-        self.step = state_dict["step"]
+        self.step, self._fresh = state_dict["step"], state_dict["fresh"]
         self.intervention.load_state_dict(state_dict)
 
 
 def targets(trainer: Trainer, module: nn.Module) -> dict[str, Tensor]:
-    """Target parameters in the trainer's loss, by the names of the module's own parameters."""
+    """Target parameters in the trainer's loss, by the module's own names."""
     own = {id(p): name for name, p in module.named_parameters()}
     trained = {name: own[id(p)] for name, p in trainer.loss_module.named_parameters() if id(p) in own}
     buffers = dict(trainer.loss_module.named_buffers())

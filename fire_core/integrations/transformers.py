@@ -75,7 +75,9 @@ class FireCallback(TrainerCallback, ExportableState):
         )
         saved = state.stateful_callbacks.get(NAME)
         if state.global_step and saved:
-            self.intervention.load_state_dict(json.loads(saved["attributes"]["saved"]))
+            loaded = json.loads(saved["attributes"]["saved"])
+            self._fresh = loaded["fresh"]
+            self.intervention.load_state_dict(loaded)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -92,4 +94,5 @@ class FireCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """For `trainer_state.json`: numbers and strings."""
-        return {"args": {}, "attributes": {"saved": json.dumps(self.intervention.state_dict(weights=False))}}
+        saved = self.intervention.state_dict(weights=False) | {"fresh": self._fresh}  # logged, and not yet asked about
+        return {"args": {}, "attributes": {"saved": json.dumps(saved)}}
