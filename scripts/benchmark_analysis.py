@@ -3,10 +3,10 @@
 python scripts/benchmark_analysis.py                        1,000 finished runs of 200 rows each, then 10,000
 python scripts/benchmark_analysis.py --runs 1000 --rows 2000
 
-The targets, of wall seconds on two idle cores: of 1,000 runs make_figures at first at most 20 s, all else at most 5 s;
-of 10,000 make_figures at first at most 180 s, again and make_report 30 s, `fire_core.runs ls` 10 s, each within 1 GB.
-Processor seconds stand beside the wall seconds, for machines that are busy with other work. A run of 200 rows is the
-paper's warm start: two phases of 100 epochs. Numbers: docs/reliability.md.
+The targets, in seconds on an idle machine: of 1,000 runs make_figures at most 20 and make_report 5; of 10,000
+make_figures 180, make_report 30 and `fire_core.runs ls` 10, each within 1 GB. Processor seconds stand beside the wall
+seconds, for machines that are busy with other work. A run of 200 rows is the paper's warm start: two phases of 100
+epochs. make_report comes after make_figures and finds the runs read. Numbers: docs/reliability.md.
 """
 
 import argparse

@@ -9,9 +9,11 @@ and nothing else: number formats, metadata, further tensors and a folder's other
 projected, and how it is cut, is what `fire_` would do with the loaded model; see `checkpoint.cuts` for how the model is
 found. What is not known is kept, and the report says why.
 
-Memory, whatever the checkpoint's size: what torch and transformers take themselves (0.8 GB) and at most 24 bytes for
-each number of the largest projected tensor. Measured on a Llama of 2.2 G numbers in bfloat16 (4.3 GB, five files):
-1.0 GB with `--layout qk` (the largest has 4 M numbers), 5.5 GB with its head too (263 M numbers).
+Memory, whatever the checkpoint's size: what torch and transformers take themselves (0.9 GB) and some bytes for each
+number of the largest projected tensor: 20 for the default solver; for `exact` 20 if it is tall or wide, 40 if square,
+60 if square and rank-deficient. Measured on a Llama of 2.0 G numbers in bfloat16 (4.0 GB), default and exact:
+1.0 and 1.0 GB where the largest has 4 M numbers, 5.6 and 5.5 GB with the head (128,256 x 2,048); the constants of
+square ones on single matrices (18.6 bytes at 6,144; exact 32.5, rank-deficient 55.5 at 3,072).
 OUT appears at the end, whole, by a rename, with its report beside it. A run that is killed leaves a folder
 `.<OUT>.partial`, which the next one takes over.
 """
