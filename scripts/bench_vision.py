@@ -2,32 +2,42 @@
 
     python scripts/bench_vision.py                                  # the digits default
     python scripts/bench_vision.py model=resnet18 --size 32 --batch 256 --threads 2 --steps 2 precision=bfloat16
+    python scripts/bench_vision.py --stack 20 benchmark=random_labels ...   # and many seeds at once, with whole runs
 
-The plain loop is a DataLoader without workers over PIL images and torchvision transforms,
-float32, eager, `loss.item()` at each step. Both train the same network from the same weights on the same images; the
-whole loop is compared, data included. Ratios are medians over rounds.
+The plain loop is a DataLoader without workers, over PIL images and torchvision transforms (over tensors where the data
+are no images), float32, eager, `loss.item()` at each step. All train the same network from the same weights on the same
+data; the whole loop is compared, data included. Whole runs are those of `vision.train`, with boundaries, rows and
+checkpoints, without a tracker and a shared first phase. With one thread the clock is the process's own processor
+time, which other programs on the machine disturb least. Ratios are medians over rounds.
 """
 
 import argparse
+import contextlib
+import io
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import hydra
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision import transforms
 
 import vision.train as trainer
-from fire_core.harness.options.cli import CONF
+from fire_core.harness.options.cli import CONF, Outcome
+from fire_core.harness.run.execute import run_to_end
+from fire_core.harness.run.stack import execute_stack, with_seed
 from fire_core.weights.optimizer_state import set_rate_factor
 from vision.benchmarks import Phase
 from vision.data import ImageData
 from vision.learner import Learner
 from vision.phase import batches
+from vision.stack.data import PhaseData
+from vision.stack.train import Stack
 from vision.task import Task, compiled
 
 
@@ -76,19 +86,20 @@ def ours(task: Task, steps: int) -> Callable[[], None]:
 
 def plain(task: Task, steps: int) -> Callable[[], None]:
     """`steps` steps of a plain loop."""
-    config, data = task.config, task.data
+    config, data = task.config, task.data_of(0)
     model = Learner.new(task).model.float().to(memory_format=torch.contiguous_format)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
-    mean, std = [(s.flatten() / 255).tolist() for s in (data.mean, data.std)]
-    loader = DataLoader(
-        PlainImages(data.train_images.cpu(), data.train_labels.cpu(), mean, std), config.batch_size, shuffle=True
-    )
+    images, labels = data.train_images.cpu(), data.train_labels.cpu()
+    dataset: Any = TensorDataset(images.float(), labels)
+    if task.classifies:
+        dataset = PlainImages(images, labels, *[(s.flatten() / 255).tolist() for s in (data.mean, data.std)])
+    loader = DataLoader(dataset, config.batch_size, shuffle=True)
 
     def go() -> None:
         done, total = 0, 0.0
         while done < steps:
             for images, labels in loader:
-                loss = F.cross_entropy(model(images.to(task.device)), labels.to(task.device))
+                loss = task.loss(model(images.to(task.device)), labels.to(task.device))
                 optimizer.zero_grad()
                 loss.backward()
                 if config.grad_clip is not None:
@@ -102,6 +113,54 @@ def plain(task: Task, steps: int) -> Callable[[], None]:
     return go
 
 
+def stacked(tasks: list[Task], steps: int) -> Callable[[], None]:
+    """`steps` steps of the loop over many seeds at once."""
+    stack = Stack(tasks, [None] * len(tasks), [None] * len(tasks), trainer.begin_phase)  # type: ignore[list-item]
+    stack.begin_phase(0)
+    stack.optimizer = stack.choose_optimizer(acts=False)
+
+    def go() -> None:
+        for number, (images, labels) in enumerate(PhaseData(tasks, 0).batches(0)):
+            if number == steps:
+                break
+            stack.train_step(images, labels, acts=False)
+
+    return go
+
+
+def whole(config: Any, stack: int) -> Callable[[], None]:
+    """A whole run, or `stack` of them at once, in a folder that is removed."""
+
+    def go() -> None:
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+            config.paths.runs, config.stack = folder, stack
+            if stack > 1:
+                execute_stack(config, trainer.PROGRAM, trainer.STACKING)
+            else:
+                one = with_seed(config, config.seed)
+                run_to_end(one, trainer.PROGRAM, trainer.PROGRAM.make_task(one), Outcome(""))
+
+    return go
+
+
+def measure(loops: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
+    """Seconds of each loop in each round, the loops taking turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    for number in range(rounds + 1):
+        for name, loop in loops.items():
+            start = clock()
+            loop()
+            if number:  # the first round warms up
+                seconds[name].append(clock() - start)
+    return seconds
+
+
+def show_ratio(name: str, above: Iterable[float], below: Iterable[float], times: float = 1.0) -> None:
+    """The median of the rounds' ratios, and their range."""
+    ratios = sorted(times * a / b for a, b in zip(above, below, strict=True))
+    print(f"{name:<44} {statistics.median(ratios):8.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}, {len(ratios)} rounds)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("overrides", nargs="*", help="options of vision.train")
@@ -110,30 +169,35 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--stack", type=int, default=1, help="seeds that are trained at once")
     args = parser.parse_intermixed_args()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose("vision", [*args.overrides, f"threads={args.threads}"])
+        quiet = ["tracker=none", "cache=off", "progress=false", f"threads={args.threads}"]
+        config = hydra.compose("vision", [*args.overrides, *quiet])
     if args.batch:
         config.batch_size = args.batch
-    task = Task.from_config(config)
-    if args.size:
-        task.data = synthetic(config.batch_size * 8, args.size, 10).to(task.device)
-    task.phases = [Phase(np.arange(len(task.data.train_labels)), np.arange(1), epochs=10**6)]
-    loops = {"plain": plain(task, args.steps), "ours": ours(task, args.steps)}
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
-    for number in range(args.rounds + 1):
-        for name, loop in loops.items():
-            start = time.perf_counter()
-            loop()
-            if number:  # the first round warms up
-                seconds[name].append(time.perf_counter() - start)
-    images = args.steps * config.batch_size
+    clock = time.process_time if args.threads == 1 else time.perf_counter
+    config.stack = args.stack
+    tasks = trainer.STACKING.make_tasks(config)
+    for task in tasks:
+        if args.size:
+            task.data = synthetic(config.batch_size * 8, args.size, 10).to(task.device)
+        if args.size or args.stack == 1:
+            task.phases = [Phase(np.arange(len(task.data.train_labels)), np.arange(1), epochs=10**6)]
+    loops = {"plain": plain(tasks[0], args.steps), "ours": ours(tasks[0], args.steps)}
+    if args.stack > 1:
+        loops["stacked"] = stacked(tasks, args.steps)
+    seconds = measure(loops, args.rounds, clock)
     for name, times in seconds.items():
-        print(f"{name:<6} {images / statistics.median(times):10.0f} images/s")
-    ratios = sorted(p / o for p, o in zip(*seconds.values(), strict=True))
-    print(
-        f"ratio  {statistics.median(ratios):10.2f} (from {ratios[0]:.2f} to {ratios[-1]:.2f} over {args.rounds} rounds)"
-    )
+        images = args.steps * config.batch_size * (args.stack if name == "stacked" else 1)
+        print(f"{name:<8} {images / statistics.median(times):10.0f} images/s")
+    show_ratio("a plain loop's time over this one's", seconds["plain"], seconds["ours"])
+    if args.stack > 1:
+        n = args.stack
+        show_ratio(f"a plain loop's time over a seed's of {n}", seconds["plain"], seconds["stacked"], n)
+        show_ratio(f"steps of {n} seeds over those of one", seconds["stacked"], seconds["ours"])
+        runs = measure({"one": whole(config, 1), "all": whole(config, n)}, min(args.rounds, 3), clock)
+        show_ratio(f"whole runs of {n} seeds over that of one", runs["all"], runs["one"])
 
 
 if __name__ == "__main__":
