@@ -22,21 +22,26 @@ class PhaseData:
     def __init__(self, tasks: Sequence[Task], index: int) -> None:
         self.tasks, self.index = tasks, index
         self.phases = [task.phases[index] for task in tasks]
-        pixels = tasks[0].data_of(index).train_images[:0].flatten(1).shape[1]
-        self.bytes_each = 4 * pixels * len(tasks)  # of an image for each run
+        self.images = tasks[0].data_of(index).train_images  # of the first run, for their number and size
 
     def batches(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Images (S, b, ...) and labels (S, b) of the phase's remaining steps, from step `start` on."""
         phase, size = self.phases[0], self.tasks[0].config.batch_size
         per_pass, number = phase.steps_per_pass(size), len(phase.train)
-        small = self.bytes_each * number <= WHOLE
+        there, S = len(self.images), len(self.tasks)
+        everything = None
+        if 4 * self.images.numel() * S <= WHOLE:
+            everything = self._stacked([torch.arange(there, device=self.images.device)] * S)
+        first = there * torch.arange(S, device=self.images.device)[:, None]  # of each run's images among all
         for step in range(start, phase.steps(size)):
             passes, batch = divmod(step, per_pass)
             if batch == 0 or step == start:
                 orders = [pass_order(task, self.index, passes) for task in self.tasks]
-                whole = self._stacked(orders) if small else None
+                if everything is not None:
+                    place = first + torch.stack(orders)  # (S, number)
+                    whole = [part.flatten(0, 1)[place] for part in everything]
             here = slice(batch * size, number if batch == per_pass - 1 else (batch + 1) * size)
-            if whole is None:
+            if everything is None:
                 yield self._stacked([order[here] for order in orders])
             else:
                 yield whole[0][:, here], whole[1][:, here]

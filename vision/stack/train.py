@@ -69,7 +69,7 @@ def train(
         together = [i for i in going if step(i) == last]
         of_these = [tasks[i] for i in together], [runs[i] for i in together], [now[i] for i in together]
         stack = Stack(*of_these, begin_phase)
-        stack.train_until(min((step(i) for i in going if step(i) > last), default=end))
+        stack.train_until(min((step(i) for i in going if step(i) > last), default=end), end)
         failed |= {together[i]: error for i, error in stack.failed.items()}
         for i, state in zip(together, stack.states(), strict=True):
             now[i] = state
@@ -116,8 +116,12 @@ class Stack:
         """The places of the runs that go on."""
         return [i for i in range(len(self.runs)) if i not in self.failed]
 
-    def train_until(self, until: int) -> None:
-        """Train up to this step of the runs, or to the end of a phase in which a run failed."""
+    def train_until(self, until: int, end: int) -> None:
+        """Train up to step `until` of the runs, or to the end of a phase in which a run failed.
+
+        Checkpoints are written when they are due and at step `end`, the last; not at the end of each phase, as phases
+        may be short and runs many.
+        """
         size = self.config.batch_size
         seeds = f"{self.task.config.seed} to {self.tasks[-1].config.seed}"
         title = f"{self.config.method['name']}, {len(self.tasks)} seeds ({seeds})"
@@ -129,9 +133,7 @@ class Stack:
                     return
                 if index > self.phase or self.learners[0].optimizer is None:
                     self.begin_phase(index)
-                acts, steps, per_epoch = (
-                    self.task.method_acts_in(index), phase.steps(size), phase.steps_per_epoch(size)
-                )  # fmt: skip
+                acts, per_epoch = self.task.method_acts_in(index), phase.steps_per_epoch(size)
                 self.optimizer, self.data = self.choose_optimizer(acts), PhaseData(self.tasks, index)
                 with self.watches(acts):
                     for images, labels in self.data.batches(self.phase_step):
@@ -146,7 +148,7 @@ class Stack:
                         if not self.going:
                             return
                         loop.run = self.runs[self.going[0]]
-                        loop.end_step(self.save, ended=self.phase_step == steps)
+                        loop.end_step(self.save, ended=self.step == end)
                         if self.step == until:
                             return
 
