@@ -194,7 +194,7 @@ def test_a_seed_that_diverges_harms_no_other(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("on_nan=skip",), "it needs on_nan=stop"),
+        (("on_nan=skip", "benchmark=warm_start"), "it needs on_nan=stop"),
         (("benchmark=class_incremental", "benchmark.chunks=3"), "not of one length for all seeds"),
     ],
 )
@@ -209,7 +209,7 @@ def test_what_cannot_be_stacked_runs_one_by_one(
 
 def test_more_than_there_is_room_for_is_refused_in_one_line(tmp_path: Path, zygote: Zygote) -> None:
     for stack, reason in ((10**9, "GB are free: at most "), (0, "stack must be at least 1, got 0")):
-        answer = zygote.run(tmp_path, "vision.train", *TINY.tiny(f"stack={stack}"))
+        answer = zygote.run(tmp_path, "vision.train", *TINY.tiny(f"stack={stack}", "benchmark=warm_start"))
         assert answer.code == 2
         assert answer.err.count("\n") == 1
         assert reason in answer.err
@@ -220,4 +220,4 @@ def test_files_that_may_be_open_limit_the_stack(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(check.resource, "getrlimit", lambda _: (100, 100))
     monkeypatch.setattr(check, "free_bytes", lambda _: 10**12)
     with pytest.raises(ConfigError, match=r"^stack=20 needs 40 open files: at most 18, or raise `ulimit -n`$"):
-        check.check_room(PROGRAM.make_task(TINY.compose()), 20)
+        check.check_room(PROGRAM.make_task(TINY.compose("benchmark=warm_start")), 20)
