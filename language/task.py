@@ -14,6 +14,7 @@ from fire_core.harness.options.build import build
 from fire_core.harness.options.checks import Group, check_method, check_optimizer, check_options
 from fire_core.harness.options.config import Trunk, autocast, set_up_torch
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.memory import check_network_fits
 from fire_core.harness.options.tables import register
 from fire_core.harness.run.identity import identity, without
 from fire_core.harness.run.schema import check_weights
@@ -95,11 +96,19 @@ class Task:
             )
         set_up_torch(group.device, config.threads, config.deterministic)
         tokenizer = get_tokenizer(config.tokenizer)
+        # All that needs no data comes first: preparing them takes time and writes files.
+        benchmark = build("benchmark", config.benchmark, ContinualPretraining)
+        check_network_fits(
+            f"model={config.model.name}", lambda: build_model(config, tokenizer.vocab_size), group.device
+        )
+        seeding.seed_everything(seeding.derive(config.seed, "init"))
+        model, method = build_model(config, tokenizer.vocab_size), build("method", config.method, Method)
+        check_works(config, group, model, method)
+        check_optimizer(config.optimizer)
         corpora = {}
         for part in ("first", "second"):
             options: Any = OmegaConf.to_container(config.dataset[part], resolve=True)
             corpora[part] = load(Path(config.paths.data), options, tokenizer, local=options["local"])
-        benchmark = build("benchmark", config.benchmark, ContinualPretraining)
         block = config.model.block_size
         phases = benchmark.phases(
             corpora["first"],
@@ -113,9 +122,7 @@ class Task:
             {name: evenly_spaced(file, block, config.eval_sequences) for name, (file, _) in phase.val.items()}
             for phase in phases
         ]
-        method = build("method", config.method, Method)
-        seeding.seed_everything(seeding.derive(config.seed, "init"))
-        task = cls(
+        return cls(
             config,
             group,
             corpora,
@@ -124,31 +131,9 @@ class Task:
             val,
             benchmark.start,
             benchmark.methods_from_phase,
-            build_model(config, tokenizer.vocab_size),
+            model,
             method,
         )
-        task.check_method()
-        check_optimizer(config.optimizer)
-        return task
-
-    def check_method(self) -> None:
-        """Refuse a method that cannot work on the model, or in the way in which it is trained here.
-
-        Raises:
-            ConfigError: with the reason.
-        """
-        config = self.config
-        refused: dict[str, str] = {}
-        if self.group.size > 1:
-            local = "acts on what one process sees: the processes would drift apart. Use one"
-            refused |= {"after_step": local, "after_epoch": local}
-        if config.compile:
-            refused["watch"] = "watches units, which compiled code does not show: compile=false"
-        net, network = Net({"model": self.model}, {}), f"model={config.model.name}"
-        check_method(self.method, net, name=config.method.name, network=network, without=refused)
-        if self.method.acts_within_phases and self.sharded:
-            name = config.method.name
-            raise ConfigError(f"method={name} acts within phases, on whole weights: it needs parallel=ddp")
 
     @property
     def device(self) -> torch.device:
@@ -158,7 +143,7 @@ class Task:
     @property
     def sharded(self) -> bool:
         """Whether each process holds a part of every weight."""
-        return self.group.size > 1 and bool(self.config.parallel == "fsdp")
+        return is_sharded(self.config, self.group)
 
     @property
     def first_phase(self) -> int:
@@ -206,6 +191,29 @@ class Task:
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """bfloat16 where it is asked for."""
         return autocast(self.device, self.config.precision)
+
+
+def is_sharded(config: DictConfig, group: ProcessGroup) -> bool:
+    """Whether each process holds a part of every weight."""
+    return group.size > 1 and bool(config.parallel == "fsdp")
+
+
+def check_works(config: DictConfig, group: ProcessGroup, model: GPT, method: Method) -> None:
+    """Refuse a method that cannot work on the model, or in the way in which it is trained here.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    refused: dict[str, str] = {}
+    if group.size > 1:
+        local = "acts on what one process sees: the processes would drift apart. Use one"
+        refused |= {"after_step": local, "after_epoch": local}
+    if config.compile:
+        refused["watch"] = "watches units, which compiled code does not show: compile=false"
+    net, network = Net({"model": model}, {}), f"model={config.model.name}"
+    check_method(method, net, name=config.method.name, network=network, without=refused)
+    if method.acts_within_phases and is_sharded(config, group):
+        raise ConfigError(f"method={config.method.name} acts within phases, on whole weights: it needs parallel=ddp")
 
 
 def build_model(config: DictConfig, vocab_size: int) -> GPT:

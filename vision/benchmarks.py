@@ -116,6 +116,11 @@ class Continual(Benchmark):
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
         """`chunks` phases of growing data."""
+        there = len(data.train_labels)
+        if self.chunks > there:
+            raise ConfigError(
+                f"benchmark.chunks={self.chunks} is more than the {there} training images of the data set"
+            )
         splits = sample_phases(len(data.train_labels), len(data.test_labels), self.chunks, seed)
         return [Phase(train, test, epochs) for train, test in splits]
 

@@ -1,6 +1,7 @@
 """What is fixed before the first step of a vision run: options, data on the device, phases."""
 
 import contextlib
+import copy
 import inspect
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from fire_core.harness.options.build import build, find_target
 from fire_core.harness.options.checks import Group, check_method, check_optimizer, check_options
 from fire_core.harness.options.config import Trunk, autocast, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError, one_line
+from fire_core.harness.options.memory import check_network_fits
 from fire_core.harness.options.tables import register
 from fire_core.harness.run.identity import identity, without
 from fire_core.harness.run.schema import check_weights
@@ -91,13 +93,15 @@ class Task:
         options = OmegaConf.to_object(config)
         assert isinstance(options, VisionConfig)
         method = build("method", config.method, Method)
+        network = f"model={config.model.name}"
+        check_network_fits(network, lambda: build_model(options, data), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)
         task = cls(options, device, data.to(device), benchmark, phases, model, method)
         model.to(memory_format=task.memory_format)
         task.check_takes_images()
         net = Net({"model": model}, {})
-        check_method(method, net, name=config.method.name, network=f"model={config.model.name}")
+        check_method(method, net, name=config.method.name, network=network)
         check_optimizer(config.optimizer)
         return task
 
@@ -111,7 +115,15 @@ class Task:
         try:
             with torch.no_grad(), Net({"model": self.model}, {}).mode(training=False):
                 self.model(images)
+                if any(min(self.config.batch_size, len(phase.train)) == 1 for phase in self.phases):
+                    with torch.random.fork_rng():  # batch norm has no variance of one value
+                        copy.deepcopy(self.model).train()(images)
         except Exception as error:
+            if "more than 1 value per channel" in str(error):
+                name = self.config.model["name"]
+                raise ConfigError(
+                    f"batch_size=1 is too small, or a phase has one image: model={name} has batch norm, which needs two"
+                ) from error
             hint = " (memory_format=contiguous may help)" if "view size" in str(error) else ""
             name, shape = self.config.model["name"], tuple(images.shape)
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error

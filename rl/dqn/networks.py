@@ -122,6 +122,8 @@ class MLP(QNetwork):
         activation: Activation = "relu",
     ) -> None:
         super().__init__()
+        if len(observation) > 2:
+            raise ValueError(f"q_mlp needs vectors, got observations of shape {tuple(observation)}")
         hidden = max(1, round(hidden * width))
         numbers, self.copies = torch.Size(observation).numel(), activation_of(activation)[1]
         first = nn.Linear(numbers, units_of(activation, hidden))

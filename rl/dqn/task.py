@@ -12,6 +12,7 @@ from fire_core.harness.options.build import build
 from fire_core.harness.options.checks import Group, check_method, check_optimizer, check_options
 from fire_core.harness.options.config import Trunk, autocast, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.memory import check_fits, check_network_fits
 from fire_core.harness.options.tables import register
 from fire_core.harness.run.identity import identity, without
 from fire_core.harness.run.schema import check_weights
@@ -20,7 +21,6 @@ from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from rl.common.boundary import check_boundary
-from rl.common.memory import check_fits
 from rl.common.phases import Phase, split
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import FrameReplay
@@ -138,6 +138,9 @@ class Task:
         probe.close()
         method = build("method", config.method, Method)
         check_boundary(method, config.method.name, optimizer=config.boundary.optimizer, target=config.boundary.target)
+        observation = (emulator.stack, *emulator.frame)
+        network = f"model={config.model.name}"
+        check_network_fits(network, lambda: build_network(options, emulator.actions, observation), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         task = cls(
             options,
@@ -148,14 +151,13 @@ class Task:
             emulator.dtype,
             emulator.stack,
             split(config.midpoint, config.total_steps),
-            build_network(options, emulator.actions, (emulator.stack, *emulator.frame)),
+            build_network(options, emulator.actions, observation),
             method,
         )
         if config.replay.capacity < config.num_envs * (task.stack + 2):
             raise ConfigError(f"replay.capacity={config.replay.capacity} is too small for num_envs={config.num_envs}")
         each = FrameReplay.bytes_each(task.frame, task.dtype)
         check_fits("replay.capacity", config.replay.capacity, each, replay_device)
-        network = f"model={config.model.name}"
         check_method(method, Net({"q": task.model}, {}), name=config.method.name, network=network)
         check_optimizer(config.optimizer)
         return task
@@ -201,6 +203,11 @@ def check_schedule(config: DictConfig) -> None:
     """
     if config.midpoint >= config.total_steps:
         raise ConfigError(f"midpoint={config.midpoint} must come before total_steps={config.total_steps}")
+    if -(-config.midpoint // config.num_envs) * config.num_envs >= config.total_steps:
+        raise ConfigError(
+            f"midpoint={config.midpoint} in steps of num_envs={config.num_envs} must come before "
+            f"total_steps={config.total_steps}"
+        )
     if config.learning_starts >= config.midpoint:
         raise ConfigError(f"learning_starts={config.learning_starts} must come before midpoint={config.midpoint}")
     if config.learning_starts < config.num_envs:

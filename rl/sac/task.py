@@ -12,6 +12,7 @@ from fire_core.harness.options.build import build
 from fire_core.harness.options.checks import Group, check_method, check_options
 from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.memory import check_fits, check_network_fits
 from fire_core.harness.options.tables import register
 from fire_core.harness.run.identity import identity, without
 from fire_core.harness.run.schema import check_weights
@@ -20,7 +21,6 @@ from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
 from fire_core.ranges import Count, Decay, NonNegative, Positive, Width, one_of, within
 from rl.common.boundary import check_boundary
-from rl.common.memory import check_fits
 from rl.common.phases import Phase, split
 from rl.sac.control import Control, Worker, time_limit
 from rl.sac.networks import Networks, plain_critic
@@ -126,11 +126,15 @@ class Task:
         options = OmegaConf.to_object(config)
         assert isinstance(options, SacConfig)
         method = build("method", config.method, Method)
+        network = f"networks={config.networks.name}"
+        twins = 2 if control.twin else 1
+        check_network_fits(network, lambda: networks.actor(*sizes), device)
+        check_network_fits(network, lambda: networks.critics(*sizes, twins), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
-        actor, critics = networks.actor(*sizes), networks.critics(*sizes, 2 if control.twin else 1)
+        actor, critics = networks.actor(*sizes), networks.critics(*sizes, twins)
         name, boundary = config.method.name, config.boundary
         alone = Net({"actor": actor, "critic": plain_critic(critics, 0)}, {}, "sac")
-        check_method(method, alone, name=name, network=f"networks={config.networks.name}", without=NO_PLACE)
+        check_method(method, alone, name=name, network=network, without=NO_PLACE)
         check_boundary(method, name, optimizer=boundary.optimizer, target=boundary.target)
         modules = {"actor": actor, "critic": critics}
         phases = split(decisions // 2, decisions)

@@ -11,14 +11,16 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 import torch
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -38,6 +40,7 @@ OUT_OF_MEMORY = "can't allocate memory|not enough memory|out of memory"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
 PLUGINS = 'pip install -e ".[cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
+NO_NAME = "Config group override must be a string or a list"  # of method=null, method=1
 CONF = Path(__file__).parents[3] / "conf"
 SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in any process, write how they ended
 
@@ -59,6 +62,7 @@ def job(config: DictConfig) -> Iterator[Outcome]:
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     outcome = Outcome(" ".join(overrides) or "(no options)")
     try:
+        _check_choices()
         yield outcome
     except SystemExit:
         outcome.state = "stopped"
@@ -109,6 +113,7 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
     os.environ["FIRE_TRACEBACK"] = "1" if asked else "0"
     try:
+        _read_command_line()
         main()
     except Exception as error:
         if asked or not user_facing(error):
@@ -128,7 +133,28 @@ def user_facing(error: Exception) -> bool:
         isinstance(error, USER_ERRORS)
         or (isinstance(error, OSError) and error.errno in CANNOT_WRITE)
         or NO_PLUGIN in str(error)
+        or NO_NAME in str(error)
     )
+
+
+def _read_command_line() -> None:
+    """Refuse what Hydra does not know in one line, and put its flags before the options, where it takes them."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; options are written option=value, and --help names them")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    options = parser.parse_intermixed_args().overrides
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in options] + options
+
+
+def _check_choices() -> None:
+    """Refuse a choice of a group that is a path to elsewhere."""
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    for option, choice in choices.items():
+        if isinstance(choice, str) and ".." in choice.split("/"):
+            raise ConfigError(f"{option}={choice} leaves conf/{option}: it must be the name of a file there")
 
 
 def _wants_traceback() -> bool:
@@ -148,6 +174,11 @@ def _show_sweep() -> None:
     files = sorted(Path(folder).glob("*.json"), key=lambda path: int(path.stem))
     outcomes = [Outcome(**json.loads(file.read_text())) for file in files]
     shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # a sweep of which no job began leaves nothing
+        if all(outcome.state == "failed" for outcome in outcomes):
+            (Path(folder).parent / "multirun.yaml").unlink(missing_ok=True)
+        for parent in Path(folder).parents[:2]:
+            parent.rmdir()
     if len(outcomes) > 1:
         width = max(len(outcome.run) for outcome in outcomes)
         for outcome in outcomes:
@@ -168,6 +199,8 @@ def one_line(error: BaseException, config_name: str | None = None) -> str:
         return f"{choice[2]}={choice[1]} is unknown{_near(choice[1], choice[3].split())}{more}"
     if NO_PLUGIN in text:
         return f"the launcher or sweeper is not installed: {PLUGINS}"
+    if NO_NAME in text:
+        return _of_no_name(sys.argv[1:])
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
         parent, _, name = key[1].rpartition(".")
@@ -176,6 +209,18 @@ def one_line(error: BaseException, config_name: str | None = None) -> str:
     if merging:
         return f"{merging[1]}: {merging[2]}"
     return " ".join(re.sub(r"\b(full_key|object_type|reference_type)[:=] ?\S+", "", text).split())
+
+
+def _of_no_name(arguments: list[str]) -> str:
+    """What to say when a group is given null or a number."""
+    pairs = [argument.split("=", 1) for argument in arguments if "=" in argument]
+    for option, value in ((option, value) for option, value in pairs if option):
+        names = sorted(path.stem for path in (CONF / option).glob("*.yaml"))
+        if option in ("cache", "scale", "start"):  # tables, see fire_core.harness.options.tables
+            names = sorted(map(str, OmegaConf.load(CONF / f"{option}.yaml")))
+        if names and not set(value.split(",")) <= set(names):
+            return f"{option}={value} is unknown; accepted: {', '.join(names)}"
+    return "a group of options takes the name of one of its files in conf/; options are written option=value"
 
 
 def _near(name: str, accepted: list[str]) -> str:
