@@ -47,7 +47,7 @@ from fire_core.tools.command import Parser, add_cuts, at_least, progress
 from fire_core.weights.fused import Declared
 from fire_core.weights.layout import PRESETS
 
-SCALES = ("modular", "orthogonal")  # those that need no initial weights
+SCALES = ("modular", "orthogonal", "keep_norm", "variance_factor")  # those that need no initial weights
 
 
 def project(
@@ -299,6 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--norm-init", default="frobenius", choices=NORM_INITS, help="what a matrix is divided by before the first step"
     )
     add("--scale", default="modular", choices=SCALES, help="target of the singular values (default: modular)")
+    add("--variance-factor", type=float, default=1.0, help="for the scale of that name (default: 1)")
     options = vars(parser.parse_args(arguments))
     options["blocks"] = dict(options["blocks"])
     try:

@@ -147,6 +147,24 @@ def run(*arguments: object) -> tuple[int, list[str], list[str]]:
     return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
 
 
+def test_scales_that_need_no_initial_weights(tmp_path: Path) -> None:
+    old = {"a.qkv.weight": 3 * torch.randn(24, 8), "b.fc1.weight": torch.randn(5, 8) / 7}
+    torch.save(old, tmp_path / "in.pt")
+    given = ["--solver", "exact", "--blocks", "a.qkv.weight=12,4,8"]
+    assert run(tmp_path / "in.pt", tmp_path / "norm.pt", *given, "--scale", "keep_norm")[0] == 0
+    more = ["--scale", "variance_factor", "--variance-factor", "2"]
+    assert run(tmp_path / "in.pt", tmp_path / "factor.pt", *given, *more)[0] == 0
+    kept, factor = (torch.load(tmp_path / name, weights_only=True) for name in ("norm.pt", "factor.pt"))
+    for name, heights in (("a.qkv.weight", (12, 4, 8)), ("b.fc1.weight", (5,))):
+        cuts = zip(*(state[name].double().split(heights) for state in (old, kept, factor)), strict=True)
+        for before, same, scaled in cuts:
+            values = torch.linalg.svdvals(same)
+            assert float(same.norm()) == pytest.approx(float(before.norm()), rel=1e-5)
+            torch.testing.assert_close(values, values.mean().expand_as(values), rtol=1e-5, atol=0)
+            wanted = (2 * max(before.shape) / before.shape[1]) ** 0.5
+            torch.testing.assert_close(torch.linalg.svdvals(scaled), torch.full_like(values, wanted))
+
+
 def test_the_command_line(tmp_path: Path) -> None:
     saved("GPT2LMHeadModel", tmp_path / "in")
     code, out, _ = run(tmp_path / "in", tmp_path / "out", "--layout", "qk", "--solver", "exact")
@@ -193,6 +211,8 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
         ((good, tmp_path / "out.pt", "--transposed", "nothing"), "no parameter matches 'nothing'"),
         ((good, tmp_path / "out.pt", "--solver", "magic"), "invalid choice"),
         ((good, tmp_path / "out.pt", "--layout", "magic"), "invalid choice"),
+        ((good, tmp_path / "out.pt", "--scale", "match_init"), "invalid choice"),
+        ((good, tmp_path / "out.pt", "--variance-factor", "2"), "needs scale=variance_factor"),
     ):
         with pytest.raises(SystemExit) as ended:
             raise SystemExit(main([str(argument) for argument in arguments]))
