@@ -21,6 +21,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from tqdm import tqdm
 
 from fire_core.harness.options.build import build
+from fire_core.harness.options.checks import Group, check_options
 from fire_core.harness.options.cli import CONF, job, run_program
 from fire_core.harness.options.config import Paths
 from fire_core.harness.options.errors import ConfigError
@@ -41,7 +42,7 @@ class PrepareConfig:
     """Options of `language.prepare`; `conf/language_prepare.yaml` fills them in."""
 
     program: str = "language.prepare"
-    dataset: Any = MISSING
+    dataset: Group = MISSING
     path: str | None = None  # of dataset=text
     tokenizer: str = "byte"
     progress: bool = True
@@ -56,7 +57,10 @@ ConfigStore.instance().store(name="language_prepare_schema", node=PrepareConfig)
 def main(config: DictConfig) -> None:
     """Prepare one corpus, unless that is already done."""
     with job(config) as outcome:
+        check_options(config)
         options: Any = OmegaConf.to_container(config.dataset, resolve=True)
+        if "_target_" not in options:
+            raise ConfigError(f"dataset={options['name']} is a pair of corpora: prepare each of them by itself")
         if config.path is not None:
             if "path" not in options:
                 raise ConfigError(f"path= goes with dataset=text, not with dataset={options.get('name')}")
@@ -109,7 +113,8 @@ def prepare(
     ready = all((folder / f"{split}.json").exists() for split in SPLITS)
     fingerprint = ""
     if not ready or "path" in options:  # the user's own files may have changed
-        corpus: Corpus = build("dataset", {key: value for key, value in options.items() if key not in NOT_OPTIONS})
+        arguments = {key: value for key, value in options.items() if key not in NOT_OPTIONS}
+        corpus: Corpus = build("dataset", arguments, Corpus)
         fingerprint = corpus.fingerprint
     if not ready:
         try:

@@ -9,11 +9,13 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 from torch import Tensor
 
+from fire_core.harness.options.checks import check_options
 from fire_core.harness.options.cli import CONF, job, run_program
 from fire_core.harness.options.config import Paths, resolve_device
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.reader import newest_state, read_config
 from fire_core.harness.training import seeding
+from fire_core.ranges import Count, NonNegative, Seed
 from language.model import GPT
 from language.task import build_model
 from language.tokenizers import get_tokenizer
@@ -26,11 +28,11 @@ class SampleConfig:
     program: str = "language.sample"
     run: str | None = None
     prompt: str = "\n"
-    tokens: int = 400
-    samples: int = 1
-    temperature: float = 0.8
-    top_k: int | None = 200
-    seed: int = 0
+    tokens: Count = 400
+    samples: Count = 1
+    temperature: NonNegative = 0.8
+    top_k: Count | None = 200
+    seed: Seed = 0
     checkpoint: str = "newest"
     device: str = "auto"
     trust: bool = False
@@ -46,11 +48,7 @@ def main(config: DictConfig) -> None:
     with job(config) as outcome:
         if config.run is None:
             raise ConfigError("run= is needed: a folder below runs/language")
-        for option in ("tokens", "samples"):
-            if config[option] < 1:
-                raise ConfigError(f"{option} must be at least 1, got {config[option]}")
-        if config.temperature < 0 or (config.top_k is not None and config.top_k < 1):
-            raise ConfigError(f"temperature={config.temperature} must be at least 0, top_k={config.top_k} at least 1")
+        check_options(config)
         device = resolve_device(config.device)
         model, trained = load_run(Path(config.run), config.checkpoint, device, config.trust)
         tokenizer = get_tokenizer(trained.tokenizer)

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import hydra
 import numpy as np
@@ -12,10 +12,12 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 from PIL import Image
 
+from fire_core.harness.options.checks import check_options
 from fire_core.harness.options.cli import CONF, job, run_program
 from fire_core.harness.options.config import Paths
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.reader import read_run
+from fire_core.ranges import Count, Seed, Share, within
 
 PLAYERS = {"dqn": "rl.dqn.watch", "sac": "rl.sac.watch"}  # by program; each has a function `play`
 
@@ -27,11 +29,11 @@ class WatchConfig:
     program: str = "rl.watch"
     run: str | None = None
     out: str | None = None
-    steps: int = 1500
-    episodes: int = 1
-    epsilon: float = 0.001
-    seed: int = 0
-    fps: int = 15
+    steps: Count = 1500
+    episodes: Count = 1
+    epsilon: Share = 0.001
+    seed: Seed = 0
+    fps: Annotated[int, within(1, 1000)] = 15
     device: str = "cpu"
     trust: bool = False
     paths: Paths | None = None
@@ -46,9 +48,7 @@ def main(config: DictConfig) -> None:
     with job(config) as outcome:
         if config.run is None:
             raise ConfigError("run= is needed: a folder below runs/dqn or runs/sac")
-        for option in ("steps", "episodes", "fps"):
-            if config[option] < 1:
-                raise ConfigError(f"{option} must be at least 1, got {config[option]}")
+        check_options(config)
         folder = Path(config.run)
         out = Path(config.out) if config.out else folder / "agent.gif"
         if out.suffix not in (".gif", ".mp4"):

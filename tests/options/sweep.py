@@ -143,7 +143,7 @@ def tried(case: Case, text: str, folder: Path, data: Path) -> str | None:
             return f"{case}={text}: wrote {left[:5]}"
         line = cli.one_line(known)
         last = case.option.split(".")[-1]
-        return None if last in line or len(line) < 300 else f"{case}={text}: unclear: {line}"
+        return None if last in line or len(line) < 300 or "pip install" in line else f"{case}={text}: unclear: {line}"
     return f"{case}={text}: ended without its first step"
 
 

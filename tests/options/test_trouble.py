@@ -80,6 +80,22 @@ SAC = {
     "networks.critic_width=1.5": f"networks.critic_width {WHOLE}, got 1.5",
     "networks.critic_width=1048576": "networks=simba has ",
 }
+OTHERS = {
+    "rl.watch run=x steps=0": "steps must be at least 1, got 0",
+    "rl.watch run=x epsilon=2": "epsilon must be in [0, 1], got 2",
+    "rl.watch run=x fps=99999": "fps must be in [1, 1000], got 99999",
+    "rl.watch run=x seed=-1": f"{SEED}-1",
+    "rl.watch run=x": "run=x is not the folder of a run: it has no config.yaml",
+    "language.sample run=x temperature=nan": "temperature must be a finite number, got nan",
+    "language.sample run=x temperature=-1": "temperature must be at least 0, got -1",
+    "language.sample run=x tokens=0": "tokens must be at least 1, got 0",
+    "language.sample run=x top_k=0": "top_k must be at least 1, got 0",
+    "language.sample run=x seed=4294967296": f"{SEED}4294967296",
+    "language.prepare dataset=null": "dataset=null is unknown; accepted: ",
+    "language.prepare dataset=pydoc dataset.val_fraction=nan": "dataset.val_fraction must be a finite number",
+    "language.prepare dataset=digits": "dataset._target_=vision.data.load_digits makes a ",
+    "language.prepare dataset=texts": "dataset=texts is a pair of corpora",
+}
 TABLES = {"vision.train": VISION, "language.train": LANGUAGE, "rl.dqn": DQN, "rl.sac": SAC}
 CASES = [(module, options, says) for module, table in TABLES.items() for options, says in table.items()]
 
@@ -106,3 +122,13 @@ def test_one_image_works_without_batch_norm(options: str, tmp_path: Path, zygote
     few = ("benchmark.tasks=2", "benchmark.samples=10") if "chunks" not in options else ("cache=off",)
     answer = zygote.run(tmp_path, "vision.train", *small, *few, *options.split())
     assert answer.code == 0, answer.err
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_one_line_of_other_programs(command: str, tmp_path: Path, zygote: Zygote) -> None:
+    module, *options = command.split()
+    answer = zygote.run(tmp_path, module, *options)
+    assert answer.err.startswith(f"error: {OTHERS[command]}"), answer.err
+    assert answer.err.count("\n") == 1
+    assert answer.code == 2
+    assert not list(tmp_path.iterdir())

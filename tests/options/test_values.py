@@ -1,4 +1,8 @@
-"""Wrong values for every option of every program: it works, or one line with exit code 2 and nothing written."""
+"""Wrong values for every option of every program: it works, or one line with exit code 2 and nothing written.
+
+Swept in full: the own options and all groups of vision, language, dqn and sac, but the networks of timm and torchvision
+and, where their packages are absent, the environments of dmc and HumanoidBench.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
