@@ -1,6 +1,9 @@
 """How to compute a polar factor: the options of every function in `factor`, described and checked once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 NORM_INITS = ("frobenius", "spectral", "power", "schatten4")
 SOLVERS = ("newton_schulz", "exact", "muon")
@@ -37,19 +40,34 @@ class PolarOptions:
         check_word("solver", self.solver, SOLVERS)
         check_word("norm_init", self.norm_init, NORM_INITS)
         check_iterations(self.iterations)
-        if self.tol is not None and not self.tol >= 0:
-            raise ValueError(f"tol={self.tol}: must be 0 or more, or None")
+        check_seed(self.seed)
+        if self.tol is not None:
+            check_number("tol", self.tol, lambda tol: tol >= 0, "0 or more, or None")
         if self.tol is not None and self.solver != "newton_schulz":
             raise ValueError(f"tol={self.tol} needs solver=newton_schulz, not solver={self.solver}")
 
 
 def check_word(name: str, value: str, accepted: tuple[str, ...]) -> None:
     """Raise a ValueError that lists the accepted words."""
-    if value not in accepted:
+    if not isinstance(value, str) or value not in accepted:
         raise ValueError(f"{name}={value} is unknown; accepted: {', '.join(accepted)}")
+
+
+def check_number(name: str, value: Any, accepts: Callable[[Any], bool], words: str) -> None:
+    """Raise a ValueError for anything but a number that `accepts` takes; `words` say which those are."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{name}={value!r}: must be a number, {words}")
+    if not accepts(value):
+        raise ValueError(f"{name}={value}: must be {words}")
+
+
+def check_seed(seed: Any) -> None:
+    """Raise a ValueError for anything but a whole number that torch's generators take."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= int(seed) < 2**64:
+        raise ValueError(f"seed={seed!r}: must be a whole number of at most 64 bits")
 
 
 def check_iterations(iterations: int) -> None:
     """Raise a ValueError for anything but a whole number from 0 up."""
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 0:
-        raise ValueError(f"iterations={iterations}: must be a whole number, 0 or more")
+        raise ValueError(f"iterations={iterations!r}: must be a whole number, 0 or more")

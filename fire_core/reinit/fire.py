@@ -55,14 +55,14 @@ def fire_(
     Each matrix W = U S V^T becomes scale * U V^T. The defaults are the paper's: ten cubic Newton-Schulz steps from
     W / ||W||_F, which on trained weights often end well short of an isometry; `solver="exact"` reaches it. The report
     says which DfI each weight has really reached. Parameters keep their identity, so ties, optimizers, DDP and compiled
-    models keep working. Half precision is computed in float32 and rounded once. Nothing is random, but for what
-    `seed` fills.
+    models keep working. Half precision is computed in float32 and rounded once. Nothing is random, but for what `seed`
+    fills.
 
     What happens to which weight, under `layout="all"`:
 
     - linear and convolution weights, gates of LSTM and GRU, experts and the output head are projected, each matrix of a
-      fused weight on its own; the head of a policy
-      that was initialised small is not small afterwards (`exclude` it, or take `scale="match_init"`).
+      fused weight on its own; the head of a policy that was initialised small is not small afterwards (`exclude` it, or
+      take `scale="match_init"`).
     - routers of experts are kept: the size of their logits says how sharply experts are chosen.
     - a weight that looks fused, of a module that is not known, is kept with a warning that says how to declare it.
     - embeddings, positions, norms, biases and depthwise filters are kept. An embedding that is tied to the head **is**
@@ -102,7 +102,7 @@ def fire_(
         include: selectors of weights to project beside the layout's.
         exclude: selectors of weights to keep.
         blocks: how fused weights are cut, by pattern; see `layout.resolve`.
-        transposed: patterns of weights that are stored (d_in, d_out).
+        transposed: pattern(s) of weights that are stored (d_in, d_out).
         example: input for one forward pass off which the cuts are read (`layout.resolve`); `layout="probe"` needs it.
         strict: refuse a model with a weight that looks fused and is not known, instead of keeping it with a warning.
         trainable_only: keep frozen weights unless they are included by name. That is the default because FIRE restores

@@ -83,15 +83,16 @@ def project(
     """
     begin = time.perf_counter()
     source, target = Path(source), Path(target)
+    transposed = [transposed] if isinstance(transposed, str) else [*transposed]
     _check_places(source, target)
     checkpoint = load(source)
-    cuts = cut(checkpoint, model, layout, include, exclude, blocks, tuple(transposed))
+    cuts = cut(checkpoint, model, layout, include, exclude, blocks, transposed)
     chosen = [one for one in cuts.cuts if any(entry.action == "project" for entry in one.entries)]
     _check_work(checkpoint, cuts, chosen, layout)
     with _partial(target) as folder:
         copy = folder / target.name
         rows = _copy(checkpoint, copy, chosen, options)
-        given = {"layout": layout, "model": model, "blocks": blocks, "transposed": [*transposed], **options}
+        given = {"layout": layout, "model": model, "blocks": blocks, "transposed": transposed, **options}
         report = _report(checkpoint, target, cuts, rows, given)
         report["seconds"] = round(time.perf_counter() - begin, 3)
         _write_report(folder / "report.json", report)

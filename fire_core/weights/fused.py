@@ -110,8 +110,10 @@ def declared(name: str, rows: int, blocks: Declared, attention: bool) -> Cut:
         attention: whether three unnamed blocks are q, k and v.
 
     Raises:
-        ValueError: they do not add up to the rows.
+        ValueError: they are no heights, or do not add up to the rows.
     """
+    if not isinstance(blocks, (Mapping, Sequence)):
+        raise ValueError(f"blocks of {name}: give heights, (64, 16, 16), or heights by name, got {blocks!r}")
     if isinstance(blocks, Mapping):
         pairs = tuple((str(key), height) for key, height in blocks.items() if key != "repeats")
         repeats = blocks.get("repeats", 1)

@@ -37,7 +37,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -96,7 +96,7 @@ def resolve(
     include: Selector | Iterable[Selector] = (),
     exclude: Selector | Iterable[Selector] = (),
     blocks: Mapping[str, Declared] | None = None,
-    transposed: Iterable[str] = (),
+    transposed: str | Iterable[str] = (),
     *,
     example: Any = None,
     strict: bool = False,
@@ -116,7 +116,7 @@ def resolve(
         blocks: heights of the row blocks of fused weights, by pattern: `{"*.attn.proj_in.weight": (64, 16, 16)}`, or by
             name, `{"q": 64, "k": 16, "v": 16}`. `"repeats": 4` says that the pattern recurs, as when rows are
             interleaved by four heads; the heights are then those within a head.
-        transposed: patterns of weights that are stored (d_in, d_out).
+        transposed: pattern(s) of weights that are stored (d_in, d_out).
         example: input for one forward pass off which the cuts are read, whatever is known of the model: a tensor, a
             tuple of arguments, or a mapping of keyword arguments. layout="probe" is "all" with cuts so read.
         strict: refuse a model with a weight that looks fused and is not known, instead of keeping it with a warning.
@@ -128,28 +128,32 @@ def resolve(
         of them all.
 
     Raises:
-        ValueError: an unknown preset or action, a selector that matches nothing, a fused weight that cannot be cut.
+        ValueError: an unknown preset or action, an option of the wrong type, a selector that matches nothing, a fused
+            weight that cannot be cut.
     """
+    included, excluded = _several("include", include), _several("exclude", exclude)
+    flipped = tuple(_patterns("transposed", transposed))
+    if not isinstance(blocks, Mapping | None) or not all(isinstance(pattern, str) for pattern in blocks or ()):
+        raise ValueError(f"blocks={blocks!r}: give a mapping from patterns to heights")
     if isinstance(layout, (str, Mapping)):
         rules = _rules(layout)
         if layout == "probe" and example is None:
             raise ValueError('layout="probe" reads the cuts off a forward pass: give it an input, example=batch')
         reader = Reader({} if example is None else read_cuts(model, example))
-        entries, warnings = _describe(unwrap(model), dict(blocks or {}), tuple(transposed), reader)
+        entries, warnings = _describe(unwrap(model), dict(blocks or {}), flipped, reader)
         if strict and any(entry.role == "fused" for entry in entries):
             raise ValueError("strict=True: " + "; ".join(advice.fused(entries)))
         if trainable_only:
             entries = [_frozen(entry) for entry in entries]
         for selector, action in rules.items():
             entries = _apply(entries, selector, action, f"layout[{selector!r}]", optional=selector in GROUPS)
-    elif not all(isinstance(entry, Entry) for entry in layout):
+    elif not isinstance(layout, Iterable) or not all(isinstance(entry, Entry) for entry in layout):
         raise ValueError(f"layout={layout!r}: give a preset's name, a mapping from words to actions, or entries")
     else:
         _refuse_beside_entries(blocks, transposed)
         entries, warnings = list(layout), list(getattr(layout, "warnings", ()))
-    for chosen in _several(include):
+    for chosen in included:
         entries = _apply(entries, chosen, "project", "include")
-    excluded = _several(exclude)
     if isinstance(layout, (str, Mapping)):  # a weight that the caller has chosen or excluded needs no advice
         undecided = [e for e in entries if e.action == "keep" and not any(_matches(e, chosen) for chosen in excluded)]
         warnings += [*advice.fused(undecided), *advice.raw_parameters(undecided, sum(e.size for e in entries))]
@@ -162,9 +166,19 @@ def resolve(
 # ----------------------------------------------------------------------------------------------- actions and selectors
 
 
-def _several(selectors: Selector | Iterable[Selector]) -> list[Selector]:
-    one = isinstance(selectors, (str, type, nn.Module, Tensor))
-    return [cast(Selector, selectors)] if one else list(cast(Iterable[Selector], selectors))
+def _several(option: str, selectors: Selector | Iterable[Selector]) -> list[Selector]:
+    if isinstance(selectors, (str, type, nn.Module, Tensor)):
+        return [selectors]
+    if not isinstance(selectors, Iterable):
+        raise ValueError(f"{option}={selectors!r}: give a pattern, a type, a module or a parameter, or several of them")
+    return list(selectors)
+
+
+def _patterns(option: str, given: str | Iterable[str]) -> list[str]:
+    patterns = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"{option}={given!r}: give a pattern, or several of them")
+    return patterns
 
 
 def _rules(layout: str | Mapping[str, str]) -> dict[str, str]:

@@ -111,6 +111,36 @@ def test_a_layout_of_words_is_refused():
         fire_(network(), layout=["linear"])
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"blocks": {"0.weight": 3}}, r"^blocks of 0\.weight: give heights, .* got 3$"),
+        ({"transposed": 3}, "^transposed=3: give a pattern"),
+        ({"include": 3}, "^include=3: give a pattern"),
+        ({"min_norm": "a"}, "^min_norm='a': must be a number, 0 or more$"),
+        ({"min_norm": float("nan")}, "^min_norm=nan: must be 0 or more$"),
+        ({"blend": None}, "^blend=None: must be a number, between 0 and 1$"),
+        ({"blend": 1.5}, "^blend=1.5: must be between 0 and 1$"),
+        ({"blend": True}, "^blend=True: must be a number"),
+        ({"scale": "variance_factor", "variance_factor": "2"}, "^variance_factor='2': must be a number"),
+        ({"scale": "variance_factor", "variance_factor": float("inf")}, "^variance_factor=inf: must be finite"),
+        ({"scale": None}, "^scale=None is unknown; accepted: modular"),
+        ({"solver": ["exact"]}, "is unknown; accepted: newton_schulz"),
+        ({"iterations": "10"}, "^iterations='10': must be a whole number"),
+        ({"tol": "a"}, "^tol='a': must be a number, 0 or more, or None$"),
+        ({"tol": -1.0}, "^tol=-1.0: must be 0 or more, or None$"),
+        ({"seed": "a"}, "^seed='a': must be a whole number"),
+        ({"seed": 2**64}, "^seed=18446744073709551616: must be a whole number of at most 64 bits$"),
+    ],
+)
+def test_options_of_the_wrong_type_or_range_are_one_line(options, message):
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        fire_(model, **options)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_frozen_weights_stay_unless_asked_for():
     model = network()
     model[0].requires_grad_(False)

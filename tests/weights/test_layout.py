@@ -360,6 +360,15 @@ def test_expert_stacks_and_transposed_storage():
         ({"include": ["*.bias"]}, "only biases"),
         ({"exclude": ["0.wieght"]}, "no parameter matches '0.wieght'; near it: 0.weight"),
         ({"exclude": [nn.LSTM]}, "no parameter matches"),
+        ({"layout": 3}, "layout=3: give a preset's name"),
+        ({"include": 3}, "include=3: give a pattern, a type"),
+        ({"exclude": None}, "exclude=None: give a pattern, a type"),
+        ({"transposed": 3}, "transposed=3: give a pattern"),
+        ({"transposed": [3]}, r"transposed=\[3\]: give a pattern"),
+        ({"transposed": "x*"}, r"no parameter matches 'x\*'"),
+        ({"blocks": 3}, "blocks=3: give a mapping"),
+        ({"blocks": {3: (2, 2)}}, r"blocks=\{3: \(2, 2\)\}: give a mapping"),
+        ({"blocks": {"0.weight": 3}}, r"blocks of 0\.weight: give heights, .* got 3"),
     ],
 )
 def test_errors_name_the_option(kwargs, message):

@@ -78,14 +78,16 @@ def cut(
     Raises:
         CheckpointError: the model cannot be built or is another one's, or an option fits nothing.
     """
+    include, exclude, transposed = (
+        (given,) if isinstance(given, str) else tuple(given) for given in (include, exclude, transposed)
+    )
     module, note = model_of(checkpoint, model)
     declared = (*(blocks or {}), *transposed)
     known = module if module is not None else model_of_names(checkpoint.tensors, declared)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            chosen = tuple(include), tuple(exclude)
-            entries = resolve(known, layout, *chosen, blocks, tuple(transposed), trainable_only=False)
+            entries = resolve(known, layout, include, exclude, blocks, transposed, trainable_only=False)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
     notes = [note] * bool(note)
