@@ -22,8 +22,8 @@ class ChurnReduction(Method):
         churn = mean (f(x; theta_t) - f(x; theta_t-1))^2, without a gradient through the second term
         c = coef in the first `warmup` steps, then scale * mean |loss| / mean churn over the last `window` steps
     Meant for agents (f: the action values). The public code draws x from the replay; here x are the inputs of the
-    second step before, which neither this update nor the last one is made on. With batch norm both outputs are those
-    of the batch; running statistics stay.
+    second step before (under gradient accumulation its last micro-batch), which neither this update nor the last one is
+    made on. With batch norm both outputs are those of the batch; running statistics stay.
 
     Args:
         scale: of the churn's part of the loss in the task's.
@@ -57,7 +57,7 @@ class ChurnReduction(Method):
 
     def penalty(self, net: Net) -> Tensor | None:
         kept, self.churn = self.inputs.kept, None
-        if self.before and all(len(kept[name]) == self.inputs.passes for name in net.modules):
+        if self.before and all(len(kept[name]) == self.inputs.steps for name in net.modules):
             self.churn = torch.stack([self._churn(net, name) for name in net.modules]).mean()
         self.before = {
             name: {key: p.detach().clone() for key, p in module.named_parameters()}
@@ -83,6 +83,7 @@ class ChurnReduction(Method):
         return self.coef if loss.count < self.warmup else self.scale * loss.mean() / (churn.mean() + 1e-8)
 
     def after_step(self, net: Net, context: Context) -> None:
+        self.inputs.end_step()
         if context.step_loss is None:
             raise ValueError("C-CHAIN needs the loss of each step, which this trainer does not give")
         self.means["loss"].add(context.step_loss.detach().abs())

@@ -1,4 +1,4 @@
-"""What the networks were given in training passes, for methods that pass it through them once more."""
+"""What the networks were given in training steps, for methods that pass it through them once more."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,14 +12,18 @@ Inputs = tuple[Tensor, ...]
 
 
 class InputWatch:
-    """Keeps the arguments of each network's last passes in training mode, oldest first.
+    """Keeps the arguments with which each network ran in training mode, one entry for an optimizer step, oldest first.
+
+    Of a step's several passes (gradient accumulation) the last is kept, as all of them in one pass may not fit into
+    memory.
 
     Args:
-        passes: how many.
+        steps: of how many.
     """
 
-    def __init__(self, passes: int) -> None:
-        self.passes, self.kept = passes, dict[str, list[Inputs]]()
+    def __init__(self, steps: int) -> None:
+        self.steps, self.kept = steps, dict[str, list[Inputs]]()
+        self._open = set[str]()  # networks whose last entry is of a step that is still being made
         self._looks = True
 
     @contextmanager
@@ -46,17 +50,28 @@ class InputWatch:
             if module.training and self._looks:
                 # Laid out as a checkpoint gives them back: kernels round by the layout.
                 now = tuple(part.contiguous() for part in inputs)
-                self.kept[name] = [*self.kept.get(name, []), now][-self.passes :]
+                self.kept[name] = [*self._ended(name), now][-self.steps :]
+                self._open.add(name)
 
         return look
 
+    def end_step(self) -> None:
+        """The optimizer has stepped: the next pass is another step's."""
+        self._open.clear()
+
+    def _ended(self, name: str) -> list[Inputs]:
+        """Of steps that were made: neither an earlier pass of this one nor that of one that was skipped."""
+        kept = self.kept.get(name, [])
+        return kept[:-1] if name in self._open else kept
+
     def state_dict(self) -> dict[str, Any]:
         """For a resume; copies, for a view would be saved with the whole tensor that it is a part of."""
-        return {name: [[part.clone() for part in each] for each in kept] for name, kept in self.kept.items()}
+        return {name: [[part.clone() for part in each] for each in self._ended(name)] for name in self.kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.kept = {name: [tuple(each) for each in kept] for name, kept in state.items()}
+        self.end_step()
 
 
 def first_tensor(output: Any) -> Tensor:

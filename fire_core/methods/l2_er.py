@@ -20,7 +20,8 @@ EPS = 1e-8
 class L2EffectiveRank(Method):
     """L2 regularisation, and every `every` steps a step of gradient ascent on the effective rank of the features.
 
-    Loss + weight_decay / 2 * ||theta||^2. After every `every`-th step, with the inputs of these steps in one batch:
+    Loss + weight_decay / 2 * ||theta||^2. After every `every`-th step, with the inputs of these steps in one batch
+    (under gradient accumulation, each step's last micro-batch):
         p = singular values of a layer's features (samples, units), divided by their sum
         rank = exp(-sum p log p), averaged over the layers;  theta <- theta + lr * gradient of the rank
     without the optimizer. Features are the inputs of the linear layers that read hidden units
@@ -57,6 +58,7 @@ class L2EffectiveRank(Method):
         return self.weight_decay / 2 * torch.stack(torch._foreach_norm(tuple(net.parameters()))).square().sum()
 
     def after_step(self, net: Net, context: Context) -> None:
+        self.inputs.end_step()
         self.steps += 1
         if self.steps % self.every:
             return

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fire_core.methods import Context, Method, Net
 from fire_core.methods.c_chain import ChurnReduction, Window
+from fire_core.methods.inputs import InputWatch
 from fire_core.methods.l2_er import L2EffectiveRank, effective_rank
 from fire_core.methods.nap import NormalizeAndProject
 from fire_core.methods.spectral import START, SpectralRegularisation
@@ -229,6 +230,24 @@ def test_c_chain_takes_the_public_code_s_steps() -> None:
                 torch.testing.assert_close(net.get_parameter(name).detach(), value, rtol=5e-3, atol=5e-4)
             net.load_state_dict(after)  # so that roundings, which c multiplies, do not add up
     assert data["coefficient"][-1] != data["coefficient"][0]
+
+
+@pytest.mark.parametrize("method", [ChurnReduction(), L2EffectiveRank(every=10)])
+def test_inputs_are_kept_by_step_not_by_micro_batch(method: ChurnReduction | L2EffectiveRank) -> None:
+    """Of accumulated micro-batches each step keeps its last; that of a skipped step gives way to the next one's."""
+    net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+    own = Net.of({"m": net})
+    with method.watch(own):
+        for step in range(4):
+            for micro in range(8):
+                net(torch.full((2, 1), float(10 * step + micro)))
+            method.penalty(own)
+            if step != 2:
+                method.after_step(own, moment(step, torch.tensor(1.0)))
+    assert [int(inputs[0][0]) for inputs in method.inputs.kept["m"]] == [7, 17, 37]
+    resumed = InputWatch(10)
+    resumed.load_state_dict(method.inputs.state_dict())
+    assert len(resumed.kept["m"]) == 3
 
 
 def test_c_chain_leaves_running_statistics_alone() -> None:
