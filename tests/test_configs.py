@@ -117,6 +117,21 @@ def test_every_method_in_every_experiment(experiment: str) -> None:
     assert build("benchmark", config.benchmark).methods_from_phase == (1 if row == "a" else 0)
 
 
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100", "tinyimagenet"])
+def test_dash_takes_its_own_papers_mode_outside_of_the_authors_variant(dataset: str) -> None:
+    """Training mode in warm_start is the FIRE authors' code; the original and its form within a phase evaluate."""
+    where = ("benchmark=warm_start", f"dataset={dataset}", "method=dash")
+    for options, mode in [
+        ((), "eval"),
+        (("method.variant=step",), "eval"),
+        (("variant=fire_paper",), "train"),
+        (("method.mode=train",), "train"),
+        (("variant=fire_paper", "method.mode=eval"), "eval"),
+    ]:
+        assert compose(*where, *options).method.mode == mode, options
+    assert compose(f"experiment=fig2a_{dataset}", "method=dash", "method.variant=original").method.mode == "eval"
+
+
 def test_a_tuned_value_comes_by_benchmark_data_and_method_and_the_command_line_wins() -> None:
     where = ("benchmark=continual", "dataset=tinyimagenet")
     assert compose(*where, "method=l2init").method.coef == 1e-5

@@ -7,6 +7,7 @@ Tables in conf/presets hold options of `experiment` that are alike: `fig2a_cifar
 beside the files of conf/experiment.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from omegaconf import OmegaConf
 from fire_core.harness.options.cli import CONF
 
 PACKAGE = "# @package "
+
+
+def choose(word: str, values: Mapping[str, Any], otherwise: Any) -> Any:
+    """`${choose:${.variant},{fire_paper:train},eval}`: a table's value that another option decides."""
+    return values.get(word, otherwise)
+
+
+OmegaConf.register_new_resolver("choose", choose, replace=True)
 
 
 def list_groups(*groups: str) -> str:
