@@ -14,9 +14,10 @@ runs=${RUNS:-runs/table10}
 panels=(a_cifar10 a_cifar100 a_tinyimagenet)
 options_of() {
     local setting="experiment=fig2$1 seed=1,2,3" steps=1,2,5,10,15,20,30 starts=frobenius,spectral,power,schatten4
+    local warm="benchmark=warm_start dataset.pixel_noise=0.4 model.hidden=64 model.depth=5 model.norm=true"
     case $1 in
-        smoke) setting=seed=1 steps=1,10 starts=frobenius,spectral ;;
-        digits) setting="seed=1,2,3,4,5" steps=1,2,5,10,20 starts=frobenius,spectral ;;
+        smoke) setting="$warm seed=1" steps=1,10 starts=frobenius,spectral ;;
+        digits) setting="$warm seed=1,2,3,4,5" steps=1,2,5,10,20 starts=frobenius,spectral ;;
     esac
     echo "$setting method=base,full_reset,fire_exact"
     echo "$setting method=fire method.iterations=$steps method.norm_init=$starts"

@@ -1,14 +1,21 @@
 """The commands that the one-command reproductions start, with stand-ins for python and torchrun."""
 
 import csv
+import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+from tests.programs import compose
+from tests.zygote import ROOT
+
+SCRIPTS, DOCS = ROOT / "scripts", ROOT / "docs" / "results"
 
 
 def commands(tmp_path: Path, script: str, *arguments: str, **environment: str) -> list[str]:
@@ -118,6 +125,34 @@ def test_ablations_have_what_they_are_measured_by_and_what_is_varied(
         assert "method=fire " in variants
         assert varied in variants
     assert figure.endswith("--runs there --out there/figures --export there/results.csv")
+
+
+def options(sweep: str) -> list[str]:
+    """The options of a sweep of vision, with the first of several values."""
+    words = shlex.split(sweep.split(" -m vision.train ")[1])
+    return [re.sub(r"=([^,]*),.*", r"=\1", word) for word in words if word != "-m"]
+
+
+def test_table_10_on_the_digits_is_made_in_the_setting_of_its_rows(tmp_path: Path) -> None:
+    """Whatever the programs' defaults are now."""
+    recorded = json.loads((DOCS / "table10.runs.json").read_text())
+    *sweeps, _ = commands(tmp_path, "table10.sh", "digits", "tracker=none", "threads=1", RUNS="there")
+    assert len(sweeps) == 2
+    assert all("seed=1,2,3,4,5" in line for line in sweeps)
+    for sweep in sweeps:
+        config = OmegaConf.to_container(compose("vision", *options(sweep)), resolve=True)
+        for name, value in recorded["common"].items():
+            assert name == "method" or config[name] == value, name
+
+
+@pytest.mark.parametrize("panel", ["digits", "smoke"])
+@pytest.mark.parametrize("script", ["layers.sh", "table10.sh"])
+def test_ablations_on_the_digits_are_warm_starts(tmp_path: Path, script: str, panel: str) -> None:
+    *sweeps, _ = commands(tmp_path, script, panel, RUNS="there")
+    for sweep in sweeps:
+        config = compose("vision", *options(sweep))
+        assert (config.benchmark.name, config.dataset.name, config.dataset.pixel_noise) == ("warm_start", "digits", 0.4)
+        assert config.model.name == ("vit_tiny" if script == "layers.sh" else "mlp")
 
 
 def test_seeds_of_the_paper_s_figures_are_the_authors(tmp_path: Path) -> None:
