@@ -1,5 +1,6 @@
 """Segments of a ring on disk: what is loaded is what was there, whatever happened in between."""
 
+import copy
 import errno
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,14 @@ def played(steps: int, store: RingStore | None = None, replay: FrameReplay | Non
 
 
 def assert_equal(one: FrameReplay, other: FrameReplay) -> None:
+    """The same samples, also after one more step of each."""
     assert one.written == other.written
     assert sampled(one, 300) == sampled(other, 300)
-    assert torch.equal(one._age, other._age)
+    frames = torch.full((2, *SHAPE), 7, dtype=torch.uint8)
+    after = [copy.deepcopy(replay) for replay in (one, other)]
+    for replay in after:
+        replay.append(frames, torch.tensor([3, 4]), torch.ones(2), torch.tensor([False, False]))
+    assert sampled(after[0], 1000) == sampled(after[1], 1000)
 
 
 @pytest.mark.parametrize("rows", [4, 7, 1024])

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
 
 from fire_core.harness.options.errors import ConfigError
 from rl.dqn import atari, classic
@@ -54,16 +56,31 @@ def test_every_step_equals_the_slow_environment_s(game: str, sticky: float, max_
 
 @pytest.mark.parametrize("options", [{}, {"noop_max": 30}, {"fire_reset": True}, {"noop_max": 30, "fire_reset": True}])
 def test_our_stacks_are_ale_s(options: dict[str, Any]) -> None:
-    """Also at an episode's start, where ALE has nothing but zeros before the first frame."""
-    emulator = Atari("breakout", 2, max_frames=4 * 30, **options)
-    env = Episodes(emulator, 0, "test")
-    seen: list[np.ndarray] = []
-    recv, reset = emulator._env.recv, emulator._env.reset
-    emulator._env.recv = lambda: seen.append((out := recv())[0].copy()) or out  # type: ignore[func-returns-value, method-assign]
-    emulator._env.reset = lambda **k: seen.append((out := reset(**k))[0].copy()) or out  # type: ignore[func-returns-value, method-assign]
+    """Also at an episode's start, where ALE has nothing but zeros before the first frame. ALE takes the same steps."""
+    env = Episodes(Atari("breakout", 2, max_frames=4 * 30, **options), 0, "test")
+    ale = AtariVectorEnv(
+        "breakout",
+        2,
+        num_threads=1,
+        repeat_action_probability=0.0,
+        noop_max=options.get("noop_max", 0),
+        use_fire_reset=options.get("fire_reset", False),
+        reward_clipping=False,
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+    )
     env.begin()
-    for _, _ in random_steps(env, 40):
-        assert np.array_equal(env.observations.numpy(), seen[-1])
+    ale.reset(seed=np.array([env.seed_of(i, 0) for i in range(2)]))
+    ends = 0
+    for actions, step in random_steps(env, 40):
+        ale.send(actions.numpy())
+        stacks = ale.recv()[0]
+        if which := step.ended.tolist():
+            ends += 1
+            seeds = np.array([env.seed_of(i, env.numbers[i] - 1) for i in which])
+            mask = np.isin(np.arange(2), which)
+            stacks = ale.reset(seed=seeds, options={} if mask.all() else {"reset_mask": mask})[0]
+        assert np.array_equal(env.observations.numpy(), stacks)
+    assert ends
 
 
 def played(env: Episodes, steps: int, replay: FrameReplay | None = None) -> tuple[FrameReplay, list[torch.Tensor]]:
