@@ -71,6 +71,7 @@ def test_numbers_go_to_the_models_logger(tmp_path):
     model = make("ppo")
     model.set_logger(sb3.common.logger.configure(str(tmp_path), ["csv"]))
     model.learn(250, callback=FireCallback(Every(100), solver="exact"))
+    model.logger.close()
     header, *lines = Path(tmp_path, "progress.csv").read_text().splitlines()
     column = header.split(",").index("fire/dfi_after")
     assert [line.split(",")[column] != "" for line in lines] == [False, False, True, False, True]

