@@ -1,0 +1,1 @@
+"""Runs' results: tables, figures and a report, beside the paper's numbers."""

@@ -53,12 +53,14 @@ def main(argv: list[str] | None = None) -> int:
     if found is None:
         return 1
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(page(*found, args.title, args.band, args.with_paths), encoding="utf-8")
+    args.out.write_text(report_page(*found, args.title, args.band, args.with_paths), encoding="utf-8")
     print(f"wrote {args.out}")
     return 0
 
 
-def page(runs: list[Run], left_out: list[LeftOut], title: str, band: str = "sem", with_paths: bool = False) -> str:
+def report_page(
+    runs: list[Run], left_out: list[LeftOut], title: str, band: str = "sem", with_paths: bool = False
+) -> str:
     """The whole page as text."""
     palette = style.Palette(run.method for run in runs)
     found = settings(runs)

@@ -1,0 +1,1 @@
+"""Language models: data preparation, training of a GPT on one corpus after another, and sampling."""

@@ -1,0 +1,1 @@
+"""Reinforcement learning: DQN on Atari and classic control, SAC on continuous control; watching trained policies."""

@@ -86,7 +86,11 @@ class L2EffectiveRank(Method):
 
 def effective_rank(features: Tensor) -> Tensor:
     """exp of the entropy of the singular values of features (samples, units) divided by their sum (Roy and Vetterli,
-    2007), as a number with a gradient; between 1 and the smaller dimension."""
+    2007), as a number with a gradient; between 1 and the smaller dimension.
+
+    `metrics.effective_rank` is the same without `EPS`, which keeps the gradient finite where a singular value is 0; the
+    last digits differ.
+    """
     sizes = torch.linalg.svdvals(features.float())
     p = sizes / sizes.sum().clamp(min=EPS)
     entropy: Tensor = -(p * (p + EPS).log()).sum()

@@ -21,7 +21,7 @@ class SpectralRegularisation(Method):
     and for the bias b of every layer ||b||^(2k). A norm's shift counts as a bias; its scale g adds ||g - 1||^2.
     Embeddings and free parameters do not count.
 
-    The authors' code was not to be had. Weights and scales are held to KevinGuo27/lop-jax (of arXiv 2509.22335), which
+    The authors' code was not found. Weights and scales are held to KevinGuo27/lop-jax (of arXiv 2509.22335), which
     takes ||b||^2 for biases; their exponent here is the paper's.
 
     Args:

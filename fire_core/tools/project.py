@@ -182,7 +182,7 @@ def _copy(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[s
         changed = [one.stored for one in chosen if one.stored.file == file]
         new = copy / file.name if whole else copy
         if changed and file.suffix != ".safetensors":
-            torch_file.mend_checksums(new, changed)
+            torch_file.rewrite_checksums(new, changed)
         _sync(new)
     return rows
 

@@ -171,7 +171,7 @@ def look(root: Path, draw: bool, report: bool = True) -> None:
         assert str(item).isprintable()
     found = group_runs(runs)
     if report:
-        page = make_report.page(runs, left_out, "title")
+        page = make_report.report_page(runs, left_out, "title")
         assert "<script>alert" not in page
         page.encode()
     if draw:

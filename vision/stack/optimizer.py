@@ -13,7 +13,7 @@ from vision.stack.chain import fills_vectors
 from vision.stack.network import StackedNetworks
 
 
-class Together:
+class StackedAdam:
     """Steps of S fused Adam(W) optimizers in one call, without what `torch.optim` does around it.
 
     The single optimizers keep their state, whose moments become views of common tensors. A weight stays one tensor for
@@ -84,7 +84,7 @@ class Together:
                 maximize=group["maximize"],
             )
 
-    def give(self) -> None:
+    def write_back(self) -> None:
         """Bring the single optimizers up to date: learning rates and counts of steps."""
         for optimizer in self.optimizers[1:]:
             for group, whole in zip(optimizer.param_groups, self.optimizers[0].param_groups, strict=True):
@@ -93,7 +93,7 @@ class Together:
             state["step"].copy_(count)
 
 
-class Apart:
+class SeparateOptimizers:
     """Each network's own optimizer makes its step.
 
     Args:
@@ -113,12 +113,12 @@ class Apart:
             with self.as_seed(seed):
                 optimizer.step()
 
-    def give(self) -> None:
-        """They are up to date."""
+    def write_back(self) -> None:
+        """Nothing to do: each optimizer holds its own state."""
 
 
 def can_step_together(optimizer: Optimizer) -> bool:
-    """Whether `Together` makes the same step as S such optimizers of equal options."""
+    """Whether `StackedAdam` makes the same step as S such optimizers of equal options."""
     groups: list[dict[str, Any]] = optimizer.param_groups
     plain = not any(group.get("amsgrad") or isinstance(group["lr"], Tensor) for group in groups)
     return isinstance(optimizer, Adam) and plain and all(group["fused"] for group in groups)

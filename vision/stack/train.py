@@ -1,7 +1,7 @@
 """Runs that differ in their seed alone, trained together (`stack=20`). Read from `train` down; beside `vision.train`.
 
 Each run has its own `Learner`, whose weights and optimizer state are views of common tensors (`StackedNetworks`,
-`Together`). So a step is made for all at once, while whatever happens between steps (boundaries, rows, checkpoints,
+`StackedAdam`). So a step is made for all at once, while whatever happens between steps (boundaries, rows, checkpoints,
 hooks of methods) is done for each run by the code that also serves a run alone, on its own networks and generators.
 """
 
@@ -26,7 +26,7 @@ from vision.phase import make_context, make_row, rate_factor, save, summarise
 from vision.stack.data import PhaseData
 from vision.stack.loss import cross_entropy, squared_error
 from vision.stack.network import StackedNetworks
-from vision.stack.optimizer import Apart, Together, can_step_together
+from vision.stack.optimizer import SeparateOptimizers, StackedAdam, can_step_together
 from vision.task import Task
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Stack:
         self.task, self.config = tasks[0], tasks[0].config
         self.learners = [Learner.new(task) for task in tasks]
         self.networks = StackedNetworks([learner.model for learner in self.learners])
-        self.optimizer: Together | Apart | None = None
+        self.optimizer: StackedAdam | SeparateOptimizers | None = None
         self.failed: dict[int, TrainingError] = {}
         self.seconds, self.phase, self.phase_step, self.step = 0.0, 0, 0, 0
         self.before = [0.0] * len(tasks)  # seconds of training that each run had before
@@ -155,7 +155,7 @@ class Stack:
     def begin_phase(self, index: int) -> None:
         """The boundary before phase `index`, for each run as if it were alone."""
         if self.optimizer is not None:
-            self.optimizer.give()
+            self.optimizer.write_back()
         for i in self.going:
             self.bring_up_to_date(i)
             self.attempt(i, functools.partial(self.act, self.tasks[i], self.learners[i], index, self.runs[i]))
@@ -163,7 +163,7 @@ class Stack:
         self.phase, self.phase_step = index, 0
         self.clear_sums()
 
-    def choose_optimizer(self, acts: bool) -> Together | Apart:
+    def choose_optimizer(self, acts: bool) -> StackedAdam | SeparateOptimizers:
         """For the steps of a phase."""
         optimizers = [learner.optimizer for learner in self.learners if learner.optimizer is not None]
         first = self.learners[0]
@@ -173,8 +173,8 @@ class Stack:
         gradients = [self.networks.parameters[names[id(p)]].grad for p in held]
         self.gradients = [g for g in gradients if g is not None]  # in the optimizer's order, as norms are summed
         if can_step_together(optimizers[0]) and not touched:
-            return Together(optimizers, self.networks)
-        return Apart(optimizers, self.as_seed)
+            return StackedAdam(optimizers, self.networks)
+        return SeparateOptimizers(optimizers, self.as_seed)
 
     @contextlib.contextmanager
     def watches(self, acts: bool) -> Iterator[None]:
@@ -265,7 +265,7 @@ class Stack:
     def save(self) -> None:
         """A checkpoint of each run."""
         assert self.optimizer is not None
-        self.optimizer.give()
+        self.optimizer.write_back()
         for i in self.going:
             self.bring_up_to_date(i)
             seeding.set_rng_state(self.generators[i])
@@ -274,7 +274,7 @@ class Stack:
     def states(self) -> list[State | None]:
         """Of each run, as a checkpoint would hold it; None of those that have failed."""
         if self.optimizer is not None:
-            self.optimizer.give()
+            self.optimizer.write_back()
         states: list[State | None] = [None] * len(self.runs)
         for i in self.going:
             self.bring_up_to_date(i)

@@ -144,7 +144,7 @@ def _part(path: Path, name: str, value: Tensor, records: Mapping[int, zipfile.Zi
     return stored
 
 
-def mend_checksums(path: Path, changed: list[Stored]) -> None:
+def rewrite_checksums(path: Path, changed: list[Stored]) -> None:
     """After the numbers of tensors were changed in place, give their records the right CRC-32 again.
 
     torch does not look at it, but `unzip` and Python's `zipfile` do.
