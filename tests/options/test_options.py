@@ -14,7 +14,7 @@ from fire_core.harness.options.cli import CONF
 from tests.programs import compose
 
 FOLDER = Path(__file__).parent
-PROGRAMS = ("vision", "language", "dqn", "sac", "watch")
+PROGRAMS = ("vision", "language", "dqn", "sac", "watch", "language_prepare", "language_sample")
 # Folders of conf whose files set options of a program, and bring none of their own.
 SETTING = ("budget", "experiment", "hydra", "presets", "scale", "start", "tuned")
 

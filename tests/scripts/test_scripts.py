@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.oldest_versions import oldest
+from tests.curves import series
 from tests.zygote import ROOT, Zygote
 
 # Arguments, and a word of what it prints.
@@ -54,6 +55,14 @@ def test_every_dependency_has_one_lower_bound() -> None:
     for wrong in ("one<2", "one>=1.3"):
         with pytest.raises(ValueError, match="one lower bound"):
             oldest({"name": "us", "dependencies": ["one>=1.2", wrong]})
+
+
+@pytest.mark.slow
+def test_the_recorded_curves_are_checked_and_left_as_they_are(tmp_path: Path, zygote: Zygote) -> None:
+    before = (series.FOLDER / "sac.json").read_bytes(), series.HISTORY.read_bytes()
+    answer = zygote.run(tmp_path, "scripts.record_curves", "--check", "sac")
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "sac: 0 numbers differ"), answer.out + answer.err
+    assert ((series.FOLDER / "sac.json").read_bytes(), series.HISTORY.read_bytes()) == before
 
 
 def test_curves_are_recorded_for_known_programs_alone(tmp_path: Path, zygote: Zygote) -> None:
