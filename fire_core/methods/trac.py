@@ -23,6 +23,10 @@ class Trac(Method):
         s = scale / erfi(1 / sqrt 2) * sum over betas of erfi(sigma / (sqrt(2 v) + eps))
         d <- d + the base optimizer's step;  theta <- theta_0 + max(s, 0) d
 
+    The base optimizer's step is what happens to the weights between `penalty` and `after_step`. What other methods do
+    outside of it (recycled units, weights clipped after TRAC) belongs to the path at the next step, as in the public
+    code, which looks at the weights right before each step.
+
     Args:
         scale: the first scale, which the paper calls s_prev; its value hardly matters.
         eps: in denominators.
@@ -41,9 +45,10 @@ class Trac(Method):
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
         self.before = [p.detach().clone() for p in net.parameters()]
-        self.betas = torch.tensor(BETAS, dtype=torch.float64, device=self.before[0].device)  # once: a GPU waits for it
+        device = self.before[0].device
+        self.betas = torch.tensor(BETAS, dtype=torch.float64, device=device)  # once: a GPU waits for it
         if not self.state:
-            zeros = torch.zeros(len(BETAS), dtype=torch.float64, device=self.before[0].device)
+            zeros = torch.zeros(len(BETAS), dtype=torch.float64, device=device)
             self.state = {
                 "start": [p.clone() for p in self.before],
                 "s": zeros.clone(),
@@ -51,6 +56,12 @@ class Trac(Method):
                 "sigma": zeros + 1e-8,
             }
         yield
+
+    @torch.no_grad()
+    def penalty(self, net: Net) -> None:
+        """No penalty: the moment right before the optimizer's step, whose weights are kept."""
+        for before, parameter in zip(self.before, net.parameters(), strict=True):
+            before.copy_(parameter)
 
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
@@ -69,7 +80,6 @@ class Trac(Method):
         for i in moved:
             path = paths[i] + (parameters[i] - self.before[i])
             parameters[i].copy_(state["start"][i] + path * factor.to(path.dtype))
-            self.before[i].copy_(parameters[i])
 
     def state_dict(self) -> dict[str, Any]:
         return self.state
