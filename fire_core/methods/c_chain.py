@@ -25,6 +25,9 @@ class ChurnReduction(Method):
     second step before (under gradient accumulation its last micro-batch), which neither this update nor the last one is
     made on. With batch norm both outputs are those of the batch; running statistics stay.
 
+    In a chain, the weights before the last update and the kept inputs are dropped at a boundary at which another method
+    has acted: its act is no churn.
+
     Args:
         scale: of the churn's part of the loss in the task's.
         coef: c at first.
@@ -89,6 +92,9 @@ class ChurnReduction(Method):
         self.means["loss"].add(context.step_loss.detach().abs())
         if self.churn is not None:
             self.means["churn"].add(self.churn.detach())
+
+    def forget_weights(self) -> None:
+        self.before, self.inputs.kept = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
         means = {name: mean.state_dict() for name, mean in self.means.items()}

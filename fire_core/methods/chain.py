@@ -47,6 +47,17 @@ class Chain(Method):
             raise ValueError(
                 "apart=true has no effect: no method of the chain has an optimizer for some of the weights"
             )
+        if apart and not any(method.spares_frozen for method in methods.values()):
+            raise ValueError(
+                "apart=true has no effect: no method of the chain spares weights at a boundary, as fire does with "
+                "trainable_only=true, and dash"
+            )
+        writing = [name for name, m in methods.items() if m.acts_within_phases and m.overrides("after_step")]
+        if "trac" in writing[1:]:
+            raise ValueError(
+                f"of={list(methods)}: trac takes what has happened since the last step for the optimizer's, so it must "
+                f"come before {writing[0]}, which acts after steps"
+            )
         self.apart = apart
         self.acts_within_phases = any(method.acts_within_phases for method in methods.values())
         self.follows_gradients = any(method.follows_gradients for method in methods.values())
@@ -68,6 +79,9 @@ class Chain(Method):
                 # What one method measured of the weights is only true at the end if no other acted.
                 weights = part.weights if len(acting) == 1 else {}
                 report = BoundaryReport(report.numbers | part.numbers, weights, report.measuring + part.measuring)
+        for method in self.methods.values():
+            if any(other is not method for other in acting):
+                method.forget_weights()
         return report
 
     @contextmanager

@@ -59,7 +59,10 @@ class Dash(Method):
         self.alpha, self.minimum, self.mode, self.variant = alpha, minimum, mode, variant
         self.every, self.rate = every, rate
         self.acts_within_phases = variant == "step"
-        self.follows_gradients = variant != "step"
+        self.follows_gradients = self.spares_frozen = variant != "step"
+
+    def overrides(self, hook: str) -> bool:
+        return super().overrides(hook) and not (hook == "at_boundary" and self.variant == "step")
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         if self.variant == "step":

@@ -52,7 +52,7 @@ class Fire(Method):
         check_scaling(scale, min_norm, blend, variance_factor)
         if not isinstance(layout, Mapping | None):
             check_word("layout", layout, tuple(PRESETS))
-        self.layout = layout
+        self.layout, self.spares_frozen = layout, trainable_only
         self.options: dict[str, Any] = {
             "solver": solver,
             "iterations": iterations,

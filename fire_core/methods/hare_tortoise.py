@@ -18,6 +18,9 @@ class HareTortoise(Method):
     After each step, for parameters and buffers: slow <- momentum slow + (1 - momentum) fast. The optimizer's state
     stays. What is evaluated is the network that trains, the hare; the paper also evaluates the slow copy.
 
+    In a chain, the copy starts again after a boundary at which another method has acted: FIRE's isometries would
+    otherwise be gone at the next return.
+
     Args:
         momentum: of the slow copy.
         every: epochs between two returns.
@@ -54,6 +57,9 @@ class HareTortoise(Method):
             for key, module in net.modules.items():
                 module.load_state_dict(self.slow[key])
         return {}
+
+    def forget_weights(self) -> None:
+        self.slow = {}  # the next phase begins with a new copy
 
     def state_dict(self) -> dict[str, Any]:
         return {"epochs": self.epochs, "slow": self.slow}

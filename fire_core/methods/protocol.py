@@ -106,6 +106,7 @@ class Method:
     """Base class and the method `base`: every hook does nothing.
 
     Attributes:
+        spares_frozen: whether it leaves frozen weights alone at a boundary.
         acts_within_phases: whether any hook but `at_boundary` does something; such a method may shape a first phase
             in which it is active, which is then not shared with other methods. Those hooks are called in phases in
             which the benchmark lets methods act.
@@ -114,6 +115,7 @@ class Method:
 
     acts_within_phases = False
     follows_gradients = False
+    spares_frozen = False
 
     def check(self, net: Net) -> None:
         """Check the networks before a run begins.
@@ -159,6 +161,9 @@ class Method:
             Numbers for the epoch's row, by name without prefix.
         """
         return {}
+
+    def forget_weights(self) -> None:
+        """Drop copies of earlier weights: another method of a chain has changed the networks at a boundary."""
 
     def reshape(self, net: Net) -> None:
         """Insert into newly built networks the modules that this method has added.

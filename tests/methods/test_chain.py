@@ -8,18 +8,23 @@ from torch import nn
 
 from fire_core.harness.options.chain import chained
 from fire_core.harness.options.errors import ConfigError
-from fire_core.methods import Context, Net
+from fire_core.methods import Context, Method, Net
 from fire_core.methods.base import Base
+from fire_core.methods.c_chain import ChurnReduction
 from fire_core.methods.cbp import ContinualBackprop
 from fire_core.methods.chain import Chain
+from fire_core.methods.dash import Dash
 from fire_core.methods.fire import Fire
 from fire_core.methods.full_reset import FullReset
+from fire_core.methods.hare_tortoise import HareTortoise
 from fire_core.methods.l2init import L2Init
 from fire_core.methods.muon import CombinedOptimizer, MuonOptimizer, hidden_weights
 from fire_core.methods.pi import PlasticityInjection
 from fire_core.methods.redo import ReDo
 from fire_core.methods.snp import ShrinkAndPerturb
+from fire_core.methods.trac import Trac
 from fire_core.methods.upgd import UPGD
+from fire_core.methods.weight_clipping import WeightClipping
 from fire_core.methods.weight_decay import WeightDecay
 from fire_core.metrics import dfi
 from tests.programs import VISION, rows
@@ -84,6 +89,7 @@ def test_fire_leaves_muon_s_weights_alone_if_asked_to() -> None:
         ({"fire": Fire(), "full_reset": FullReset()}, "full_reset undoes the methods before it"),
         ({"fire": Fire(), "pi": PlasticityInjection()}, "pi cannot be combined"),
         ({"fire": Fire(), "base": Base()}, "base cannot be combined"),
+        ({"weight_clipping": WeightClipping(), "trac": Trac()}, "trac takes .* so it must come before weight_clipping"),
         ({}, "at least one"),
     ],
 )
@@ -93,6 +99,86 @@ def test_conflicts(methods: dict, message: str) -> None:
     assert "\n" not in str(refusal.value)
     with pytest.raises(ValueError, match="apart=true has no effect"):
         Chain({"fire": Fire()}, apart=True)
+
+
+@pytest.mark.parametrize(
+    "method", [ShrinkAndPerturb(), FullReset(), ReDo(), Fire(trainable_only=False), Dash(variant="step")]
+)
+def test_apart_needs_a_method_that_spares_weights(method: Method) -> None:
+    with pytest.raises(ValueError, match=r"^apart=true has no effect: no method of the chain spares weights"):
+        Chain({"one": method, "muon": MuonOptimizer()}, apart=True)
+    Chain({"one": method, "dash": Dash(), "muon": MuonOptimizer()}, apart=True)
+
+
+def test_only_the_optimizer_s_step_counts_as_one_for_trac() -> None:
+    """A step of zero follows weights that another method has halved: TRAC scales the whole path by the new s."""
+    net, trac = network(), Trac(scale=0.2)
+    chain = Chain({"trac": trac, "halved": Halved()})
+    start, x = weights(net), torch.ones(2, 6)
+
+    def step(rate: float) -> None:
+        net.modules["model"].zero_grad()
+        net.modules["model"](x).square().sum().backward()
+        assert chain.penalty(net) is None
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= rate * p.grad
+        chain.after_step(net, moment())
+
+    with chain.watch(net):
+        step(0.1)
+        before = trac.state["s"].sum() + trac.eps
+        halved = weights(net)
+        step(0.0)
+    factor = (trac.state["s"].sum().clamp(min=0) / before).float()
+    for p, old, first in zip(net.parameters(), halved, start, strict=True):
+        torch.testing.assert_close(p.detach(), 0.5 * (first + (old - first) * factor), rtol=1e-4, atol=1e-6)
+
+
+class Halved(Method):
+    """Halves all weights after each step."""
+
+    acts_within_phases = True
+
+    @torch.no_grad()
+    def after_step(self, net: Net, context: Context) -> None:
+        for p in net.parameters():
+            p.mul_(0.5)
+
+
+def test_hare_s_copy_begins_again_after_another_s_boundary() -> None:
+    net = network()
+    hare, fire = HareTortoise(momentum=0.999, every=1), Fire(solver="exact")
+    chain = Chain({"fire": fire, "hare": hare})
+    with chain.watch(net):
+        chain.after_step(net, moment())
+    chain.at_boundary(net, moment())
+    projected = weights(net)
+    with chain.watch(net):
+        chain.after_step(net, moment())
+        chain.after_epoch(net, moment())
+    assert all(torch.allclose(old, p, atol=1e-6) for old, p in zip(projected, net.parameters(), strict=True))
+    alone = Chain({"hare": hare, "dash": Dash(variant="step")})
+    kept = hare.slow
+    alone.at_boundary(net, moment())
+    assert hare.slow is kept, "nobody acted at the boundary"
+
+
+def test_another_s_boundary_is_no_churn() -> None:
+    net = network()
+    churn = ChurnReduction(coef=1.0)
+    for methods, first in (({"fire": Fire(), "churn": churn}, None), ({"churn": churn}, 0.0)):
+        chain = Chain(methods)
+        with chain.watch(net):
+            for _ in range(4):
+                net.modules["model"](torch.randn(2, 6))
+                penalty = chain.penalty(net)
+        assert penalty is not None
+        chain.at_boundary(net, moment())
+        with chain.watch(net):
+            net.modules["model"](torch.randn(2, 6))
+            penalty = chain.penalty(net)
+        assert (None if penalty is None else penalty.item()) == first
 
 
 def test_unknown_and_repeated_names() -> None:
