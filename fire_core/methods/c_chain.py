@@ -94,7 +94,8 @@ class ChurnReduction(Method):
             self.means["churn"].add(self.churn.detach())
 
     def forget_weights(self) -> None:
-        self.before, self.inputs.kept = {}, {}
+        self.before = {}
+        self.inputs.load_state_dict({})
 
     def state_dict(self) -> dict[str, Any]:
         means = {name: mean.state_dict() for name, mean in self.means.items()}

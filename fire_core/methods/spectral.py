@@ -22,8 +22,8 @@ class SpectralRegularisation(Method):
     Embeddings and free parameters do not count.
 
     The authors' code was not found. Weights and scales are held to KevinGuo27/lop-jax (of arXiv 2509.22335), which
-    takes ||b||^2 for biases; their exponent here follows another third party's code, which cites the paper, and could not
-    be checked.
+    takes ||b||^2 for biases; their exponent here follows another third party's code, which cites the paper, and could
+    not be checked.
 
     Args:
         coef: at least 0.
