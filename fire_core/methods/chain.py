@@ -84,10 +84,14 @@ class Chain(Method):
                 method.forget_weights()
         return report
 
+    def left_alone(self, net: Net) -> list[nn.Parameter]:
+        """The weights that no part touches at a boundary: with `apart`, those that the replaced optimizer owns."""
+        return list(self.replacing.owned(net)) if self.apart else []  # type: ignore[union-attr]
+
     @contextmanager
     def _set_apart(self, net: Net) -> Iterator[None]:
-        """What the replaced optimizer owns is frozen within this block, if `apart`: such weights are left alone."""
-        owned = [p for p in self.replacing.owned(net) if p.requires_grad] if self.apart else []  # type: ignore[union-attr]
+        """What is left alone is frozen within this block."""
+        owned = [p for p in self.left_alone(net) if p.requires_grad]
         for parameter in owned:
             parameter.requires_grad_(False)
         try:
