@@ -85,7 +85,7 @@ class Chain(Method):
         return report
 
     def left_alone(self, net: Net) -> list[nn.Parameter]:
-        """The weights that no part touches at a boundary: with `apart`, those that the replaced optimizer owns."""
+        """What parts that spare frozen weights leave alone at a boundary: with `apart`, the optimizer's own."""
         return list(self.replacing.owned(net)) if self.apart else []  # type: ignore[union-attr]
 
     @contextmanager
