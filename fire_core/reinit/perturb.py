@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fire_core.polar.options import check_number
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.checks import check_module
 from fire_core.reinit.initial import initial_of, initial_weights
@@ -30,8 +31,7 @@ def shrink_and_perturb_(model: nn.Module, init: Mapping[str, Tensor], coef: floa
         ValueError: `coef` outside [0, 1]; `init` lacks a parameter or is the model's own memory; a parameter is not
             floating point. Nothing is changed.
     """
-    if not 0 <= coef <= 1:
-        raise ValueError(f"coef={coef}: must lie between 0 and 1")
+    check_number("coef", coef, lambda share: 0 <= share <= 1, "between 0 and 1")
     named = unwrap(check_module(model)).named_parameters()
     entries = [Entry(clean_name(name), parameter, "other") for name, parameter in named]
     initial = initial_weights(init, entries)

@@ -141,6 +141,13 @@ def test_options_of_the_wrong_type_or_range_are_one_line(options, message):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("coef", [None, "a", -0.1, 1.5, float("nan")])
+def test_the_share_of_a_perturbation_is_a_number_from_0_to_1(coef):
+    model = network()
+    with pytest.raises(ValueError, match=rf"^coef={coef!r}: must be .*between 0 and 1$"):
+        shrink_and_perturb_(model, copy.deepcopy(model.state_dict()), coef)
+
+
 def test_frozen_weights_stay_unless_asked_for():
     model = network()
     model[0].requires_grad_(False)
