@@ -2,7 +2,7 @@
 Settings without Loss of Plasticity", NeurIPS 2024, arXiv 2410.23364; public code: NAVER-INTEL-Co-Lab/gaudi-dash)."""
 
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.ranges import Count, Share, checked, one_of
+from fire_core.ranges import Count, Share, away_from_default, checked, one_of
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -60,6 +60,12 @@ class Dash(Method):
         self.every, self.rate = every, rate
         self.acts_within_phases = variant == "step"
         self.follows_gradients = self.spares_frozen = variant != "step"
+
+    def idle_options(self) -> dict[str, str]:
+        values: dict[str, Any] = {"every": self.every, "rate": self.rate}
+        if self.variant == "step":
+            values = {"minimum": self.minimum, "mode": self.mode}
+        return dict.fromkeys(away_from_default(Dash, values), f"variant={self.variant}")
 
     def overrides(self, hook: str) -> bool:
         return super().overrides(hook) and not (hook == "at_boundary" and self.variant == "step")

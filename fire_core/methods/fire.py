@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 from fire_core.polar.options import PolarOptions, check_word
-from fire_core.ranges import checked, within
+from fire_core.ranges import away_from_default, checked, within
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.scales import check_scaling
 from fire_core.weights.layout import PRESETS
@@ -64,6 +64,13 @@ class Fire(Method):
             "variance_factor": variance_factor,
             "trainable_only": trainable_only,
         }
+
+    def idle_options(self) -> dict[str, str]:
+        idle = {"newton_schulz": (), "muon": ("norm_init",), "exact": ("iterations", "norm_init")}[
+            self.options["solver"]
+        ]
+        values = {name: self.options[name] for name in idle}
+        return dict.fromkeys(away_from_default(Fire, values), f"solver={self.options['solver']}")
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         reports = {

@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from fire_core.harness.options.build import build
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.given import given_options
 from fire_core.methods.chain import Chain
 
 # The name of a chain in run folders and figures: fire+muon.
@@ -22,10 +23,15 @@ def chained(of: Sequence[str], parts: Mapping[str, Any], apart: bool = False) ->
         apart: see `Chain`.
 
     Raises:
-        ConfigError: a name is unknown or stands twice, or an option of a method is wrong.
+        ConfigError: a name is unknown or stands twice, an option of a method is wrong, or is given of one that is not
+            named.
         ValueError: the methods conflict.
     """
     names = [of] if isinstance(of, str) else list(of)
+    for option in given_options():
+        part = option.removeprefix("method.parts.").partition(".")[0]
+        if option.startswith("method.parts.") and part not in names:
+            raise ConfigError(f"{option} has no effect: method.of=[{','.join(names)}] does not name {part}")
     for name in names:
         if name not in parts:
             raise ConfigError(f"method.of={name} is unknown; accepted: {', '.join(sorted(parts))}")

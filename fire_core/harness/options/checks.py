@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.given import refuse_idle
 from fire_core.methods import Method, Net
 from fire_core.ranges import Check, problem, shown
 
@@ -131,8 +132,9 @@ def check_method(
         without: hooks that the trainer has no place for, each with what to say to who wants them.
 
     Raises:
-        ConfigError: the method has such a hook, or cannot work on the networks.
+        ConfigError: the method has such a hook, was given options without an effect, or cannot work on the networks.
     """
+    refuse_idle(method)
     for hook, reason in (without or {}).items():
         if method.overrides(hook):
             raise ConfigError(f"method={name} {reason}")

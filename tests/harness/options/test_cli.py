@@ -17,6 +17,11 @@ CASES = {
     ("model.hiden=8",): "error: option model.hiden is unknown (did you mean hidden?); accepted: ",
     ("dataset=cifar10", "dataset.root=nowhere"): "error: dataset=cifar10 is not there: put ",
     ("method=fire", "method.solver=exat"): "error: method.solver=exat is unknown; accepted: newton_schulz, exact",
+    ("method=dash", "method.every=5"): "error: method.every has no effect with method.variant=original",
+    (
+        "method=chain",
+        "method.parts.redo.every=2",
+    ): "error: method.parts.redo.every has no effect: method.of=[fire,muon] do",
     ("benchmark=warm_start", "benchmark.ratio=500"): "error: benchmark.ratio must be in [1, 100]",
     ("benchmark.tasks=0",): "error: benchmark.tasks must be in [1, 100000], got 0",
     ("benchmark.samples=1281",): "error: benchmark.samples=1281 is more than the 1280 training images",
