@@ -34,6 +34,7 @@ METHODS = {
     "upgd": (),  # an optimizer that draws random numbers
     "muon": (),  # an optimizer that looks at whole matrices
     "cbp": ("method.rate=0.05", "method.maturity=2"),  # sees activations in each pass
+    "trac": (),  # looks at the weights before each step and after it
 }
 
 
