@@ -4,11 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fire_core.reinit.scales import SCALES
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_scales.py"
 
 
+@pytest.mark.slow
 def test_it_prints_a_row_for_every_scale_of_both_networks() -> None:
     command = [sys.executable, SCRIPT, "--seeds", "1", "--epochs", "2"]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()

@@ -13,8 +13,14 @@ from tests.programs import Record
 FEW, MANY = 4, 20
 
 
-@pytest.mark.parametrize("kills", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("program", STORMS)
+@pytest.mark.parametrize(
+    ("program", "kills"),
+    [
+        pytest.param(program, kills, marks=[pytest.mark.slow] * (kills == MANY or program != "vision"))
+        for program in STORMS
+        for kills in (FEW, MANY)
+    ],
+)
 def test_any_number_of_kills_changes_nothing(program: str, kills: int, tmp_path: Path, record_property: Record) -> None:
     command = [sys.executable, "-m", "tests.kills", program, str(tmp_path), str(kills)]
     answer = subprocess.run(command, capture_output=True, text=True)

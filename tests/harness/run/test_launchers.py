@@ -52,6 +52,7 @@ def test_a_job_does_not_inherit_threads_or_determinism() -> None:
 
 
 @needs("hydra_joblib_launcher")
+@pytest.mark.slow
 def test_side_by_side_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = VISION.tiny("method=fire,snp", "lr=0.001,0", LONG[1], "-m")
     for state, launcher in (("done", ["hydra/launcher=cores", "hydra.launcher.n_jobs=2"]), ("skipped", [])):
@@ -64,6 +65,7 @@ def test_side_by_side_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> No
 
 
 @needs("hydra_submitit_launcher")
+@pytest.mark.slow
 def test_a_job_on_a_queue_requeues_itself(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = VISION.tiny(*LONG, "cache=off", "checkpoint.every_seconds=1000", "hydra/launcher=submitit_local", "-m")
     sweep = zygote.start(tmp_path, "vision.train", *options)
