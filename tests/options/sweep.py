@@ -141,7 +141,7 @@ def tried(case: Case, text: str, folder: Path, data: Path) -> str | None:
             for entry in folder.iterdir():
                 shutil.rmtree(entry)
             return f"{case}={text}: wrote {left[:5]}"
-        line = cli.one_line(known)
+        line = cli.one_line(known).replace(str(data), "data")  # a clear line may name a folder with a long name
         last = case.option.split(".")[-1]
         return None if last in line or len(line) < 300 or "pip install" in line else f"{case}={text}: unclear: {line}"
     return f"{case}={text}: ended without its first step"
