@@ -15,6 +15,7 @@ Programs are forked from this process, which has imported everything. Filling a 
 import argparse
 import collections
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -38,7 +39,7 @@ import torch  # noqa: E402  after the number of threads is set
 from fire_core.harness.run.reader import newest_state  # noqa: E402
 from tests.programs import only_run, rows, same  # noqa: E402
 
-ALIKE = ("scale=smoke", "progress=false", "checkpoint.every_seconds=0.2", "tracker=wandb_offline")
+ALIKE = ("scale=smoke", "progress=false", "checkpoint.every_seconds=0.2")
 PROGRAMS = {
     "vision": (
         "vision.train",
@@ -61,7 +62,7 @@ PROGRAMS = {
 }  # fmt: skip
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, "SIGUSR1": signal.SIGUSR1, "SIGUSR2": signal.SIGUSR2}
 LETHAL = ("kill", "kill the group", *SIGNALS)
-KINDS = (*LETHAL, *LETHAL[:2] * 3, "kill the mirror", "stop", "full disk", "delete the cache", "16 starters")
+KINDS = (*LETHAL * 2, *LETHAL[:2] * 6, "kill the mirror", "stop", "full disk", "delete the cache", "16 starters")
 STARTERS = 16
 DISK = 96  # MiB
 PATIENCE = 120.0  # seconds
@@ -78,8 +79,14 @@ class Storm:
         self.made: collections.Counter[str] = collections.Counter()
         self.faults: list[str] = []
         self.runs = 0
-        began = time.monotonic()
+        self.tracker = "none"
         self.finish(self.folder("calm"))
+        for name in json.loads((work / "calm" / "modules").read_text()):  # so that programs start faster
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        self.tracker = "wandb_offline"
+        began = time.monotonic()
+        self.finish(self.folder("calm with tracker"))
         self.duration = time.monotonic() - began
         self.calm = (rows(only_run(work / "calm" / "runs")), state(work / "calm"))
 
@@ -99,7 +106,8 @@ class Storm:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        sys.argv = [self.module, *self.options]
+        sys.argv = [self.module, *self.options, f"tracker={self.tracker}"]
+        before = set(sys.modules)
         code = 1
         try:
             with warnings.catch_warnings():
@@ -110,6 +118,8 @@ class Storm:
             code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
         except BaseException:
             sys.excepthook(*sys.exc_info())
+        if self.runs == 0:
+            Path("modules").write_text(json.dumps(sorted(set(sys.modules) - before)))
         os._exit(code)
 
     def wait(self, child: int, accepted: tuple[int, ...], what: str) -> int:
@@ -135,57 +145,59 @@ class Storm:
                 return
         self.faults.append("finish: three starts did not end the run")
 
-    def disturb(self, folder: Path, kind: str) -> None:
-        """Start the program and cause one fault."""
-        self.made[kind] += 1
+    def disturb(self, folder: Path, kind: str) -> bool:
+        """Start the program and cause one fault; whether the run still has to be finished."""
         if kind == "16 starters":
             children = [self.start(folder) for _ in range(STARTERS)]
             codes = [self.wait(child, (0, 2), kind) for child in children]
             if 0 not in codes:
                 self.faults.append(f"{kind}: none finished")
-            return
+            return False
         child = self.start(folder)
-        time.sleep(self.draw.uniform(0, self.duration))
+        time.sleep(self.draw.uniform(0, 0.7 * self.duration))
+        accepted: tuple[int, ...] = (0,)
         if kind == "kill":
             os.kill(child, signal.SIGKILL)
-            self.wait(child, (0, -signal.SIGKILL), kind)
+            accepted = (0, -signal.SIGKILL)
         elif kind == "kill the group":
             kill_group(child)
-            self.wait(child, (0, -signal.SIGKILL), kind)
+            accepted = (0, -signal.SIGKILL)
         elif kind in SIGNALS:
             os.kill(child, SIGNALS[kind])
             early = -SIGNALS[kind]  # before Python has a handler
-            self.wait(child, (0, 75, 130, early), kind)
+            accepted = (0, 75, 130, early)
         elif kind == "stop":
             os.kill(child, signal.SIGSTOP)
             time.sleep(0.3)
             os.kill(child, signal.SIGCONT)
-            self.wait(child, (0,), kind)
         elif kind == "kill the mirror":
             for pid in children_of(child):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            self.wait(child, (0,), kind)
         elif kind == "delete the cache":
             shutil.rmtree(folder / "runs" / ".cache", ignore_errors=True)
-            self.wait(child, (0,), kind)
         elif kind == "full disk":
             fill(folder / "ballast")
             time.sleep(self.draw.uniform(0, self.duration))
             (folder / "ballast").unlink(missing_ok=True)
-            self.wait(child, (0, 2, 3), kind)
+            accepted = (0, 2, 3)
+        return self.wait(child, accepted, kind) != 0
 
     def trial(self, kills: int, kinds: list[str]) -> int:
-        """One run under at most `kills` lethal faults, and what it has lost; the number of those made."""
+        """One run under at most `kills` lethal faults, and what it has lost; the number that interrupted it."""
         self.runs += 1
         folder = self.folder(f"run-{self.runs}")
-        plan = [self.draw.choice(kinds) for _ in range(self.draw.randint(1, 8))]
+        plan = [self.draw.choice(kinds) for _ in range(self.draw.randint(1, 12))]
+        self.tracker = "wandb_offline" if "kill the mirror" in plan or self.draw.random() < 0.2 else "none"
         made = 0
         faults = len(self.faults)
-        with disk(folder, "full disk" in kinds):
+        with disk(folder, "full disk" in plan):
             for kind in plan:
                 if made < kills or kind not in LETHAL:
-                    self.disturb(folder, kind)
+                    interrupted = self.disturb(folder, kind)
+                    self.made[kind] += interrupted or kind not in LETHAL
+                    if not interrupted:
+                        break
                     made += kind in LETHAL
             self.finish(folder)
             self.compare(folder)
@@ -273,7 +285,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--program", choices=PROGRAMS, required=True)
     parser.add_argument("--method", default="fire")
-    parser.add_argument("--kills", type=int, default=25, help="lethal faults in all; others come on top")
+    parser.add_argument("--kills", type=int, default=25, help="interruptions in all; other faults come on top")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the counts there as JSON")
     options = parser.parse_args()
