@@ -53,7 +53,7 @@ class VisionConfig(Trunk):
     stack: Count = 1  # seeds that are trained at once, from seed= on
 
 
-GROUPS = ("scale", "cache", "budget/vision", "budget/exceptions", "tuned/vision")
+GROUPS = ("scale", "cache", "budget/vision", "budget/exceptions", "tuned/vision", "tuned/searched")
 register("vision", VisionConfig, *GROUPS, presets=("fig2", "plasticity"))
 
 
