@@ -2,23 +2,85 @@
 # docs/results/plasticity.*: every method on streams of tasks, tuned alike, twenty seeds. Hours on one core. Started again, it
 # goes on where it was: finished trials and runs are skipped.
 #
-#   scripts/plasticity.sh                              all streams, all methods, the page
-#   scripts/plasticity.sh random_labels                one stream
-#   scripts/plasticity.sh random_labels base,fire      two methods of it
-#   scripts/plasticity.sh page                         only the tables, figures and page, from runs/plasticity
-#   scripts/plasticity.sh smoke                        runs every part once, into runs/smoke
+#   scripts/plasticity.sh                          all streams and methods, FIRE's variants, tables, figures and the page
+#   scripts/plasticity.sh random_labels            one stream
+#   scripts/plasticity.sh random_labels base,fire  some methods of it
+#   scripts/plasticity.sh variants                 FIRE's ingredients on random labels
+#   scripts/plasticity.sh page                     only tables, figures and the page, from the runs
+#   scripts/plasticity.sh smoke                    runs every part once, into runs/smoke
 set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${RUNS:-runs/plasticity}
-# The dear ones last: each table is complete as early as it can be.
-all=base,full_reset,fire,snp,fire_exact,l2init,weight_decay,dash,redo,weight_clipping,regrama,cpr,upgd,hare_tortoise
-all+=,parseval,muon,cbp,snr,spectral,fire+muon,fire+weight_decay,l2_er,c_chain,trac
-smoke=()
+# Slow ones last, so that what is there is worth reading as early as it can be. Not there: nap (this network has no norms)
+# and pi (it has no declared head).
+methods=base,full_reset,fire,snp,fire_exact,dash,redo,l2init,weight_decay,weight_clipping,regrama,cpr,upgd,hare_tortoise
+methods+=,parseval,muon,cbp,snr,spectral,fire+weight_decay,fire+muon,l2_er,c_chain,trac
+small=(tracker=none cache=off progress=false) table=() seeds=(seed=1 stack=20) page=()
 
-train() { # stream, method, options...
-    local stream=$1 method=$2 chosen=(method="$2")
-    shift 2
-    case $method in *+*) chosen=(method=chain "method.of=[${method//+/,}]") ;; esac
-    python -m vision.train "experiment=plasticity_$stream" "${chosen[@]}" "tuned/searched='${stream}_${data[$stream]}_$method'" \
-        seed=1 stack=20 tracker=none cache=off "paths.runs=$runs" "$@"
+# Tasks of a trial of the search: fewer than the twenty (a hundred, permuted_online) that are reported.
+tasks_of() { case $1 in permuted_online) echo 30 ;; *) echo 6 ;; esac; }
+data_of() { case $1 in slowly_changing_regression) echo bits ;; *) echo digits ;; esac; }
+
+tune() { # stream, methods
+    python -m vision.tune "experiment=plasticity_$1" "benchmark.tasks=$(tasks_of "$1")" "method=$2" "paths.runs=$runs/search" \
+        ${table[@]+"${table[@]}"}
 }
+
+train() { # stream, methods: those that are no chains in one sweep
+    local stream=$1 plain chain where=() found
+    found="tuned/searched=${stream}_$(data_of "$stream")_"
+    where=("experiment=plasticity_$stream" "${seeds[@]}" "${small[@]}" "paths.runs=$runs/runs")
+    plain=$(tr , '\n' <<< "$2" | grep -v + | paste -sd, -)
+    if [ -n "$plain" ]; then python -m vision.train "${where[@]}" "method=$plain" "$found\${method}" -m; fi
+    for chain in $(tr , '\n' <<< "$2" | grep + || true); do
+        python -m vision.train "${where[@]}" method=chain "method.of=[${chain//+/,}]" "$found$chain"
+    done
+}
+
+variants() { # each changes one thing in FIRE as it is by default; all at the stream's default rate, nothing tuned
+    local where=(experiment=plasticity_random_labels "${seeds[@]}" "${small[@]}" "paths.runs=$runs/variants") one
+    python -m vision.train "${where[@]}" method=base,full_reset,fire,fire_exact -m
+    while read -r name options; do
+        # shellcheck disable=SC2086  # several options
+        python -m vision.train "${where[@]}" method=fire "method.name=$name" $options
+    done << 'END'
+optimizer_kept method._target_=scripts.ingredients.KeepsOptimizer
+only_optimizer_reset method._target_=scripts.ingredients.ResetsOptimizer
+only_norm method._target_=scripts.ingredients.Rescales
+random_isometry method._target_=scripts.ingredients.RandomIsometry
+steps_1 method.iterations=1
+steps_2 method.iterations=2
+steps_5 method.iterations=5
+steps_20 method.iterations=20
+norm_init_spectral method.norm_init=spectral
+scale_orthogonal method.scale=orthogonal
+scale_match_init method.scale=match_init
+scale_keep_norm method.scale=keep_norm
+blend_0 method.blend=0.0
+blend_0.25 method.blend=0.25
+blend_0.5 method.blend=0.5
+blend_0.75 method.blend=0.75
+first_layer method.layout={backbone.fc0:project}
+second_layer method.layout={backbone.fc1:project}
+head method.layout={head:project}
+all_but_head method.layout={backbone:project}
+END
+}
+
+draw() { python analysis/make_plasticity.py "$@" ${page[@]+"${page[@]}"}; }
+
+what=${1:-all}
+case $what in
+    all) for stream in random_labels permuted permuted_online slowly_changing_regression; do "$0" "$stream"; done && "$0" variants ;;
+    smoke)
+        runs=${RUNS:-runs/smoke} small+=(scale=smoke) seeds=(seed=1 stack=2)
+        table=(scale=smoke trials=2 stack=2 "table=$runs/results/search_random_labels_digits.csv" "winners=$runs/winners.yaml")
+        page=(--results "$runs/results" --page "$runs/page.md")
+        tune random_labels base,fire
+        train random_labels base,fire
+        draw --runs "$runs/runs"
+        ;;
+    variants) variants && draw --runs "$runs/variants" --variants ;;
+    page) draw --runs "$runs/runs" ;;
+    *) tune "$what" "${2:-$methods}" && train "$what" "${2:-$methods}" && draw --runs "$runs/runs" ;;
+esac

@@ -111,9 +111,8 @@ def write_winner(path: Path, entry: str, options: str, lr: float, chain: Sequenc
     table: dict[str, Any] = {}
     if path.exists():
         table = OmegaConf.to_container(OmegaConf.load(path)) or {}  # type: ignore[assignment]
-    values = OmegaConf.from_dotlist([f"lr={lr}", *options.split()])
-    if chain:
-        values = OmegaConf.merge({"method": {"of": chain}}, values)
+    parts: Any = [{"method": {"of": list(chain)}}] if chain else []
+    values = OmegaConf.merge(*parts, OmegaConf.from_dotlist([f"lr={lr}", *options.split()]))
     table[entry] = OmegaConf.to_container(values)
     written = path.with_name(f".{path.name}.new")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def commands(tmp_path: Path, script: str, *arguments: str, **environment: str) -
     return log.read_text().splitlines()
 
 
-SMOKE = ("digits", "fig2", "fig3", "fig4a", "fig4b", "layers", "table10")
+SMOKE = ("digits", "fig2", "fig3", "fig4a", "fig4b", "layers", "plasticity", "table10")
 
 
 @pytest.mark.slow
@@ -162,3 +162,20 @@ def test_seeds_of_the_paper_s_figures_are_the_authors(tmp_path: Path) -> None:
         assert all(seeds in line for line in sweeps)
     runs = [line for line in commands(tmp_path / "fig3", "fig3.sh", "paper") if line.startswith("torchrun")]
     assert {line.split("seed=")[1].split()[0] for line in runs} == {"1", "2", "3"}
+
+
+def test_streams_are_searched_then_run_with_what_was_found(tmp_path: Path) -> None:
+    search, plain, chain, page = commands(tmp_path, "plasticity.sh", "permuted", "base,fire+muon,fire", RUNS="there")
+    assert "vision.tune experiment=plasticity_permuted benchmark.tasks=6 method=base,fire+muon,fire" in search
+    assert "method=base,fire tuned/searched=permuted_digits_${method} -m" in plain
+    assert chain.endswith("method=chain method.of=[fire,muon] tuned/searched=permuted_digits_fire+muon")
+    assert all("seed=1 stack=20" in line for line in (plain, chain))
+    assert page.endswith("make_plasticity.py --runs there/runs")
+
+
+def test_variants_of_fire_have_names_and_compose(tmp_path: Path) -> None:
+    first, *sweeps, page = commands(tmp_path, "plasticity.sh", "variants", RUNS="there")
+    assert "method=base,full_reset,fire,fire_exact" in first
+    names = [re.findall(r"method\.name=(\S+)", line)[0] for line in sweeps]
+    assert len(set(names)) == len(names) == 20
+    assert page.endswith("--runs there/variants --variants")

@@ -1,0 +1,71 @@
+"""What FIRE consists of, one thing at a time: methods for `scripts/plasticity.sh variants` alone.
+
+    python -m vision.train method=fire method._target_=scripts.ingredients.RandomIsometry method.name=random_isometry
+
+They take FIRE's options, also those that they do not use, so that `method=fire` can name them.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.methods.fire import Fire
+from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
+from fire_core.weights.optimizer_state import reset_optimizer_state
+
+
+class KeepsOptimizer(Fire):
+    """FIRE, but the optimizer keeps its state."""
+
+    def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
+        return super().at_boundary(net, replace(context, optimizers=[]))
+
+
+class ResetsOptimizer(Method):
+    """The optimizer's state is reset and nothing else happens."""
+
+    def __init__(self, **options: Any) -> None:
+        pass
+
+    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
+        reset_optimizer_state(context.optimizers, net.parameters())
+        return {}
+
+
+class Rescales(Method):
+    """Linear weights get the Frobenius norm that FIRE gives them, and keep their shape; their optimizer state is reset.
+
+    The isometry of d_out x d_in times sqrt(d_out / d_in) has the norm sqrt(d_out / d_in * min(d_out, d_in)).
+    """
+
+    def __init__(self, **options: Any) -> None:
+        pass
+
+    @torch.no_grad()
+    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
+        weights = linear_weights(net)
+        for weight in weights:
+            rows, columns = weight.shape
+            weight.mul_(math.sqrt(rows / columns * min(rows, columns)) / weight.norm())
+        reset_optimizer_state(context.optimizers, weights)
+        return {}
+
+
+class RandomIsometry(Fire):
+    """FIRE on Gaussian matrices in place of the weights: isometries that know nothing of what was learned."""
+
+    def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
+        with torch.no_grad():
+            for weight in linear_weights(net):
+                weight.copy_(torch.randn(weight.shape, generator=context.generator))
+        done = super().at_boundary(net, context)
+        return BoundaryReport(measuring=done.measuring)  # the trainer measures; FIRE's report is about the Gaussians
+
+
+def linear_weights(net: Net) -> list[Tensor]:
+    """The weights of all linear layers."""
+    modules = (module for root in net.modules.values() for module in root.modules())
+    return [module.weight for module in modules if isinstance(module, nn.Linear)]

@@ -1,0 +1,133 @@
+"""A search: as many trials for each method, resumable, on seeds of its own."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from fire_core.harness.options.build import build
+from fire_core.harness.options.cli import CONF
+from fire_core.harness.options.errors import ConfigError
+from fire_core.methods import Method
+from tests.programs import compose
+from tests.zygote import Zygote
+from vision.trials import Trial, append, best, read_table, write_winner
+from vision.tune import compose as compose_trial
+from vision.tune import parse, reported_seeds, search_space
+
+TINY = ("benchmark.tasks=2", "benchmark.samples=64", "epochs=1", "model.hidden=8", "stack=2")
+WHERE = ("table=table.csv", "winners=winners.yaml")
+SEARCHED = OmegaConf.load(CONF / "tuned" / "searched.yaml")
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "table.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_search_goes_on_where_it_was_stopped_and_a_finished_one_prints_its_result(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    def tune(*options: str) -> list[str]:
+        answer = zygote.run(tmp_path, "vision.tune", *TINY, *WHERE, "method=fire+l2init", *options)
+        assert answer.code == 0, answer.err
+        return answer.out.splitlines()
+
+    said = tune("trials=2")
+    first, made = rows(tmp_path), {path: path.stat().st_mtime_ns for path in tmp_path.rglob("DONE")}
+    assert [(row["method"], row["trial"]) for row in first] == [("fire+l2init", "0"), ("fire+l2init", "1")]
+    assert len(made) == 4
+    assert "method.parts.l2init.coef=" in first[1]["options"]
+    (tmp_path / "table.csv").write_text((tmp_path / "table.csv").read_text().rsplit("\n", 2)[0] + "\n")  # as if killed
+    (tmp_path / "winners.yaml").unlink()
+    assert tune("trials=2") == said[1:]
+    assert rows(tmp_path) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("DONE")} == made, "a run was trained again"
+    assert tune("trials=2") == said[2:]
+    winners = OmegaConf.load(tmp_path / "winners.yaml")
+    assert winners["random_labels_digits_fire+l2init"].method.of == ["fire", "l2init"]
+
+
+def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "vision.tune", *TINY, *WHERE, "method=base", "trials=1", "lr=1e30")
+    assert answer.code == 0, answer.err
+    assert [row["score"] for row in rows(tmp_path)] == ["nan"]
+    assert "best none: all diverged" in answer.out
+    assert not (tmp_path / "winners.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("seed=0", "benchmark=warm_start"), "seed=0 is reported in docs/results: choose with others"),
+        (("trials=0",), "trials=0 must be a whole number of at least 1"),
+        (("stack=x",), "stack=x must be a whole number"),
+        (("--methods=fire",), "options are written option=value"),
+        (("method=fire,fire",), "names fire twice"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(["method=base", *options])
+
+
+def test_seeds_are_read_from_committed_results(tmp_path: Path) -> None:
+    config = compose("vision", "benchmark=permuted")
+    (tmp_path / "a.runs.json").write_text(
+        '{"runs": {"permuted-digits-fire-s7-ab12": 1, "random_labels-digits-x-s8-ab": 1}}'
+    )
+    (tmp_path / "plasticity").mkdir()
+    (tmp_path / "plasticity" / "permuted_digits.csv").write_text("method,seed\nbase,3\nfire,4\n")
+    assert reported_seeds(tmp_path, config) == {3, 4, 7}
+
+
+def test_the_rate_is_searched_for_every_method_and_parts_of_a_chain_by_their_names() -> None:
+    search = parse(["method=base"])
+    assert [one.option for one in search_space("base", compose_trial(search, "base"))] == ["lr"]
+    space = search_space("fire+l2init", compose_trial(search, "fire+l2init"))
+    assert {"lr", "method.parts.fire.blend", "method.parts.l2init.coef"} <= {one.option for one in space}
+    assert space[0].values == pytest.approx((3e-4, 9e-3))
+
+
+def test_a_table_of_other_options_or_seeds_is_not_gone_on_with(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    append(table, Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25)), (7, 8))
+    assert read_table(table, "ab", "base", (7, 8))[0] == Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25))
+    assert read_table(table, "ab", "fire", (7, 8)) == {}
+    with pytest.raises(ConfigError, match="of other options"):
+        read_table(table, "cd", "base", (7, 8))
+    with pytest.raises(ConfigError, match="columns of these seeds"):
+        read_table(table, "ab", "base", (7, 9))
+
+
+def test_the_best_is_the_earliest_of_equal_scores_and_less_may_be_better() -> None:
+    found = [Trial("", "base", i, "", (score,)) for i, score in enumerate((0.5, 0.9, math.nan, 0.9, 0.1))]
+    assert best(found, more=True) is found[1]
+    assert best(found, more=False) is found[4]
+    assert best(found[2:3], more=True) is None
+
+
+def test_winners_are_added_to_a_table_that_hydra_reads(tmp_path: Path) -> None:
+    path = tmp_path / "searched.yaml"
+    write_winner(path, "a_b_fire", "lr=1e-05 method.blend=0.5", lr=0.1)
+    write_winner(path, "a_b_base", "", lr=0.1)
+    table = OmegaConf.load(path)
+    assert path.read_text().startswith("# @package _global_\n")
+    assert table == {"a_b_base": {"lr": 0.1}, "a_b_fire": {"lr": 1e-05, "method": {"blend": 0.5}}}
+
+
+def test_every_entry_of_the_committed_table_builds_and_is_taken_where_it_is_named() -> None:
+    parts = compose("vision", "method=chain").method.parts
+    for entry, values in SEARCHED.items():
+        method = str(entry).rpartition("_bits_" if "_bits_" in str(entry) else "_digits_")[2]
+        own = values.get("method", {})
+        for name in method.split("+"):
+            node = OmegaConf.merge(parts[name], own.get("parts", {}).get(name, {}) if "+" in method else own)
+            assert isinstance(build("method", node), Method), entry
+    config = compose("vision", "method=fire", "tuned/searched=random_labels_digits_${method}")
+    fire = SEARCHED["random_labels_digits_fire"]
+    assert config.lr == fire.lr
+    assert {key: config.method[key] for key in fire.method} == fire.method
+    assert compose("vision", "method=fire").lr == 3e-3, "nothing is taken that is not named"
