@@ -187,12 +187,12 @@ def caption(groups: Sequence[Group], band: str, more: str = "") -> str:
     return f"{text} {more}".strip()
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
-    """Writes a figure as PNG, PDF and SVG without a date in it, and closes it."""
+def save(figure: Figure, path: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Writes a figure as PNG, PDF and SVG, or some of these, without a date in it, and closes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     dateless: dict[str, dict[str, None]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    paths = [path.with_name(f"{path.name}.{suffix}") for suffix in FORMATS]
-    for target, suffix in zip(paths, FORMATS, strict=True):
+    paths = [path.with_name(f"{path.name}.{suffix}") for suffix in formats]
+    for target, suffix in zip(paths, formats, strict=True):
         figure.savefig(target, metadata=dateless[suffix])
     plt.close(figure)
     return paths

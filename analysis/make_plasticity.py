@@ -1,0 +1,175 @@
+"""Makes the tables and figures of docs/results/plasticity.md.
+
+    python analysis/make_plasticity.py                          from the committed results
+    python analysis/make_plasticity.py --runs runs/plasticity   from runs; writes the small results first
+
+Text between `<!-- table: name -->` and `<!-- end -->` in the page is replaced: `random_labels_digits` (a stream's
+table), `chosen random_labels_digits` (what its search chose), `ranks` (over streams), `cost`.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import formats, plotting, style
+from analysis.estimates import band
+from analysis.options import load_or_explain, split
+from analysis.runs import BadRun
+from analysis.stream_results import collect, compare, methods, ranks, read, write
+
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "results"
+LOSSES = ("slowly_changing_regression_bits",)  # streams of which less is better
+SEARCH = "search_"  # begins the names of tables of searches
+VARIANTS = "fire_"  # and of tables of FIRE's variants
+LINES = 7  # curves in a figure, the references among them
+MARK = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end -->)", re.S)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make_plasticity.py", description="Tables and figures of plasticity.md.")
+    parser.add_argument("--runs", nargs="+", help="folders of runs, from which the small results are written first")
+    parser.add_argument("--variants", action="store_true", help="the runs are variants of FIRE, a table of their own")
+    parser.add_argument("--results", type=Path, default=DOCS / "plasticity", help="small results (%(default)s)")
+    parser.add_argument("--page", type=Path, default=DOCS / "plasticity.md", help="page to fill in (%(default)s)")
+    return parser.parse_args(split(argv))
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        if args.runs:
+            sources = {"runs": args.runs, "no_cache": True, "include_unfinished": False, "classes": "seen"}
+            collected = load_or_explain("make_plasticity", argparse.Namespace(**sources))
+            if collected is None:
+                return 1
+            for name, frame in collect(collected[0]).items():
+                write(frame, args.results / f"{VARIANTS * args.variants}{name}.csv")
+        tables = make_tables(args.results)
+    except BadRun as error:
+        print(f"make_plasticity: {error}", file=sys.stderr)
+        return 1
+    if args.page.exists():
+        text = args.page.read_text(encoding="utf-8")
+        args.page.write_text(filled(text, tables), encoding="utf-8")
+    for name in tables:
+        print(f"made {name}")
+    return 0
+
+
+def make_tables(folder: Path) -> dict[str, str]:
+    """Markdown of each table by its name; figures are drawn on the way.
+
+    Raises:
+        BadRun: a seed that a search has used is reported.
+    """
+    streams = {path.stem: read(path) for path in sorted(folder.glob("*.csv")) if not path.stem.startswith(SEARCH)}
+    searches = {path.stem: pd.read_csv(path) for path in sorted(folder.glob(f"{SEARCH}*.csv"))}
+    cost = streams.pop("cost", None)
+    tables = {}
+    for name, frame in streams.items():
+        searched = searches.get(SEARCH + name.removeprefix(VARIANTS))
+        check_seeds(name, frame, searched)
+        found = compare(frame, name.removeprefix(VARIANTS) not in LOSSES)
+        tables[name] = formats.as_markdown(named(found))
+        plotting.save(stream_figure(name, frame, found), folder / name, ["png"])
+    for name, searched in searches.items():
+        more = name.removeprefix(SEARCH) not in LOSSES
+        tables[f"chosen {name.removeprefix(SEARCH)}"] = formats.as_markdown(chosen(searched, more))
+    whole = {name: frame for name, frame in streams.items() if not name.startswith(VARIANTS)}
+    if len(whole) > 1:
+        tables["ranks"] = formats.as_markdown(named(ranks(whole, LOSSES)))
+    if cost is not None:
+        tables["cost"] = formats.as_markdown(named(cost))
+    return tables
+
+
+def check_seeds(name: str, frame: pd.DataFrame, searched: pd.DataFrame | None) -> None:
+    """Refuse to report seeds on which options were chosen.
+
+    Raises:
+        BadRun: there is one.
+    """
+    if searched is not None:
+        used = {int(column.removeprefix("seed ")) for column in map(str, searched) if column.startswith("seed ")}
+        if both := used & set(frame["seed"]):
+            raise BadRun(f"{name}: options were chosen on seed {min(both)}, which is reported")
+
+
+def named(frame: pd.DataFrame) -> pd.DataFrame:
+    """Methods and references as they are written in figures."""
+    renamed = frame.rename(columns={c: f"vs {style.name(c[3:])}" for c in map(str, frame) if c.startswith("vs ")})
+    return renamed.assign(method=[label(method) for method in frame["method"]])
+
+
+def label(method: str) -> str:
+    """The name of a method, of a chain or of a variant such as `fire (blend=0.5)`."""
+    name, _, detail = method.partition(" (")
+    text = " + ".join(style.name(part) for part in name.split("+"))
+    return f"{text} ({detail}" if detail else text
+
+
+def chosen(searched: pd.DataFrame, more: bool) -> pd.DataFrame:
+    """What a search chose for each method, beside its defaults on the same seeds."""
+    rows = []
+    for method in methods(searched):
+        trials = searched[searched["method"] == method].sort_values("trial").fillna({"options": ""})
+        known = trials.dropna(subset="score").sort_values("score", ascending=not more, kind="stable")
+        row = {"method": label(method), "trials": len(trials), "diverged": len(trials) - len(known)}
+        row |= {"defaults": float(trials["score"].iloc[0])}
+        if len(known):
+            best = known.iloc[0]
+            row |= {"best": float(best["score"]), "options of the best": str(best["options"]) or "the defaults"}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame) -> Figure:
+    """Left: the value at the end of each task, of the references and the best; right: all methods' means."""
+    order = list(found["method"])
+    references = [method for method in ("base", "full_reset", "fire") if method in order]
+    others = [method for method in order if method not in references]
+    drawn = [m for m in order if m in references or m in others[: LINES - len(references)]]
+    palette = style.Palette(method.partition(" (")[0] for method in order)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE, max(2.6, 0.15 * len(order) + 0.9)))
+    for place, method in enumerate(drawn):
+        look = palette.line(method.partition(" (")[0], place if " (" in method else 0)
+        values = frame[frame["method"] == method].pivot(index="seed", columns="task", values="value")
+        low, high = band(values.to_numpy(float), "sem")
+        left.plot(values.columns, values.mean(), **look, label=label(method))
+        left.fill_between(values.columns, low, high, color=look["color"], alpha=0.16, linewidth=0)
+    left.set_xlabel(style.AXES["task"])
+    loss = name.removeprefix(VARIANTS) in LOSSES
+    left.set_ylabel("Squared error of a task" if loss else "Accuracy at the end of a task")
+    left.set_ylim(0, None if loss else 1)
+    left.legend(loc="best", fontsize=6)
+    means = list(found["all tasks"])
+    for row, (method, estimate) in enumerate(zip(order, means, strict=True)):
+        colour = palette.line(method.partition(" (")[0])["color"]
+        right.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=1.2)
+        right.plot(estimate.mean, row, "o", color=colour, markersize=3)
+    right.set_yticks(range(len(order)), [label(method) for method in order])
+    right.invert_yaxis()
+    right.set_xlim(0, None if loss else 1)
+    right.set_xlabel("Mean over tasks, 95 % interval over seeds")
+    stream = style.name(name.removeprefix(VARIANTS).rpartition("_")[0])
+    text = f"{stream}, {frame['seed'].nunique()} seeds; left: references and the best others, band: standard error"
+    figure.suptitle(text, x=0.01, ha="left", fontsize=7)
+    figure.tight_layout(rect=(0, 0, 1, 0.98))
+    return figure
+
+
+def filled(page: str, tables: dict[str, str]) -> str:
+    """The page with its tables replaced; what has no table stays."""
+    return MARK.sub(lambda found: found[1] + tables.get(found[2], found[3]) + found[4], page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
