@@ -25,7 +25,7 @@ from fire_core.harness.options.checks import Group, check_options
 from fire_core.harness.options.cli import CONF, job, run_program
 from fire_core.harness.options.config import Paths
 from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.checkpoint import write_atomically
+from fire_core.harness.run.checkpoint import remove_leftovers, write_atomically
 from fire_core.harness.run.identity import check_name, digest
 from fire_core.harness.run.lock import FolderLock, NoLocks
 from language.corpora import Corpus
@@ -143,6 +143,7 @@ def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) ->
     except NoLocks:
         log.warning("%s has no locks: see to it that no one else prepares this corpus", folder)
     try:
+        remove_leftovers(folder)
         if not all((folder / f"{split}.json").exists() for split in SPLITS):  # another process may have finished it
             _tokenise(folder, corpus, tokenizer, progress)
             for split in SPLITS:

@@ -129,7 +129,10 @@ class Task:
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise a ValueError for a state whose network is another one."""
+        """Raise a ValueError for a state whose network is another one, or whose step is not one of its phase."""
+        steps = [phase.steps(self.config.batch_size) for phase in self.phases[: state["phase"] + 1]]
+        if state["phase_step"] > steps[-1] or state["step"] != sum(steps[:-1]) + state["phase_step"]:
+            raise ValueError(f"step {state['step']} is not step {state['phase_step']} of phase {state['phase']}")
         check_weights(state, self.model, "init", *(() if self.method.overrides("reshape") else ("model",)))
 
     def identity(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from fire_core.weights.optimizer_state import set_rate_factor
 from vision.learner import Learner, new_optimizer
 from vision.phase import batches, make_context, make_row, measure, rate_factor, save, summarise
 from vision.stack import train as stacked
-from vision.stack.check import make_tasks, why_not
+from vision.stack.check import make_tasks, try_state, why_not
 from vision.task import Task, compiled
 
 SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
@@ -169,7 +169,7 @@ def restore(kept: list[tuple[Tensor, Tensor]]) -> None:
         buffer.copy_(old)
 
 
-STACKING = Stacking(make_tasks, why_not, functools.partial(stacked.train, begin_phase=begin_phase))
+STACKING = Stacking(make_tasks, why_not, functools.partial(stacked.train, begin_phase=begin_phase), try_state)
 
 if __name__ == "__main__":
     run_program(main, "vision")

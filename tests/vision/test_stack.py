@@ -1,6 +1,7 @@
 """Seeds trained at once leave the runs that they are when each is trained alone."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ import pytest
 import torch
 
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.run.schema import outline
 from fire_core.harness.run.stack import execute_stack
+from fire_core.harness.training.console import show_log
+from tests.harness.run.test_damage import newest, rewrite
 from tests.kills import die_at
 from tests.programs import ALIKE, Program, assert_same, final_state, in_child, rows, summary
 from tests.zygote import Zygote
@@ -39,8 +43,9 @@ METHODS = {
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def _one_thread_and_log() -> None:
     torch.set_num_threads(1)
+    show_log()  # caplog takes what is logged where it is shown already
 
 
 def stack(runs: Path, *options: str, seeds: int = SEEDS) -> list[Path]:
@@ -166,6 +171,48 @@ def test_the_first_phase_is_shared_with_runs_trained_alone(tmp_path: Path, caplo
     assert "first phase taken from" in caplog.text
     assert "training the first phase of 2 runs" in caplog.text
     assert_all_same(one, alone(tmp_path / "alone", *options, "method=fire"))
+
+
+# ---- what is damaged
+
+
+def other_phase(content: Any) -> None:
+    content["state"]["trainer"]["phase"] = 99
+
+
+def other_network(content: Any) -> None:
+    content["state"]["trainer"]["init"]["head.weight"] = torch.zeros(2, 2)
+    content["schema"] = outline(content["state"])
+
+
+def no_moments(content: Any) -> None:
+    del content["state"]["trainer"]["optimizer"]["param_groups"]
+    content["schema"] = outline(content["state"])
+
+
+DAMAGE = (other_phase, other_network, no_moments)  # the last is seen only when it is loaded
+
+
+def test_damaged_checkpoints_of_a_stack_cost_time_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("method=redo", *LABELS, "checkpoint.every_seconds=0.01")
+    calm = stack(tmp_path / "calm", *options)
+    shutil.copytree(tmp_path / "calm", tmp_path / "rough")
+    for kind, folder in zip(DAMAGE, sorted((tmp_path / "rough/vision").iterdir()), strict=True):
+        (folder / "DONE").unlink()
+        rewrite(newest(folder), kind)
+    assert_all_same(stack(tmp_path / "rough", *options), calm)
+    err = capsys.readouterr().err
+    assert [err.count(text) for text in ("phase must be in", "init: head.weight", "param_groups")] == [1, 1, 1]
+    assert len(list(tmp_path.glob("rough/vision/*/checkpoints/damaged-*"))) == SEEDS
+
+
+def test_damaged_first_phases_of_a_stack_are_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("benchmark=warm_start", f"cache.dir={tmp_path / 'cache'}", "epochs=1")
+    calm = stack(tmp_path / "calm", *options, "method=fire")
+    for kind, entry in zip(DAMAGE, sorted((tmp_path / "cache").iterdir()), strict=True):
+        rewrite(newest(entry), kind)
+    assert_all_same(stack(tmp_path / "again", *options, "method=fire"), calm)
+    assert capsys.readouterr().err.count("training it again") == SEEDS
 
 
 # ---- what cannot be

@@ -5,12 +5,14 @@ import os
 import resource
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fire_core.harness.options.checks import check_options
 from fire_core.harness.options.errors import ConfigError, one_line
+from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.stack import with_seed
 from vision.learner import Learner
 from vision.stack.network import StackedNetworks, shares_weights
@@ -65,6 +67,16 @@ def free_bytes(device: torch.device) -> int:
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return free if limit == resource.RLIM_INFINITY else min(free, limit)
+
+
+def try_state(task: Task, state: dict[str, Any]) -> None:
+    """Load a state into a learner that is thrown away.
+
+    Raises:
+        DamagedStateError: it cannot be loaded.
+    """
+    with loading():
+        Learner.new(task).load_state_dict(task, state)
 
 
 def why_not(tasks: Sequence[Task]) -> str | None:

@@ -64,6 +64,12 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
     sync_folder(path.parent)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a process left that was killed within `write_atomically`; the folder must be this process's own."""
+    for leftover in folder.glob(".*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries (new and renamed files) to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -117,8 +123,7 @@ def load_newest(
         device: where the state's tensors go.
         check: raises an exception for a state that cannot be one of this run.
     """
-    for leftover in folder.glob(".*.tmp"):  # of a process killed while writing
-        leftover.unlink(missing_ok=True)
+    remove_leftovers(folder)
     for path in newest_first(folder):
         try:
             content = _read(path, device)

@@ -82,6 +82,7 @@ def shared_first_phases(
     train: Callable[[Sequence[int], Sequence[Run]], Sequence[dict[str, Any] | TrainingError]],
     device: torch.device | str = "cpu",
     every_seconds: float = 60.0,
+    checks: Sequence[Callable[[dict[str, Any]], None] | None] | None = None,
 ) -> list[tuple[dict[str, Any], str] | None]:
     """`shared_first_phase` of several runs that train together; None for those that are not shared.
 
@@ -94,12 +95,15 @@ def shared_first_phases(
         train: trains the first phase of the runs at these places within these entries; summaries, or why it failed.
         device: where the states' tensors go.
         every_seconds: between checkpoints while training.
+        checks: of each run, as `check` there; None: none.
     """
     shapes = [{**shape, "numerics": NUMERICS} for shape in shapes]
     folders = [cache / f"{name}-{digest(shape, 12)}" for name, shape in zip(names, shapes, strict=True)]
     entries = [
-        Run(folder, shape, yaml, every_seconds=every_seconds, keep=1, wait=True)
-        for folder, shape, yaml in zip(folders, shapes, config_yamls, strict=True)
+        Run(folder, shape, yaml, every_seconds=every_seconds, keep=1, wait=True, check=check)
+        for folder, shape, yaml, check in zip(
+            folders, shapes, config_yamls, checks or [None] * len(folders), strict=True
+        )
     ]
     try:
         with contextlib.ExitStack() as opened:

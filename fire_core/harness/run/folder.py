@@ -153,6 +153,7 @@ class Run:
         metrics = self.folder / "metrics.jsonl"
         about = environment() | {"total_steps": self.total_steps}
         try:
+            checkpoint.remove_leftovers(self.folder)
             if metrics.exists() and metrics.stat().st_size > self._good_bytes:
                 os.truncate(metrics, self._good_bytes)
             checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())

@@ -19,16 +19,19 @@ from omegaconf import DictConfig
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import Outcome, job
 from fire_core.harness.options.errors import TrainingError
+from fire_core.harness.run.checkpoint import DamagedStateError
 from fire_core.harness.run.execute import (
+    ATTEMPTS,
     Program,
     State,
     Task,
     entry_label,
+    is_summary,
     new_run,
     of_no_method,
     run_to_end,
 )
-from fire_core.harness.run.first_phase import shared_first_phases
+from fire_core.harness.run.first_phase import empty, shared_first_phases
 from fire_core.harness.run.folder import Run
 from fire_core.harness.run.tracker import Tracker
 
@@ -46,11 +49,13 @@ class Stacking(Generic[T]):
         why_not: why these runs cannot be trained at once, None if they can.
         train: `train(tasks, runs, states, stop)` as `Program.train`, of several; in the place of a summary, why a run
             cannot go on.
+        try_state: loads a state into a learner that is thrown away; raises a DamagedStateError if it cannot be loaded.
     """
 
     make_tasks: Callable[[DictConfig], list[T]]
     why_not: Callable[[Sequence[T]], str | None]
     train: Callable[[Sequence[T], Sequence[Run], Sequence[State | None], int | None], Sequence[Summary | TrainingError]]
+    try_state: Callable[[T, State], None]
 
 
 def execute_stack(config: DictConfig, program: Program[T], stacking: Stacking[T]) -> float:
@@ -111,12 +116,13 @@ def _train_together(
     with contextlib.ExitStack() as opened:
         for run in runs:
             opened.enter_context(run)
-        done = {i: summary for i, run in enumerate(runs) if (summary := run.done) is not None}
+        ended, headline = [run.done for run in runs], tasks[0].headline
+        done = {i: summary for i, summary in enumerate(ended) if summary is not None and is_summary(summary, headline)}
         results: dict[int, Summary | TrainingError] = {**done}
         todo = [i for i in range(len(runs)) if i not in done]
         log.info("%d of %d runs are done, such as %s", len(runs) - len(todo), len(runs), runs[0].folder)
         if todo:
-            states = {i: runs[i].resume(tasks[i].device) for i in todo}
+            states = {i: _resume(runs[i], tasks[i], stacking) for i in todo}
             _take_first_phases(configs, program, stacking, tasks, runs, states)
             several = [tasks[i] for i in todo], [runs[i] for i in todo], [states[i] for i in todo]
             for i, result in zip(todo, stacking.train(*several, None), strict=True):
@@ -126,6 +132,23 @@ def _train_together(
             _mirror(configs[0], [runs[i] for i in todo])
         outcome.state = "done" if todo else "skipped"
     return [results[i] for i in range(len(runs))]
+
+
+def _resume(run: Run, task: T, stacking: Stacking[T]) -> State | None:
+    """The state to go on from; checkpoints that cannot be loaded are put aside.
+
+    Raises:
+        TrainingError: they cannot be put aside.
+    """
+    for _ in range(run.keep + 1):
+        if (state := run.resume(task.device)) is None:
+            return None
+        try:
+            stacking.try_state(task, state)
+            return state
+        except DamagedStateError as error:
+            run.forget_newest(str(error))
+    raise TrainingError(f"no checkpoint in {run.folder} can be loaded: remove it to train anew")
 
 
 def _take_first_phases(
@@ -138,29 +161,42 @@ def _take_first_phases(
 ) -> None:
     """Give runs that have not begun the shared first phase, trained here where the cache has none."""
     shapes = {i: tasks[i].first_phase_identity() for i, state in states.items() if state is None}
-    new = {i: shape for i, shape in shapes.items() if shape is not None and configs[i].cache.enabled}
-    if not new:
-        return
-    own = list(new)
+    own = [i for i, shape in shapes.items() if shape is not None and configs[i].cache.enabled]
 
     def train(places: Sequence[int], entries: Sequence[Run]) -> Sequence[Summary | TrainingError]:
         several = [tasks[own[place]] for place in places]
-        begun = [of_no_method(entry.resume(task.device)) for entry, task in zip(entries, several, strict=True)]
-        return stacking.train(several, entries, begun, 1)
+        found = [_resume(entry, task, stacking) for entry, task in zip(entries, several, strict=True)]
+        return stacking.train(several, entries, [of_no_method(state) for state in found], 1)
 
-    shared = shared_first_phases(
-        Path(configs[0].cache.dir),
-        [entry_label(configs[i], program) for i in own],
-        list(new.values()),
-        [runs[i].config_yaml for i in own],
-        train,
-        tasks[0].device,
-        runs[0].every_seconds,
-    )
-    for i, found in zip(own, shared, strict=True):
-        if found is not None:
-            states[i] = of_no_method(found[0])
-            runs[i].append_rows(found[1])
+    for _ in range(ATTEMPTS):
+        if not own:
+            return
+        shared = shared_first_phases(
+            Path(configs[0].cache.dir),
+            [entry_label(configs[i], program) for i in own],
+            [shape for i in own if (shape := shapes[i]) is not None],
+            [runs[i].config_yaml for i in own],
+            train,
+            tasks[0].device,
+            runs[0].every_seconds,
+            [runs[i].check for i in own],
+        )
+        damaged = []
+        for i, found in zip(own, shared, strict=True):
+            if found is None:
+                continue
+            state = of_no_method(found[0])
+            assert state is not None
+            try:
+                stacking.try_state(tasks[i], state)
+            except DamagedStateError as error:
+                log.warning("the first phase in %s is damaged (%s): training it again", state["origin"], error)
+                empty(Path(state["origin"]))
+                damaged.append(i)
+            else:
+                states[i] = state
+                runs[i].append_rows(found[1])
+        own = damaged
 
 
 def _mirror(config: DictConfig, runs: Sequence[Run]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fire_core.harness.run import checkpoint
+from fire_core.harness.run.folder import Run
 
 CONFIG = {"lr": 0.1, "model": {"width": 4}}
 
@@ -116,3 +117,14 @@ def test_leftovers_of_a_killed_process_are_swept_out(tmp_path: Path) -> None:
     (tmp_path / ".step-2.pt.99.tmp").write_bytes(b"half")
     checkpoint.load_newest(tmp_path, CONFIG)
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_what_a_kill_left_half_written_in_a_run_folder_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    leftovers = [folder / ".identity.json.7.tmp", folder / "checkpoints" / ".step-000000000001-ab.pt.7.tmp"]
+    for path in leftovers:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    with Run(folder, CONFIG, "") as run:
+        assert run.resume() is None
+    assert not any(path.exists() for path in leftovers)
