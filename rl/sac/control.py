@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.errors import ConfigError, one_line
 from fire_core.harness.training import seeding
 from fire_core.ranges import check_arguments, within
 
@@ -181,6 +181,11 @@ def check_humanoid_bench(task: str) -> None:
         importlib.import_module("humanoid_bench")
     except ModuleNotFoundError as error:  # humanoid_bench.dmc_deps, where it is installed without -e
         raise ConfigError(f"{option} needs {error.name}: {BENCH}") from error
+    except Exception as error:  # each backend of OpenGL fails in its own way
+        raise ConfigError(
+            f"{option}: MUJOCO_GL={os.environ['MUJOCO_GL']} does not work here ({type(error).__name__}: "
+            f"{one_line(error)}): take the other one of egl (libegl1) and osmesa (libosmesa6), or install it"
+        ) from error
     known = [name for name, spec in gymnasium.registry.items() if "humanoid_bench" in str(spec.entry_point)]
     if task not in known:
         raise unknown("env.task", task, sorted(known))

@@ -185,3 +185,8 @@ class Task:
         """Environments for evaluation; their episodes are the same each time."""
         seeds = [seeding.derive(self.config.seed, "evaluation", i) for i in range(self.config.eval_episodes)]
         return [Worker(self.control, seed) for seed in seeds]
+
+    def close(self) -> None:
+        """Close the environments of evaluations, which may hold OpenGL; the next evaluation makes new ones."""
+        for worker in self.__dict__.pop("eval_envs", []):
+            worker.env.close()

@@ -61,6 +61,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     with (
         contextlib.closing(replay_store),
         contextlib.closing(learner),
+        contextlib.closing(task),
         Loop(learner, run, task.total_steps, title, config.progress) as loop,
     ):
         for index, phase in enumerate(task.phases[:stop]):

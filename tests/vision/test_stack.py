@@ -194,7 +194,7 @@ DAMAGE = (other_phase, other_network, no_moments)  # the last is seen only when 
 
 
 def test_damaged_checkpoints_of_a_stack_cost_time_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("method=redo", *LABELS, "checkpoint.every_seconds=0.01")
+    options = ("method=redo", *LABELS, "epochs=1", "checkpoint.every_seconds=0.2")
     calm = stack(tmp_path / "calm", *options)
     shutil.copytree(tmp_path / "calm", tmp_path / "rough")
     for kind, folder in zip(DAMAGE, sorted((tmp_path / "rough/vision").iterdir()), strict=True):

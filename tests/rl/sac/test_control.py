@@ -201,3 +201,15 @@ def test_a_part_of_humanoid_bench_that_is_not_installed_is_named(monkeypatch: py
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(ConfigError, match=r"needs humanoid_bench\.dmc_deps: .* install --no-deps -e humanoid-bench"):
         Control("humanoid_bench", "h1-walk-v0")
+
+
+def test_an_opengl_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def imported(name: str) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'glGetError'")  # as without libosmesa6
+
+    monkeypatch.setattr(control.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(control.metadata, "version", lambda name: "3.1.6")
+    monkeypatch.setattr(control.importlib, "import_module", imported)
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    with pytest.raises(ConfigError, match=r"MUJOCO_GL=osmesa does not work here \(AttributeError: .*libosmesa6"):
+        Control("humanoid_bench", "h1-walk-v0")

@@ -17,6 +17,7 @@ from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError, TrainingError
 from rl.common.replay_store import Ring, RingStore
 from rl.sac import train as sac
+from rl.sac.control import Control
 from rl.sac.learner import Learner
 from rl.sac.task import Task
 from tests.programs import SAC, assert_same, compose, final_state, only_run, rows, wait_for
@@ -82,6 +83,22 @@ def midpoint(method: str, *overrides: str) -> tuple[Task, Learner, dict[str, tor
     sac.begin_phase(task, learner, 1)
     learner.close()
     return task, learner, before
+
+
+def test_a_run_closes_its_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HumanoidBench's hold OpenGL, which complains at the end of the process of those that are still open."""
+    real, opened, closed = Control.make, list[Any](), list[Any]()
+
+    def make(control: Control, render: bool = False) -> Any:
+        env = real(control, render)
+        env.close = lambda: closed.append(env)
+        opened.append(env)
+        return env
+
+    monkeypatch.setattr(Control, "make", make)
+    SAC.run(tmp_path)
+    assert len(opened) == len(closed) > 2
+    assert {id(env) for env in opened} == {id(env) for env in closed}
 
 
 @pytest.mark.parametrize("method", ["base", "full_reset", "snp", "fire"])
