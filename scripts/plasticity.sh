@@ -7,6 +7,7 @@
 #   scripts/plasticity.sh random_labels base,fire  some methods of it
 #   scripts/plasticity.sh variants                 FIRE's ingredients on random labels
 #   scripts/plasticity.sh page                     only tables, figures and the page, from the runs
+#   STACK=10 scripts/plasticity.sh variants        fewer seeds; the same command without it adds the others
 #   scripts/plasticity.sh smoke                    runs every part once, into runs/smoke
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,7 +16,7 @@ runs=${RUNS:-runs/plasticity}
 # and pi (it has no declared head).
 methods=base,full_reset,fire,snp,fire_exact,dash,redo,l2init,weight_decay,weight_clipping,regrama,cpr,upgd,hare_tortoise
 methods+=,parseval,muon,cbp,snr,spectral,fire+weight_decay,fire+muon,l2_er,c_chain,trac
-small=(tracker=none cache=off progress=false) table=() seeds=(seed=1 stack=20) page=()
+small=(tracker=none cache=off progress=false) table=() seeds=(seed=1 "stack=${STACK:-20}") page=()
 
 # Tasks of a trial of the search: fewer than the twenty (a hundred, permuted_online) that are reported.
 tasks_of() { case $1 in permuted_online) echo 30 ;; *) echo 6 ;; esac; }
