@@ -115,6 +115,9 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
     try:
         _read_command_line()
         main()
+        if _show_sweep() == 0:
+            several = [argument for argument in sys.argv[1:] if "(" in argument]
+            raise ConfigError(f"-m starts nothing: an option has no value ({', '.join(several)})")
     except Exception as error:
         if asked or not user_facing(error):
             raise
@@ -166,11 +169,11 @@ def _leave(error: BaseException, config_name: str | None = None) -> None:
     raise SystemExit(EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG) from None
 
 
-def _show_sweep() -> None:
-    """A table of all jobs so far, if there were several; once."""
+def _show_sweep() -> int | None:
+    """A table of all jobs so far, if there were several; once. Returns their number, None if there is no sweep."""
     folder = os.environ.pop(SWEEP_LOG, None)
     if folder is None:
-        return
+        return None
     files = sorted(Path(folder).glob("*.json"), key=lambda path: int(path.stem))
     outcomes = [Outcome(**json.loads(file.read_text())) for file in files]
     shutil.rmtree(folder, ignore_errors=True)
@@ -183,6 +186,7 @@ def _show_sweep() -> None:
         width = max(len(outcome.run) for outcome in outcomes)
         for outcome in outcomes:
             print(f"{outcome.run:<{width}}  {outcome.state:<8}  {outcome.result}", file=Stderr())
+    return len(outcomes)
 
 
 def one_line(error: BaseException, config_name: str | None = None) -> str:

@@ -63,6 +63,13 @@ def test_a_sweep_goes_on_past_a_failed_job_and_tells_of_all(tmp_path: Path, zygo
     assert again.err.count("first phase taken from") == 1
 
 
+def test_a_sweep_of_nothing_is_refused(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "vision.train", "scale=smoke", "seed=range(0)", "-m")
+    assert answer.code == 2
+    assert answer.err == "error: -m starts nothing: an option has no value (seed=range(0))\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_help_names_the_groups(tmp_path: Path, zygote: Zygote) -> None:
     answer = zygote.run(tmp_path, "vision.train", "--help")
     assert answer.code == 0
