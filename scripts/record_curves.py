@@ -20,7 +20,7 @@ if not __package__:
 
 from fire_core.harness.run import NUMERICS
 from tests.curves import series
-from tests.curves.cases import MODULES
+from tests.curves.cases import CASES, MODULES
 from tests.zygote import Zygote
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     for program in arguments.programs or MODULES:
         key = f"{program}, {series.environment(program)}"
         with tempfile.TemporaryDirectory() as folder:
-            curves = series.run_cases(program, Path(folder), zygote)
+            curves = series.run_cases(program, CASES[program], Path(folder), zygote)
         if (series.FOLDER / f"{program}.json").exists():
             place, recorded = series.read(program)
             changed = series.differences(program, recorded, curves, exact=place == series.environment(program))

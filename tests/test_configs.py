@@ -90,11 +90,21 @@ def test_all_experiments_are_there() -> None:
     assert len(METHODS) >= 11
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_method_in_every_experiment(experiment: str) -> None:
+def all_methods_or_some(experiments: list[str]) -> list[Any]:
+    """Each experiment with all methods in the slow tests; by default each with the paper's and every fourth other."""
+    some = [pytest.param(name, number % 4, id=f"{name}-some") for number, name in enumerate(experiments)]
+    return some + [pytest.param(name, None, id=f"{name}-all", marks=pytest.mark.slow) for name in experiments]
+
+
+def chosen(names: list[str], quarter: int | None) -> list[str]:
+    return [name for i, name in enumerate(names) if quarter is None or i % 4 == quarter or name in PAPER]
+
+
+@pytest.mark.parametrize(("experiment", "quarter"), all_methods_or_some(EXPERIMENTS))
+def test_every_method_in_every_experiment(experiment: str, quarter: int | None) -> None:
     row, dataset = experiment.removeprefix("fig2").split("_")
     model = None
-    for name in METHODS:
+    for name in chosen(METHODS, quarter):
         config = compose(f"experiment={experiment}", f"method={name}")
         assert config.dataset.name == dataset
         assert (config.epochs, config.batch_size, config.lr, config.grad_clip) == (100, 256, 1e-3, 0.5)
@@ -151,15 +161,15 @@ def program_of(experiment: str) -> str:
     return next(program for prefix, program in OTHERS.items() if experiment.startswith(prefix))
 
 
-@pytest.mark.parametrize(
-    "experiment",
-    sorted(
-        {path.stem for path in (CONF / "experiment").glob("*.yaml")}
-        | {str(name) for path in (CONF / "presets").glob("*.yaml") for name in OmegaConf.load(path)} - set(EXPERIMENTS)
-    ),
+OTHER_EXPERIMENTS = sorted(
+    {path.stem for path in (CONF / "experiment").glob("*.yaml")}
+    | {str(name) for path in (CONF / "presets").glob("*.yaml") for name in OmegaConf.load(path)} - set(EXPERIMENTS)
 )
-def test_every_method_in_every_other_experiment(experiment: str) -> None:
-    for name in ALL_METHODS if experiment != "tune_snp" else ["snp"]:
+
+
+@pytest.mark.parametrize(("experiment", "quarter"), all_methods_or_some(OTHER_EXPERIMENTS))
+def test_every_method_in_every_other_experiment(experiment: str, quarter: int | None) -> None:
+    for name in chosen(ALL_METHODS, quarter) if experiment != "tune_snp" else ["snp"]:
         config = compose(f"experiment={experiment}", f"method={name}", program=program_of(experiment))
         options: Any = OmegaConf.to_container(config.method, resolve=True)
         options.pop("boundary", None)  # the agent's own, not the method's

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,15 +51,15 @@ def series(rows: list[dict[str, Any]]) -> Series:
     return found
 
 
-def run_cases(program: str, folder: Path, zygote: Zygote) -> Curves:
-    """Run the cases of a program through its command line, each in a process of its own."""
+def run_cases(program: str, names: Iterable[str], folder: Path, zygote: Zygote) -> Curves:
+    """Run the named cases of a program through its command line, each in a process of its own."""
     curves: Curves = {}
-    for number, (case, options) in enumerate(CASES[program].items()):
+    for number, case in enumerate(names):
         place = folder / str(number)
         place.mkdir(parents=True)
         if program == "language":
             write_texts(place)
-        answer = zygote.run(place, MODULES[program], *COMMON, *options)
+        answer = zygote.run(place, MODULES[program], *COMMON, *CASES[program][case])
         assert answer.code == 0, f"{program}, {case}: {answer.err}"
         (metrics,) = (place / "runs" / program).glob("*/metrics.jsonl")
         curves[case] = series([json.loads(line) for line in metrics.read_text().splitlines()])

@@ -324,6 +324,7 @@ def test_another_trigger_at_a_resume_starts_anew_but_goes_on_counting(caplog):
     assert "the checkpoint's trigger was Every(10), now it is Plateau('loss'" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(f"ignore::{FireWarning.__module__}.{FireWarning.__name__}")
 def test_two_ranks_agree(tmp_path):
     """Losses and activations differ by rank, the trigger follows their means, and all weights stay equal."""

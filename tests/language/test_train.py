@@ -277,6 +277,7 @@ def losses(folder: Path) -> torch.Tensor:
     return torch.tensor([[r["train/loss"], r["val/loss"]] for r in rows(only_run(folder / "runs")) if "kind" not in r])
 
 
+@pytest.mark.slow
 def test_two_processes_are_one(runs, tmp_path):
     """The same global batch gives the same curve, also when both are stopped on the way and one is resumed alone."""
     options = ("method=l2init", "accumulation=4")
@@ -325,6 +326,7 @@ def test_accumulation_must_be_dealt_out(runs, tmp_path):
     assert "accumulation=3 batches cannot be dealt to 2 processes" in runs.zygote.output(tmp_path, children[0], "err")
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_others(runs, tmp_path):
     """Under torchrun; and the run resumes from its checkpoint."""
     options = ["method=base", "accumulation=2", "benchmark.iterations=[4000,40]", "checkpoint.every_seconds=0.2"]

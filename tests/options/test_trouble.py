@@ -116,7 +116,10 @@ def test_flags_may_stand_before_options(tmp_path: Path, zygote: Zygote) -> None:
     assert len(list((tmp_path / "runs/vision").iterdir())) == 2
 
 
-@pytest.mark.parametrize("options", ["batch_size=1", "benchmark=continual benchmark.chunks=1280 batch_size=2000"])
+@pytest.mark.parametrize(
+    "options",
+    ["batch_size=1", pytest.param("benchmark=continual benchmark.chunks=1280 batch_size=2000", marks=pytest.mark.slow)],
+)
 def test_one_image_works_without_batch_norm(options: str, tmp_path: Path, zygote: Zygote) -> None:
     small = (*ALIKE, "model.hidden=4", "epochs=1", "checkpoint.every_seconds=1e9")
     few = ("benchmark.tasks=2", "benchmark.samples=10") if "chunks" not in options else ("cache=off",)

@@ -81,6 +81,7 @@ def test_a_disk_that_is_full_when_the_first_phase_ends(disk: Path, tmp_path: Pat
     assert_same(only_run(tmp_path / "runs"), calm)
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = VISION.tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
     filler, answer = run_on_a_full_disk(disk, tmp_path, zygote, options)
@@ -99,6 +100,7 @@ def test_a_disk_that_stays_full(disk: Path, tmp_path: Path, zygote: Zygote, calm
     assert_same(only_run(disk / "runs"), calm)
 
 
+@pytest.mark.slow
 def test_a_disk_that_becomes_read_only(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = VISION.tiny(*LONG, OFTEN, "paths.runs=disk/runs", "cache=off")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds")
@@ -124,6 +126,7 @@ def test_read_only_output(sweep: tuple[str, ...], disk: Path, tmp_path: Path, zy
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not faults.HAS_SECCOMP, reason="needs seccomp on x86-64 Linux")
 def test_a_file_system_without_locks(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     answer = zygote.run(tmp_path, "vision.train", *VISION.tiny(*LONG), before="no_locks")
@@ -176,6 +179,7 @@ def test_out_of_memory(tmp_path: Path, zygote: Zygote) -> None:
     assert answer.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     child = zygote.start(tmp_path, "vision.train", *VISION.tiny(*LONG, OFTEN), before="jumping_clock")
     wait_for(lambda: lines(tmp_path / "runs") >= 8)
@@ -223,6 +227,7 @@ def test_wandb_mirrors_every_row(tmp_path: Path, zygote: Zygote, calm: Path) -> 
         assert run.boundaries[key].tolist() == [boundary[key]]
 
 
+@pytest.mark.slow
 def test_wandb_cannot_start(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     (tmp_path / "wandb.py").write_text("raise ImportError('libssl.so.3 is missing')")
     answer = zygote.run(tmp_path, "vision.train", *WANDB, PYTHONPATH=str(tmp_path))
@@ -231,6 +236,7 @@ def test_wandb_cannot_start(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     assert_same(only_run(tmp_path / "runs"), calm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["mirror", "service"])
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
 def test_wandb_dies_or_hangs(who: str, fault: str, tmp_path: Path, zygote: Zygote, calm: Path) -> None:

@@ -35,6 +35,7 @@ def test_many_processes_train_it_once(tmp_path: Path, zygote: Zygote, record_pro
     record_property("processes that wanted one first phase at once, and trained it once", len(METHODS))
 
 
+@pytest.mark.slow
 def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = (*LONG, "checkpoint.every_seconds=0.05")
     holder = zygote.start(tmp_path, "vision.train", *VISION.tiny(*options), before="holds")
@@ -54,6 +55,7 @@ def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygot
     assert_same(fire, calm)
 
 
+@pytest.mark.slow
 def test_another_method_takes_over_what_the_dead_holder_began(tmp_path: Path, zygote: Zygote) -> None:
     """A method's state (ReDo counts epochs) belongs to its own phases, not to the shared first one."""
     options = ("epochs=8", "checkpoint.every_seconds=0")
@@ -125,6 +127,7 @@ def test_another_seed_or_length_is_another_first_phase(tmp_path: Path, zygote: Z
     assert TAKEN in same_phase.err
 
 
+@pytest.mark.slow
 def test_an_old_checkpoint_does_not_pass_for_the_last(tmp_path: Path, zygote: Zygote) -> None:
     """The entry's last checkpoint could not be written: what is there is from the middle of the phase."""
     options = VISION.tiny("epochs=8", "checkpoint.every_seconds=0")

@@ -33,6 +33,7 @@ def run_of(folder: Path, method: str) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_in_a_sweep_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = VISION.tiny("method=full_reset,fire", LONG[1], "deterministic=false,null", "-m")
     assert zygote.run(tmp_path, "vision.train", *options).code == 0

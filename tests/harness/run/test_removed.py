@@ -13,7 +13,9 @@ from tests.programs import DQN, LANGUAGE, LONG, SAC, VISION, Program, assert_sam
 from tests.zygote import Zygote
 
 
-@pytest.mark.parametrize("part", ["", "checkpoints", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "part", [*(pytest.param(part, marks=pytest.mark.slow) for part in ("", "checkpoints")), "metrics.jsonl"]
+)
 def test_a_cache_removed_under_way_costs_time(part: str, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = VISION.tiny(*LONG, "checkpoint.every_seconds=0.05")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds", HOLD_AT="3")

@@ -25,5 +25,6 @@ def test_a_run_ends_well_though_its_log_is_on_a_full_disk(tmp_path: Path) -> Non
 
 
 @full
+@pytest.mark.slow
 def test_a_wrong_option_keeps_its_exit_code(tmp_path: Path) -> None:
     assert run("method=firee", cwd=tmp_path) == 2

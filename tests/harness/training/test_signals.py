@@ -12,7 +12,9 @@ from tests.programs import LONG, VISION, Record, assert_same, final_state, only_
 from tests.zygote import Zygote
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize(
+    "name", ["SIGTERM", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGUSR1", "SIGUSR2"))]
+)
 def test_a_signal_costs_nothing(name: str, tmp_path: Path, zygote: Zygote, calm: Path, record_property: Record) -> None:
     options = VISION.tiny(*LONG, "checkpoint.every_seconds=1000", "cache=off")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds")

@@ -281,6 +281,7 @@ def test_what_is_measured_at_the_midpoint_does_not_part_first_halves(tmp_path: P
     assert (sweep["base"] / "spectra.json").exists()
 
 
+@pytest.mark.slow
 def test_a_preempted_run_goes_on_and_a_finished_one_is_skipped(tmp_path: Path, zygote: Zygote) -> None:
     longer = SAC.tiny("method=fire", "checkpoint.every_seconds=1000", "env_steps=1000")
     assert zygote.run(tmp_path / "calm", "rl.sac", *longer).code == 0
@@ -294,6 +295,7 @@ def test_a_preempted_run_goes_on_and_a_finished_one_is_skipped(tmp_path: Path, z
     assert "is done" in zygote.run(tmp_path / "rough", "rl.sac", *longer).err
 
 
+@pytest.mark.slow
 def test_a_sweep_and_the_cache_removed_afterwards(tmp_path: Path, zygote: Zygote) -> None:
     """A table of the jobs at the end; a run that has begun its second half needs the cache no more."""
     answer = zygote.run(tmp_path, "rl.sac", *SAC.options, "method=base,snp", "seed=0,1", "-m")

@@ -152,6 +152,7 @@ def test_nothing_in_an_update_asks_the_device_for_a_number(monkeypatch: pytest.M
     update(*batch(1))
 
 
+@pytest.mark.slow
 def test_the_whole_update_can_be_compiled() -> None:
     """Traced by dynamo and autograd's compiler, but run without a code generator, which takes a minute."""
     torch.compiler.reset()
