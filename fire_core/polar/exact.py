@@ -4,8 +4,8 @@ Every route ends in singular values within 2e-6 of 1 in float32 (rounding level 
 to 1e6. Directions along small singular values are the hard part: a float32 product disturbs the polar factor by
 about 6e-8 times the condition number, so the condition number is brought down in float64 first.
 
-- square, CPU: Newton's iteration X <- (g X + X^-T / g) / 2 in float64 takes condition number k to sqrt(k) / 2; one or
-  two of these, then matmul-only minimax steps in the working precision, which are cheap.
+- square or little taller, CPU: weighted Halley steps X (a I + b X^T X) (I + c X^T X)^-1, which take condition number k
+  to about k^(1/3) / 1.6, the first in float64. Three of them settle condition 1e5, four condition 3e6.
 - tall, CPU: W (W^T W)^(-1/2) by an eigendecomposition of the small Gram matrix in float64.
 - GPU: minimax steps alone, in float64 (which data-centre GPUs multiply as fast as float32).
 - whatever does not arrive, and everything rank-deficient: QR and SVD in float64, one matrix at a time.
@@ -21,7 +21,6 @@ from fire_core.polar.steps import (
     gram,
     gram_dfi,
     iterate,
-    minimax_ladder,
     minimax_steps,
     prepare,
     take,
@@ -31,9 +30,12 @@ from fire_core.polar.steps import (
 
 CPU_CHUNK, GPU_CHUNK = 2**18, 2**26  # entries handled at once: bounds the memory beyond input and output
 SETTLED_DFI = 2e-6  # a DfI below this before the last step is below 1e-11 after it (the step squares it)
-SQUARE_COND = 4e6  # beyond: the singular value decomposition decides the rank
+TALL = 3  # rows for each column from which on eigenvectors of the Gram matrix are faster than steps on X
 TALL_COND = 1e5  # beyond: the Gram matrix has lost the small singular values, even in float64
-LONGEST = 12  # steps of a schedule, which reach condition 1e6; a bound beyond that (infinite, say) does not hang it
+LOW, LOWEST = 1e-5, 6.5e-7  # relative singular values that a first and a second try settle for certain
+WELL = 100  # a condition number of I + c X^T X that float32 can do with
+NEAR_DFI = 2e-4  # a DfI below this before the last step is below 1e-11 after it (the step cubes the errors)
+LAST: Step = (15 / 8, -10 / 8, 3 / 8)  # sends 1 to 1, with slope and curvature 0
 GPU_LOW = 1e-4  # relative singular value that the first pass on a GPU settles; smaller ones take a second
 
 
@@ -49,10 +51,13 @@ def launch(W: Tensor, out: Tensor) -> Tensor:
     fine = torch.ones(B, dtype=torch.bool, device=W.device)
     cpu = W.device.type == "cpu"
     size = max(1, (CPU_CHUNK if cpu else GPU_CHUNK) // (m * n))
-    solve = matmul_only if not cpu else _square if m == n else _tall
+    solve = matmul_only if not cpu else _halley if m < TALL * n else _tall
     for i in range(0, B, size):
-        X, fine[i : i + size] = solve(prepare(W[i : i + size]))
-        out[i : i + size] = X
+        part = prepare(W[i : i + size])
+        X, good = solve(part)
+        if cpu and not good.all():
+            X[~good], good[~good] = _halley(part[~good], LOWEST)
+        out[i : i + size], fine[i : i + size] = X, good
     return fine
 
 
@@ -95,6 +100,74 @@ def repair(W: Tensor, init: Tensor | None, seed: int) -> tuple[Tensor, int]:
     return X.to(W.dtype), rank
 
 
+def halley_weights(low: float, n: int) -> list[Step]:
+    """Weights (a, b, c) of steps x (a + b x^2) / (1 + c x^2) that take singular values from [low, 1] to nearly 1.
+
+    Each step's weights make its smallest result as large as can be, and its largest 1 (Nakatsukasa, Bai and Gygi, SIAM
+    J. Matrix Anal. Appl. 31(5), 2010). Nearly: n singular values give a DfI below `NEAR_DFI`.
+    """
+    weights = []
+    while 1 - low > (1e-4 / n) ** 0.5:
+        d = (4 * (1 - low**2) / low**4) ** (1 / 3)
+        a = (1 + d) ** 0.5 + 0.5 * (8 - 4 * d + 8 * (2 - low**2) / (low**2 * (1 + d) ** 0.5)) ** 0.5
+        b = (a - 1) ** 2 / 4
+        c = a + b - 1
+        weights.append((a, b, c))
+        low *= (a + b * low**2) / (1 + c * low**2)
+    return weights
+
+
+def _halley(W: Tensor, low: float = LOW) -> tuple[Tensor, Tensor]:
+    """Weighted Halley steps and a last polynomial one; and whether each matrix arrived, (B,).
+
+    Singular values from `low` times the largest on arrive, and none below 0.38 times that. The largest is known to 10 %
+    only; those that start above 1 come back to 1 like the others.
+    """
+    X = W.double()
+    G = gram(X)
+    top = 1.1 * _top(G, 8).sqrt()[:, None, None]
+    unit = torch.where(top > 0, top, 1)
+    steps = halley_weights(low, X.shape[-1])
+    for number, (a, b, c) in enumerate(steps, 1):
+        # with x in multiples of the unit, x (a + b x^2) / (1 + c x^2) is (b / c) x + (a - b / c) x / (1 + c x^2)
+        scale, weight = (a - b / c) / unit, c / unit.square()
+        Y = _quotient(X, G, weight, scale) if W.dtype != torch.float64 else _quotient_by_qr(X, weight, scale)
+        X = Y.add_(X.mul_(b / (c * unit)))
+        if number == len(steps) or steps[number][2] < WELL:
+            X, unit = X.to(working_dtype(W)), unit.to(working_dtype(W))
+        G, unit = gram(X), torch.ones_like(unit)
+    fine = gram_dfi(G) <= NEAR_DFI  # false for NaN
+    X = take(X, G, LAST, out=torch.empty_like(X))
+    if X.dtype == torch.float64:
+        X, _ = iterate(X, [LAST])  # errors 1e-2, 1e-6, rounding
+    return X, fine
+
+
+def _quotient(X: Tensor, G: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """scale X (I + weight G)^-1 for X (B, m, n) and its Gram matrices G, which are overwritten.
+
+    LAPACK wants what lies transposed in memory. From n = 128 on LU is faster than Cholesky, which torch follows by a
+    slow `tril`. One matrix at a time: with two threads or more, torch 2.15 (MKL) mixes up the pivots of a batch of
+    n >= 160 and returns wrong results without a word.
+    """
+    Z = G.mul_(weight / scale)
+    Z.diagonal(dim1=-2, dim2=-1).add_(1 / scale[..., 0])
+    if X.shape[-1] < 128:
+        return torch.cholesky_solve(X.mT, torch.linalg.cholesky_ex(Z.mT)[0]).mT
+    Y, info = torch.empty_like(X), torch.empty((), dtype=torch.int32)
+    for x, z, y in zip(X, Z, Y, strict=True):
+        torch.linalg.solve_ex(z.mT, x.mT, out=(y.mT, info))
+    return Y
+
+
+def _quotient_by_qr(X: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """The same to rounding level, which no Gram matrix of a large weight gives: by QR of X above the unit matrix."""
+    m, n = X.shape[-2:]
+    root = weight.sqrt()
+    Q = torch.linalg.qr(torch.cat([root * X, torch.eye(n, dtype=X.dtype).expand(len(X), n, n)], dim=1))[0]
+    return (scale / root) * (Q[:, :m] @ Q[:, m:].mT)
+
+
 def _settle(X: Tensor, steps: list[Step]) -> tuple[Tensor, Tensor]:
     """The `steps` and a last one of the paper's; and whether each matrix arrived, (B,)."""
     X, _ = iterate(X, steps)
@@ -116,97 +189,8 @@ def _top(G: Tensor, rounds: int) -> Tensor:
     for _ in range(rounds):
         v = v @ G
         size = fro(v)
-        v = v / size
+        v = v / torch.where(size > 0, size, 1)
     return size.flatten()
-
-
-def _newton(X: Tensor, inverse_t: Tensor, gamma: Tensor) -> Tensor:
-    """Newton's iteration from X and X^-T, which is overwritten."""
-    return X.mul(0.5 * gamma).add_(inverse_t.div_(2 * gamma))
-
-
-def _inverse(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Transposed inverses of X (B, n, n), and whether LU met no zero pivot, (B,).
-
-    LAPACK returns an inverse by columns, so that its transpose is what lies in order.
-
-    One matrix at a time: with two threads or more, torch 2.15 (MKL) mixes up the pivots of a batch of n >= 160
-    and returns wrong inverses without a word.
-    """
-    inverse_t, infos = torch.empty_like(X), []
-    for b, matrix in enumerate(X):
-        inverse, info = torch.linalg.inv_ex(matrix)
-        inverse_t[b] = inverse.mT
-        infos.append(info)
-    return inverse_t, torch.stack(infos) == 0
-
-
-def _square(W: Tensor) -> tuple[Tensor, Tensor]:
-    X = W.double()
-    inverse_t, fine = _inverse(X)
-    v = W[:, :1]
-    for _ in range(2):  # sigma_max, roughly: a bad guess costs steps, not accuracy
-        v = (v / fro(v)) @ W.mT @ W
-    top, bottom = fro(v).sqrt().double(), fro(inverse_t)  # ||X^-1||_F is 1 / sigma_min or a little more
-    fine &= (1.25 * top * bottom < SQUARE_COND).flatten()  # false for NaN
-    if not fine.all():
-        eye = torch.eye(X.shape[-1], dtype=X.dtype)
-        X[~fine], inverse_t[~fine], top[~fine], bottom[~fine] = eye, eye, 1.0, 1.0
-    X = _newton(X, inverse_t, (bottom / top).sqrt())
-    del inverse_t
-    Y, high, G = _condition(X, working_dtype(W))
-    hard = high > 200
-    if hard.any():  # a second Newton iteration takes condition 500 to 11
-        Z = X[hard]
-        Z = _newton(Z, _inverse(Z)[0], high[hard].rsqrt()[:, None, None])
-        Y[hard], high[hard], G[hard] = _condition(Z, working_dtype(W))
-    del X
-    X, settled = _settle(_shrink(Y, G, high), [])
-    return X, fine & settled
-
-
-def _shrink(Y: Tensor, G: Tensor, high: Tensor) -> Tensor:
-    """Minimax steps that take all singular values from [1, high] to nearly 1.
-
-    The worst matrix of a batch sets the schedule, and the others join it at the step that they need: few do need the
-    first ones, in which the batch would otherwise wait for its outliers.
-
-    Args:
-        Y: (B, n, n); overwritten.
-        G: its Gram matrices.
-        high: (B,) bounds.
-    """
-    needed = 1 / high.float()
-    ladder = minimax_ladder(1)
-    while ladder[0][1] > float(needed.min()) and len(ladder) < LONGEST:
-        ladder = minimax_ladder(len(ladder) + 1)
-    lows = torch.tensor([low for _, low in ladder])
-    first = (lows[None] <= needed[:, None]).sum(1).clamp_min(1) - 1  # the step at which each joins
-    first, order = first.sort(stable=True)
-    Y, G = Y[order], G[order]
-    X, Z, active = torch.empty_like(Y), torch.empty_like(Y), 0
-    for number, (step, low) in enumerate(ladder):
-        if active:
-            take(X[:active], gram(X[:active]), step, out=Z[:active])
-        joined = active + int((first == number).sum())
-        if joined > active:
-            a, b, c = step
-            take(Y[active:joined], G[active:joined], (a * low, b * low**3, c * low**5), out=Z[active:joined])
-        X, Z, active = Z, X, joined
-    out = torch.empty_like(X)
-    out[order] = X
-    return out
-
-
-def _condition(X: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """A Newton iterate in `dtype`, a bound on its condition number, and its Gram matrix.
-
-    All its singular values are >= 1, so the largest is the condition number. Power iteration is up to 11 % low on
-    dense spectra.
-    """
-    X = X.to(dtype)
-    G = gram(X)
-    return X, 1.25 * _top(G, 8).sqrt(), G
 
 
 def _tall(W: Tensor) -> tuple[Tensor, Tensor]:

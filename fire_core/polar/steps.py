@@ -33,23 +33,6 @@ def minimax_steps(low: float) -> list[Step]:
 
 
 @cache
-def minimax_ladder(length: int) -> list[tuple[Step, float]]:
-    """The `length` steps that reach SETTLED from furthest below, each with the lower bound that it starts from.
-
-    All ladders end alike: whoever lies above a rung's bound may join there.
-    """
-    if length == 0:
-        return []
-    rest = minimax_ladder(length - 1)
-    target = rest[0][1] if rest else SETTLED
-    below, above = target / 8, target  # a step takes tiny values up four- to fivefold
-    for _ in range(24):
-        middle = (below * above) ** 0.5
-        below, above = (below, middle) if _minimax_quintic.__wrapped__(middle)[1] >= target else (middle, above)
-    return [(_minimax_quintic(above)[0], above), *rest]
-
-
-@cache
 def _minimax_quintic(low: float) -> tuple[Step, float]:
     """The odd quintic p closest to 1 on [low, 1], divided by its maximum there; and its new lower bound.
 

@@ -131,7 +131,10 @@ def stack(pairs: list[tuple[Entry, Tensor]]) -> Tensor:
     device, dtype = pairs[0][0].parameter.device, working_dtype(pairs[0][0].parameter)
     views = [entry.view(distributed.full(weight)).to(device, dtype) for entry, weight in pairs]
     flat = [view.reshape(entry.count, *entry.shape) for view, (entry, _) in zip(views, pairs, strict=True)]
-    return flat[0] if len(flat) == 1 else torch.cat(flat)
+    if len(flat) > 1:
+        return torch.cat(flat)
+    # Kernel positions lie apart: each pass over one of them would read the lines of memory that hold all of them.
+    return flat[0] if 1 in flat[0].stride()[1:] else flat[0].contiguous()
 
 
 def _solve(works: list[Work], how: Solve) -> list[tuple[Tensor, PolarReport]]:
