@@ -70,7 +70,7 @@ def test_the_gpu_route_knows_when_it_has_not_arrived():
 
 
 def test_a_batch_on_several_threads_is_right():
-    """torch 2.15 inverts batches wrongly on two threads from n = 160; one matrix at a time is right."""
+    """torch 2.15 solves batches wrongly on two threads from n = 160; one matrix at a time is right."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -206,6 +206,36 @@ def test_zero_and_dead_rows():
     assert torch.equal(newton_schulz(W)[0], torch.zeros(16, 24))
 
 
+@pytest.mark.parametrize("n", [24, 64])
+@pytest.mark.parametrize(("smallest", "missing"), [(1e-8, 1), (2e-7, 1), (6e-7, 0)])
+def test_the_rank_counts_singular_values_above_the_threshold(n, smallest, missing):
+    """No route may take a singular value below 2.4e-7 of the largest to 1 as if it were one."""
+    s = torch.ones(n, dtype=torch.float64)
+    s[-1] = smallest
+    W = with_spectrum(n, n, s)
+    assert (torch.linalg.svdvals(W.double()) > 2.4e-7).sum() == n - missing
+    assert int(polar(W)[1].rank) == n - missing
+
+
+def test_float64_is_exact_to_rounding():
+    """Against the factors that the matrix was made of."""
+    U, V = (torch.linalg.qr(gaussian(40, 40, seed=seed))[0] for seed in (0, 1))
+    for condition in (10.0, 1e3, 9e4):
+        W = (U * torch.logspace(0, -math.log10(condition), 40, dtype=torch.float64)) @ V.T
+        assert torch.linalg.matrix_norm(polar_factor(W) - U @ V.T) < 1e-14 * condition
+
+
+@pytest.mark.parametrize("low", [1e-5, 1e-3, 0.3])
+def test_halley_steps_take_an_interval_to_one(low):
+    x = torch.logspace(math.log10(low), 0, 10_000, dtype=torch.float64)
+    steps = exact.halley_weights(low, n=512)
+    for a, b, c in steps:
+        x = x * (a + b * x**2) / (1 + c * x**2)
+        assert x.max() <= 1 + 1e-12
+    assert x.min() > 1 - 5e-4
+    assert len(steps) <= 3
+
+
 def test_rank_300_of_512():
     W = (gaussian(512, 300) @ gaussian(300, 512, seed=1)).float()
     X, report = polar(W)
@@ -275,8 +305,8 @@ def test_one_synchronisation_for_a_model():
     assert len(seen) == 1
 
 
-def test_matrices_of_one_batch_join_the_schedule_where_they_need_it():
-    """None is left to the repair by SVD, which would hide a wrong schedule behind its time."""
+def test_one_batch_holds_condition_numbers_up_to_two_million():
+    """None is left to the repair by SVD, which would hide wrong steps behind its time."""
     generator = torch.Generator().manual_seed(0)
     W = torch.stack([with_condition(48, c, generator) for c in (1.0, 3.0, 30.0, 1e3, 1e5, 2e6, 10.0)])
     out = torch.empty_like(W)
