@@ -175,7 +175,8 @@ def _quotient_by_qr(X: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     m, n = X.shape[-2:]
     root = weight.sqrt()
     Q = torch.linalg.qr(torch.cat([root * X, torch.eye(n, dtype=X.dtype).expand(len(X), n, n)], dim=1))[0]
-    return (scale / root) * (Q[:, :m] @ Q[:, m:].mT)
+    quotient: Tensor = (scale / root) * (Q[:, :m] @ Q[:, m:].mT)
+    return quotient
 
 
 def _settle(X: Tensor, steps: list[Step]) -> tuple[Tensor, Tensor]:
