@@ -193,7 +193,10 @@ def check_humanoid_bench(task: str) -> None:
 
 def make_humanoid_bench(task: str, render: bool, options: dict[str, Any]) -> Any:
     importlib.import_module("humanoid_bench")
-    return make_gymnasium(task, render, options)
+    env = make_gymnasium(task, render, options)
+    inner = env.unwrapped
+    inner.render = lambda: inner.mujoco_renderer.render("rgb_array")  # its own is for gymnasium 0.29
+    return env
 
 
 SUITES = {

@@ -1,5 +1,6 @@
 """What `rl.watch` shows of a SAC agent."""
 
+import contextlib
 import os
 import warnings
 from typing import Any
@@ -45,17 +46,17 @@ def play(trained: DictConfig, state: dict[str, Any], options: DictConfig) -> tup
     control: Control = build("env", trained.env)
     actor, statistics = load_policy(trained, state, device)
     worker = Worker(control, options.seed, render=True)
-    pictures, returns = [picture(worker.env)], list[float]()
-    for _ in range(options.steps):
-        x = torch.from_numpy(worker.observation).to(device)[None]
-        mean, _ = actor(normalised(x, statistics.tensors(device)))
-        stepped = worker.step(torch.tanh(mean)[0].cpu().numpy())
-        pictures.append(picture(worker.env))
-        if stepped.ended is not None:
-            returns.append(stepped.ended[0])
-            if len(returns) >= options.episodes:
-                break
-    worker.env.close()
+    with contextlib.closing(worker.env):
+        pictures, returns = [picture(worker.env)], list[float]()
+        for _ in range(options.steps):
+            x = torch.from_numpy(worker.observation).to(device)[None]
+            mean, _ = actor(normalised(x, statistics.tensors(device)))
+            stepped = worker.step(torch.tanh(mean)[0].cpu().numpy())
+            pictures.append(picture(worker.env))
+            if stepped.ended is not None:
+                returns.append(stepped.ended[0])
+                if len(returns) >= options.episodes:
+                    break
     return pictures, returns
 
 
