@@ -18,6 +18,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from analysis import formats, plotting, style
 from analysis.estimates import band
@@ -44,6 +45,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
+    style.use()
     try:
         if args.runs:
             sources = {"runs": args.runs, "no_cache": True, "include_unfinished": False, "classes": "seen"}
@@ -148,8 +150,9 @@ def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame) -> Figure
     left.set_xlabel(style.AXES["task"])
     loss = name.removeprefix(VARIANTS) in LOSSES
     left.set_ylabel("Squared error of a task" if loss else "Accuracy at the end of a task")
-    left.set_ylim(0, None if loss else 1)
-    left.legend(loc="best", fontsize=6)
+    left.set_ylim(0, None if loss else 1.02)
+    left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    left.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), ncols=3, fontsize=6)
     means = list(found["all tasks"])
     for row, (method, estimate) in enumerate(zip(order, means, strict=True)):
         colour = palette.line(method.partition(" (")[0])["color"]
@@ -157,12 +160,12 @@ def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame) -> Figure
         right.plot(estimate.mean, row, "o", color=colour, markersize=3)
     right.set_yticks(range(len(order)), [label(method) for method in order])
     right.invert_yaxis()
-    right.set_xlim(0, None if loss else 1)
+    right.set_xlim(0, None if loss else 1.02)
     right.set_xlabel("Mean over tasks, 95 % interval over seeds")
     stream = style.name(name.removeprefix(VARIANTS).rpartition("_")[0])
     text = f"{stream}, {frame['seed'].nunique()} seeds; left: references and the best others, band: standard error"
     figure.suptitle(text, x=0.01, ha="left", fontsize=7)
-    figure.tight_layout(rect=(0, 0, 1, 0.98))
+    figure.tight_layout()
     return figure
 
 

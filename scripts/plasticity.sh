@@ -39,28 +39,20 @@ train() { # stream, methods: those that are no chains in one sweep
 }
 
 variants() { # each changes one thing in FIRE as it is by default; all at the stream's default rate, nothing tuned
-    local where=(experiment=plasticity_random_labels "${seeds[@]}" "${small[@]}" "paths.runs=$runs/variants") one
+    local where=(experiment=plasticity_random_labels "${seeds[@]}" "${small[@]}" "paths.runs=$runs/variants") name options
     python -m vision.train "${where[@]}" method=base,full_reset,fire,fire_exact -m
     while read -r name options; do
         # shellcheck disable=SC2086  # several options
-        python -m vision.train "${where[@]}" method=fire "method.name=$name" $options
+        python -m vision.train "${where[@]}" method=fire "method.name=$name" $options -m < /dev/null
     done << 'END'
 optimizer_kept method._target_=scripts.ingredients.KeepsOptimizer
 only_optimizer_reset method._target_=scripts.ingredients.ResetsOptimizer
 only_norm method._target_=scripts.ingredients.Rescales
 random_isometry method._target_=scripts.ingredients.RandomIsometry
-steps_1 method.iterations=1
-steps_2 method.iterations=2
-steps_5 method.iterations=5
-steps_20 method.iterations=20
+blend_${method.blend} method.blend=0.0,0.25,0.5,0.75
+steps_${method.iterations} method.iterations=1,2,5,20
 norm_init_spectral method.norm_init=spectral
-scale_orthogonal method.scale=orthogonal
-scale_match_init method.scale=match_init
-scale_keep_norm method.scale=keep_norm
-blend_0 method.blend=0.0
-blend_0.25 method.blend=0.25
-blend_0.5 method.blend=0.5
-blend_0.75 method.blend=0.75
+scale_${method.scale} method.scale=orthogonal,match_init,keep_norm
 first_layer method.layout={backbone.fc0:project}
 second_layer method.layout={backbone.fc1:project}
 head method.layout={head:project}
