@@ -168,5 +168,5 @@ def test_damage_costs_time_alone(made: Made, kind: Any, tmp_path: Path, data: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_much_damage_costs_time_alone(made: Made, kind: Any, tmp_path: Path, data: Path) -> None:
-    for seed in range(1, 16 if made[0] == "vision" else 5):
+    for seed in range(1, 8 if made[0] == "vision" else 4):
         start_again(made, kind, seed, tmp_path / str(seed), data)

@@ -10,7 +10,7 @@ import pytest
 from tests.kills import STORMS
 from tests.programs import Record
 
-KILLS = 20
+KILLS = 12
 
 
 @pytest.mark.slow
