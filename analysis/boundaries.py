@@ -1,9 +1,11 @@
-"""Rows of a run's log apart from rows about its boundaries, however the run wrote them.
+"""Rows of a run's log apart from rows about where a method acted, however the run wrote them.
 
-Runs log a row {"kind": "boundary"} at the step of the row before it. In a table such a row has 1 in the column
-`boundary`, as tables hold numbers alone. Earlier runs put the boundary's numbers into the first row of the phase that
-begins there; `split` takes them out.
+Runs log a row {"kind": "boundary"} at the step of the row before it, and {"kind": "firing"} where a trigger fired. In a
+table such a row has 1 or 2 in the column `boundary`, as tables hold numbers alone. Earlier runs put the boundary's
+numbers into the first row of the phase that begins there; `split` takes them out.
 """
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,18 +13,39 @@ import pandas as pd
 from analysis.arrays import Bools
 
 FLAG = "boundary"
+FIRING = "firing"  # a column of boundaries: 1 where a trigger fired, 0 at the boundary of a phase
+KINDS = {"boundary": 1.0, "firing": 2.0}
 PREFIX = "boundary/"
 
 
 def flag(row: dict[str, object]) -> dict[str, object]:
     """A row of metrics.jsonl with the column `boundary` instead of its kind."""
-    return {**{k: v for k, v in row.items() if k != "kind"}, FLAG: 1.0} if row.get("kind") == "boundary" else row
+    kind = KINDS.get(str(row.get("kind")))
+    return row if kind is None else {**{k: v for k, v in row.items() if k != "kind"}, FLAG: kind}
+
+
+def place(row: dict[str, Any]) -> tuple[float, float]:
+    """Where a row stands among others: by step, and at one step what was measured before what a method did then."""
+    return row["step"], KINDS.get(str(row.get("kind")), 0.0)
+
+
+def trigger_of(config: dict[str, Any]) -> str:
+    """When the method acts: the trigger's name with its options; earlier runs have none, and act at boundaries."""
+    node = config.get("trigger")
+    if not isinstance(node, dict):
+        return "boundary"
+    options = (f"{key}={value}" for key, value in node.items() if key not in ("_target_", "name") and value is not None)
+    return " ".join([str(node.get("name")), *options])
 
 
 def split(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A run's table as (history, boundaries), each with the columns that it has numbers in."""
     if FLAG in table:
-        here = table[FLAG].to_numpy() == 1
+        flags = table[FLAG].to_numpy()
+        here = np.isin(flags, [*KINDS.values()])
+        if (flags == KINDS[FIRING]).any():
+            table = table.assign(**{FIRING: flags == KINDS[FIRING]})
+            return _part(table.drop(columns=FIRING), ~here), _part(table.drop(columns=FLAG), here)
         return _part(table, ~here), _part(table.drop(columns=FLAG), here)
     columns = [name for name in table if str(name).startswith(PREFIX)]
     if not columns:
@@ -41,7 +64,9 @@ def join(history: pd.DataFrame, boundaries: pd.DataFrame) -> pd.DataFrame:
     """The table that `split` takes apart, with the column `boundary` if there is any."""
     if not len(boundaries):
         return history
-    both = pd.concat([history, boundaries.assign(**{FLAG: 1.0})], ignore_index=True)
+    kinds = 1.0 + (boundaries[FIRING].astype(float) if FIRING in boundaries else 0.0)
+    acted = boundaries.drop(columns=FIRING, errors="ignore").assign(**{FLAG: kinds})
+    both = pd.concat([history, acted], ignore_index=True)
     return both.sort_values(["step", FLAG], kind="stable", na_position="first", ignore_index=True)
 
 

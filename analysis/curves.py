@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.arrays import Bools, Floats, Ints
+from analysis.boundaries import FIRING
 from analysis.estimates import band
 from analysis.runs import Group, Run
 
@@ -88,6 +89,17 @@ def interpolate(grid: Floats, points: Floats) -> Floats:
         here, ours = grid[:, 0] == phase, points[points[:, 0] == phase]
         out[here] = np.interp(grid[here, 1], ours[:, 1], ours[:, 2], left=np.nan, right=np.nan)
     return out
+
+
+def firings(run: Run) -> Floats:
+    """Where a trigger fired, on the horizontal axis."""
+    acted = run.boundaries
+    if FIRING not in acted:
+        return np.empty(0)
+    known = run.history.dropna(subset=[run.x])
+    steps, x = ([0.0, *known[key]] for key in ("step", run.x))
+    where: Floats = np.interp(acted.loc[acted[FIRING] == 1, "step"], steps, x)
+    return where
 
 
 def boundaries(runs: list[Run]) -> list[float]:

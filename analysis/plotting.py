@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from analysis import style
-from analysis.curves import Curve, boundaries, curve
+from analysis.curves import Curve, boundaries, curve, firings
 from analysis.runs import Group, Setting
 
 FORMATS = ("png", "pdf", "svg")
@@ -28,7 +28,7 @@ def draw(
     words: tuple[str, str] | None = None,
     last_phase: bool = False,
 ) -> list[tuple[Group, Curve]]:
-    """Draws every method of a setting: mean line, band over seeds, phase boundaries.
+    """Draws every method of a setting: mean line, band over seeds, phase boundaries, firings of the first seed.
 
     Args:
         axes: to draw on.
@@ -55,6 +55,11 @@ def draw(
         drawn.append((group, c))
     if not last_phase:
         mark_boundaries(axes, boundaries([run for group in setting.groups for run in group.runs]), words)
+        for row, group in enumerate(with_firings(setting)):
+            x = firings(group.runs[0])
+            look = palette.line(group.method, group.rank)
+            height = np.full(len(x), 0.015 + 0.03 * row)  # of the axes: a line of ticks for each
+            axes.plot(x, height, "|", color=look["color"], markersize=4, transform=axes.get_xaxis_transform())
     limits(axes, drawn)
     axes.set_xlabel(style.AXES[setting.x_unit])
     axes.set_ylabel(setting.y_label)
@@ -63,6 +68,18 @@ def draw(
     if axes.get_xlim()[1] >= 1e4:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return drawn
+
+
+def with_firings(setting: Setting) -> list[Group]:
+    """The groups whose first seed's trigger fired."""
+    return [group for group in setting.groups if len(firings(group.runs[0]))]
+
+
+def marks(setting: Setting) -> str:
+    """What the marks of `draw` are, for a caption."""
+    lines = "Vertical line: phase boundary." if has_boundary(setting) else ""
+    ticks = "Ticks below: where the trigger of the first seed fired." if with_firings(setting) else ""
+    return f"{lines} {ticks}".strip()
 
 
 def mark_boundaries(axes: Axes, where: list[float], words: tuple[str, str] | None) -> None:
@@ -222,7 +239,7 @@ def setting_figure(setting: Setting, palette: style.Palette, band: str = "sem", 
         enlarge(axes, labelled, drawn, boundaries([run for group in setting.groups for run in group.runs])[-1])
     label_ends(labelled, drawn, palette, n=len({len(group.runs) for group in setting.groups}) > 1)
     axes.set_title(title(setting, chars - 16), pad=14 if has_boundary(setting) else 6)
-    below = caption(setting.groups, band, "Vertical line: phase boundary." if has_boundary(setting) else "")
+    below = caption(setting.groups, band, marks(setting))
     if close_up:
         below += " Right: the frame on the left, enlarged."
     axes.annotate(

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import streams
-from analysis.boundaries import split
+from analysis.boundaries import split, trigger_of
 from analysis.differences import by_number, differences
 
 ALL_CLASSES = "test/accuracy_all"  # of a class-incremental run; `test/accuracy` is on the classes seen so far
@@ -70,7 +70,7 @@ class Run:
         finished: whether it reached its end.
         environment: versions, commit, hardware.
         boundaries: one row for each boundary at which a method acted; holds `step` (of the row before it) and `phase`
-            (that begins there).
+            (that begins there). Also one for each firing of a trigger, with 1 in the column `firing`.
         identity: what the run is, from its identity.json; None: made from the config.
         main: the metric to show; None: the first of METRICS that it has.
     """
@@ -130,15 +130,17 @@ class Run:
     def setting(self) -> str:
         """Everything but method and seed, as text that is equal when the settings are."""
         what = from_config(self.config) if self.identity is None else self.identity
-        rest = {k: v for k, v in what.items() if k not in ("method", "boundary", "seed")}
+        rest = {k: v for k, v in what.items() if k not in ("method", "boundary", "trigger", "seed")}
         return json.dumps([self.metric, rest], sort_keys=True, default=str)
 
     @cached_property
     def variant(self) -> str:
-        """The method with its hyperparameters, and what restarts beside it (`boundary`), as comparable text."""
+        """The method with its hyperparameters, when it acts and what restarts beside it, as comparable text."""
         method, boundary = self.config.get("method"), self.config.get("boundary")
         if isinstance(method, dict) and isinstance(boundary, dict):
             method = {**method, "boundary": boundary}
+        if isinstance(method, dict) and (when := trigger_of(self.config)) != "boundary":
+            method = {**method, "trigger": when}
         return json.dumps(method, sort_keys=True, default=str)
 
     @property

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fire_core.harness.options.build import build
 from fire_core.harness.training import seeding
+from fire_core.harness.training.firing import load_trigger, trigger_state
 from fire_core.harness.training.loop import Progress
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Net
@@ -51,6 +52,7 @@ class Learner(Progress):
             method_meter=Meter(task.device),
             phase=task.first_phase,
             forward=forward,
+            trigger=copy.deepcopy(task.trigger),
             loss_sum=torch.zeros((), device=task.device),
         )
 
@@ -79,6 +81,7 @@ class Learner(Progress):
             "method": self.method.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "rng": seeding.rng_state(),
+            "trigger": trigger_state(self.trigger),
             **{key: getattr(self, key) for key in self.PLAIN},
         }
 
@@ -92,6 +95,7 @@ class Learner(Progress):
             self.method.load_state_dict(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
         seeding.set_rng_state(state["rng"])
+        load_trigger(self.trigger, state.get("trigger"))
         for key in self.PLAIN:
             setattr(self, key, state[key])
         if task.group.rank > 0:

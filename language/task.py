@@ -16,17 +16,22 @@ from fire_core.harness.options.config import Trunk, autocast, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.memory import check_network_fits
 from fire_core.harness.options.tables import register
+from fire_core.harness.options.trigger import build_trigger, check_trigger
 from fire_core.harness.run.identity import identity, without
 from fire_core.harness.run.schema import check_weights
 from fire_core.harness.training import seeding
+from fire_core.harness.training.firing import check_trigger_state
 from fire_core.methods import Method, Net
 from fire_core.ranges import Positive, Share, Width, one_of, within
+from fire_core.triggers import Plateau, Trigger
 from language.benchmark import ContinualPretraining, Phase
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
 from language.prepare import load
 from language.process_group import ProcessGroup
 from language.tokenizers import get_tokenizer
+
+METRICS = ("loss",)  # of each step, for triggers
 
 
 @dataclass
@@ -80,6 +85,7 @@ class Task:
     methods_from_phase: int
     model: GPT  # at its initial weights, on the CPU; it and the method are never trained: learners take copies
     method: Method
+    trigger: Trigger | None  # never asked either
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
@@ -122,7 +128,7 @@ class Task:
             {name: evenly_spaced(file, block, config.eval_sequences) for name, (file, _) in phase.val.items()}
             for phase in phases
         ]
-        return cls(
+        task = cls(
             config,
             group,
             corpora,
@@ -133,7 +139,32 @@ class Task:
             benchmark.methods_from_phase,
             model,
             method,
+            build_trigger(config.trigger),
         )
+        task.check_trigger()
+        return task
+
+    def check_trigger(self) -> None:
+        """Refuse a trigger that cannot work in this run.
+
+        Raises:
+            ConfigError: with the reason.
+        """
+        name = self.config.trigger.name
+        check_trigger(
+            self.config.trigger,
+            self.trigger,
+            self.method,
+            Net({"model": self.model}, {}),
+            name=self.config.method.name,
+            metrics=METRICS,
+            after=self.steps_before_trigger,
+            total_steps=self.total_steps,
+        )
+        if self.trigger is not None and self.sharded:
+            raise ConfigError(f"trigger={name} acts within phases, on whole weights: it needs parallel=ddp")
+        if isinstance(self.trigger, Plateau) and self.group.size > 1:
+            raise ConfigError(f"trigger={name} adds up losses, of which each process has its own: use one process")
 
     @property
     def device(self) -> torch.device:
@@ -164,9 +195,19 @@ class Task:
         """Whether the method shapes what happens within `phase`."""
         return self.method.acts_within_phases and phase >= self.methods_from_phase
 
+    def asks_in(self, phase: int) -> bool:
+        """Whether the trigger is asked within `phase`."""
+        return self.trigger is not None and phase >= self.methods_from_phase
+
+    @property
+    def steps_before_trigger(self) -> int:
+        """Optimizer steps before the first that a trigger is asked about."""
+        return sum(phase.length.steps for phase in self.phases[self.first_phase : self.methods_from_phase])
+
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise a ValueError for a state whose network is another one."""
         check_weights(state, self.model, "init", *(() if self.method.overrides("reshape") else ("model",)))
+        check_trigger_state(self.trigger, state, self.asks_in(state["phase"]), state["step"])
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers: its options, and the tokens themselves rather than where they lie."""
@@ -179,14 +220,14 @@ class Task:
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of it that shapes phase 0, which is shared: neither the method nor anything of phase 1."""
-        if self.first_phase > 0 or self.method_acts_in(0):
+        if self.first_phase > 0 or self.method_acts_in(0) or self.asks_in(0):
             return None
         what = self.identity()
         benchmark = without(what["benchmark"], ("start",))
         for key in ("passes", "ratio", "iterations"):
             benchmark[key] = benchmark[key] and benchmark[key][:1]
         parts = {"dataset": what["dataset"]["first"], "tokens": what["tokens"]["first"]}
-        return {**without(what, ("method",)), "benchmark": benchmark, **parts}
+        return {**without(what, ("method", "trigger")), "benchmark": benchmark, **parts}
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """bfloat16 where it is asked for."""

@@ -18,14 +18,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fire_core.harness.options.cli import CONF, run_program
+from fire_core.harness.options.trigger import acts_at_boundaries
 from fire_core.harness.run.checkpoint import DamagedStateError, loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
+from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.loop import Loop
 from fire_core.harness.training.measure import check_finite
 from fire_core.methods import Context
+from fire_core.triggers import Firing
 from fire_core.weights.distributed import full, local
 from fire_core.weights.optimizer_state import parts_of, set_rate_factor
 from language.learner import Learner, new_optimizer
@@ -33,7 +36,7 @@ from language.process_group import leave
 from language.schedule import learning_rate
 from language.sharded import gathered
 from language.speed import Pace
-from language.task import Task, batch_at
+from language.task import METRICS, Task, batch_at
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="language")
@@ -76,6 +79,8 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
             learner.load_state_dict(task, state)
     title = f"{config.method.name} from {task.start} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
+    probe = functools.partial(pass_probe, task, learner) if config.compile else None
+    start(learner, metrics=METRICS, total_steps=task.total_steps, after=task.steps_before_trigger, probe=probe)
     pace = Pace(learner.model, task.tokens_per_step, task.device, config.precision, group.size)
     shown = config.progress and group.rank == 0
     with Loop(learner, run, task.total_steps, title, shown, group.maximum) as loop:
@@ -88,7 +93,7 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 while learner.phase_step < phase.length.steps:
                     set_rate_factor(learner.optimizer, rate_factor(task, learner))
-                    train_step(task, learner, acts)
+                    loss = train_step(task, learner, acts)
                     learner.phase_step += 1
                     learner.step += 1
                     pace.steps += 1
@@ -112,6 +117,8 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
                             mfu=f"{learner.row['mfu']:.0%}",
                         )
                         pace.restart()
+                    if task.asks_in(index) and (firing := ask(learner, learner.step, loss=loss)):
+                        act(task, learner, run, firing=firing)
                     if index == 0:
                         keep_weights(task, learner)
                     loop.end_step(write_checkpoint, ended)
@@ -153,18 +160,37 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
                     parameter.copy_(kept["weights"][name])
         learner.kept = {}
         learner.phase, learner.phase_step = index, 0
-        act_at_boundary(
-            learner,
-            make_context(task, learner),
-            name=config.method.name,
-            device=task.device,
-            run=run,
-            measure=functools.partial(measure, task, learner),
-            afterwards=None if task.sharded else lambda: task.group.broadcast_(list(learner.model.parameters())),
-            also={"start_iteration": started_from},
-        )
+        if acts_at_boundaries(config.trigger):
+            act(task, learner, run, {"start_iteration": started_from})
     learner.optimizer = new_optimizer(task, learner, index)
     learner.clear_sums()
+
+
+def act(
+    task: Task,
+    learner: Learner,
+    run: Run | None,
+    also: dict[str, float] | None = None,
+    firing: Firing | None = None,
+) -> None:
+    """Let the method act before the phase that begins, or where the trigger fired, and measure what it did.
+
+    Where a trigger fired the optimizer stays, with what the method leaves of its state.
+    """
+    context = make_context(task, learner)
+    if firing is not None:
+        context.generator = seeding.generator(task.config.seed, "firing", learner.step)
+    act_at_boundary(
+        learner,
+        context,
+        name=task.config.method.name,
+        device=task.device,
+        run=run,
+        measure=functools.partial(measure, task, learner),
+        afterwards=None if task.sharded else lambda: task.group.broadcast_(list(learner.model.parameters())),
+        also=also,
+        firing=firing,
+    )
 
 
 def measure(task: Task, learner: Learner) -> dict[str, float]:
@@ -172,8 +198,17 @@ def measure(task: Task, learner: Learner) -> dict[str, float]:
     return {"val_loss": evaluate(task, learner)["val/loss"]}
 
 
-def train_step(task: Task, learner: Learner, acts: bool) -> None:
-    """One optimizer step; `acts`: with the method's penalty and its hook after the step."""
+def pass_probe(task: Task, learner: Learner) -> None:
+    """Pass a fixed batch of the phase through the network, for a trigger that looks at activations."""
+    learner.model(*batch_at(task, learner.phase, 0, 0))
+
+
+def train_step(task: Task, learner: Learner, acts: bool) -> Tensor | None:
+    """One optimizer step; `acts`: with the method's penalty and its hook after the step.
+
+    Returns:
+        The loss of this process's last batch, on the device; None if the step was skipped.
+    """
     config, optimizer, forward = task.config, learner.optimizer, learner.forward
     assert optimizer is not None
     optimizer.zero_grad(set_to_none=True)
@@ -197,12 +232,14 @@ def train_step(task: Task, learner: Learner, acts: bool) -> None:
     checks = task.device.type == "cpu" or config.on_nan == "skip"  # on a GPU, reading each norm would make it wait
     if checks and not torch.isfinite(norm):
         if config.on_nan == "skip":
-            return
+            return None
         check_finite(learner.step, norm)
     optimizer.step()
     if acts:
         with learner.method_meter:
             learner.method.after_step(learner.net, make_context(task, learner, loss.detach()))
+    detached: Tensor = loss.detach()
+    return detached
 
 
 @torch.no_grad()

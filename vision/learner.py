@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fire_core.harness.options.build import build
 from fire_core.harness.training import seeding
+from fire_core.harness.training.firing import load_trigger, trigger_state
 from fire_core.harness.training.loop import Progress
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Net
@@ -37,6 +38,7 @@ class Learner(Progress):
             method=copy.deepcopy(task.method),
             method_meter=Meter(task.device),
             forward=model,
+            trigger=copy.deepcopy(task.trigger),
             loss_sum=torch.zeros((), device=task.device),
             correct=torch.zeros((), device=task.device),
         )
@@ -59,6 +61,7 @@ class Learner(Progress):
             "method": self.method.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "rng": seeding.rng_state(),
+            "trigger": trigger_state(self.trigger),
             **{key: getattr(self, key) for key in self.PLAIN},
         }
 
@@ -71,6 +74,7 @@ class Learner(Progress):
             self.method.load_state_dict(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
         seeding.set_rng_state(state["rng"])
+        load_trigger(self.trigger, state.get("trigger"))
         for key in self.PLAIN:
             setattr(self, key, state[key])
 

@@ -37,9 +37,15 @@ def measure(task: Task, learner: Learner) -> dict[str, float]:
     images, labels = task.probe(learner.phase, PROBE)
     numbers = plasticity(learner.net, lambda: task.loss(learner.model(images), labels), task.config.metrics)
     numbers |= {key.replace("/", "_"): value for key, value in evaluate(task, learner).items()}
-    if task.benchmark.new_tasks and task.classifies:
+    if task.benchmark.new_tasks and task.classifies and learner.phase > 0:
         numbers["previous_accuracy"] = accuracy_on(task, learner, learner.phase - 1)
     return numbers
+
+
+def pass_probe(task: Task, learner: Learner) -> None:
+    """Pass the first training images of the phase through the network, for a trigger that looks at activations."""
+    first = on_device(task.phases[learner.phase].train[:PROBE], task.device)
+    learner.model(task.train_batch(learner.phase, first)[0])
 
 
 def batches(task: Task, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:

@@ -18,14 +18,19 @@ from fire_core.harness.options.config import Trunk, autocast, resolve_device, se
 from fire_core.harness.options.errors import ConfigError, one_line
 from fire_core.harness.options.memory import check_network_fits
 from fire_core.harness.options.tables import register
+from fire_core.harness.options.trigger import build_trigger, check_trigger
 from fire_core.harness.run.identity import identity, without
 from fire_core.harness.run.schema import check_weights
 from fire_core.harness.training import seeding
+from fire_core.harness.training.firing import check_trigger_state
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
 from fire_core.ranges import Count, Positive, Share, Width, one_of
+from fire_core.triggers import Trigger
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
+
+METRICS = ("loss",)  # of each step, for triggers
 
 
 @dataclass
@@ -68,6 +73,7 @@ class Task:
     phases: list[Phase]
     model: nn.Module  # at its initial weights; it and the method are never used in training: learners take copies
     method: Method
+    trigger: Trigger | None  # never asked either
     changed: dict[int, ImageData] = field(default_factory=dict)  # data of the newest phases that change the data set
 
     @classmethod
@@ -97,11 +103,22 @@ class Task:
         check_network_fits(network, lambda: build_model(options, data), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)
-        task = cls(options, device, data.to(device), benchmark, phases, model, method)
+        trigger = build_trigger(options.trigger)
+        task = cls(options, device, data.to(device), benchmark, phases, model, method, trigger)
         model.to(memory_format=task.memory_format)
         task.check_takes_images()
         net = Net({"model": model}, {})
         check_method(method, net, name=config.method.name, network=network)
+        check_trigger(
+            options.trigger,
+            trigger,
+            method,
+            net,
+            name=config.method.name,
+            metrics=METRICS,
+            after=task.steps_before_trigger,
+            total_steps=task.total_steps,
+        )
         check_optimizer(config.optimizer)
         return task
 
@@ -134,6 +151,7 @@ class Task:
         if state["phase_step"] > steps[-1] or state["step"] != sum(steps[:-1]) + state["phase_step"]:
             raise ValueError(f"step {state['step']} is not step {state['phase_step']} of phase {state['phase']}")
         check_weights(state, self.model, "init", *(() if self.method.overrides("reshape") else ("model",)))
+        check_trigger_state(self.trigger, state, self.asks_in(state["phase"]), state["step"])
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers; `cuda_graph` replays the same kernels, `stack` trains other runs beside it."""
@@ -141,8 +159,8 @@ class Task:
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of it that shapes the first phase, which is shared unless the method acts within it."""
-        shared = len(self.phases) > 1 and not self.method_acts_in(0)
-        return without(self.identity(), ("method", "metrics")) if shared else None
+        shared = len(self.phases) > 1 and not self.method_acts_in(0) and not self.asks_in(0)
+        return without(self.identity(), ("method", "metrics", "trigger")) if shared else None
 
     @property
     def total_steps(self) -> int:
@@ -152,6 +170,15 @@ class Task:
     def method_acts_in(self, phase: int) -> bool:
         """Whether the method shapes what happens within `phase`."""
         return self.method.acts_within_phases and phase >= self.benchmark.methods_from_phase
+
+    def asks_in(self, phase: int) -> bool:
+        """Whether the trigger is asked within `phase`."""
+        return self.trigger is not None and phase >= self.benchmark.methods_from_phase
+
+    @property
+    def steps_before_trigger(self) -> int:
+        """Optimizer steps before the first that a trigger is asked about."""
+        return sum(phase.steps(self.config.batch_size) for phase in self.phases[: self.benchmark.methods_from_phase])
 
     @property
     def memory_format(self) -> torch.memory_format:

@@ -14,20 +14,23 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fire_core.harness.options.cli import CONF, run_program
+from fire_core.harness.options.trigger import acts_at_boundaries
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
 from fire_core.harness.run.stack import Stacking, execute_stack
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
+from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.loop import Loop
 from fire_core.harness.training.measure import check_finite
+from fire_core.triggers import Firing
 from fire_core.weights.optimizer_state import set_rate_factor
 from vision.learner import Learner, new_optimizer
-from vision.phase import batches, make_context, make_row, measure, rate_factor, save, summarise
+from vision.phase import batches, make_context, make_row, measure, pass_probe, rate_factor, save, summarise
 from vision.stack import train as stacked
 from vision.stack.check import make_tasks, try_state, why_not
-from vision.task import Task, compiled
+from vision.task import METRICS, Task, compiled
 
 SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
 
@@ -48,6 +51,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)
+    probe = None if not config.compile else functools.partial(pass_probe, task, learner)
+    start(learner, metrics=METRICS, total_steps=task.total_steps, after=task.steps_before_trigger, probe=probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
     with Loop(learner, run, task.total_steps, title, config.progress) as loop:
@@ -56,6 +61,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 continue
             if index > learner.phase or learner.optimizer is None:
                 begin_phase(task, learner, index, run)
+            asks = task.asks_in(index)
             assert learner.optimizer is not None
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
             if config.compile and (acts or learner.forward is learner.model):
@@ -63,7 +69,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for images, labels in batches(task, index, start=learner.phase_step):
                     set_rate_factor(learner.optimizer, rate_factor(task, index, learner.phase_step))
-                    train_step(task, learner, images, labels, acts)
+                    loss = train_step(task, learner, images, labels, acts)
                     learner.phase_step += 1
                     learner.step += 1
                     loop.advance()
@@ -76,6 +82,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                             act_after_row(learner, learner.net, make_context(task, learner), last)
                         run.log(learner.row)
                         loop.show(**{key: learner.row[key] for key in SHOWN if key in learner.row})
+                    if asks and (firing := ask(learner, learner.step, loss=loss)):
+                        act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended=learner.phase_step == steps)
     return summarise(vars(learner))
 
@@ -88,19 +96,31 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
     config = task.config
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.phase, learner.phase_step = index, 0
-    if index > 0:
-        act_at_boundary(
-            learner,
-            make_context(task, learner),
-            name=config.method["name"],
-            device=task.device,
-            run=run,
-            measure=functools.partial(measure, task, learner),
-            level=config.metrics,
-        )
+    if index > 0 and acts_at_boundaries(config.trigger):
+        act(task, learner, run)
     if learner.optimizer is None or not (task.benchmark.keeps_optimizer and optimizes(learner)):
         learner.optimizer = new_optimizer(task, learner, index)
     learner.clear_sums()
+
+
+def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
+    """Let the method act before the phase that begins, or where the trigger fired, and measure what it did.
+
+    Where a trigger fired the optimizer stays, with what the method leaves of its state.
+    """
+    context = make_context(task, learner)
+    if firing is not None:
+        context.generator = seeding.generator(task.config.seed, "firing", learner.step)
+    act_at_boundary(
+        learner,
+        context,
+        name=task.config.method["name"],
+        device=task.device,
+        run=run,
+        measure=functools.partial(measure, task, learner),
+        level=task.config.metrics,
+        firing=firing,
+    )
 
 
 def optimizes(learner: Learner) -> bool:
@@ -110,8 +130,12 @@ def optimizes(learner: Learner) -> bool:
     return all(id(p) in held for p in learner.net.parameters())
 
 
-def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, acts: bool) -> None:
-    """One optimizer step; `acts`: with the method's penalty and its hook after the step."""
+def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, acts: bool) -> Tensor | None:
+    """One optimizer step; `acts`: with the method's penalty and its hook after the step.
+
+    Returns:
+        The task's loss, on the device; None if the step was skipped.
+    """
     config, optimizer = task.config, learner.optimizer
     assert optimizer is not None
     kept = [(buffer, buffer.clone()) for buffer in learner.model.buffers()] if config.on_nan == "skip" else []
@@ -125,7 +149,8 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
         total = total if penalty is None else total + penalty.detach()
     checks = task.device.type == "cpu" or config.on_nan == "skip"  # on a GPU, reading each loss would make it wait
     if checks and not is_finite(learner, total, config.on_nan):
-        return restore(kept)
+        restore(kept)
+        return None
     trained = [p for group in optimizer.param_groups for p in group["params"]]  # quicker than a walk through modules
     for parameter in trained:
         parameter.grad = None  # quicker than zero_grad, which matters for small networks
@@ -135,7 +160,8 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
             penalty.backward()
     norm = gradient_norm(trained, config.grad_clip)
     if checks and not is_finite(learner, norm, config.on_nan):
-        return restore(kept)
+        restore(kept)
+        return None
     optimizer.step()
     if acts:
         with learner.method_meter:
@@ -145,6 +171,7 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
         if task.classifies:
             learner.correct += (logits.argmax(1) == labels).sum()
         learner.seen += len(labels)
+    return loss.detach()
 
 
 def gradient_norm(parameters: list[nn.Parameter], clip: float | None) -> Tensor:

@@ -18,7 +18,7 @@ from analysis.runs import METRICS, BadRun, LeftOut, Run
 
 MAIN = [key for key in METRICS if not key.startswith("train/")]
 COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, *MAIN)
-PREFIXES = ("boundary/", "method/", "eval/")
+PREFIXES = ("boundary/", "firing/", "method/", "eval/")
 OF_STREAMS = ("train/accuracy", "train/loss", "online/accuracy", "online/loss")
 POINTS = 200  # rows kept of a run
 

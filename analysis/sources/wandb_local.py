@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.boundaries import place
 from analysis.runs import BadRun, LeftOut, Run
 from analysis.sources import cache as disk
 from analysis.sources.folders import table
@@ -58,7 +59,7 @@ def parse(files: list[Path]) -> disk.Entry:
     from wandb.proto import wandb_internal_pb2  # here: importing wandb takes a second, which run folders do not need
 
     config: dict[str, Any] = {}
-    rows: dict[tuple[float, bool], dict[str, Any]] = {}  # by step; a boundary's comes after the row of its step
+    rows: dict[tuple[float, float], dict[str, Any]] = {}  # a resumed run logs again what came after its checkpoint
     meta: dict[str, Any] = {"name": files[0].stem, "config": config, "environment": {}, "finished": False}
     done = False
     for file in files:
@@ -75,9 +76,7 @@ def parse(files: list[Path]) -> disk.Entry:
             elif kind == "history":
                 row = items(record.history.item)
                 row.setdefault("step", row.get("_step"))
-                rows[row["step"], row.get("kind") == "boundary"] = (
-                    row  # a resumed run logs again what came after its checkpoint
-                )
+                rows[place(row)] = row
             elif kind == "summary":
                 done |= any(key.startswith("final/") for key in items(record.summary.update))
             elif kind == "environment":
@@ -87,7 +86,7 @@ def parse(files: list[Path]) -> disk.Entry:
     config.pop("_wandb", None)
     if not rows:
         raise BadRun("empty: no history in it")
-    columns, values = table([rows[place] for place in sorted(rows)])
+    columns, values = table([rows[at] for at in sorted(rows)])
     return meta, columns, values
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from analysis.boundaries import place
 from analysis.runs import BadRun, LeftOut, Run, SourceError
 from analysis.sources import cache as disk
 from analysis.sources.folders import table
@@ -68,10 +69,10 @@ def read_run(remote: Any, source: str, cache_folder: Path | None = None) -> Run:
 
 def download(remote: Any) -> disk.Entry:
     """A run's whole history, page by page, as (meta, column names, values)."""
-    rows: dict[tuple[float, bool], dict[str, Any]] = {}  # by step; a boundary's comes after the row of its step
+    rows: dict[tuple[float, float], dict[str, Any]] = {}
     for row in remote.scan_history(page_size=PAGE):
         row.setdefault("step", row.get("_step"))
-        rows[row["step"], row.get("kind") == "boundary"] = row
+        rows[place(row)] = row
     if not rows:
         raise BadRun("empty: no history")
     config = {key: value for key, value in dict(remote.config).items() if not key.startswith("_")}
@@ -79,7 +80,7 @@ def download(remote: Any) -> disk.Entry:
     environment = getattr(remote, "metadata", None) or {}
     known = {key: environment[key] for key in ("os", "python", "git", "gpu", "cpu_count") if key in environment}
     finished = remote.state == "finished" and done
-    columns, values = table([rows[place] for place in sorted(rows)])
+    columns, values = table([rows[at] for at in sorted(rows)])
     return {"name": remote.name, "config": config, "environment": known, "finished": finished}, columns, values
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fire_core import metrics as measures
 from fire_core.methods.protocol import Net
-from fire_core.triggers.measured import Measured
+from fire_core.ranges import Count, Share
+from fire_core.triggers.measured import Measured, Steps
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units
 from fire_core.units.watch import Watch, mean_magnitude
@@ -46,6 +47,10 @@ class Seen(Measured):
         self._net, self._probe = net, probe or self._probe
         self.find(net)
         self._continue()
+
+    def earliest(self, after: int = 0) -> float:
+        # Without a probe it is the pass after the step at which a measurement is due that is seen.
+        return super().earliest(after) + (self._probe is None)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -108,11 +113,11 @@ class Dormancy(Seen):
 
     def __init__(
         self,
-        above: float,
-        every: int = 100,
-        rearm: float | None = None,
-        cooldown: int = 0,
-        threshold: float = 0.1,
+        above: Share,
+        every: Count = 100,
+        rearm: Share | None = None,
+        cooldown: Steps = 0,
+        threshold: Share = 0.1,
     ) -> None:
         super().__init__(above, None, every, rearm, cooldown)
         self.dormant = threshold
@@ -153,7 +158,7 @@ class EffectiveRank(Seen):
 
     name = "effective_rank"
 
-    def __init__(self, below: float, every: int = 100, rearm: float | None = None, cooldown: int = 0) -> None:
+    def __init__(self, below: Share, every: Count = 100, rearm: Share | None = None, cooldown: Steps = 0) -> None:
         super().__init__(None, below, every, rearm, cooldown)
         self._features: dict[nn.Module, Tensor] = {}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.methods.protocol import Net
 from fire_core.metrics import dfi
+from fire_core.ranges import Count, Positive, at_least
 from fire_core.reinit.scales import scale_of
 from fire_core.triggers.trigger import Firing, Metrics, Trigger
 from fire_core.weights.distributed import full, mean_over_ranks
@@ -17,6 +18,7 @@ from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve
 
 REARM = 0.9
+Steps = Annotated[int, at_least(0)]
 
 
 class Measured(Trigger):
@@ -74,8 +76,8 @@ class Measured(Trigger):
     def _side(self) -> str:
         return "above" if self.sign > 0 else "below"
 
-    def earliest(self) -> int:
-        return self.every
+    def earliest(self, after: int = 0) -> float:
+        return (after // self.every + 1) * self.every
 
     def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
         if net is None:
@@ -150,10 +152,10 @@ class Drift(Measured):
 
     def __init__(
         self,
-        above: float,
-        every: int = 100,
-        rearm: float | None = None,
-        cooldown: int = 0,
+        above: Positive,
+        every: Count = 100,
+        rearm: Positive | None = None,
+        cooldown: Steps = 0,
         layout: str | None = None,
     ) -> None:
         super().__init__(above, None, every, rearm, cooldown)

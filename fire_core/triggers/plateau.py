@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from fire_core.methods.protocol import Net
+from fire_core.ranges import Count, Decay, one_of
+from fire_core.triggers.measured import Steps
 from fire_core.triggers.trigger import Firing, Metrics, Trigger
 from fire_core.weights.distributed import mean_over_ranks
 
@@ -40,11 +42,11 @@ class Plateau(Trigger):
     def __init__(
         self,
         metric: str = "loss",
-        every: int = 100,
-        patience: int = 10,
-        min_delta: float = 0.01,
-        mode: str = "min",
-        cooldown: int = 0,
+        every: Count = 100,
+        patience: Count = 10,
+        min_delta: Decay = 0.01,
+        mode: Annotated[str, one_of(*MODES)] = "min",
+        cooldown: Steps = 0,
     ) -> None:
         super().__init__()
         for label, number, least in (("every", every, 1), ("patience", patience, 1), ("cooldown", cooldown, 0)):
@@ -75,8 +77,8 @@ class Plateau(Trigger):
     def needs(self) -> set[str]:
         return {self.metric}
 
-    def earliest(self) -> int:
-        return self.every * (self.patience + 1)
+    def earliest(self, after: int = 0) -> float:
+        return (after // self.every + self.patience + 1) * self.every
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
         if self.acted_at is not None and step - self.acted_at <= self.cooldown:

@@ -1,8 +1,10 @@
 """Triggers that follow the number of the step."""
 
+import math
 from collections.abc import Iterable
 
 from fire_core.methods.protocol import Net
+from fire_core.ranges import Count
 from fire_core.triggers.trigger import Firing, Metrics, Trigger
 
 
@@ -32,8 +34,8 @@ class At(Trigger):
         due = [s for s in self.steps if last < s <= step]
         return Firing(step, self.name, f"step {due[-1]}") if due else None
 
-    def earliest(self) -> int:
-        return self.steps[0]
+    def earliest(self, after: int = 0) -> float:
+        return min((step for step in self.steps if step > after), default=math.inf)
 
 
 class Every(Trigger):
@@ -48,7 +50,7 @@ class Every(Trigger):
 
     name = "every"
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: Count) -> None:
         super().__init__()
         if steps < 1:
             raise ValueError(f"Every: steps must be at least 1, got {steps}")
@@ -61,5 +63,5 @@ class Every(Trigger):
         due = step // self.steps > last // self.steps
         return Firing(step, self.name, f"every {self.steps} steps") if due else None
 
-    def earliest(self) -> int:
-        return self.steps
+    def earliest(self, after: int = 0) -> float:
+        return (after // self.steps + 1) * self.steps

@@ -58,6 +58,7 @@ class Trigger:
         *,
         metrics: Collection[str] | None = None,
         total_steps: int | None = None,
+        after: int = 0,
         probe: Callable[[], object] | None = None,
     ) -> None:
         """Check before the first step that the trigger can work in this run. Without this call the first `ask` does it.
@@ -67,6 +68,7 @@ class Trigger:
             metrics: names of all numbers that the loop will give to `ask`; None: not known, and not checked.
             total_steps: of the run. A trigger that cannot fire before is refused. At the last step none fires, because
                 nothing would be trained after it.
+            after: steps made before the first one that the loop will ask about.
             probe: passes a fixed batch through the model. Triggers that look at activations then use it, in evaluation
                 mode and without gradients, instead of the training's own passes: for a compiled model, and for numbers
                 that compare over time.
@@ -75,10 +77,11 @@ class Trigger:
             ValueError: the trigger can never fire, follows a metric that the loop does not give, or cannot measure
                 this model.
         """
-        if total_steps is not None and self.earliest() >= total_steps:
-            raise ValueError(f"{self} cannot fire within {total_steps} steps")
-        self._started, self._total = True, total_steps
         self.prepare(as_net(model), metrics, probe)
+        if total_steps is not None and self.earliest(after) >= total_steps:
+            asked = f" from step {after + 1} on" if after else ""
+            raise ValueError(f"{self} cannot fire within {total_steps} steps{asked}")
+        self._started, self._total = True, total_steps
 
     def ask(
         self, step: int, model: nn.Module | Net | None = None, /, **metrics: Tensor | float | None
@@ -151,9 +154,9 @@ class Trigger:
     def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
         """The kind's own part of `start`."""
 
-    def earliest(self) -> int:
-        """The first step, counted from the start of a run, at which it might fire."""
-        return 1
+    def earliest(self, after: int = 0) -> float:
+        """The first step after `after` at which it might fire, if it is asked about the steps from there on."""
+        return after + 1
 
 
 class Combined(Trigger):
@@ -213,8 +216,8 @@ class Either(Combined):
         firings = [firing for part in self.parts if (firing := part.look(last, step, net, metrics)) is not None]
         return self._joined(step, firings) if firings else None
 
-    def earliest(self) -> int:
-        return min(part.earliest() for part in self.parts)
+    def earliest(self, after: int = 0) -> float:
+        return min(part.earliest(after) for part in self.parts)
 
 
 class Both(Combined):
@@ -231,8 +234,8 @@ class Both(Combined):
         held = [firing for firing in firings if firing is not None]
         return self._joined(step, held) if len(held) == len(firings) else None
 
-    def earliest(self) -> int:
-        return max(part.earliest() for part in self.parts)
+    def earliest(self, after: int = 0) -> float:
+        return max(part.earliest(after) for part in self.parts)
 
 
 def as_net(model: nn.Module | Net | None) -> Net | None:

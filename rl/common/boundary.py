@@ -13,6 +13,8 @@ from fire_core.methods import Context, Method, Net
 from fire_core.methods.chain import Chain
 from fire_core.weights.layout import resolve
 
+METRICS = ("loss", "return")  # for triggers: of each step, and of each row, the mean over training episodes that ended
+
 
 def boundary_of_chain(
     program: str, option: str, otherwise: str, of: str | Sequence[str], parts: Mapping[str, Any]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fire_core.harness.options.build import build
 from fire_core.harness.training import seeding
+from fire_core.harness.training.firing import load_trigger, trigger_state
 from fire_core.harness.training.loop import Progress
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Net
@@ -72,6 +73,7 @@ class Learner(Progress):
             net=net,
             method=copy.deepcopy(task.method),
             method_meter=Meter(task.device),
+            trigger=copy.deepcopy(task.trigger),
             replay=task.new_replay(),
             env=make_env(config, config.num_envs, "train"),
             exploring=seeding.generator(config.seed, "exploration"),
@@ -116,6 +118,7 @@ class Learner(Progress):
             "exploring": self.exploring.get_state(),
             "sampling": self.sampling.get_state(),
             "rng": seeding.rng_state(),
+            "trigger": trigger_state(self.trigger),
             **{key: getattr(self, key) for key in self.PLAIN},
         }
 
@@ -134,6 +137,7 @@ class Learner(Progress):
         self.exploring.set_state(state["exploring"].cpu())
         self.sampling.set_state(state["sampling"].cpu())
         seeding.set_rng_state(state["rng"])
+        load_trigger(self.trigger, state.get("trigger"))
         if self.step < task.total_steps and not self.env.load_state_dict(state["env"]):
             log.warning("this version of the emulator does not repeat its episodes: new ones begin")
             self.replay.start(torch.arange(self.env.envs), self.env.begin())

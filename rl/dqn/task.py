@@ -14,13 +14,16 @@ from fire_core.harness.options.config import Trunk, autocast, resolve_device, se
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.memory import check_fits, check_network_fits
 from fire_core.harness.options.tables import register
+from fire_core.harness.options.trigger import acts_at_boundaries, build_trigger, check_trigger
 from fire_core.harness.run.identity import identity, without
 from fire_core.harness.run.schema import check_weights
 from fire_core.harness.training import seeding
+from fire_core.harness.training.firing import check_trigger_state
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
-from rl.common.boundary import check_boundary
+from fire_core.triggers import Trigger
+from rl.common.boundary import METRICS, check_boundary
 from rl.common.phases import Phase, split
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import FrameReplay
@@ -118,6 +121,7 @@ class Task:
     phases: list[Phase]
     model: nn.Module  # the Q-network at its initial weights; it and the method are not trained: learners take copies
     method: Method
+    trigger: Trigger | None  # never asked either
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
@@ -153,31 +157,57 @@ class Task:
             split(config.midpoint, config.total_steps),
             build_network(options, emulator.actions, observation),
             method,
+            build_trigger(options.trigger),
         )
         if config.replay.capacity < config.num_envs * (task.stack + 2):
             raise ConfigError(f"replay.capacity={config.replay.capacity} is too small for num_envs={config.num_envs}")
         each = FrameReplay.bytes_each(task.frame, task.dtype)
         check_fits("replay.capacity", config.replay.capacity, each, replay_device)
-        check_method(method, Net({"q": task.model}, {}), name=config.method.name, network=network)
+        net, name = Net({"q": task.model}, {}), config.method.name
+        check_method(method, net, name=name, network=network)
+        check_trigger(
+            options.trigger,
+            task.trigger,
+            method,
+            net,
+            name=name,
+            metrics=METRICS,
+            after=task.steps_before_trigger,
+            total_steps=task.total_steps,
+        )
+        if not acts_at_boundaries(options.trigger) and method.overrides("optimizer"):
+            raise ConfigError(
+                f"method={name} brings an optimizer of its own at the midpoint: it needs trigger=boundary"
+            )
         check_optimizer(config.optimizer)
         return task
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise a ValueError for a state whose networks are others."""
         check_weights(state, self.model, "init", *(() if self.method.overrides("reshape") else ("q", "target")))
+        check_trigger_state(self.trigger, state, self.trigger is not None, state["step"])
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""
         return identity(asdict(self.config))
 
-    def first_phase_identity(self) -> dict[str, Any]:
-        """The part of it that shapes the first phase: methods act from the midpoint on, and are measured there."""
-        return without(self.identity(), ("method", "boundary", "metrics"))
+    def first_phase_identity(self) -> dict[str, Any] | None:
+        """The part of it that shapes the first phase: methods act from the midpoint on, and are measured there.
+
+        With a trigger they may act from the start, and nothing is shared.
+        """
+        shared = self.trigger is None
+        return without(self.identity(), ("method", "boundary", "metrics", "trigger")) if shared else None
 
     @property
     def total_steps(self) -> int:
         """Agent steps of the whole run, over all environments."""
         return self.phases[-1].end
+
+    @property
+    def steps_before_trigger(self) -> int:
+        """Agent steps before the first with updates, about which a trigger is asked first."""
+        return -(-self.config.learning_starts // self.config.num_envs) * self.config.num_envs
 
     def method_acts_in(self, index: int) -> bool:
         """Whether the method shapes what happens within phase `index`: the first is shared by all methods."""

@@ -16,18 +16,21 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fire_core.harness.options.cli import CONF
+from fire_core.harness.options.trigger import acts_at_boundaries
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
+from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.loop import Loop
 from fire_core.harness.training.measure import check_finite
 from fire_core.harness.training.plasticity import plasticity
 from fire_core.methods import Context
+from fire_core.triggers import Firing
 from fire_core.weights.optimizer_state import parts_of
 from rl.common import checkpoint
-from rl.common.boundary import update_targets
+from rl.common.boundary import METRICS, update_targets
 from rl.common.replay_store import RingStore
 from rl.dqn.episodes import Step
 from rl.dqn.evaluation import epsilon_greedy, play
@@ -57,6 +60,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         with loading():
             checkpoint.load_replay(replay_store, learner.replay, state)
             learner.load_state_dict(task, state)
+    probe = functools.partial(pass_probe, task, learner)
+    start(learner, metrics=METRICS, total_steps=task.total_steps, after=task.steps_before_trigger, probe=probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run, replay_store)
     with (
@@ -72,7 +77,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             acts = task.method_acts_in(index)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 while learner.step < phase.end:
-                    interact(task, learner, acts)
+                    loss = interact(task, learner, acts)
                     replay_store.follow(learner.replay)
                     loop.advance(config.num_envs)
 
@@ -86,6 +91,10 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                             act_after_row(learner, learner.net, make_context(task, learner), last)
                         run.log(learner.row)
                         loop.show(**{"phase": index, "return": learner.evaluated.get("eval/return", float("nan"))})
+                    if learner.updates:
+                        fresh = learner.row if learner.row.get("step") == learner.step else {}
+                        if firing := ask(learner, learner.step, loss=loss, **{"return": fresh.get("train/return")}):
+                            act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended)
     return {**learner.evaluated, "steps": learner.step, "updates": learner.updates, "seconds": learner.seconds}
 
@@ -101,30 +110,40 @@ def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> Non
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
     """Let the method act at the boundary before phase `index`, measure what it did, and take the phase's optimizer."""
-    config, boundary = task.config, task.config.boundary
+    config = task.config
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.phase, learner.phase_step = index, 0
-    if index > 0:
-        context = make_context(task, learner)
-        context.optimizers = parts_of(learner.optimizer) if boundary.optimizer == "forget" else []
-        act_at_boundary(
-            learner,
-            context,
-            name=config.method["name"],
-            device=task.device,
-            run=run,
-            measure=functools.partial(measure, task, learner),
-            level=config.metrics,
-            afterwards=functools.partial(update_targets, learner.method, learner.net, context, boundary.target),
-        )
-        learner.passes = build_passes(task, learner.net)
-    if index == 0 or boundary.optimizer == "new":
+    if index == 0:
         learner.optimizer = new_optimizer(task, learner, index)
+    elif acts_at_boundaries(config.trigger):
+        act(task, learner, run)
+        learner.passes = build_passes(task, learner.net)
 
 
-def interact(task: Task, learner: Learner, acts: bool) -> None:
-    """A step of every environment, and while they make it the updates that are due."""
-    config, env = task.config, learner.env
+def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
+    """Let the method act at the midpoint, or where the trigger fired, and do what `boundary.*` says."""
+    boundary, context = task.config.boundary, make_context(task, learner)
+    context.optimizers = parts_of(learner.optimizer) if boundary.optimizer == "forget" else []
+    if firing is not None:
+        context.generator = seeding.generator(task.config.seed, "firing", learner.step)
+    act_at_boundary(
+        learner,
+        context,
+        name=task.config.method["name"],
+        device=task.device,
+        run=run,
+        measure=functools.partial(measure, task, learner),
+        level=task.config.metrics,
+        afterwards=functools.partial(update_targets, learner.method, learner.net, context, boundary.target),
+        firing=firing,
+    )
+    if boundary.optimizer == "new":
+        learner.optimizer = new_optimizer(task, learner, learner.phase)
+
+
+def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
+    """A step of every environment, and while they make it the updates that are due; the loss of the last of these."""
+    config, env, loss = task.config, learner.env, None
     if learner.step == 0:
         learner.replay.start(torch.arange(env.envs), env.begin())
     actions = choose_actions(task, learner, acts)
@@ -135,10 +154,11 @@ def interact(task: Task, learner: Learner, acts: bool) -> None:
     if before >= config.learning_starts:
         due = int(learner.step * config.updates_per_step) - int(before * config.updates_per_step)
         if due:
-            learn(task, learner, due, acts)
+            loss = learn(task, learner, due, acts)
         if crossed(learner.step, config.num_envs, config.target_every):
             learner.target.load_state_dict(learner.q.state_dict())
     remember(learner, actions, env.recv())
+    return loss
 
 
 def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
@@ -148,20 +168,21 @@ def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
     return epsilon_greedy(best, task.actions, rate, learner.exploring, task.config.exploration == "shared")
 
 
-def learn(task: Task, learner: Learner, updates: int, acts: bool) -> None:
-    """Make this many updates."""
+def learn(task: Task, learner: Learner, updates: int, acts: bool) -> Tensor:
+    """Make this many updates; the loss of the last."""
     size = task.config.batch_size
     batch = on_device(task, learner.replay.sample(updates * size, learner.sampling))
     targets = targets_of(task, learner, batch)
     observations, actions = (torch.split(part, size) for part in (batch.frames[:, :-1], batch.actions))
     for i in range(updates):
-        train_step(task, learner, observations[i], actions[i], targets[i](), acts)
+        loss = train_step(task, learner, observations[i], actions[i], targets[i](), acts)
+    return loss
 
 
 def train_step(
     task: Task, learner: Learner, observations: Tensor, actions: Tensor, targets: Tensor, acts: bool
-) -> None:
-    """One optimizer step; `acts`: with the method's penalty and its hook after the step."""
+) -> Tensor:
+    """One optimizer step; `acts`: with the method's penalty and its hook after the step. Returns its loss."""
     optimizer = learner.optimizer
     assert optimizer is not None
     values = learner.passes.values(observations, actions)
@@ -181,6 +202,7 @@ def train_step(
     learner.loss_sum += loss.detach()
     learner.value_sum += values.detach().mean()
     learner.updates_since += 1
+    return loss.detach()
 
 
 def remember(learner: Learner, actions: Tensor, step: Step) -> None:
@@ -244,6 +266,12 @@ def measure(task: Task, learner: Learner) -> dict[str, float]:
     frames, actions, targets = td_batch(task, learner, learner.replay.sample(PROBE, generator))
     loss = functools.partial(loss_of, learner, frames[:, :-1], torch.stack([actions.to(targets.dtype), targets], 1))
     return plasticity(learner.net, loss, task.config.metrics)
+
+
+def pass_probe(task: Task, learner: Learner) -> None:
+    """Pass some transitions of the replay through the network, for a trigger that looks at activations."""
+    generator = seeding.generator(task.config.seed, "trigger", learner.step)
+    learner.q(on_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
 
 
 def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from fire_core.harness.training import seeding
+from fire_core.harness.training.firing import load_trigger, trigger_state
 from fire_core.harness.training.loop import Progress
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Method, Net
@@ -52,6 +53,7 @@ class Learner(Progress):
             net=net,
             method=copy.deepcopy(task.method),
             method_meter=Meter(task.device),
+            trigger=copy.deepcopy(task.trigger),
             temperature=Temperature(config.temperature).to(task.device),
             replay=Transitions(config.replay_size, config.num_envs, task.observations, task.actions, task.device),
             statistics=Statistics(task.observations, config.normalize_observations),
@@ -107,6 +109,7 @@ class Learner(Progress):
             "method": self.method.state_dict(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.agent.optimizers.items()},
             "rng": seeding.rng_state(),
+            "trigger": trigger_state(self.trigger),
             "generator": self.generator.get_state(),
             **{key: getattr(self, key).state_dict() for key in self.PARTS},
             **{key: getattr(self, key) for key in self.PLAIN},
@@ -130,6 +133,7 @@ class Learner(Progress):
         for name, optimizer in self.agent.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         seeding.set_rng_state(state["rng"])
+        load_trigger(self.trigger, state.get("trigger"))
         self.generator.set_state(state["generator"].cpu())
 
 

@@ -14,13 +14,16 @@ from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.memory import check_fits, check_network_fits
 from fire_core.harness.options.tables import register
+from fire_core.harness.options.trigger import build_trigger, check_trigger
 from fire_core.harness.run.identity import identity, without
 from fire_core.harness.run.schema import check_weights
 from fire_core.harness.training import seeding
+from fire_core.harness.training.firing import check_trigger_state
 from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
 from fire_core.ranges import Count, Decay, NonNegative, Positive, Width, one_of, within
-from rl.common.boundary import check_boundary
+from fire_core.triggers import Trigger
+from rl.common.boundary import METRICS, check_boundary
 from rl.common.phases import Phase, split
 from rl.sac.control import Control, Worker, time_limit
 from rl.sac.networks import Networks, plain_critic
@@ -91,6 +94,7 @@ class Task:
     phases: list[Phase]
     modules: dict[str, nn.Module]  # actor and critics at their initial weights; they and the method are not trained:
     method: Method  # learners take copies
+    trigger: Trigger | None  # as these
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
@@ -138,7 +142,19 @@ class Task:
         check_boundary(method, name, optimizer=boundary.optimizer, target=boundary.target)
         modules = {"actor": actor, "critic": critics}
         phases = split(decisions // 2, decisions)
-        return cls(options, device, control, networks, *sizes, gamma, phases, modules, method)
+        trigger = build_trigger(options.trigger)
+        task = cls(options, device, control, networks, *sizes, gamma, phases, modules, method, trigger)
+        check_trigger(
+            options.trigger,
+            trigger,
+            method,
+            alone,
+            name=name,
+            metrics=METRICS,
+            after=task.steps_before_trigger,
+            total_steps=task.total_steps,
+        )
+        return task
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise a ValueError for a state whose networks are others."""
@@ -146,20 +162,31 @@ class Task:
         for name, module in self.modules.items():
             for part in parts:
                 check_weights(state[part], module, name)
+        check_trigger_state(self.trigger, state, self.trigger is not None, state["step"])
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""
         return identity(asdict(self.config))
 
-    def first_phase_identity(self) -> dict[str, Any]:
-        """The part of it that shapes the first phase: methods act from the midpoint on, and are measured there."""
-        later = {"method", "boundary", "metrics"} | ({"cuda_graph"} if self.device.type == "cpu" else set())
+    def first_phase_identity(self) -> dict[str, Any] | None:
+        """The part of it that shapes the first phase: methods act from the midpoint on, and are measured there.
+
+        With a trigger they may act from the start, and nothing is shared.
+        """
+        if self.trigger is not None:
+            return None
+        later = {"method", "boundary", "metrics", "trigger"} | ({"cuda_graph"} if self.device.type == "cpu" else set())
         return without(self.identity(), later)
 
     @property
     def total_steps(self) -> int:
         """Decisions of the whole run, of all environments together."""
         return self.phases[-1].end
+
+    @property
+    def steps_before_trigger(self) -> int:
+        """Decisions before the first with updates, about which a trigger is asked first."""
+        return -(-self.config.random_steps // self.config.num_envs)
 
     def method_acts_in(self, index: int) -> bool:
         """Whether the method shapes what happens within phase `index`: the first is shared by all methods."""

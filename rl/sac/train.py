@@ -16,17 +16,20 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fire_core.harness.options.cli import CONF
+from fire_core.harness.options.trigger import acts_at_boundaries
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
+from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.loop import Loop
 from fire_core.harness.training.measure import check_finite, weight_numbers
 from fire_core.harness.training.plasticity import plasticity
 from fire_core.methods import Context, Net
+from fire_core.triggers import Firing
 from rl.common import checkpoint
-from rl.common.boundary import update_targets
+from rl.common.boundary import METRICS, update_targets
 from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics, Stepped, play_episodes
 from rl.sac.learner import Learner, separated
@@ -55,6 +58,10 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         with loading():
             checkpoint.load_replay(replay_store, learner.replay, state)
             learner.load_state_dict(task, state)
+    seen, _ = separated(learner)  # what a trigger measures: each critic alone
+    probe = functools.partial(pass_probe, task, learner, seen)
+    after = task.steps_before_trigger
+    start(learner, net=seen, metrics=METRICS, total_steps=task.total_steps, after=after, probe=probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run, replay_store)
     eval_every = max(1, config.eval_every // task.repeat)  # decisions
@@ -71,7 +78,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 begin_phase(task, learner, index, run)
             acts = task.method_acts_in(index)
             while learner.step < phase.end:
-                interact(task, learner)
+                loss = interact(task, learner)
                 replay_store.follow(learner.replay)
                 loop.advance()
 
@@ -86,6 +93,10 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                         act_after_row(learner, net, context, last=learner.step == task.total_steps)
                     run.log(learner.row)
                     loop.show(**{"phase": index, "return": learner.row["eval/return"]})
+                if learner.updates:
+                    fresh = learner.row if learner.row.get("step") == learner.step else {}
+                    if firing := ask(learner, learner.step, seen, loss=loss, **{"return": fresh.get("train/return")}):
+                        act(task, learner, run, firing)
                 loop.end_step(write_checkpoint, ended)
     return {"eval/return": learner.row["eval/return"], "steps": learner.step, "seconds": learner.seconds}
 
@@ -106,19 +117,30 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
     learner.generator = seeding.generator(config.seed, "stream", index)
     learner.phase, learner.phase_step = index, 0
     if index > 0:
-        context = make_context(task, learner)
-        context.optimizers = list(learner.agent.optimizers.values()) if config.boundary.optimizer == "forget" else []
-        act_at_boundary(
-            learner,
-            context,
-            name=config.method["name"],
-            device=task.device,
-            run=run,
-            measure=functools.partial(measure, task, learner),
-            level=config.metrics,
-            afterwards=functools.partial(restart, task, learner, context),
-        )
+        if acts_at_boundaries(config.trigger):
+            act(task, learner, run)
+        else:
+            learner.prepare(task, learner.agent.optimizers)  # the phase may have a penalty
     learner.clear_sums()
+
+
+def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
+    """Let the method act at the midpoint, or where the trigger fired, and restart what `boundary` says."""
+    config, context = task.config, make_context(task, learner)
+    context.optimizers = list(learner.agent.optimizers.values()) if config.boundary.optimizer == "forget" else []
+    if firing is not None:
+        context.generator = seeding.generator(config.seed, "firing", learner.step)
+    act_at_boundary(
+        learner,
+        context,
+        name=config.method["name"],
+        device=task.device,
+        run=run,
+        measure=functools.partial(measure, task, learner),
+        level=config.metrics,
+        afterwards=functools.partial(restart, task, learner, context),
+        firing=firing,
+    )
 
 
 def restart(task: Task, learner: Learner, context: Context) -> None:
@@ -132,17 +154,19 @@ def restart(task: Task, learner: Learner, context: Context) -> None:
     learner.prepare(task, None if how.optimizer == "new" else learner.agent.optimizers)
 
 
-def interact(task: Task, learner: Learner) -> None:
-    """A decision in every environment, and while they make it the updates that are due."""
+def interact(task: Task, learner: Learner) -> Tensor | None:
+    """A decision in every environment, and while they make it the updates that are due; the last one's critic loss."""
+    loss = None
     learner.workers.send(choose_actions(task, learner))
     if learner.step * task.config.num_envs >= task.config.random_steps:
-        learn(task, learner)
+        loss = learn(task, learner)
     before = time.monotonic()
     stepped = learner.workers.receive()
     learner.waited += time.monotonic() - before
     remember(learner, stepped)
     learner.step += 1
     learner.phase_step += 1
+    return loss
 
 
 @torch.inference_mode()
@@ -166,21 +190,24 @@ def policy(task: Task, learner: Learner, observations: np.ndarray, noise: Tensor
     return action.cpu().numpy()
 
 
-def learn(task: Task, learner: Learner) -> None:
-    """The updates that belong to one decision."""
+def learn(task: Task, learner: Learner) -> Tensor:
+    """The updates that belong to one decision; the last one's critic loss."""
     count, size = task.config.updates, task.config.batch_size
     drawn = learner.replay.sample(count, size, learner.generator)
     noise = torch.randn(count, 2, size, task.actions, generator=learner.generator).to(task.device, non_blocking=True)
     statistics = learner.statistics.tensors(task.device)
     for i in range(count):
-        train_step(learner, batch_at(drawn, i), noise[i], statistics)
+        found = train_step(learner, batch_at(drawn, i), noise[i], statistics)
+    return found[0]
 
 
-def train_step(learner: Learner, batch: Batch, noise: Tensor, statistics: tuple[Tensor, Tensor]) -> None:
+def train_step(learner: Learner, batch: Batch, noise: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
     """An optimizer step of every network (`rl.sac.update.Update`), with the method's penalty where it acts."""
-    learner.sums += learner.update(batch, noise, statistics)
+    found = learner.update(batch, noise, statistics)
+    learner.sums += found
     learner.counted += 1
     learner.updates += 1
+    return found
 
 
 def remember(learner: Learner, stepped: list[Stepped]) -> None:
@@ -249,6 +276,15 @@ def make_context(task: Task, learner: Learner, net: Net | None = None) -> Contex
         batches=batches,
         loss=functools.partial(probe_loss, task, net or learner.net),
     )
+
+
+def pass_probe(task: Task, learner: Learner, net: Net) -> None:
+    """Pass some transitions of the replay through the networks, for a trigger that looks at activations."""
+    generator = seeding.generator(task.config.seed, "trigger", learner.step)
+    batch = batch_at(learner.replay.sample(1, PROBE, generator), 0)
+    observation = normalised(batch.observation, learner.statistics.tensors(task.device))
+    for name, module in net.modules.items():
+        module(observation) if name == "actor" else module(observation, batch.action)
 
 
 @torch.no_grad()

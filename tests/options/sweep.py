@@ -70,6 +70,8 @@ def case_of_group(group: str, choice: str, name: str) -> list[Case]:
             return [Case(DQN, (select,), name)]
         sac = "_repeat" in name or name in ("options", "suite", "task", "twin")
         return [Case(SAC if sac else ATARI, (select,), option)]
+    if group == "trigger":
+        return [Case(DQN, ("env=cartpole", select, "method=fire"), option)]
     if group == "networks":
         return [Case(SAC, (select,), option)]
     if group == "method":

@@ -11,6 +11,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from fire_core.harness.options.cli import CONF
+from fire_core.harness.options.trigger import CHOICES
 from tests.programs import compose
 
 FOLDER = Path(__file__).parent
@@ -34,6 +35,10 @@ def options_of_groups() -> list[str]:
         names = leaves({key: value for key, value in own.items() if key != "defaults"})
         names = [name for name in names if name.split(".")[-1] not in ("_target_", "name")]
         found += [f"{place}.{name}" for name in names] or [str(place)]
+    for choice, node in CHOICES.items():  # of the group that has no files
+        found += [f"trigger/{choice}.{name}" for name in node if name not in ("_target_", "name")] or [
+            f"trigger/{choice}"
+        ]
     return sorted(found)
 
 

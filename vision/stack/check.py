@@ -85,6 +85,8 @@ def why_not(tasks: Sequence[Task]) -> str | None:
     for option, value in (("compile", False), ("precision", "float32"), ("on_nan", "stop")):
         if getattr(task.config, option) != value:
             return f"it needs {option}={str(value).lower()}"
+    if task.trigger is not None:
+        return f"with trigger={task.config.trigger['name']} the method acts at steps of each seed's own"
     lengths = [[(len(p.train), p.epochs, p.passes_per_epoch) for p in one.phases] for one in tasks]
     if any(length != lengths[0] for length in lengths):
         return f"the phases of benchmark={task.config.benchmark['name']} are not of one length for all seeds"

@@ -21,6 +21,7 @@ from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.given import refuse_idle
+from fire_core.harness.options.trigger import CHOICES
 from fire_core.methods import Method, Net
 from fire_core.ranges import Check, problem, shown
 
@@ -31,7 +32,7 @@ PACKAGES = {"vision": "vision.", "language": "language.", "dqn": "rl.dqn.", "sac
 def group(option: str, value: Any) -> str | None:
     """A check: a choice of the group of that name in `conf/`."""
     if not isinstance(value, DictConfig | dict):
-        names = sorted(path.stem for path in (CONF / option).glob("*.yaml"))
+        names = [*CHOICES] if option == "trigger" else sorted(path.stem for path in (CONF / option).glob("*.yaml"))
         return f"{option} must be one of conf/{option} ({', '.join(names)}), got {shown(value)}"
     name = value.get("name")
     return None if isinstance(name, str) else f"{option}.name must be text, got {shown(name)}"

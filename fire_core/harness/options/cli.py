@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import hydra
 import torch
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -222,6 +223,8 @@ def _of_no_name(arguments: list[str]) -> str:
         names = sorted(path.stem for path in (CONF / option).glob("*.yaml"))
         if option in ("cache", "scale", "start"):  # tables, see fire_core.harness.options.tables
             names = sorted(map(str, OmegaConf.load(CONF / f"{option}.yaml")))
+        if option == "trigger":  # see fire_core.harness.options.trigger
+            names = [name.removesuffix(".yaml") for name in ConfigStore.instance().list("trigger")]
         if names and not set(value.split(",")) <= set(names):
             return f"{option}={value} is unknown; accepted: {', '.join(names)}"
     return "a group of options takes the name of one of its files in conf/; options are written option=value"

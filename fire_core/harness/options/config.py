@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
+from omegaconf import MISSING
 
 from fire_core.harness.options.checks import Group, Threads
 from fire_core.harness.options.errors import ConfigError
@@ -56,6 +57,7 @@ class Trunk:
     paths: Paths = field(default_factory=Paths)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     tracker: Group = None
+    trigger: Group = MISSING  # when the method acts
     cache: Cache = field(default_factory=Cache)
     scale: str = "small"
 

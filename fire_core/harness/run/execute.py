@@ -197,4 +197,4 @@ def _names(config: DictConfig, groups: tuple[str, ...]) -> list[str]:
 
 def of_no_method(state: State | None) -> State | None:
     """A state of a shared first phase, which another method's run may have trained, or begun."""
-    return None if state is None else {**state, "method": None}
+    return None if state is None else {**state, "method": None, "trigger": None}

@@ -5,7 +5,8 @@
     identity.json    the part of it that shapes the numbers: what the run is, and how it is executed
     env.json         versions, git commit, hardware
     metrics.jsonl    one JSON object a line, `step` strictly increasing: which trackers mirror. Before the rows
-                     of a phase that a method acted before, a row {"kind": "boundary"} at the step of the row before it
+                     of a phase that a method acted before, a row {"kind": "boundary"} at the step of the row before it;
+                     where a trigger fired, a row {"kind": "firing"}, after the row of the same step if there is one
     spectra.json     singular values of every weight before and after each boundary
     weights.json     what a projection did to each weight at each boundary, for methods that report it (FIRE)
     checkpoints/     the newest two
@@ -204,11 +205,11 @@ class Run:
     # ---- what it measures
 
     def log(self, row: dict[str, Any]) -> None:
-        """Append one row; `row["step"]` must be larger than in the row before, a boundary's may be the same.
+        """Append one row; `row["step"]` must be larger than in the row before, or the same in a row with a `kind`.
 
         A full disk does not stop the run: rows wait in memory until they can be written.
         """
-        if row["step"] < self._last_step + (row.get("kind") != "boundary"):
+        if row["step"] < self._last_step + ("kind" not in row):
             raise ValueError(f"step {row['step']} after step {self._last_step}: rows must go forward")
         self._last_step = row["step"]
         self._pending.append(json.dumps(row) + "\n")

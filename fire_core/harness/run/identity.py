@@ -7,6 +7,7 @@ from typing import Any
 
 from fire_core.harness.options.config import resolve_device
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.trigger import AT_BOUNDARIES
 from fire_core.harness.run import NUMERICS
 
 # Where, when and for whom a run is recorded: no part of what it is.
@@ -21,6 +22,8 @@ def identity(config: dict[str, Any], *also_without: str) -> dict[str, Any]:
     part = without(config, (*NOT_IDENTITY, *also_without))
     if isinstance(part.get("dataset"), dict):
         part["dataset"] = without(part["dataset"], PLACES)
+    if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers
+        del part["trigger"]
     part["device"] = resolve_device(str(config["device"])).type
     return {**part, "numerics": NUMERICS}
 

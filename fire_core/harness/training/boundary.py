@@ -1,4 +1,4 @@
-"""Where every trainer lets a method act: at the boundary between two phases and after a row's evaluation."""
+"""Where every trainer lets a method act: at the boundary between two phases, where a trigger fired, after a row."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,6 +20,7 @@ from fire_core.harness.training.measure import (
 )
 from fire_core.methods import BoundaryReport, Context, Net
 from fire_core.reinit.report import Row
+from fire_core.triggers import Firing
 
 
 def act_at_boundary(
@@ -33,6 +34,7 @@ def act_at_boundary(
     level: str = "cheap",
     afterwards: Callable[[], None] | None = None,
     also: dict[str, float] | None = None,
+    firing: Firing | None = None,
 ) -> None:
     """Let the learner's method act on its networks, in place, and log a row of what it did.
 
@@ -41,8 +43,11 @@ def act_at_boundary(
     into spectra.json, and the rows of a projection's report, one for each weight, into weights.json. The layout is
     resolved once, and again only if the method has put in new parameters.
 
+    Where a trigger fired, `kind` and prefix are `firing`, the trigger's numbers and its `reason` are in the row too,
+    and the two files are left alone: there may be thousands of firings.
+
     Args:
-        learner: with its phase and step already those of the phase that begins.
+        learner: with its phase and step already those of the phase that begins, or of the firing.
         context: the moment.
         name: the method's, for errors.
         device: whose work is waited for and whose memory is measured.
@@ -52,6 +57,7 @@ def act_at_boundary(
         level: of the weights' numbers: off (only SFE), cheap (DfI, singular values) or full (stable rank too).
         afterwards: done with the networks before they are measured again.
         also: further numbers for the row, by name without prefix.
+        firing: why the method acts, if it is not for a boundary.
 
     Raises:
         TrainingError: the method cannot work on these weights.
@@ -64,7 +70,8 @@ def act_at_boundary(
         try:
             done = method.at_boundary(net, context)
         except ValueError as error:
-            raise TrainingError(f"method={name} before phase {context.phase}: {error}") from error
+            where = f"before phase {context.phase}" if firing is None else f"at step {learner.step}"
+            raise TrainingError(f"method={name} {where}: {error}") from error
     report = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
     if afterwards is not None:
         afterwards()
@@ -83,20 +90,22 @@ def act_at_boundary(
         if level == "full":
             numbers["weight_stable_rank_before"] = weight_stable_rank(found, old)
             numbers["weight_stable_rank_after"] = weight_stable_rank(found_after, new)
-    if level != "off":
+    if level != "off" and firing is None:
         both = spectra(found, old), spectra(found_after, new)
         if run is not None:
             run.keep_spectra(context.phase, *both)
-    if run is not None and report.weights:
+    if run is not None and report.weights and firing is None:
         run.keep_weights(context.phase, {key: [_plain(row) for row in one] for key, one in report.weights.items()})
     numbers |= {f"{key}_before": value for key, value in before.items()}
     numbers |= {f"{key}_after": value for key, value in after.items()}
-    numbers |= {**report.numbers, **(also or {})}
+    numbers |= {**report.numbers, **(also or {}), **(firing.numbers if firing else {})}
+    kind = "boundary" if firing is None else "firing"
     row = {
-        "kind": "boundary",
+        "kind": kind,
         "step": learner.step,
         "phase": context.phase,
-        **{f"boundary/{key}": value for key, value in numbers.items()},
+        **({"reason": firing.reason} if firing else {}),
+        **{f"{kind}/{key}": value for key, value in numbers.items()},
         "method/seconds": watch.seconds - report.measuring,
         "method/peak_bytes": watch.peak_bytes,
     }

@@ -16,6 +16,7 @@ from fire_core.harness.training.console import progress_bar, show
 from fire_core.harness.training.measure import Meter
 from fire_core.harness.training.signals import Preemption
 from fire_core.methods import Method, Net
+from fire_core.triggers import Trigger
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class Progress:
         step: steps made in the run, as rows count them.
         seconds: of training, over all processes that have worked on the run.
         row: the last row logged.
+        trigger: says after which steps the method acts; None: it acts at boundaries, or never.
     """
 
     net: Net
@@ -45,6 +47,7 @@ class Progress:
     step: int = 0
     seconds: float = 0.0
     row: dict[str, Any] = field(default_factory=dict)
+    trigger: Trigger | None = None
 
     PROGRESS: ClassVar[tuple[str, ...]] = ("phase", "phase_step", "step", "seconds", "row")
 

@@ -1,0 +1,174 @@
+"""`trigger=` in the programs: when the method acts, the rows that say so, what is refused, what a resume needs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from analysis.curves import firings
+from analysis.plotting import marks
+from analysis.runs import Run, settings
+from analysis.sources import small
+from analysis.sources.folders import read_folder
+from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.trigger import CHOICES, build_trigger, check_trigger
+from fire_core.harness.run.execute import execute
+from fire_core.harness.training.firing import check_trigger_state, trigger_state
+from fire_core.methods import Method, Net
+from fire_core.methods.fire import Fire
+from fire_core.methods.pi import PlasticityInjection
+from fire_core.triggers import Every
+from tests.programs import ALIKE, DQN, LANGUAGE, SAC, VISION, Program, final_state, rows
+from vision.task import Task as VisionTask
+from vision.train import PROGRAM
+
+# Two tasks of two epochs of two steps; two hidden layers of 8.
+STREAM = Program(
+    "vision",
+    "vision.train",
+    (*ALIKE, "benchmark=random_labels", "benchmark.samples=256", "model.hidden=8", "method=fire", "cache=off"),
+)
+
+
+def fired(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in rows(folder) if row.get("kind") == "firing"]
+
+
+def test_a_stream_with_hidden_boundaries(tmp_path: Path) -> None:
+    """The method acts where the trigger says and nowhere else; each time is a row with its reason and numbers."""
+    folder = STREAM.run(tmp_path, "epochs=5", "trigger=every", "trigger.steps=6")
+    assert [(row["step"], row["phase"], row["reason"]) for row in fired(folder)] == [
+        (6, 0, "every 6 steps"),
+        (12, 1, "every 6 steps"),
+        (18, 1, "every 6 steps"),
+    ]
+    assert [row["step"] for row in rows(folder) if "kind" not in row] == [*range(2, 21, 2)]
+    first, later = fired(folder)[0], fired(folder)[1]
+    assert first["firing/dfi_after"] < first["firing/dfi_before"]
+    assert first["firing/sfe"] > 0
+    assert "firing/previous_accuracy_after" not in first  # there is no task before the first
+    assert 0 <= later["firing/previous_accuracy_after"] <= 1
+    assert not (folder / "spectra.json").exists()
+
+
+def test_a_firing_changes_the_weights_as_the_method_does(tmp_path: Path) -> None:
+    """A full reset at the last step but one: after it one step was made from the initial weights."""
+    folder = STREAM.run(tmp_path, "method=full_reset", "trigger=every", "trigger.steps=7", "lr=1e-6")
+    state = final_state(folder)
+    assert [row["step"] for row in fired(folder)] == [7]
+    for name, weight in state["model"].items():
+        torch.testing.assert_close(weight, state["init"][name], atol=3e-6, rtol=0)
+    assert state["trigger"] == {"kind": "Every(7)", "state": {"last": 8}}
+
+
+def test_never_is_a_run_without_the_method(tmp_path: Path) -> None:
+    never = STREAM.run(tmp_path, "trigger=none")
+    base = STREAM.run(tmp_path, "method=base")
+    assert rows(never) == [row for row in rows(base) if "kind" not in row]
+
+
+def test_the_default_is_no_part_of_what_a_run_is() -> None:
+    """So runs and caches of before there were triggers are found again."""
+    task = VisionTask.from_config(VISION.compose())
+    assert "trigger" not in task.identity()
+    assert "trigger" not in (task.first_phase_identity() or {})
+    hidden = VisionTask.from_config(STREAM.compose("trigger=drift", "trigger.every=2"))
+    assert hidden.first_phase_identity() is None  # the method may act within it
+    chosen = VisionTask.from_config(VISION.compose("method=fire", "trigger=every", "trigger.steps=25"))
+    assert chosen.identity()["trigger"]["steps"] == 25
+    assert chosen.first_phase_identity() is not None  # of warm_start: methods act from phase 1 on
+    assert VisionTask.from_config(STREAM.compose("trigger=drift", "trigger.every=2")).first_phase_identity() is None
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "steps"),
+    [
+        (DQN, ("trigger.steps=160",), [160, 320]),  # from learning_starts on; the midpoint is no boundary
+        pytest.param(LANGUAGE, ("trigger.steps=30",), [60], marks=pytest.mark.slow),
+        pytest.param(SAC, ("trigger.steps=120", "random_steps=20"), [120, 240, 360], marks=pytest.mark.slow),
+    ],
+    ids=("dqn", "language", "sac"),
+)
+def test_other_programs(program: Program, options: tuple[str, ...], steps: list[int], tmp_path: Path) -> None:
+    data = (f"paths.data={tmp_path}/data",) if program is LANGUAGE else ()
+    folder = program.run(tmp_path / "runs", "method=fire", "trigger=every", *options, *data)
+    assert [row["step"] for row in fired(folder)] == steps
+    assert not [row for row in rows(folder) if row.get("kind") == "boundary"]
+    assert all(row["firing/sfe"] > 0 for row in fired(folder))
+
+
+def check(choice: str, method: Method, **options: Any) -> None:
+    """What a program does with `trigger=choice` before a run of 40 steps; the 11th is the first that is asked about."""
+    node = {**CHOICES[choice], **options}
+    net = Net({"model": nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))}, {})
+    trigger = build_trigger(node)
+    check_trigger(node, trigger, method, net, name="it", metrics=("loss",), after=10, total_steps=40)
+
+
+def test_what_is_refused() -> None:
+    check("every", Fire(), steps=39)
+    check("boundary", Method())
+    check("none", Fire())
+    for choice, options, says in (
+        ("every", {"steps": 40}, r"^trigger=every: Every\(40\) cannot fire within 40 steps from step 11 on$"),
+        ("drift", {}, r"^trigger=drift: Drift\(above=0.5, every=100\) cannot fire within 40 steps"),
+        ("rank", {"every": 39}, r"cannot fire within 40 steps"),  # the measurement would be of the last step
+        ("plateau", {"metric": "los"}, r"^trigger=plateau: .* no metric 'los'; metrics of this loop: loss$"),
+        ("every", {"steps": 0}, r"^trigger.steps must be at least 1, got 0$"),
+        ("dormancy", {"above": 2}, r"^trigger.above must be in \[0, 1\], got 2$"),
+        ("dormancy", {"above": 0.1, "rearm": 0.5}, r"^trigger=dormancy: Dormancy: rearm=0.5 must not lie above"),
+        ("plateau", {"mode": "up"}, r"^trigger.mode=up is unknown; accepted: min, max$"),
+        ("boundary", {"name": "bondary"}, r"^trigger._target_ must be the name of a class or function, got null$"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            check(choice, Fire(), **options)
+    for choice in ("every", "none"):
+        with pytest.raises(ConfigError, match=rf"^trigger={choice} starts what .* boundaries: method=it does nothing"):
+            check(choice, Method())
+    with pytest.raises(ConfigError, match=r"^trigger=every: method=it puts in new modules"):
+        check("every", PlasticityInjection())
+
+
+def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = VISION.compose("method=base", "trigger=every", f"paths.runs={tmp_path}/runs")
+    with pytest.raises(SystemExit) as left:
+        execute(config, PROGRAM)
+    assert left.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_without_its_trigger_is_not_resumed_from() -> None:
+    trigger = Every(5)
+    trigger.ask(1)
+    good = {"step": 1, "trigger": trigger_state(trigger)}
+    check_trigger_state(trigger, good, True, 1)
+    check_trigger_state(trigger, {"step": 1}, False, 1)  # of a first phase in which none is asked
+    check_trigger_state(None, {"step": 1}, True, 1)  # of before there were triggers
+    for wrong in (
+        None,
+        {"kind": "Every(6)", "state": {}},
+        {**good["trigger"], "state": {"last": 2}},
+        {"kind": "Every(5)"},
+    ):
+        with pytest.raises((ValueError, KeyError)):
+            check_trigger_state(trigger, {**good, "trigger": wrong}, True, 1)
+
+
+def test_figures_mark_firings(tmp_path: Path) -> None:
+    known = STREAM.run(tmp_path / "known")
+    folder = STREAM.run(tmp_path / "hidden", "trigger=every", "trigger.steps=3")
+    runs = [read_folder(known), read_folder(folder)]
+    (setting,) = settings(runs)
+    assert len(setting.groups) == 2  # one method, two triggers
+    assert sorted(group.detail for group in setting.groups) == ["", "trigger=every steps=3"]
+    assert marks(setting) == "Ticks below: where the trigger of the first seed fired."
+    small.write([runs[1]], tmp_path / "small.csv")
+    (kept,) = small.read(tmp_path / "small.csv")
+    for run in (runs[1], kept):
+        assert isinstance(run, Run)
+        assert run.boundaries["step"].tolist() == [3, 6]
+        assert firings(run).tolist() == [0.75, 1.5]  # tasks of four steps
+        assert len(run.history) == (4 if run is runs[1] else 2)
