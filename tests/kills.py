@@ -16,11 +16,16 @@ from pathlib import Path
 import torch
 
 from fire_core.harness.run import checkpoint
-from tests.programs import ATARI, DQN, SAC, VISION, Program, assert_same, in_child, only_run
+from tests.programs import ATARI, DQN, SAC, VISION, Program, assert_same, in_child, only_run, rows
 
 # What is killed: the program and its options.
 STORMS: dict[str, tuple[Program, tuple[str, ...]]] = {
     "vision": (VISION, ("method=fire", "epochs=12", "checkpoint.every_seconds=0.05")),
+    "firing": (
+        VISION,
+        ("method=fire", "epochs=12", "checkpoint.every_seconds=0.05", "trigger=plateau", "trigger.every=4", "trigger.min_delta=0.5",
+         "trigger.patience=1"),
+    ),
     "dqn": (DQN, ("method=pi", "checkpoint.every_seconds=0.05")),
     "atari": (ATARI, ("method=pi", "checkpoint.every_seconds=0.05")),
     "sac": (
@@ -73,7 +78,8 @@ def main(name: str, folder: Path, wanted: int) -> dict[str, int]:
         first += code is None and not list((rough / ".cache").glob("*/DONE"))
     assert in_child(partial(train, program, rough, options)) == 0
     assert_same(only_run(calm), only_run(rough))
-    return {"kills": kills, "writing": writing, "first": first}
+    firings = sum(row.get("kind") == "firing" for row in rows(only_run(calm)))
+    return {"kills": kills, "writing": writing, "first": first, "firings": firings}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,145 @@
+"""The tables of docs/results/triggers.md.
+
+    python -m scripts.triggers_tables csv=docs/results/triggers [out=FOLDER]
+
+With `out`, what `scripts.triggers_runs` and `scripts.triggers_signals` have written there is first kept in the csv
+folder: of the seeds that have all their runs. The tables are made from that folder alone.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.estimates import Estimate, holm, mean, paired
+from analysis.formats import as_markdown
+
+TUNING = "tuning"  # the arm of the runs on which settings were chosen
+SIGNALS = {
+    "dormancy": "dormant units",
+    "effective_rank": "effective rank",
+    "deviation": "DfI",
+    "gradient_norm": "gradient norm",
+    "loss": "loss of the task that ends",
+    "readiness": "optimization readiness",
+    "step": "steps so far",
+}
+NAMES = {"random_labels": "Random labels", "permuted": "Permuted images"}
+
+
+def keep(out: Path, csv: Path) -> None:
+    """Write the results of complete seeds as runs.csv and signals.csv."""
+    runs = pd.DataFrame(map(json.loads, (out / "runs.jsonl").read_text().splitlines())).drop(columns="steps")
+    parts = []
+    for stream, arms in json.loads((out / "arms.json").read_text()).items():
+        here = runs[runs["stream"] == stream]
+        named = pd.concat(
+            here[(here["method"] == method) & (here["when"] == when)].assign(arm=arm) for method, arm, when in arms
+        )
+        # A chosen setting has also been run on the seeds on which it was chosen.
+        named = named[named.groupby("seed")["arm"].transform("size") == len(arms)]
+        parts += [named, here.drop(named.index).query("seed >= 100").assign(arm=TUNING)]
+    found = pd.concat(parts)
+    both = set.intersection(*(set(part.loc[part["arm"] != TUNING, "seed"]) for _, part in found.groupby("stream")))
+    found = found[(found["arm"] == TUNING) | found["seed"].isin(both)]
+    csv.mkdir(parents=True, exist_ok=True)
+    columns = ["stream", "method", "arm", *(name for name in found if name not in ("stream", "method", "arm"))]
+    found[columns].to_csv(csv / "runs.csv", index=False, float_format="%.6g", lineterminator="\n")
+    signals = pd.DataFrame(map(json.loads, (out / "signals.jsonl").read_text().splitlines()))
+    signals.to_csv(csv / "signals.csv", index=False, float_format="%.6g", lineterminator="\n")
+
+
+def outcome(runs: pd.DataFrame, stream: str, method: str) -> pd.DataFrame:
+    """One row for each moment at which a method may act, compared with the known boundary, paired by seed."""
+    here = runs[(runs["stream"] == stream) & (runs["method"] == method) & (runs["arm"] != TUNING)]
+    never = runs[(runs["stream"] == stream) & (runs["arm"] == "never")].set_index("seed")
+    if method != "fire":
+        here = pd.concat([here, never.reset_index()])
+    known = here[here["arm"] == "boundary"].set_index("seed")["online"].to_dict()
+    rows = []
+    for arm, part in here.groupby("arm", sort=False):
+        by_seed = part.set_index("seed")
+        cost = 100 * (by_seed["seconds"] / never["seconds"].reindex(by_seed.index) - 1)
+        rows.append(
+            {
+                "when": "known boundary" if arm == "boundary" else str(part["when"].iloc[0]).replace("none", "never"),
+                "n": len(part),
+                "average online accuracy": mean(part["online"]),
+                "vs known boundary": None if arm == "boundary" else paired(by_seed["online"].to_dict(), known),
+                "firings": f"{part['firings'].mean():.1f}",
+                "false alarms": f"{part['false'].mean():.1f}",
+                "missed": f"{part['missed'].mean():.1f}",
+                "delay (steps)": float(part["delay"].mean()),
+                "cost (%)": float(cost.median()),
+            }
+        )
+    corrected = holm([np.nan if row["vs known boundary"] is None else row["vs known boundary"].p for row in rows])
+    for row, p in zip(rows, corrected, strict=True):
+        if (pair := row["vs known boundary"]) is not None:
+            row["vs known boundary"] = dataclasses.replace(pair, p_holm=float(p))
+    return pd.DataFrame(rows)
+
+
+def tuning(runs: pd.DataFrame, stream: str) -> pd.DataFrame:
+    """The settings that were tried, with FIRE, on seeds of their own."""
+    here = runs[(runs["stream"] == stream) & (runs["arm"] == TUNING)]
+    rows = [
+        {"setting": when, "n": len(part), "average online accuracy": float(part["online"].mean())}
+        for when, part in here.groupby("when", sort=False)
+    ]
+    return pd.DataFrame(rows)
+
+
+def correlation(one: pd.Series, other: pd.Series) -> float:
+    """Spearman's; NaN where one of them does not change."""
+    a, b = one.rank(), other.rank()
+    return float(a.corr(b)) if a.nunique() > 1 and b.nunique() > 1 else float("nan")
+
+
+def validation(signals: pd.DataFrame, stream: str) -> pd.DataFrame:
+    """How each signal ranks checkpoints beside how well a probe learns from them, one number a seed."""
+    here = signals[signals["stream"] == stream]
+
+    def over_seeds(name: str, groups: list[str]) -> Estimate:
+        """Within each group of checkpoints, then the mean of a seed's groups."""
+        return mean(
+            [
+                float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+                for _, seed in ours.groupby("seed")
+                if len(values := [correlation(g[name], g["probe_accuracy"]) for _, g in seed.groupby(groups)])
+            ]
+        )
+
+    rows = []
+    for name, shown in SIGNALS.items():
+        row: dict[str, object] = {"signal": shown}
+        ours = here[here["method"] == "base"]
+        row["along a run, no intervention"] = over_seeds(name, ["method"])
+        ours = here[here["method"] != "base"]
+        row["along a run, with a method"] = over_seeds(name, ["method"])
+        ours = here
+        row["between methods, same age"] = over_seeds(name, ["step"])
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def tables(csv: Path) -> str:
+    """All tables as Markdown."""
+    runs, signals = pd.read_csv(csv / "runs.csv"), pd.read_csv(csv / "signals.csv")
+    parts = []
+    for stream, title in NAMES.items():
+        for method in runs["method"].unique():
+            parts.append(f"**{title}, {method}**\n\n{as_markdown(outcome(runs, stream, method))}")
+        parts.append(f"**{title}: rank correlation with the probe**\n\n{as_markdown(validation(signals, stream))}")
+    parts += [f"**{NAMES[stream]}: settings tried**\n\n{as_markdown(tuning(runs, stream))}" for stream in NAMES]
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+if __name__ == "__main__":
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    if "out" in given:
+        keep(Path(given["out"]), Path(given["csv"]))
+    print(tables(Path(given["csv"])))
