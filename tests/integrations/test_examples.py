@@ -29,7 +29,7 @@ def test_every_example_is_tested_short_and_shown():
         assert body in page, f"{name}: docs/in_your_loop.md shows another text"
 
 
-SLOW = set(EXAMPLES) - {"torch_loop", "stable_baselines3_dqn"}  # most of their time is that of imports
+SLOW = set(EXAMPLES) - {"torch_loop"}  # most of their time is that of imports
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in EXAMPLES])

@@ -126,14 +126,14 @@ ALL = {
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_resumed_trigger_goes_on_as_if_nothing_had_happened(name):
-    """Stopped after each step once, with the state through JSON and a new trigger on a new model."""
+    """Stopped after some steps, with the state through JSON and a new trigger on a new model."""
     whole = train(ALL[name](), 160)
     assert whole.firings, "else the test shows nothing"
-    for stop in (1, 6, 7, 9, 10, 50, 120, 141, 146):
+    for number, stop in enumerate((1, 6, 7, 9, 10, 50, 120, 141, 146)):
         first = train(ALL[name](), stop)
         state = json.loads(json.dumps(first.trigger.state_dict()))
-        assert train(ALL[name](), 160, first, state).firings == whole.firings, stop
-        assert train(ALL[name](), 160, first, state, start_first=True).firings == whole.firings, stop
+        again = train(ALL[name](), 160, first, state, start_first=number % 2 == 1)
+        assert again.firings == whole.firings, stop
 
 
 @pytest.mark.parametrize("name", ALL)

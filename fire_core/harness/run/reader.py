@@ -19,9 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 from fire_core.harness.options.checks import PACKAGES
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.trigger import CHOICES
 from fire_core.harness.run.checkpoint import DIGITS
 
-SHARED_PACKAGES = ("fire_core.methods.", "fire_core.harness.run.tracker.", "torch.optim.")
+SHARED_PACKAGES = ("fire_core.methods.", "fire_core.triggers.", "fire_core.harness.run.tracker.", "torch.optim.")
 BUILT = ("model", "networks", "env", "method")  # groups that a reader may build
 NAME = re.compile(r"[\w.+ -]*")
 LARGEST = 2**20  # bytes of a config.yaml; normally a few thousand
@@ -94,8 +95,8 @@ def newest_state(folder: Path) -> dict[str, Any]:
 
 @functools.cache
 def own_targets() -> dict[str, frozenset[str]]:
-    """Every `_target_` that `conf/` names, by group."""
-    found: dict[str, set[str]] = {}
+    """Every `_target_` that `conf/` names, and those of triggers, by group."""
+    found = {"trigger": {node["_target_"] for node in CHOICES.values() if "_target_" in node}}
     for path in CONF.glob("*/**/*.yaml"):
         text = path.read_text()
         group = path.relative_to(CONF).parts[0]

@@ -20,6 +20,7 @@ import rl.sac.train  # noqa: F401
 import vision.train  # noqa: F401
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.options.trigger import CHOICES
 from fire_core.harness.run.reader import newest_state, own_targets, read_config
 from tests.zygote import ROOT
 
@@ -151,3 +152,13 @@ def test_the_list_of_targets_is_that_of_the_configuration() -> None:
         for target in targets:
             assert hydra.utils.get_object(target), f"{group}: {target}"
     assert yaml.safe_load((CONF / "method" / "fire.yaml").read_text())["_target_"] in own_targets()["method"]
+
+
+def test_a_run_with_a_trigger_is_read(tmp_path: Path) -> None:
+    content = good("dqn")
+    for name, node in CHOICES.items():
+        content["trigger"] = node
+        assert read_config(write(tmp_path / name, content), ("dqn",)).trigger == node
+    content["trigger"] = {"_target_": "os.system", "name": "every"}
+    with pytest.raises(ConfigError, match=r"trigger\._target_='os\.system' is refused"):
+        read_config(write(tmp_path / "wrong", content), ("dqn",))
