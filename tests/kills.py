@@ -23,8 +23,8 @@ STORMS: dict[str, tuple[Program, tuple[str, ...]]] = {
     "vision": (VISION, ("method=fire", "epochs=12", "checkpoint.every_seconds=0.05")),
     "firing": (
         VISION,
-        ("method=fire", "epochs=12", "checkpoint.every_seconds=0.05", "trigger=plateau", "trigger.every=4", "trigger.min_delta=0.5",
-         "trigger.patience=1"),
+        ("method=fire", "epochs=12", "checkpoint.every_seconds=0.05", "trigger=plateau", "trigger.every=4",
+         "trigger.patience=1", "trigger.min_delta=0.5"),
     ),
     "dqn": (DQN, ("method=pi", "checkpoint.every_seconds=0.05")),
     "atari": (ATARI, ("method=pi", "checkpoint.every_seconds=0.05")),
