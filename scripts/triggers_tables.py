@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.estimates import Estimate, holm, mean, paired
+from analysis.estimates import Estimate, Paired, holm, mean, paired
 from analysis.formats import as_markdown
 
 TUNING = "tuning"  # the arm of the runs on which settings were chosen
@@ -52,23 +52,30 @@ def keep(out: Path, csv: Path) -> None:
     signals.to_csv(csv / "signals.csv", index=False, float_format="%.6g", lineterminator="\n")
 
 
+def online(runs: pd.DataFrame) -> dict[int, float]:
+    """Seed -> average online accuracy."""
+    return {int(seed): float(value) for seed, value in zip(runs["seed"], runs["online"], strict=True)}
+
+
 def outcome(runs: pd.DataFrame, stream: str, method: str) -> pd.DataFrame:
     """One row for each moment at which a method may act, compared with the known boundary, paired by seed."""
     here = runs[(runs["stream"] == stream) & (runs["method"] == method) & (runs["arm"] != TUNING)]
     never = runs[(runs["stream"] == stream) & (runs["arm"] == "never")].set_index("seed")
     if method != "fire":
         here = pd.concat([here, never.reset_index()])
-    known = here[here["arm"] == "boundary"].set_index("seed")["online"].to_dict()
-    rows = []
+    known = online(here[here["arm"] == "boundary"])
+    rows: list[dict[str, object]] = []
+    pairs: list[Paired | None] = []
     for arm, part in here.groupby("arm", sort=False):
         by_seed = part.set_index("seed")
         cost = 100 * (by_seed["seconds"] / never["seconds"].reindex(by_seed.index) - 1)
+        pairs.append(None if arm == "boundary" else paired(online(part), known))
         rows.append(
             {
                 "when": "known boundary" if arm == "boundary" else str(part["when"].iloc[0]).replace("none", "never"),
                 "n": len(part),
-                "average online accuracy": mean(part["online"]),
-                "vs known boundary": None if arm == "boundary" else paired(by_seed["online"].to_dict(), known),
+                "average online accuracy": mean([*online(part).values()]),
+                "vs known boundary": None,
                 "firings": f"{part['firings'].mean():.1f}",
                 "false alarms": f"{part['false'].mean():.1f}",
                 "missed": f"{part['missed'].mean():.1f}",
@@ -76,10 +83,9 @@ def outcome(runs: pd.DataFrame, stream: str, method: str) -> pd.DataFrame:
                 "cost (%)": float(cost.median()),
             }
         )
-    corrected = holm([np.nan if row["vs known boundary"] is None else row["vs known boundary"].p for row in rows])
-    for row, p in zip(rows, corrected, strict=True):
-        if (pair := row["vs known boundary"]) is not None:
-            row["vs known boundary"] = dataclasses.replace(pair, p_holm=float(p))
+    corrected = holm([np.nan if pair is None else pair.p for pair in pairs])
+    for row, pair, p in zip(rows, pairs, corrected, strict=True):
+        row["vs known boundary"] = None if pair is None else dataclasses.replace(pair, p_holm=float(p))
     return pd.DataFrame(rows)
 
 
