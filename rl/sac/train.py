@@ -58,7 +58,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         with loading():
             checkpoint.load_replay(replay_store, learner.replay, state)
             learner.load_state_dict(task, state)
-    seen, _ = separated(learner)  # what a trigger measures: each critic alone
+    seen = learner.net if learner.trigger is None else separated(learner)[0]  # a trigger measures each critic alone
     probe = functools.partial(pass_probe, task, learner, seen)
     after = task.steps_before_trigger
     start(learner, net=seen, metrics=METRICS, total_steps=task.total_steps, after=after, probe=probe)
