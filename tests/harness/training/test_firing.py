@@ -1,5 +1,6 @@
 """`trigger=` in the programs: when the method acts, the rows that say so, what is refused, what a resume needs."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.trigger import CHOICES, build_trigger, check_trigger
 from fire_core.harness.run.execute import execute
 from fire_core.harness.training.firing import check_trigger_state, trigger_state
+from fire_core.harness.training.loop import Loop
 from fire_core.methods import Method, Net
 from fire_core.methods.fire import Fire
 from fire_core.methods.pi import PlasticityInjection
 from fire_core.triggers import Every
-from tests.programs import ALIKE, DQN, LANGUAGE, SAC, VISION, Program, final_state, rows
+from tests.programs import ALIKE, DQN, LANGUAGE, SAC, VISION, Program, assert_same, final_state, rows
 from vision.task import Task as VisionTask
 from vision.train import PROGRAM
 
@@ -172,3 +174,33 @@ def test_figures_mark_firings(tmp_path: Path) -> None:
         assert run.boundaries["step"].tolist() == [3, 6]
         assert firings(run).tolist() == [0.75, 1.5]  # tasks of four steps
         assert len(run.history) == (4 if run is runs[1] else 2)
+
+
+OFTEN = ("trigger=plateau", "trigger.every=7", "trigger.patience=1", "trigger.min_delta=0.5")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [DQN, SAC, LANGUAGE], ids=["dqn", "sac", "language"])
+def test_a_resume_repeats_and_loses_no_firing(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped twice, after steps at which nothing else ends; `tests.kills` does the same to vision, at any moment."""
+    options = ["method=fire", "cache=off", *OFTEN, f"paths.data={tmp_path}/data"]
+    options += ["random_steps=20"] if program is SAC else []
+    steps, stops, real = iter(range(10**6)), [], Loop.end_step
+
+    def end_step(self: Loop, save: Callable[[], None], ended: bool) -> None:
+        if next(steps) in stops:
+            self.read_clock()
+            save()
+            raise SystemExit(1)
+        real(self, save, ended)
+
+    monkeypatch.setattr(Loop, "end_step", end_step)
+    whole = program.run(tmp_path / "whole", *options)
+    for more in (52, 17):
+        stops.append(next(steps) + more)
+        with pytest.raises(SystemExit):
+            program.run(tmp_path / "parts", *options)
+    assert_same(whole, program.run(tmp_path / "parts", *options))
+    assert len(fired(whole)) > 2
