@@ -29,6 +29,7 @@ from fire_core.weights.optimizer_state import set_rate_factor
 from vision.learner import Learner, new_optimizer
 from vision.phase import batches, make_context, make_row, measure, pass_probe, rate_factor, save, summarise
 from vision.stack import train as stacked
+from vision.stack.alone import Steps, steps_without_autograd
 from vision.stack.check import make_tasks, try_state, why_not
 from vision.task import METRICS, Task, compiled
 
@@ -54,7 +55,13 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     probe = None if not config.compile else functools.partial(pass_probe, task, learner)
     start(learner, metrics=METRICS, total_steps=task.total_steps, after=task.steps_before_trigger, probe=probe)
     title = f"{config.method['name']} seed {config.seed}"
-    write_checkpoint = functools.partial(save, task, learner, run)
+    quick: Steps | None = None
+
+    def write_checkpoint() -> None:
+        if quick is not None:
+            quick.write_back()
+        save(task, learner, run)
+
     with Loop(learner, run, task.total_steps, title, config.progress) as loop:
         for index, phase in enumerate(task.phases[:stop]):
             if index < learner.phase:
@@ -66,10 +73,14 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
             if config.compile and (acts or learner.forward is learner.model):
                 learner.forward = compiled(learner.model, config.cuda_graph)
+            quick = None if asks else steps_without_autograd(task, learner, acts)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for images, labels in batches(task, index, start=learner.phase_step):
-                    set_rate_factor(learner.optimizer, rate_factor(task, index, learner.phase_step))
-                    loss = train_step(task, learner, images, labels, acts)
+                    if quick is not None:
+                        quick.take(images, labels)
+                    else:
+                        set_rate_factor(learner.optimizer, rate_factor(task, index, learner.phase_step))
+                        loss = train_step(task, learner, images, labels, acts)
                     learner.phase_step += 1
                     learner.step += 1
                     loop.advance()
@@ -85,6 +96,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     if asks and (firing := ask(learner, learner.step, loss=loss)):
                         act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended=learner.phase_step == steps)
+            if quick is not None:
+                quick.write_back()
     return summarise(vars(learner))
 
 

@@ -42,7 +42,7 @@ def test_cut_and_go_on(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     calm = VISION.run(tmp_path / "calm", *OPTIONS, *method)
     base = VISION.run(tmp_path / "base", *OPTIONS, *ROUGH.get(name, ()), "method=base")
     assert rows(base)[-1]["train/loss"] != rows(calm)[-1]["train/loss"], "the method did nothing here"
-    real, steps, last = vision.train.train_step, 0, rows(calm)[-1]["step"]
+    real, steps, last = vision.train.Loop.advance, 0, rows(calm)[-1]["step"]
 
     def step_or_cut(*arguments: object) -> None:
         nonlocal steps
@@ -51,7 +51,7 @@ def test_cut_and_go_on(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             raise Cut
         real(*arguments)
 
-    monkeypatch.setattr(vision.train, "train_step", step_or_cut)
+    monkeypatch.setattr(vision.train.Loop, "advance", step_or_cut)
     monkeypatch.setattr(vision.train.Run, "checkpoint_due", property(lambda _: steps % 3 == 0))
     with pytest.raises(Cut):
         VISION.run(tmp_path / "rough", *OPTIONS, *method)

@@ -177,7 +177,7 @@ def test_accuracy_on_the_task_before_is_that_of_its_own_labels(tmp_path: Path) -
 def test_cut_in_a_task_and_resumed(stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = (f"benchmark={stream}", *STREAMS[stream], "method=fire")
     calm = TINY.run(tmp_path / "calm", *options)
-    real, steps, last = trainer.train_step, 0, rows(calm)[-1]["step"]
+    real, steps, last = trainer.Loop.advance, 0, rows(calm)[-1]["step"]
 
     def step_or_cut(*arguments: Any) -> None:
         nonlocal steps
@@ -186,7 +186,7 @@ def test_cut_in_a_task_and_resumed(stream: str, tmp_path: Path, monkeypatch: pyt
             raise KeyboardInterrupt
         real(*arguments)
 
-    monkeypatch.setattr(trainer, "train_step", step_or_cut)
+    monkeypatch.setattr(trainer.Loop, "advance", step_or_cut)
     monkeypatch.setattr(trainer.Run, "checkpoint_due", property(lambda _: steps % 3 == 0))
     with pytest.raises(KeyboardInterrupt):
         TINY.run(tmp_path / "rough", *options)

@@ -41,7 +41,11 @@ class StackedNetworks:
             self.buffers[name] = torch.stack([model.get_buffer(name) for model in models])
             for model, part in zip(models, self.buffers[name], strict=True):
                 _put(model, name, part)
-        self.layers = layers_of(models[0], {**self.parameters, **self.buffers})
+        self.trace()
+
+    def trace(self) -> None:
+        """Find the layers, where the networks are perceptrons."""
+        self.layers = layers_of(self.models[0], {**self.parameters, **self.buffers})
         # Below its first weights no one needs gradients.
         self.first = next((i for i, x in enumerate(self.layers or ()) if not isinstance(x, Flatten | Activation)), 0)
         self._outputs: Tensor | None = None
@@ -92,6 +96,30 @@ def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
     """Make a tensor the network's parameter or buffer of this name."""
     path, _, own = name.rpartition(".")
     setattr(model.get_submodule(path), own, tensor)
+
+
+def clip_gradients(gradients: Sequence[Tensor], limit: float | None) -> Tensor:
+    """Scale each network's gradients as `clip_grad_norm_` does.
+
+    Args:
+        gradients: of each weight, (S, ...), in the optimizer's order, as norms are summed.
+        limit: of the norm; None: they stay.
+
+    Returns:
+        The norms as they were, (S,).
+    """
+    S = len(gradients[0])
+    if S == 1:
+        norms = torch.stack(torch._foreach_norm(list(gradients)))[None]
+    else:
+        norms = torch.stack([torch.linalg.vector_norm(g.reshape(S, -1), dim=1) for g in gradients], dim=1)
+    norm: Tensor = torch.linalg.vector_norm(norms, dim=1)
+    if limit is not None:
+        factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+        if (factor < 1).any():  # a factor of 1 changes nothing
+            for g in gradients:
+                g.mul_(factor.view(S, *[1] * (g.ndim - 1)))
+    return norm
 
 
 def shares_weights(model: nn.Module) -> bool:

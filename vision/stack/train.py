@@ -25,7 +25,7 @@ from vision.learner import Learner
 from vision.phase import make_context, make_row, rate_factor, save, summarise
 from vision.stack.data import PhaseData
 from vision.stack.loss import cross_entropy, squared_error
-from vision.stack.network import StackedNetworks
+from vision.stack.network import StackedNetworks, clip_gradients
 from vision.stack.optimizer import SeparateOptimizers, StackedAdam, can_step_together
 from vision.task import Task
 
@@ -190,7 +190,7 @@ class Stack:
         losses, gradient = (cross_entropy if self.task.classifies else squared_error)(outputs, labels)
         self.networks.backward(gradient)
         totals = losses + self.add_penalties() if acts else losses
-        norms = self.clip_gradients()
+        norms = clip_gradients(self.gradients, self.config.grad_clip)
         self.check_finite(totals, norms)
         assert self.optimizer is not None
         self.factor = rate_factor(self.task, self.phase, self.phase_step)
@@ -219,18 +219,6 @@ class Stack:
                     term.backward()
                     terms[i] = term.detach()
         return terms
-
-    def clip_gradients(self) -> Tensor:
-        """Scale each network's gradients as `clip_grad_norm_` does; their norms, (S,)."""
-        S = len(self.runs)
-        norms = torch.stack([torch.linalg.vector_norm(g.reshape(S, -1), dim=1) for g in self.gradients], dim=1)
-        norm: Tensor = torch.linalg.vector_norm(norms, dim=1)
-        if self.config.grad_clip is not None:
-            factor = (self.config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
-            if (factor < 1).any():  # a factor of 1 changes nothing
-                for g in self.gradients:
-                    g.mul_(factor.view(S, *[1] * (g.ndim - 1)))
-        return norm
 
     def check_finite(self, *values: Tensor) -> None:
         """Take out the runs of which a value (S,) is not finite."""
