@@ -198,7 +198,7 @@ class Storm:
                     interrupted = self.disturb(folder, kind)
                     self.made[kind] += interrupted or kind not in LETHAL
                     if kind in LETHAL:  # two of three shall hit, however busy the machine is
-                        self.span *= 1.05 if interrupted else 0.9
+                        self.span *= 1.1 if interrupted else 0.8
                     if not interrupted:
                         break
                     made += kind in LETHAL

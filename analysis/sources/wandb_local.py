@@ -128,7 +128,7 @@ def environment(record: Any) -> dict[str, Any]:
         "os": record.os,
         "python": record.python,
         "git_commit": record.git.commit,
-        "cpu": record.cpu.model if hasattr(record, "cpu") else "",
+        "cpu": getattr(getattr(record, "cpu", None), "model", ""),  # not in every version of wandb
         "cpu_count": record.cpu_count,
         "gpu": record.gpu_type,
     }
