@@ -34,7 +34,7 @@ STREAMS = {
         "benchmark=permuted", "benchmark.samples=640", "benchmark.tasks=10", "epochs=10", "batch_size=32",
     ),
 }  # fmt: skip
-# on_nan=skip: without a trigger a perceptron's steps would else be taken in another, faster loop, and costs not compare.
+# on_nan=skip: without a trigger, steps of a perceptron would be taken in another, faster loop, and costs not compare.
 ALIKE = (
     "tracker=none", "progress=false", "metrics=off", "cache=off", "threads=1", "checkpoint.every_seconds=3600",
     "on_nan=skip",
