@@ -209,6 +209,13 @@ def test_an_experiment_s_values_for_one_start() -> None:
     assert coef("start=30k") == 0.5
 
 
+STREAMS = {  # of vision, with their data sets
+    f"{benchmark.stem}_{dataset.stem}"
+    for benchmark in (CONF / "benchmark").glob("*.yaml")
+    for dataset in (CONF / "dataset").glob("*.yaml")
+}
+
+
 def test_tables_name_what_exists() -> None:
     """Nothing would ever pick up a misspelt method, data set or benchmark, or notice a misspelt option."""
     for path in (CONF / "tuned").rglob("*.yaml"):
@@ -222,6 +229,13 @@ def test_tables_name_what_exists() -> None:
                 experiment, start, method = method.split("_", 2)
                 assert (CONF / "experiment" / f"{experiment}.yaml").exists()
                 assert start in OmegaConf.load(CONF / "start.yaml")
+            if path.stem == "searched":  # <benchmark>_<data set>_<method>, and a rate for each
+                place = next(place for place in STREAMS if method.startswith(f"{place}_"))
+                parts = method.removeprefix(f"{place}_").split("+")
+                assert set(parts) <= set(ALL_METHODS), entry
+                method = parts[0] if len(parts) == 1 else "chain"
+                assert set(values) <= {"lr", "method"}, (path.name, entry)
+                values = values.get("method", {})
             assert method in ALL_METHODS
             if path.stem in ("dqn", "sac"):  # the agents' tables also say what restarts at the midpoint
                 assert set(values) <= {"method", "boundary"}, (path.name, method)
