@@ -1,5 +1,6 @@
 """Where every trainer lets a method act: at the boundary between two phases, where a trigger fired, after a row."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +11,9 @@ from fire_core.harness.options.errors import TrainingError
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training.loop import Progress
 from fire_core.harness.training.measure import (
+    Matrices,
     Stopwatch,
+    Weights,
     find_matrices,
     from_reports,
     spectra,
@@ -79,17 +82,7 @@ def act_at_boundary(
     replaced = [id(p) for p in parameters] != [id(p) for p in net.parameters()]
     found_after = find_matrices(net) if replaced else found
     new = {key: module.state_dict() for key, module in net.modules.items()}
-    if level == "off" or "dfi" in before:
-        numbers = {"sfe": total_sfe(found_after, old, new)}
-    else:
-        numbers = from_reports(report.weights, found_after) or {
-            "dfi_before": total_dfi(found, old),
-            "dfi_after": total_dfi(found_after, new),
-            "sfe": total_sfe(found_after, old, new),
-        }
-        if level == "full":
-            numbers["weight_stable_rank_before"] = weight_stable_rank(found, old)
-            numbers["weight_stable_rank_after"] = weight_stable_rank(found_after, new)
+    numbers = _of_weights(report, (found, old), (found_after, new), "off" if "dfi" in before else level)
     if level != "off" and firing is None:
         both = spectra(found, old), spectra(found_after, new)
         if run is not None:
@@ -111,6 +104,24 @@ def act_at_boundary(
     }
     if run is not None:
         run.log(row)
+
+
+def _of_weights(
+    report: BoundaryReport, before: tuple[Matrices, Weights], after: tuple[Matrices, Weights], level: str
+) -> dict[str, float]:
+    """DfI, SFE and stable rank of the matrices, as far as `level` asks; the method's own report saves the work."""
+    sfe = functools.partial(total_sfe, after[0], before[1], after[1])
+    if level == "off":
+        return {"sfe": sfe()}
+    numbers = from_reports(report.weights, after[0]) or {
+        "dfi_before": total_dfi(*before),
+        "dfi_after": total_dfi(*after),
+        "sfe": sfe(),
+    }
+    if level == "full":
+        numbers["weight_stable_rank_before"] = weight_stable_rank(*before)
+        numbers["weight_stable_rank_after"] = weight_stable_rank(*after)
+    return numbers
 
 
 def _plain(row: Row) -> dict[str, Any]:
