@@ -78,6 +78,10 @@ class Atari:
         space: Any = self._env.single_action_space
         self.actions = int(space.n)
         self._lives = np.zeros(envs, dtype=np.int64)
+        self.parameters: tuple[str, ...] = ()
+
+    def change_physics(self, factors: dict[str, float]) -> None:
+        """A game has none."""
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Start episodes; their first frames, (k, 84, 84)."""
@@ -137,7 +141,7 @@ def make(
     max_frames: Annotated[int, within(1, NEVER)] = 400_000,
     threads: Threads = None,
 ) -> Episodes:
-    """Environments for `rl.dqn`; the options are those of conf/env/asterix.yaml.
+    """Environments for `rl.dqn`; the options are those of `asterix` in conf/envs/dqn.yaml.
 
     Raises:
         ConfigError: an option is out of its range.

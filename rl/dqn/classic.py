@@ -6,6 +6,7 @@ import torch
 
 from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import Count, checked
+from rl.common.physics import Physics
 from rl.dqn.episodes import Episodes
 
 
@@ -38,6 +39,13 @@ class Classic:
             raise ConfigError(f"env.game={task}: observations must be a vector of numbers, not {seen}")
         self.frame: tuple[int, ...] = seen.shape
         self._pending = np.zeros(envs, dtype=np.int64)
+        self._physics = [Physics(env) for env in self._envs]
+        self.parameters = self._physics[0].names
+
+    def change_physics(self, factors: dict[str, float]) -> None:
+        """Scale parameters of the simulation."""
+        for physics in self._physics:
+            physics.change(factors)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first observations."""

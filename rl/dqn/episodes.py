@@ -26,6 +26,7 @@ class Emulator(Protocol):
         dtype: of a frame.
         stack: frames in an observation.
         random: whether an episode depends on its seed.
+        parameters: of physics, which `change_physics` can scale.
     """
 
     envs: int
@@ -34,6 +35,10 @@ class Emulator(Protocol):
     dtype: torch.dtype
     stack: int
     random: bool
+    parameters: tuple[str, ...]
+
+    def change_physics(self, factors: dict[str, float]) -> None:
+        """Scale parameters, by name, in the episodes that begin from now on."""
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first frames, (k, *frame)."""

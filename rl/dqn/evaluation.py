@@ -47,7 +47,35 @@ def play(policy: Callable[[Tensor], Tensor], env: Episodes, steps: int, epsilon:
         actions = epsilon_greedy(policy(env.observations), env.emulator.actions, epsilon, generator, False)
         env.send(actions)
         returns += env.recv().returns
-    mean = float(np.mean(returns or env.returns))
-    row = {"eval/return": mean, "eval/episodes": float(len(returns))}
+    return row_of(game, float(np.mean(returns or env.returns)), len(returns))
+
+
+@torch.inference_mode()
+def play_episodes(policy: Callable[[Tensor], Tensor], env: Episodes, epsilon: float, game: str) -> dict[str, float]:
+    """Play the first episode of each environment to its end, so that long ones count as short ones do.
+
+    Args:
+        policy: best actions (envs,) on the CPU for observations (envs, stack, ...).
+        env: freshly made, with a time limit.
+        epsilon: chance of a random action.
+        game: whose table of human scores is used.
+
+    Returns:
+        As `play`; all episodes ended.
+    """
+    generator = seeding.generator(env.seed, env.purpose, "epsilon")
+    env.begin()
+    returns: dict[int, float] = {}
+    while len(returns) < env.envs:
+        env.send(epsilon_greedy(policy(env.observations), env.emulator.actions, epsilon, generator, False))
+        step = env.recv()
+        for number, value in zip(step.ended.tolist(), step.returns, strict=True):
+            returns.setdefault(number, value)
+    return row_of(game, float(np.mean(list(returns.values()))), len(returns))
+
+
+def row_of(game: str, mean: float, episodes: int) -> dict[str, float]:
+    """The numbers of an evaluation."""
+    row = {"eval/return": mean, "eval/episodes": float(episodes)}
     normalised = human_normalised(game, mean)
     return row if normalised is None else {**row, "eval/normalized_return": normalised}

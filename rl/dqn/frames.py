@@ -48,6 +48,7 @@ class FrameReplay:
     Attributes:
         columns: name -> (envs, rows, ...).
         written: rows ever appended, for each environment.
+        begins: the first row that may be drawn, for each environment.
         rows: length of a ring.
     """
 
@@ -72,6 +73,7 @@ class FrameReplay:
             "age": torch.zeros(size, dtype=torch.int32),
         }
         self.written = [0] * envs
+        self.begins = [0] * envs
         self._age = torch.zeros(envs, dtype=torch.int32)  # of the newest rows
         self._every = torch.arange(envs)
         self._back = torch.arange(stack, -1, -1)  # stack, ..., 1, 0 rows back
@@ -108,6 +110,10 @@ class FrameReplay:
         for env in which.tolist():
             self.written[env] += 1
 
+    def forget(self) -> None:
+        """Draw nothing more of what was appended until now; new episodes must begin."""
+        self.begins = list(self.written)
+
     def __len__(self) -> int:
         """Rows held."""
         return sum(min(written, self.rows) for written in self.written)
@@ -117,6 +123,7 @@ class FrameReplay:
         written = torch.tensor(self.written)
         # In a full ring the oldest rows lack frames of their stacks.
         first = torch.where(written > self.rows, written - self.rows + self.stack, 0)
+        first = torch.maximum(first, torch.tensor(self.begins))
         ends = (written - first).cumsum(0)
         starts = ends - (written - first)
 

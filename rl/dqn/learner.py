@@ -18,6 +18,8 @@ from fire_core.harness.training.firing import load_trigger, trigger_state
 from fire_core.harness.training.loop import Progress
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Net
+from rl.common.continual import Returns
+from rl.dqn.changing import Changing
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import Batch, FrameReplay
 from rl.dqn.task import Task, make_env
@@ -58,6 +60,7 @@ class Learner(Progress):
     updates_since: int = 0
     returns: list[float] = field(default_factory=list)  # of training episodes that ended
     evaluated: dict[str, float] = field(default_factory=dict)  # the last evaluation
+    of_tasks: Returns = field(default_factory=Returns)  # of training episodes, in a stream of tasks
 
     PLAIN = (*Progress.PROGRESS, "updates", "loss_sum", "value_sum", "updates_since", "returns", "evaluated")
 
@@ -94,6 +97,12 @@ class Learner(Progress):
         """The network that the targets come from."""
         return self.net.targets["q"]
 
+    def begin_task(self) -> None:
+        """Be in the environment of the phase; new episodes must begin."""
+        emulator = self.env.emulator
+        assert isinstance(emulator, Changing)
+        emulator.begin_task(self.phase)
+
     def close(self) -> None:
         """End the threads."""
         self.env.close()
@@ -119,6 +128,8 @@ class Learner(Progress):
             "sampling": self.sampling.get_state(),
             "rng": seeding.rng_state(),
             "trigger": trigger_state(self.trigger),
+            "of_tasks": self.of_tasks.state_dict(),
+            "begins": list(self.replay.begins),
             **{key: getattr(self, key) for key in self.PLAIN},
         }
 
@@ -138,6 +149,10 @@ class Learner(Progress):
         self.sampling.set_state(state["sampling"].cpu())
         seeding.set_rng_state(state["rng"])
         load_trigger(self.trigger, state.get("trigger"))
+        if task.benchmark is not None:
+            self.of_tasks.load_state_dict(state["of_tasks"])
+            self.replay.begins = list(state["begins"])
+            self.begin_task()
         if self.step < task.total_steps and not self.env.load_state_dict(state["env"]):
             log.warning("this version of the emulator does not repeat its episodes: new ones begin")
             self.replay.start(torch.arange(self.env.envs), self.env.begin())

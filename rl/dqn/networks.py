@@ -26,7 +26,7 @@ class QNetwork(nn.Module):
 
     def unit_graph(self) -> list[Units]:
         """The hidden units, see `fire_core.units.graph`: each layer is read by the next one, the last by every head."""
-        heads: list[Any] = list(self.head.heads) if isinstance(self.head, Injected) else [self.head]
+        heads = heads_of(self.head)
         layers = [m for m in self.encoder if isinstance(m, (nn.Conv2d, nn.Linear))]
         names = [name for name, m in self.encoder.named_children() if m in layers]
         norms = norms_of(self.encoder, len(layers))
@@ -37,7 +37,7 @@ class QNetwork(nn.Module):
             columns = last.consumers[0].columns
             readers = tuple(Consumer(head[0], columns, probed=head is heads[0]) for head in heads)
             graph.append(Units(last.name, last.count, (Producer(layers[-1]),), readers, last.norms))
-        trained: Any = self.head.new if isinstance(self.head, Injected) else self.head
+        trained = heads[0]
         return [*graph, between("fc1", trained[0], trained[-1], norms_of(trained, 1)[0], self.copies)]
 
 
@@ -144,6 +144,11 @@ def head(features: int, hidden: int, actions: int, norm: bool = False, activatio
     between_them = nonlinear("", units, norm, activation)
     first, last = nn.Linear(features, units), nn.Linear(units * copies, actions)
     return nn.Sequential(OrderedDict(fc1=first, **between_them, fc2=last))
+
+
+def heads_of(module: nn.Module) -> list[Any]:
+    """All that read a network's features, the one that is trained first; injection may have been repeated."""
+    return [one for part in module.heads for one in heads_of(part)] if isinstance(module, Injected) else [module]
 
 
 def nonlinear(number: str, units: int, norm: bool, activation: str) -> dict[str, nn.Module]:

@@ -9,7 +9,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
 from fire_core.harness.options.build import build
-from fire_core.harness.options.checks import Group, check_method, check_optimizer, check_options
+from fire_core.harness.options.checks import Group, OptionalGroup, check_method, check_optimizer, check_options
 from fire_core.harness.options.config import Trunk, autocast, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.memory import check_fits, check_network_fits
@@ -24,7 +24,9 @@ from fire_core.methods import Method, Net
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from fire_core.triggers import Trigger
 from rl.common.boundary import METRICS, check_boundary
+from rl.common.continual import ContinualControl, check_acts
 from rl.common.phases import Phase, split
+from rl.dqn.changing import Changing
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import FrameReplay
 
@@ -57,6 +59,7 @@ class Evaluation:
     steps: Count = MISSING
     num_envs: Envs = 8
     epsilon: Share = 0.001
+    episodes: Envs | None = None  # so many whole ones, whatever their length; null: those that end within `steps`
 
 
 @dataclass
@@ -78,6 +81,7 @@ class DQNConfig(Trunk):
     env: Group = MISSING
     model: Group = MISSING
     optimizer: Group = MISSING
+    benchmark: OptionalGroup = None  # a stream of tasks; null: two halves in one environment
     num_envs: Envs = 4
     total_steps: Count = MISSING
     midpoint: Count = MISSING  # where the method acts
@@ -103,7 +107,8 @@ class DQNConfig(Trunk):
     compile: Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotune")] = "off"
 
 
-register("dqn", DQNConfig, "scale", "cache", "budget/dqn", "budget/exceptions", "tuned/dqn", presets=("fig4a",))
+GROUPS = ("scale", "cache", "budget/dqn", "budget/continual", "budget/exceptions", "tuned/dqn")
+register("dqn", DQNConfig, *GROUPS, presets=("fig4a", "agents"), envs=("dqn",))
 
 
 @dataclass
@@ -122,6 +127,7 @@ class Task:
     model: nn.Module  # the Q-network at its initial weights; it and the method are not trained: learners take copies
     method: Method
     trigger: Trigger | None  # never asked either
+    benchmark: ContinualControl | None
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
@@ -131,7 +137,13 @@ class Task:
             ConfigError: an option is out of its range, or these things do not fit together or into memory.
         """
         check_options(config)
-        check_schedule(config)
+        benchmark = build_benchmark(config)
+        if benchmark is None:
+            check_schedule(config)
+            phases = split(config.midpoint, config.total_steps)
+        else:
+            phases = benchmark.phases("total_steps", config.total_steps)
+            check_task_length(config)
         device = resolve_device(config.device)
         set_up_torch(device, config.threads, config.deterministic)
         replay_device = device if config.replay.device == "auto" else resolve_device(config.replay.device)
@@ -154,10 +166,11 @@ class Task:
             emulator.frame,
             emulator.dtype,
             emulator.stack,
-            split(config.midpoint, config.total_steps),
+            phases,
             build_network(options, emulator.actions, observation),
             method,
             build_trigger(options.trigger),
+            benchmark,
         )
         if config.replay.capacity < config.num_envs * (task.stack + 2):
             raise ConfigError(f"replay.capacity={config.replay.capacity} is too small for num_envs={config.num_envs}")
@@ -165,6 +178,7 @@ class Task:
         check_fits("replay.capacity", config.replay.capacity, each, replay_device)
         net, name = Net({"q": task.model}, {}), config.method.name
         check_method(method, net, name=name, network=network)
+        check_acts(benchmark, method, name, acts_at_boundaries(options.trigger))
         check_trigger(
             options.trigger,
             task.trigger,
@@ -189,14 +203,15 @@ class Task:
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""
-        return identity(asdict(self.config))
+        what = identity(asdict(self.config))
+        return what if self.benchmark else without(what, ("benchmark",))  # as before there were streams
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of it that shapes the first phase: methods act from the midpoint on, and are measured there.
 
-        With a trigger they may act from the start, and nothing is shared.
+        With a trigger, or within the tasks of a stream, they may act from the start, and nothing is shared.
         """
-        shared = self.trigger is None
+        shared = self.trigger is None and not self.method_acts_in(0)
         return without(self.identity(), ("method", "boundary", "metrics", "trigger")) if shared else None
 
     @property
@@ -210,8 +225,18 @@ class Task:
         return -(-self.config.learning_starts // self.config.num_envs) * self.config.num_envs
 
     def method_acts_in(self, index: int) -> bool:
-        """Whether the method shapes what happens within phase `index`: the first is shared by all methods."""
-        return self.method.acts_within_phases and index > 0
+        """Whether the method shapes what happens within phase `index`; the first half is shared by all methods."""
+        return self.method.acts_within_phases and (index > 0 or self.benchmark is not None)
+
+    @property
+    def knows_boundaries(self) -> bool:
+        """Whether the agent starts each phase anew, as `ContinualControl` says."""
+        return self.benchmark is not None and self.benchmark.known
+
+    @property
+    def hides_boundaries(self) -> bool:
+        """Whether nothing happens between two phases but that the task changes."""
+        return self.benchmark is not None and not self.benchmark.known
 
     def new_replay(self) -> FrameReplay:
         """An empty replay."""
@@ -244,6 +269,29 @@ def check_schedule(config: DictConfig) -> None:
         raise ConfigError(f"learning_starts must be at least num_envs={config.num_envs}, got {config.learning_starts}")
 
 
+def check_task_length(config: DictConfig) -> None:
+    """Whether learning starts within each task.
+
+    Raises:
+        ConfigError: with the option and what it accepts.
+    """
+    steps = config.benchmark.steps
+    if steps % config.num_envs:
+        raise ConfigError(f"benchmark.steps={steps} must be a multiple of num_envs={config.num_envs}")
+    if not config.num_envs <= config.learning_starts < steps:
+        raise ConfigError(
+            f"learning_starts={config.learning_starts} must be at least num_envs={config.num_envs} and less than "
+            f"benchmark.steps={steps}"
+        )
+
+
+def build_benchmark(config: DQNConfig | DictConfig) -> ContinualControl | None:
+    """The stream of tasks of `benchmark=`; None: there is none, as in runs of before there were streams."""
+    node = getattr(config, "benchmark", None)
+    found: ContinualControl | None = None if node is None else build("benchmark", node, ContinualControl)
+    return found
+
+
 def build_network(config: DQNConfig | DictConfig, actions: int, observation: tuple[int, ...]) -> nn.Module:
     """The Q-network of `model=` at fresh weights, on the CPU."""
     options = {key: value for key, value in config.model.items() if key != "layout"}
@@ -255,5 +303,15 @@ def build_network(config: DQNConfig | DictConfig, actions: int, observation: tup
 
 def make_env(config: DQNConfig | DictConfig, envs: int, purpose: str) -> Episodes:
     """`envs` environments of `env=`, whose random numbers are those of this purpose."""
-    episodes: Episodes = build("env", config.env, Episodes, envs=envs, seed=config.seed, purpose=purpose)
-    return episodes
+
+    def one(**game: str) -> Episodes:
+        made: Episodes = build("env", {**config.env, **game}, Episodes, envs=envs, seed=config.seed, purpose=purpose)
+        return made
+
+    benchmark = build_benchmark(config)
+    if benchmark is None:
+        return one()
+    several = [one(game=name) for name in benchmark.sequence] if benchmark.sequence else [one()]
+    names = benchmark.sequence or [str(config.env["name"])]
+    emulator = Changing(benchmark, names, [episodes.emulator for episodes in several], config.seed)
+    return Episodes(emulator, config.seed, purpose, several[0].sticky, several[0].life_loss)

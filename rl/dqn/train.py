@@ -32,8 +32,9 @@ from fire_core.weights.optimizer_state import parts_of
 from rl.common import checkpoint
 from rl.common.boundary import METRICS, update_targets
 from rl.common.replay_store import RingStore
+from rl.dqn.changing import Changing
 from rl.dqn.episodes import Step
-from rl.dqn.evaluation import epsilon_greedy, play
+from rl.dqn.evaluation import epsilon_greedy, play, play_episodes
 from rl.dqn.learner import Learner, best_actions, build_passes, new_optimizer, on_device, targets_of, td_batch
 from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, epsilon, huber
@@ -115,9 +116,21 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
     learner.phase, learner.phase_step = index, 0
     if index == 0:
         learner.optimizer = new_optimizer(task, learner, index)
-    elif acts_at_boundaries(config.trigger):
+    elif acts_at_boundaries(config.trigger) and not task.hides_boundaries:
         act(task, learner, run)
         learner.passes = build_passes(task, learner.net)
+    if index > 0 and task.benchmark is not None:
+        begin_task(task, learner)
+
+
+def begin_task(task: Task, learner: Learner) -> None:
+    """The next task of a stream: new episodes, and where its boundary is known an empty replay and a new target."""
+    if task.knows_boundaries:
+        learner.replay.forget()
+        learner.target.load_state_dict(learner.q.state_dict())
+    learner.begin_task()
+    learner.replay.start(torch.arange(learner.env.envs), learner.env.begin())
+    learner.of_tasks.begin_task()
 
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
@@ -149,9 +162,10 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     actions = choose_actions(task, learner, acts)
     env.send(actions)
     before = learner.step
+    since = learner.phase_step if task.knows_boundaries else before  # the replay began to fill
     learner.step += config.num_envs
     learner.phase_step += config.num_envs
-    if before >= config.learning_starts:
+    if since >= config.learning_starts:
         due = int(learner.step * config.updates_per_step) - int(before * config.updates_per_step)
         if due:
             loss = learn(task, learner, due, acts)
@@ -211,6 +225,7 @@ def remember(learner: Learner, actions: Tensor, step: Step) -> None:
     if len(step.ended):
         learner.replay.start(step.ended, step.first)
         learner.returns += step.returns
+        learner.of_tasks.add(learner.phase_step, step.returns)
 
 
 def crossed(step: int, by: int, every: int) -> bool:
@@ -221,16 +236,22 @@ def crossed(step: int, by: int, every: int) -> bool:
 def exploration_rate(task: Task, learner: Learner) -> float:
     """Chance of a random action."""
     options, config = task.config.epsilon, task.config
-    duration = options.fraction * config.total_steps
-    return epsilon(learner.step, options.start, options.end, duration, config.learning_starts)
+    length = config.total_steps if task.benchmark is None else task.benchmark.steps
+    step = learner.phase_step if task.knows_boundaries else learner.step
+    return epsilon(step, options.start, options.end, options.fraction * length, config.learning_starts)
 
 
 def evaluate(task: Task, learner: Learner) -> dict[str, float]:
     """The return of nearly greedy play, in environments of its own."""
     options = task.config.eval
-    with contextlib.closing(make_env(task.config, options.num_envs, f"eval/{learner.step}")) as env:
-        policy = functools.partial(best_actions, task, learner)
-        return play(policy, env, options.steps, options.epsilon, task.config.env["game"])
+    game, policy = task.config.env["game"], functools.partial(best_actions, task, learner)
+    envs = options.num_envs if options.episodes is None else options.episodes
+    with contextlib.closing(make_env(task.config, envs, f"eval/{learner.step}")) as env:
+        if isinstance(env.emulator, Changing):
+            env.emulator.begin_task(learner.phase)
+        if options.episodes is None:
+            return play(policy, env, options.steps, options.epsilon, game)
+        return play_episodes(policy, env, options.epsilon, game)
 
 
 def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, Any]:
@@ -250,6 +271,9 @@ def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, A
         row["train/value"] = learner.value_sum.item() / learner.updates_since
     if learner.returns:
         row["train/return"] = float(np.mean(learner.returns))
+    if task.benchmark is not None:
+        ended = learner.step >= task.phases[learner.phase].end
+        row |= learner.of_tasks.row(task.benchmark.steps, learner.env.returns.tolist(), ended)
     if with_evaluation:
         learner.evaluated = evaluate(task, learner)
         row |= learner.evaluated

@@ -29,6 +29,8 @@ FOLDER = Path(__file__).parent
 # What stands on the command line: text, truth, a list, nothing, and numbers out of every range.
 VALUES = ("abc", "true", "[1]", "null", "-1", "0", "1.5", "nan", "inf", "-inf", "1e300", "99999999999999999999")
 LANGUAGE_MODELS = ("gpt_tiny", "gpt_0.1b")
+# Tasks as short as the smallest run of DQN.
+STREAM = {"env": "cartpole", "benchmark.steps": 80, "benchmark.tasks": 3, "total_steps": 240, "learning_starts": 20}
 NOT_OURS = ("timm", "torchvision")  # others' code decides what they accept
 
 
@@ -66,10 +68,12 @@ def case_of_group(group: str, choice: str, name: str) -> list[Case]:
     """The program, and the overrides, in which a choice of a group has this option."""
     select, option = f"{group}={choice}", f"{group}.{name}"
     if group == "env":
-        if choice == "cartpole":
-            return [Case(DQN, (select,), name)]
+        if choice in ("cartpole", "acrobot", "lunarlander"):
+            return [Case(DQN, (select,), name)] if choice == "cartpole" else []
         sac = "_repeat" in name or name in ("options", "suite", "task", "twin")
-        return [Case(SAC if sac else ATARI, (select,), option)]
+        return [Case(SAC, (select,), option) if sac else Case(ATARI, (select,), name)]
+    if choice == "continual_control":
+        return [Case(DQN, (*(f"{key}={value}" for key, value in STREAM.items()), select), option)]
     if group == "trigger":
         return [Case(DQN, ("env=cartpole", select, "method=fire"), option)]
     if group == "networks":

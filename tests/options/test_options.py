@@ -17,7 +17,7 @@ from tests.programs import compose
 FOLDER = Path(__file__).parent
 PROGRAMS = ("vision", "language", "dqn", "sac", "watch", "language_prepare", "language_sample")
 # Folders of conf whose files set options of a program, and bring none of their own.
-SETTING = ("budget", "experiment", "hydra", "presets", "scale", "start", "tuned")
+SETTING = ("budget", "envs", "experiment", "hydra", "presets", "scale", "start", "tuned")
 
 
 def options_of(program: str) -> list[str]:
@@ -35,6 +35,11 @@ def options_of_groups() -> list[str]:
         names = leaves({key: value for key, value in own.items() if key != "defaults"})
         names = [name for name in names if name.split(".")[-1] not in ("_target_", "name")]
         found += [f"{place}.{name}" for name in names] or [str(place)]
+    for path in sorted((CONF / "envs").glob("*.yaml")):  # choices that are entries of a table
+        for choice, node in yaml.safe_load(path.read_text()).items():
+            names = leaves({key: value for key, value in node.items() if key != "defaults"})
+            names = [name for name in names if name.split(".")[-1] not in ("_target_", "name")]
+            found += [f"env/{choice}.{name}" for name in names]
     for choice, node in CHOICES.items():  # of the group that has no files
         found += [f"trigger/{choice}.{name}" for name in node if name not in ("_target_", "name")] or [
             f"trigger/{choice}"

@@ -21,6 +21,7 @@ from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.given import refuse_idle
+from fire_core.harness.options.tables import ENTRIES
 from fire_core.harness.options.trigger import CHOICES
 from fire_core.methods import Method, Net
 from fire_core.ranges import Check, problem, shown
@@ -32,10 +33,15 @@ PACKAGES = {"vision": "vision.", "language": "language.", "dqn": "rl.dqn.", "sac
 def group(option: str, value: Any) -> str | None:
     """A check: a choice of the group of that name in `conf/`."""
     if not isinstance(value, DictConfig | dict):
-        names = [*CHOICES] if option == "trigger" else sorted(path.stem for path in (CONF / option).glob("*.yaml"))
+        names = [*CHOICES] if option == "trigger" else sorted([*_files(option), *ENTRIES.get(option, {})])
         return f"{option} must be one of conf/{option} ({', '.join(names)}), got {shown(value)}"
     name = value.get("name")
     return None if isinstance(name, str) else f"{option}.name must be text, got {shown(name)}"
+
+
+def optional_group(option: str, value: Any) -> str | None:
+    """A check: such a choice, or null."""
+    return None if value is None else group(option, value)
 
 
 def cores(option: str, value: Any) -> str | None:
@@ -47,6 +53,7 @@ def cores(option: str, value: Any) -> str | None:
 
 
 Group = Annotated[Any, group]
+OptionalGroup = Annotated[Any, optional_group]
 Threads = Annotated[int | None, cores]
 
 
@@ -90,9 +97,15 @@ def _check_programs(config: DictConfig) -> None:
     for option in map(str, config):
         value = config[option]
         if isinstance(value, DictConfig) and any(target.startswith(foreign) for target in _targets(value)):
-            texts = {file.stem: _with_defaults(file) for file in sorted((CONF / option).glob("*.yaml"))}
-            accepted = ", ".join(name for name in texts if not any(package in texts[name] for package in foreign))
+            texts = {name: _with_defaults(file) for name, file in _files(option).items()}
+            fitting = [name for name in texts if not any(package in texts[name] for package in foreign)]
+            accepted = ", ".join([*fitting, *ENTRIES.get(option, {})])
             raise ConfigError(f"{option}={value.get('name')} is not for {config.program}; accepted: {accepted}")
+
+
+def _files(option: str) -> dict[str, Path]:
+    """The choices of a group that are files, by name."""
+    return {path.stem: path for path in sorted((CONF / option).glob("*.yaml"))}
 
 
 def _with_defaults(file: Path) -> str:

@@ -4,7 +4,7 @@ A table holds the values of many choices side by side. Its first line is Hydra's
 configuration its values go. The entry `fire` of conf/tuned/dqn.yaml is the option `tuned/dqn=fire`, to be named in a
 defaults list; the entry `fire` of conf/tuned/vision/continual_cifar10.yaml is `tuned/vision=continual_cifar10_fire`.
 Tables in conf/presets hold options of `experiment` that are alike: `fig2a_cifar10` of conf/presets/fig2.yaml stands
-beside the files of conf/experiment.
+beside the files of conf/experiment. Likewise conf/envs/dqn.yaml holds options of `env`.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from fire_core.harness.options.cli import CONF
 
 PACKAGE = "# @package "
+ENTRIES: dict[str, dict[str, Path]] = {}  # group -> its options that are entries of tables, each with its table
 
 
 def choose(word: str, values: Mapping[str, Any], otherwise: Any) -> Any:
@@ -34,8 +35,8 @@ def list_groups(*groups: str) -> str:
     return "\n".join(f"{group}: {', '.join(loader.get_group_options(group))}" for group in groups)
 
 
-def register(name: str, schema: type, *groups: str, presets: tuple[str, ...] = ()) -> None:
-    """Store a program's typed options as `<name>_schema`, the tables of its groups ("tuned/dqn") and presets."""
+def register(name: str, schema: type, *groups: str, presets: tuple[str, ...] = (), envs: tuple[str, ...] = ()) -> None:
+    """Store a program's typed options as `<name>_schema`, the tables of its groups ("tuned/dqn"), presets and envs."""
     OmegaConf.register_new_resolver("groups", list_groups, replace=True)
     ConfigStore.instance().store(name=f"{name}_schema", node=schema)
     for group in groups:
@@ -46,6 +47,8 @@ def register(name: str, schema: type, *groups: str, presets: tuple[str, ...] = (
             _store(group, folder.with_suffix(".yaml"), "")
     for preset in presets:
         _store("experiment", CONF / "presets" / f"{preset}.yaml", "")
+    for env in envs:
+        _store("env", CONF / "envs" / f"{env}.yaml", "")
 
 
 def _store(group: str, path: Path, prefix: str) -> None:
@@ -56,3 +59,4 @@ def _store(group: str, path: Path, prefix: str) -> None:
     for entry, values in table.items():
         package = header.removeprefix(PACKAGE).strip()
         ConfigStore.instance().store(group=group, name=f"{prefix}{entry}", node=values, package=package)
+        ENTRIES.setdefault(group, {})[f"{prefix}{entry}"] = path

@@ -1,0 +1,261 @@
+"""Streams of control tasks on which agents lose plasticity: `benchmark=continual_control` of both agents.
+
+Each task is the same environment, or the next of a list of environments with one interface, behind other observations
+(permuted, with other signs, shifted) and other physics. A return is that of training episodes: `Returns`.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+
+from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.training import seeding
+from fire_core.methods import Method
+from fire_core.ranges import Count, NonNegative, Width, checked, one_of, within
+from rl.common.phases import Phase, split
+from rl.common.physics import PARAMETERS
+
+LAST = 0.25  # the part of a task whose returns are its score
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a task changes.
+
+    Attributes:
+        order: which number of a padded observation comes at each place, (size,).
+        signs: 1 or -1 for each place, (size,).
+        offset: what is added, (size,).
+        physics: factors of parameters, by name (`rl.common.physics`).
+    """
+
+    order: np.ndarray
+    signs: np.ndarray
+    offset: np.ndarray
+    physics: dict[str, float]
+
+    def observe(self, x: np.ndarray) -> np.ndarray:
+        """Observations (..., numbers) as this task shows them, (..., size) float32; zeros are behind their numbers."""
+        padded = np.zeros((*x.shape[:-1], len(self.order)), np.float32)
+        padded[..., : x.shape[-1]] = x
+        shown: np.ndarray = padded[..., self.order] * self.signs + self.offset
+        return shown
+
+
+class ContinualControl:
+    """Tasks of equal length, one after the other.
+
+    Where boundaries are known, the agent starts each task with an empty replay, a target network that is a copy of the
+    trained one, its first exploration rate and, if it normalises observations, new statistics of them; and methods act
+    there. Where they are hidden, none of this happens; a method acts where its trigger says (`trigger=`).
+
+    Args:
+        tasks: how many.
+        steps: of each, counted as the program counts its own (`total_steps` of DQN, `env_steps` of SAC).
+        sequence: names of environments, which take turns; null: all tasks are in the one of `env=`.
+        size: of an observation, with zeros behind its own numbers; null: the largest of the environments'.
+        permute: whether each task has an order of its own of an observation's numbers.
+        signs: whether each task flips the signs of half of them, on average.
+        offset: deviation of the normal numbers that each task adds to an observation.
+        physics: parameter -> lowest and highest factor; each task draws one, evenly in the logarithm.
+        boundaries: known or hidden.
+
+    Raises:
+        ValueError: there is no such parameter of physics, or its factors are no range.
+    """
+
+    @checked
+    def __init__(
+        self,
+        tasks: Annotated[int, within(1, 1_000_000)] = 10,
+        steps: Count = 5000,
+        sequence: list[str] | None = None,
+        size: Width | None = None,
+        permute: bool = True,
+        signs: bool = True,
+        offset: NonNegative = 1.0,
+        physics: dict[str, list[float]] | None = None,
+        boundaries: Annotated[str, one_of("known", "hidden")] = "known",
+    ) -> None:
+        self.tasks, self.steps, self.sequence, self.size = tasks, steps, sequence, size
+        self.permute, self.signs, self.offset = permute, signs, offset
+        self.physics, self.known = dict(physics or {}), boundaries == "known"
+        if sequence is not None and not sequence:
+            raise ValueError("sequence must name an environment, or be null")
+        for name, ends in self.physics.items():
+            if name not in PARAMETERS:
+                raise ValueError(f"physics.{name} is unknown; accepted: {', '.join(PARAMETERS)}")
+            if len(ends) != 2 or not 0 < ends[0] <= ends[1] < math.inf:
+                raise ValueError(f"physics.{name} must be [lowest, highest] with 0 < lowest <= highest, got {ends}")
+
+    def phases(self, option: str, total: int, each: int = 1) -> list[Phase]:
+        """A phase for each task.
+
+        Args:
+            option: that says the run's length.
+            total: its value.
+            each: of these steps, in one of the loop's.
+
+        Raises:
+            ConfigError: the length is another one than that of all tasks.
+        """
+        if total != self.tasks * self.steps:
+            raise ConfigError(
+                f"{option}={total} is not benchmark.tasks={self.tasks} times benchmark.steps={self.steps}: leave it out"
+            )
+        if self.steps < each:
+            raise ConfigError(f"benchmark.steps={self.steps} must be at least {each}, a step of all environments")
+        return split(*(self.steps // each * task for task in range(1, self.tasks + 1)))
+
+    def changes_observations(self) -> list[str]:
+        """The options that would change an observation's numbers."""
+        return [name for name, on in vars(self).items() if name in ("permute", "signs", "offset") and on]
+
+    def change(self, seed: int, task: int, size: int) -> Change:
+        """What a task changes, by the run's seed.
+
+        Args:
+            seed: of the run.
+            task: its number, from 0.
+            size: of an observation.
+        """
+        draw = np.random.default_rng(seeding.derive(seed, "task", task))
+        order = draw.permutation(size) if self.permute else np.arange(size)
+        signs = draw.choice([-1.0, 1.0], size) if self.signs else np.ones(size)
+        offset = draw.normal(0.0, self.offset, size)
+        ends = {name: np.log(self.physics[name]) for name in sorted(self.physics)}
+        factors = {name: float(np.exp(draw.uniform(*pair))) for name, pair in ends.items()}
+        return Change(order, signs.astype(np.float32), offset.astype(np.float32), factors)
+
+    def name_of(self, task: int, otherwise: str) -> str:
+        """The environment of a task."""
+        return self.sequence[task % len(self.sequence)] if self.sequence else otherwise
+
+    def size_for(self, env: str, sizes: Sequence[int]) -> int:
+        """The size of observations.
+
+        Args:
+            env: the environments' names, for the message.
+            sizes: of their own.
+
+        Raises:
+            ConfigError: `size` is smaller than these.
+        """
+        if self.size is not None and self.size < max(sizes):
+            raise ConfigError(f"benchmark.size={self.size} is less than the {max(sizes)} numbers of env={env}")
+        return max(sizes) if self.size is None else self.size
+
+    def check_physics(self, env: str, names: Collection[str]) -> None:
+        """Refuse parameters that an environment lacks.
+
+        Raises:
+            ConfigError: with those that it has.
+        """
+        for name in self.physics:
+            if name not in names:
+                has = ", ".join(names) or "none"
+                raise ConfigError(f"benchmark.physics.{name}: the model of env={env} has no such parameter; has: {has}")
+
+
+def check_one_interface(what: str, found: dict[str, int]) -> None:
+    """Refuse environments that differ in a number, such as that of actions.
+
+    Args:
+        what: the number is of.
+        found: by environment.
+
+    Raises:
+        ConfigError: with all of them.
+    """
+    if len(set(found.values())) > 1:
+        numbers = ", ".join(f"{name} {number}" for name, number in found.items())
+        raise ConfigError(f"benchmark.sequence needs environments with one number of {what}, got {numbers}")
+
+
+def check_acts(benchmark: ContinualControl | None, method: Method, name: str, at_boundaries: bool) -> None:
+    """Refuse a method that would act at boundaries that are hidden.
+
+    Raises:
+        ConfigError: with what to say instead.
+    """
+    if benchmark and not benchmark.known and at_boundaries and method.overrides("at_boundary"):
+        raise ConfigError(
+            f"benchmark.boundaries=hidden: method={name} cannot act at them; say when it acts, such as trigger=every"
+        )
+
+
+def optimizer_at_tasks(of: Any, parts: Any) -> str:
+    """`${optimizer_at_tasks:${method},${oc.select:method.parts,null}}`: `boundary.optimizer` of continual control.
+
+    new: of a method that brings an optimizer or new parameters, alone or within a chain. forget: of all others, so
+    that a method resets the optimizer's state of what it changes, and whoever changes nothing keeps it.
+    """
+    nodes = [of] if parts is None else [parts[name] for name in ([of["of"]] if isinstance(of["of"], str) else of["of"])]
+    kinds = [get_class(node["_target_"]) for node in nodes]
+    hooks = ("optimizer", "reshape")
+    brings = any(getattr(kind, hook, None) is not getattr(Method, hook) for kind in kinds for hook in hooks)
+    return "new" if brings else "forget"
+
+
+OmegaConf.register_new_resolver("optimizer_at_tasks", optimizer_at_tasks, replace=True)
+OmegaConf.register_new_resolver("times", lambda a, b: int(a) * int(b), replace=True)
+OmegaConf.register_new_resolver("part", lambda a, b: max(1, int(a) // int(b)), replace=True)
+
+
+@dataclass
+class Returns:
+    """Returns of training episodes: those of the task, each with the step of the task at which it ended, and of all.
+
+    Attributes:
+        ended: of the task.
+        total: sum over the run.
+        count: of the run's episodes.
+    """
+
+    ended: list[list[float]] = field(default_factory=list)
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, step: int, returns: Sequence[float]) -> None:
+        """Episodes that ended with this step of the task."""
+        self.ended += [[float(step), float(value)] for value in returns]
+        self.total += math.fsum(returns)
+        self.count += len(returns)
+
+    def row(self, length: int, running: Sequence[float], ended: bool) -> dict[str, float]:
+        """For a row: `online/return`, and at a task's end `task/return` and `task/episodes`.
+
+        Args:
+            length: of the task.
+            running: returns so far of the episodes under way.
+            ended: whether the task has ended.
+
+        Returns:
+            online/return: mean over the run's episodes so far. task/return: mean over those that ended in the last
+            quarter of the task; where none did, that of those under way. task/episodes: how many did.
+        """
+        under_way = float(np.mean(running)) if len(running) else 0.0
+        numbers = {"online/return": self.total / self.count if self.count else under_way}
+        if not ended:
+            return numbers
+        late = [value for step, value in self.ended if step > (1 - LAST) * length]
+        return numbers | {"task/return": float(np.mean(late)) if late else under_way, "task/episodes": len(late)}
+
+    def begin_task(self) -> None:
+        """A new task begins."""
+        self.ended = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"ended": torch.tensor(self.ended).reshape(-1, 2), "total": self.total, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back `state_dict`'s."""
+        self.ended = state["ended"].tolist()
+        self.total, self.count = state["total"], state["count"]

@@ -1,0 +1,78 @@
+"""The environments of a stream of tasks, as one emulator of `rl.dqn.episodes`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fire_core.harness.options.errors import ConfigError
+from rl.common.continual import ContinualControl, check_one_interface
+from rl.dqn.episodes import Emulator
+
+
+class Changing:
+    """Shows the observations of one task, and steps its environment.
+
+    Args:
+        benchmark: says what each task changes.
+        names: of the environments that take turns, one or several.
+        emulators: of these.
+        seed: of the run.
+
+    Raises:
+        ConfigError: they have different interfaces, or lack what the benchmark changes.
+    """
+
+    def __init__(
+        self, benchmark: ContinualControl, names: Sequence[str], emulators: Sequence[Emulator], seed: int
+    ) -> None:
+        self.benchmark, self.emulators, self.seed = benchmark, list(emulators), seed
+        first = self.emulators[0]
+        check_one_interface("actions", {name: e.actions for name, e in zip(names, emulators, strict=True)})
+        for name, emulator in zip(names, emulators, strict=True):
+            benchmark.check_physics(name, emulator.parameters)
+            if len(emulator.frame) != 1 and (changed := benchmark.changes_observations()):
+                off = " ".join(f"benchmark.{option}={'0' if option == 'offset' else 'false'}" for option in changed)
+                raise ConfigError(f"env={name} shows images, of which only vectors' numbers can be changed: {off}")
+            if (emulator.stack, emulator.dtype, len(emulator.frame)) != (first.stack, first.dtype, len(first.frame)):
+                raise ConfigError(f"benchmark.sequence: {name} and {names[0]} show different kinds of observations")
+        self.vectors = len(first.frame) == 1
+        self.envs, self.actions, self.dtype, self.stack = first.envs, first.actions, first.dtype, first.stack
+        self.random = any(emulator.random for emulator in emulators)
+        self.parameters = first.parameters
+        self.frame = first.frame
+        if self.vectors:
+            self.frame = (benchmark.size_for(names[0], [emulator.frame[0] for emulator in emulators]),)
+        elif len({emulator.frame for emulator in emulators}) > 1:
+            raise ConfigError(f"benchmark.sequence: images of different sizes, {[e.frame for e in emulators]}")
+        self.begin_task(0)
+
+    def begin_task(self, task: int) -> None:
+        """Be this task from now on; new episodes must begin."""
+        self.change = self.benchmark.change(self.seed, task, self.frame[0])
+        self.now = self.emulators[task % len(self.emulators)]
+        self.now.change_physics(self.change.physics)
+
+    def change_physics(self, factors: dict[str, float]) -> None:
+        """Tasks do this."""
+        raise NotImplementedError
+
+    def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
+        """Begin episodes; their first observations."""
+        return self._observe(self.now.reset(which, seeds))
+
+    def send(self, actions: np.ndarray) -> None:
+        """Let all environments begin a step."""
+        self.now.send(actions)
+
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Wait for the step."""
+        frames, *rest = self.now.recv()
+        return self._observe(frames), *rest  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Let go of all."""
+        for emulator in self.emulators:
+            emulator.close()
+
+    def _observe(self, frames: np.ndarray) -> np.ndarray:
+        return self.change.observe(frames) if self.vectors else frames

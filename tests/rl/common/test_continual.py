@@ -1,0 +1,125 @@
+"""What a task of continual control changes: observations and physics."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from fire_core.harness.options.errors import ConfigError
+from rl.common.continual import ContinualControl, Returns
+from rl.common.physics import Physics
+
+
+def test_an_observation_is_padded_ordered_signed_and_shifted() -> None:
+    change = ContinualControl().change(seed=3, task=1, size=6)
+    x = np.array([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    seen = change.observe(x)
+    for row, shown in zip(x, seen, strict=True):
+        padded = [*row, 0.0, 0.0]
+        by_hand = [padded[change.order[i]] * change.signs[i] + change.offset[i] for i in range(6)]
+        np.testing.assert_allclose(shown, by_hand, rtol=1e-6)
+    assert sorted(change.order) == list(range(6))
+    assert set(change.signs) <= {-1.0, 1.0}
+
+
+def test_tasks_and_seeds_differ_and_repeat() -> None:
+    benchmark = ContinualControl()
+    offsets = [tuple(benchmark.change(seed, task, 8).offset) for seed in (0, 1) for task in range(3)]
+    assert len(set(offsets)) == 6
+    assert offsets[0] == tuple(ContinualControl(tasks=99).change(0, 0, 8).offset)
+    many = np.concatenate([benchmark.change(0, task, 8).offset for task in range(400)])
+    assert abs(many.std() - 1) < 0.05
+
+
+def test_what_is_off_changes_nothing() -> None:
+    plain = ContinualControl(permute=False, signs=False, offset=0.0)
+    assert plain.changes_observations() == []
+    x = np.array([1.0, -2.0, 3.0], np.float32)
+    np.testing.assert_array_equal(plain.change(0, 5, 3).observe(x), x)
+
+
+def cartpole_by_hand(state: np.ndarray, action: int, gravity: float, mass: float, force: float) -> list[float]:
+    """One Euler step of Barto, Sutton and Anderson's cart and pole."""
+    x, v, angle, w = state
+    cart, pole, half = 1.0 * mass, 0.1 * mass, 0.5
+    push = force if action == 1 else -force
+    part = (push + pole * half * w**2 * np.sin(angle)) / (cart + pole)
+    turn = (gravity * np.sin(angle) - np.cos(angle) * part) / (
+        half * (4 / 3 - pole * np.cos(angle) ** 2 / (cart + pole))
+    )
+    slide = part - pole * half * turn * np.cos(angle) / (cart + pole)
+    return [x + 0.02 * v, v + 0.02 * slide, angle + 0.02 * w, w + 0.02 * turn]
+
+
+def test_cartpole_s_physics_are_scaled() -> None:
+    env = gymnasium.make("CartPole-v1")
+    physics = Physics(env)
+    assert physics.names == ("gravity", "mass", "actuator")
+    physics.change({"gravity": 2.0, "mass": 3.0})
+    physics.change({"gravity": 0.5, "actuator": 2.0, "mass": 1.5})  # from the first, not from what was before
+    state, _ = env.reset(seed=0)
+    following = env.step(1)[0]
+    np.testing.assert_allclose(following, cartpole_by_hand(state, 1, 4.9, 1.5, 20.0), rtol=1e-5)
+
+
+def test_mujoco_s_physics_are_scaled() -> None:
+    env = gymnasium.make("Hopper-v5")
+    model = env.unwrapped.model  # type: ignore[attr-defined]
+    mass, gear, friction = model.body_mass.copy(), model.actuator_gear.copy(), model.geom_friction.copy()
+    physics = Physics(env)
+    assert physics.names == ("gravity", "friction", "mass", "actuator")
+    physics.change({"gravity": 0.5, "mass": 2.0, "friction": 0.3, "actuator": 1.5})
+    assert model.opt.gravity[2] == pytest.approx(-9.81 / 2)
+    np.testing.assert_allclose(model.body_mass, 2 * mass)
+    np.testing.assert_allclose(model.body_subtreemass[0], 2 * mass.sum())  # follows from the masses
+    np.testing.assert_allclose(model.actuator_gear, 1.5 * gear)
+    np.testing.assert_allclose(model.geom_friction, friction * [0.3, 1, 1])
+    physics.change({})
+    np.testing.assert_allclose(model.body_mass, mass)
+
+
+def test_factors_are_even_in_the_logarithm() -> None:
+    benchmark = ContinualControl(physics={"gravity": [0.25, 4.0], "mass": [1.0, 1.0]})
+    found = np.log([benchmark.change(0, task, 4).physics["gravity"] for task in range(500)])
+    assert abs(found.mean()) < 0.1
+    assert found.min() > np.log(0.25)
+    assert found.max() < np.log(4)
+    assert benchmark.change(0, 7, 4).physics["mass"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"physics": {"wind": [1.0, 2.0]}}, "physics.wind is unknown; accepted: gravity"),
+        ({"physics": {"mass": [2.0, 1.0]}}, r"physics.mass must be \[lowest, highest\]"),
+        ({"sequence": []}, "sequence must name an environment"),
+        ({"boundaries": "maybe"}, "boundaries=maybe is unknown"),
+        ({"offset": -1.0}, "offset must be at least 0"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ContinualControl(**options)  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_parameter_is_named() -> None:
+    with pytest.raises(ConfigError, match="the model of env=acrobot has no such parameter; has: mass, actuator"):
+        ContinualControl(physics={"gravity": [1.0, 2.0]}).check_physics("acrobot", ("mass", "actuator"))
+
+
+def test_a_task_s_return_is_that_of_its_last_quarter() -> None:
+    returns = Returns()
+    returns.add(10, [1.0])
+    returns.add(75, [3.0])
+    returns.add(76, [5.0])
+    returns.add(100, [8.0])
+    assert returns.row(100, [2.0], ended=False) == {"online/return": 17 / 4}
+    assert returns.row(100, [2.0], ended=True) == {"online/return": 17 / 4, "task/return": 6.5, "task/episodes": 2}
+    loaded = Returns()
+    loaded.load_state_dict(returns.state_dict())
+    assert loaded == returns
+    returns.begin_task()
+    assert returns.row(100, [2.0, 4.0], ended=True) == {
+        "online/return": 17 / 4,
+        "task/return": 3.0,
+        "task/episodes": 0,
+    }

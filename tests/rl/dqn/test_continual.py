@@ -1,0 +1,152 @@
+"""DQN on a stream of tasks."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rl.dqn.train
+from fire_core.harness.options.errors import ConfigError
+from rl.dqn.changing import Changing
+from rl.dqn.learner import Learner
+from rl.dqn.task import Task
+from rl.dqn.train import begin_phase, exploration_rate, interact
+from tests.programs import ATARI, DQN, Program, assert_same, rows, same
+
+STREAM = (
+    "benchmark=continual_control", "benchmark.tasks=4", "benchmark.steps=100", "benchmark.size=6", "total_steps=400",
+    "learning_starts=20",
+)  # fmt: skip
+
+
+def at_task(index: int, *overrides: str) -> tuple[Task, Learner]:
+    """A learner at the first step of a task."""
+    task = Task.from_config(DQN.compose(*STREAM, "target_every=70", *overrides))
+    learner = Learner.new(task)
+    for phase in range(index + 1):
+        begin_phase(task, learner, phase)
+        while phase < index and learner.step < task.phases[phase].end:
+            interact(task, learner, acts=False)
+    return task, learner
+
+
+def test_a_known_boundary_empties_the_replay_and_copies_the_target() -> None:
+    task, learner = at_task(1)
+    assert same(learner.target.state_dict(), learner.q.state_dict())
+    assert exploration_rate(task, learner) == 1.0
+    updates = learner.updates
+    for _ in range(9):
+        interact(task, learner, acts=False)
+    _, drawn = learner.replay.draw(200, torch.Generator().manual_seed(0))
+    assert int(drawn.min()) > learner.replay.begins[0]
+    assert learner.updates == updates  # the replay fills again before anything is learnt
+    while learner.phase_step < 60:
+        interact(task, learner, acts=False)
+    assert learner.updates > updates
+
+
+def test_a_hidden_boundary_leaves_all_as_it_is() -> None:
+    task, learner = at_task(1, "benchmark.boundaries=hidden")
+    assert not same(learner.target.state_dict(), learner.q.state_dict())
+    assert exploration_rate(task, learner) == task.config.epsilon.end
+    updates = learner.updates
+    interact(task, learner, acts=False)
+    assert learner.updates > updates
+    _, drawn = learner.replay.draw(200, torch.Generator().manual_seed(0))
+    assert int(drawn.min()) < 50
+
+
+def test_the_agent_sees_what_the_task_shows() -> None:
+    task, learner = at_task(2)
+    assert task.benchmark is not None
+    emulator = learner.env.emulator
+    assert isinstance(emulator, Changing)
+    state = np.stack([env.unwrapped.state for env in emulator.emulators[0]._envs])  # type: ignore[attr-defined]
+    expected = task.benchmark.change(task.config.seed, 2, 6).observe(state.astype(np.float32))
+    np.testing.assert_allclose(learner.env.observations[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_have_the_return_of_each_task(tmp_path: Path) -> None:
+    folder = DQN.run(tmp_path, *STREAM, "method=fire", "eval.episodes=3")
+    written = rows(folder)
+    ends = [row for row in written if "task/return" in row]
+    assert [(row["phase"], row["step"]) for row in ends] == [(0, 100), (1, 200), (2, 300), (3, 400)]
+    assert [row["phase"] for row in written if row.get("kind") == "boundary"] == [1, 2, 3]
+    assert all("online/return" in row for row in written if "kind" not in row)
+    assert all(row["eval/episodes"] == 3 for row in ends)
+
+
+@pytest.mark.parametrize("options", [(), ("benchmark.boundaries=hidden", "trigger=every", "trigger.steps=60")])
+def test_a_run_that_was_stopped_ends_the_same(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = (*STREAM, "method=fire", "benchmark.physics={gravity:[0.5,2.0]}", *options)
+    whole = DQN.run(tmp_path / "whole", *options)
+    plain = rl.dqn.train.interact
+
+    def stop_at(step: int) -> None:
+        def interact(task: Task, learner: Learner, acts: bool) -> Any:
+            loss = plain(task, learner, acts)
+            if learner.step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return loss
+
+        monkeypatch.setattr(rl.dqn.train, "interact", interact)
+
+    for step in (130, 200, 302):
+        stop_at(step)
+        with pytest.raises(SystemExit):
+            DQN.run(tmp_path / "stopped", *options)
+    monkeypatch.undo()
+    assert_same(DQN.run(tmp_path / "stopped", *options), whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("benchmark.sequence=[CartPole-v1,Acrobot-v1]",), "one number of actions, got CartPole-v1 2, Acrobot-v1 3"),
+        (("benchmark.size=3",), "benchmark.size=3 is less than the 4 numbers of env=cartpole"),
+        (("benchmark.physics={friction:[1,2]}",), "env=cartpole has no such parameter; has: gravity, mass, actuator"),
+        (("benchmark.physics={friction:[1.0,2.0]}",), "env=cartpole has no such parameter; has: gravity, mass"),
+        (("total_steps=500",), "total_steps=500 is not benchmark.tasks=4 times benchmark.steps=100"),
+        (("learning_starts=100",), "learning_starts=100 must be at least num_envs=2 and less than benchmark.steps=100"),
+        (("benchmark.boundaries=hidden", "method=fire"), "method=fire cannot act at them; say when it acts"),
+        (("benchmark.steps=101", "total_steps=404"), "benchmark.steps=101 must be a multiple of num_envs=2"),
+    ],
+)
+def test_what_cannot_be_a_stream_is_refused(options: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Task.from_config(DQN.compose(*STREAM, *options))
+
+
+def test_numbers_of_images_are_not_shifted() -> None:
+    options = ("benchmark=continual_control", "benchmark.tasks=2", "benchmark.steps=120", "total_steps=240")
+    with pytest.raises(ConfigError, match=r"benchmark.permute=false benchmark.signs=false benchmark.offset=0"):
+        Task.from_config(ATARI.compose(*options))
+
+
+def test_games_take_turns() -> None:
+    options = (
+        "benchmark=continual_control", "benchmark.tasks=3", "benchmark.steps=60", "total_steps=180",
+        "benchmark.sequence=[space_invaders,demon_attack]", "benchmark.permute=false", "benchmark.signs=false",
+        "benchmark.offset=0",
+    )  # fmt: skip
+    learner = Learner.new(Task.from_config(ATARI.compose(*options)))
+    emulator = learner.env.emulator
+    assert isinstance(emulator, Changing)
+    for phase in range(3):
+        emulator.begin_task(phase)
+        assert emulator.now is emulator.emulators[phase % 2]
+
+
+def test_smoke_is_short() -> None:
+    small = Program("dqn", "rl.dqn", ())
+    config = small.compose_only(("experiment=continual_cartpole", "scale=smoke"))
+    assert config.total_steps == config.benchmark.tasks * config.benchmark.steps <= 1200
+    config = small.compose_only(("experiment=continual_cartpole",))
+    assert (config.benchmark.tasks, config.benchmark.steps, config.benchmark.size) == (10, 5000, 8)
+    assert (config.model.hidden, config.lr, config.updates_per_step, config.batch_size) == (64, 1e-3, 1.0, 64)
