@@ -1,4 +1,4 @@
-"""Steps of one perceptron without autograd, by the passes of `vision.stack`: the same bit for bit, in half the time.
+"""Steps of one perceptron without autograd, by the passes of a stack of one: the same bit for bit, in half the time.
 
 Small networks cost what calling torch costs. `vision.train` takes these steps where nothing needs autograd's.
 """
@@ -6,31 +6,17 @@ Small networks cost what calling torch costs. `vision.train` takes these steps w
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fire_core.harness.stacked.network import View, clip_gradients, shares_weights
+from fire_core.harness.stacked.optimizer import StackedAdam, can_step_together
 from fire_core.harness.training.measure import check_finite
 from vision.learner import Learner
 from vision.phase import rate_factor
 from vision.stack.loss import cross_entropy
-from vision.stack.network import StackedNetworks, clip_gradients, shares_weights
-from vision.stack.optimizer import StackedAdam, can_step_together
 from vision.task import Task
 
 HOOKS = ("penalty", "after_step", "after_epoch", "watch")  # of methods that act within a phase
-
-
-class View(StackedNetworks):
-    """One network's own weights, seen as a stack of one."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.models = [model]
-        self.parameters = {}
-        for name, parameter in model.named_parameters():
-            parameter.grad = torch.zeros_like(parameter)
-            self.parameters[name] = nn.Parameter(parameter.detach()[None])
-            self.parameters[name].grad = parameter.grad[None]
-        self.buffers = {name: buffer[None] for name, buffer in model.named_buffers()}
-        self.trace()
 
 
 class Steps:

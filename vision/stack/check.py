@@ -14,8 +14,8 @@ from fire_core.harness.options.checks import check_options
 from fire_core.harness.options.errors import ConfigError, one_line
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.stack import with_seed
+from fire_core.harness.stacked.network import StackedNetworks, shares_weights
 from vision.learner import Learner
-from vision.stack.network import StackedNetworks, shares_weights
 from vision.task import Task
 
 FILES = 64  # that a process holds open beside those of its runs

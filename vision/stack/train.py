@@ -16,6 +16,8 @@ from torch import Tensor
 
 from fire_core.harness.options.errors import TrainingError
 from fire_core.harness.run.folder import Run
+from fire_core.harness.stacked.network import StackedNetworks, clip_gradients
+from fire_core.harness.stacked.optimizer import SeparateOptimizers, StackedAdam, can_step_together
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row
 from fire_core.harness.training.loop import Loop
@@ -25,8 +27,6 @@ from vision.learner import Learner
 from vision.phase import make_context, make_row, rate_factor, save, summarise
 from vision.stack.data import PhaseData
 from vision.stack.loss import cross_entropy, squared_error
-from vision.stack.network import StackedNetworks, clip_gradients
-from vision.stack.optimizer import SeparateOptimizers, StackedAdam, can_step_together
 from vision.task import Task
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,12 @@ from fire_core.methods import Method, Net
 from fire_core.ranges import Check, problem, shown
 
 # Where the targets of each program lie; those of another program do not fit.
-PACKAGES = {"vision": "vision.", "language": "language.", "dqn": "rl.dqn.", "sac": "rl.sac."}
+PACKAGES = {
+    "vision": ("vision.",),
+    "language": ("language.",),
+    "dqn": ("rl.dqn.", "rl.common."),
+    "sac": ("rl.sac.", "rl.common."),
+}
 
 
 def group(option: str, value: Any) -> str | None:
@@ -93,7 +98,8 @@ def _problems(node: DictConfig, prefix: str) -> Iterator[str]:
 
 def _check_programs(config: DictConfig) -> None:
     """Refuse a choice of a group that belongs to another program."""
-    foreign = tuple(package for program, package in PACKAGES.items() if program != config.program)
+    own = PACKAGES[config.program]
+    foreign = tuple({package for packages in PACKAGES.values() for package in packages} - set(own))
     for option in map(str, config):
         value = config[option]
         if isinstance(value, DictConfig) and any(target.startswith(foreign) for target in _targets(value)):

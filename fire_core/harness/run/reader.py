@@ -136,7 +136,7 @@ def _check(value: Any, program: str, place: tuple[str, ...]) -> None:
 def _check_target(target: Any, program: str, place: tuple[str, ...]) -> None:
     group = place[0] if place else ""
     known = isinstance(target, str) and target in own_targets().get(group, ())
-    if not known or not target.startswith((PACKAGES[program], *SHARED_PACKAGES)):
+    if not known or not target.startswith((*PACKAGES[program], *SHARED_PACKAGES)):
         raise ConfigError(
             f"{'.'.join((*place, '_target_'))}={target!r} is refused: not named in this project's conf/; {_trust()}"
         )

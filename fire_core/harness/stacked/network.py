@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vision.stack.chain import Activation, Flatten, layers_of
+from fire_core.harness.stacked.layers import Activation, Flatten, layers_of
 
 
 class StackedNetworks:
@@ -90,6 +90,20 @@ class StackedNetworks:
         model.train(was)
         self._outputs = outputs if training else None
         return outputs.detach()
+
+
+class View(StackedNetworks):
+    """One network's own weights, seen as a stack of one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.models = [model]
+        self.parameters = {}
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.zeros_like(parameter)
+            self.parameters[name] = nn.Parameter(parameter.detach()[None])
+            self.parameters[name].grad = parameter.grad[None]
+        self.buffers = {name: buffer[None] for name, buffer in model.named_buffers()}
+        self.trace()
 
 
 def _put(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
+from fire_core.harness.stacked.layers import fills_vectors
+from fire_core.harness.stacked.network import StackedNetworks
 from fire_core.weights.optimizer_state import set_rate_factor
-from vision.stack.chain import fills_vectors
-from vision.stack.network import StackedNetworks
 
 
 class StackedAdam:
