@@ -21,7 +21,7 @@ from fire_core.tools import project as tool
 from fire_core.tools.checkpoint.source import load
 from fire_core.tools.command import blocks_of
 from fire_core.tools.project import main, project, report_path
-from tests.tools.tiny import MODELS, loaded, saved
+from tests.tools.tiny import MODELS, build, loaded, saved
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -33,6 +33,9 @@ def digests(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sharded_folder_becomes_what_fire_makes_of_the_loaded_model(name: str, tmp_path: Path) -> None:
     source, target = saved(name, tmp_path / "in"), tmp_path / "out"
+    experts = [m for m in build(name).modules() if hasattr(m, "gate_up_proj") and hasattr(m, "num_experts")]
+    if not all(hasattr(m, "is_concatenated") for m in experts):
+        pytest.skip("transformers before 5.8 does not say how it stores experts: they are kept, with a warning")
     before = digests(source)
     report = project(source, target, solver="exact", exclude=["*.1.*"])
     model = loaded(name, source)

@@ -1,6 +1,5 @@
 """Seeds trained at once leave the runs that they are when each is trained alone."""
 
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ METHODS = {
 @pytest.fixture(autouse=True)
 def _one_thread_and_log() -> None:
     torch.set_num_threads(1)
-    show_log()  # caplog takes what is logged where it is shown already
+    show_log()
 
 
 def stack(runs: Path, *options: str, seeds: int = SEEDS) -> list[Path]:
@@ -163,13 +162,13 @@ def test_a_killed_stack_resumes(call: str, tmp_path: Path) -> None:
     assert_all_same(stack(tmp_path / "rough", *options), calm)
 
 
-def test_the_first_phase_is_shared_with_runs_trained_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_phase_is_shared_with_runs_trained_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("benchmark=warm_start", f"cache.dir={tmp_path / 'cache'}")
     TINY.run(tmp_path / "first", *options, "method=base", "seed=1")
-    with caplog.at_level(logging.INFO):
-        one = stack(tmp_path / "stack", *options, "method=fire")
-    assert "first phase taken from" in caplog.text
-    assert "training the first phase of 2 runs" in caplog.text
+    one = stack(tmp_path / "stack", *options, "method=fire")
+    shown = capsys.readouterr().err
+    assert "first phase taken from" in shown
+    assert "training the first phase of 2 runs" in shown
     assert_all_same(one, alone(tmp_path / "alone", *options, "method=fire"))
 
 
@@ -247,11 +246,10 @@ def test_a_seed_that_diverges_harms_no_other(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_what_cannot_be_stacked_runs_one_by_one(
-    options: tuple[str, ...], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    options: tuple[str, ...], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = stack(tmp_path / "stack", "method=base", *options)
-    assert reason in caplog.text
-    assert "The seeds are trained one by one" in caplog.text
+    assert f"{reason}. The seeds are trained one by one" in capsys.readouterr().err
     assert_all_same(one, alone(tmp_path / "alone", "method=base", *options))
 
 
