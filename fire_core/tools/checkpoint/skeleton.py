@@ -79,9 +79,10 @@ def _from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
             raise CheckpointError(f"transformers {transformers.__version__} has no {names[0]}")
         settings = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
-            model = found(settings)
+            model: Any = found(settings)
         model.tie_weights()  # early releases of transformers 5 tie only what they load: a tied head would be kept
-        return model
+        built: nn.Module = model
+        return built
 
 
 def _timm(name: str, **options: Any) -> nn.Module:
