@@ -35,7 +35,7 @@ from fire_core.weights.optimizer_state import set_rate_factor
 from vision.benchmarks import Phase
 from vision.data import ImageData
 from vision.learner import Learner
-from vision.phase import batches
+from vision.phase import batches, no_denormals
 from vision.stack.alone import steps_without_autograd
 from vision.stack.data import PhaseData
 from vision.stack.train import Stack
@@ -74,6 +74,7 @@ def ours(task: Task, steps: int) -> Callable[[], None]:
         learner.forward = compiled(learner.model, task.config.cuda_graph)
     quick = steps_without_autograd(task, learner, acts=False)
 
+    @no_denormals()
     def go() -> None:
         assert learner.optimizer is not None
         for number, (images, labels) in enumerate(batches(task, 0)):
@@ -124,6 +125,7 @@ def stacked(tasks: list[Task], steps: int) -> Callable[[], None]:
     stack.begin_phase(0)
     stack.optimizer = stack.choose_optimizer(acts=False)
 
+    @no_denormals()
     def go() -> None:
         for number, (images, labels) in enumerate(PhaseData(tasks, 0).batches(0)):
             if number == steps:

@@ -27,7 +27,17 @@ from fire_core.harness.training.measure import check_finite
 from fire_core.triggers import Firing
 from fire_core.weights.optimizer_state import set_rate_factor
 from vision.learner import Learner, new_optimizer
-from vision.phase import batches, make_context, make_row, measure, pass_probe, rate_factor, save, summarise
+from vision.phase import (
+    batches,
+    make_context,
+    make_row,
+    measure,
+    no_denormals,
+    pass_probe,
+    rate_factor,
+    save,
+    summarise,
+)
 from vision.stack import train as stacked
 from vision.stack.alone import Steps, steps_without_autograd
 from vision.stack.check import make_tasks, try_state, why_not
@@ -62,7 +72,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             quick.write_back()
         save(task, learner, run)
 
-    with Loop(learner, run, task.total_steps, title, config.progress) as loop:
+    with Loop(learner, run, task.total_steps, title, config.progress) as loop, no_denormals():
         for index, phase in enumerate(task.phases[:stop]):
             if index < learner.phase:
                 continue

@@ -10,7 +10,9 @@ import vision.train as trainer
 from fire_core.harness.options.errors import TrainingError
 from tests.programs import ALIKE, Program, final_state, rows, same
 from vision.learner import Learner
+from vision.phase import no_denormals
 from vision.stack.alone import steps_without_autograd
+from vision.stack.loss import LARGEST, cross_entropy
 
 TINY = Program("vision", "vision.train", (*ALIKE, "epochs=2", "batch_size=32", "dataset.train_size=320", "cache=off"))
 RANDOM = ("benchmark=random_labels", "benchmark.tasks=3", "benchmark.samples=300", "model.depth=2", "model.norm=false")
@@ -105,3 +107,19 @@ def test_a_loss_that_is_not_finite_stops_before_the_step() -> None:
         quick.take(images, labels)
     for key, value in learner.model.state_dict().items():
         assert torch.equal(value, before[key]) or key == "head.weight"
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16, 17, 18, 33, 48, 64, 100, LARGEST, LARGEST + 1])
+def test_losses_of_many_networks_are_summed_as_those_of_one(batch: int) -> None:
+    generator = torch.Generator().manual_seed(batch)
+    logits = 5 * torch.randn(50, batch, 10, generator=generator)
+    labels = torch.randint(10, (50, batch), generator=generator)
+    alone = [torch.nn.functional.cross_entropy(*one) for one in zip(logits, labels, strict=True)]
+    assert torch.equal(cross_entropy(logits, labels)[0], torch.stack(alone))
+
+
+def test_denormals_are_zero_within_the_steps_alone() -> None:
+    tiny = torch.tensor(1e-40)
+    with no_denormals(), no_denormals():
+        assert (tiny * 1).item() == 0
+    assert (tiny * 1).item() > 0

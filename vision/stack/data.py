@@ -32,14 +32,15 @@ class PhaseData:
         everything = None
         if 4 * self.images.numel() * S <= WHOLE:
             everything = self._stacked([torch.arange(there, device=self.images.device)] * S)
+            everything = everything[0].flatten(0, 1), everything[1].flatten(0, 1)
         first = there * torch.arange(S, device=self.images.device)[:, None]  # of each run's images among all
         for step in range(start, phase.steps(size)):
             passes, batch = divmod(step, per_pass)
             if batch == 0 or step == start:
                 orders = [pass_order(task, self.index, passes) for task in self.tasks]
                 if everything is not None:
-                    place = first + torch.stack(orders)  # (S, number)
-                    whole = [part.flatten(0, 1)[place] for part in everything]
+                    place = (first + torch.stack(orders)).flatten()
+                    whole = [part.index_select(0, place).unflatten(0, (S, number)) for part in everything]
             here = slice(batch * size, number if batch == per_pass - 1 else (batch + 1) * size)
             if everything is None:
                 yield self._stacked([order[here] for order in orders])

@@ -24,7 +24,7 @@ from fire_core.harness.training.loop import Loop
 from fire_core.harness.training.measure import check_finite
 from fire_core.weights.optimizer_state import set_rate_factor
 from vision.learner import Learner
-from vision.phase import make_context, make_row, rate_factor, save, summarise
+from vision.phase import make_context, make_row, no_denormals, rate_factor, save, summarise
 from vision.stack.data import PhaseData
 from vision.stack.loss import cross_entropy, squared_error
 from vision.task import Task
@@ -125,7 +125,7 @@ class Stack:
         size = self.config.batch_size
         seeds = f"{self.task.config.seed} to {self.tasks[-1].config.seed}"
         title = f"{self.config.method['name']}, {len(self.tasks)} seeds ({seeds})"
-        with Loop(self, self.runs[0], self.task.total_steps, title, self.config.progress) as loop:
+        with Loop(self, self.runs[0], self.task.total_steps, title, self.config.progress) as loop, no_denormals():
             for index, phase in enumerate(self.task.phases):
                 if index < self.phase:
                     continue
