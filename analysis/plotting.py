@@ -49,7 +49,7 @@ def draw(
         look = palette.line(group.method, group.rank)
         few = len(c.x) == 1 or (group.runs[0].is_stream and len(c.x) <= 30)
         dot: dict[str, Any] = {"marker": "o", "markersize": 3} if few else {}
-        axes.plot(c.x, c.mean, **look, **dot)
+        axes.plot(c.x, c.mean, **dot | look)
         if c.n.max() > 1:
             axes.fill_between(c.x, c.low, c.high, color=look["color"], alpha=0.16, linewidth=0, zorder=1.5)
         drawn.append((group, c))

@@ -7,7 +7,8 @@ import matplotlib as mpl
 
 COLUMN, PAGE = 3.4, 7.0  # inches, of a two-column paper
 
-# Okabe and Ito (2008), black and grey for the two reference methods; Tol's muted colours for the rest.
+# Black and grey for the two reference methods, Okabe and Ito (2008), Tol's muted colours. Then those that lie farthest from all
+# before them in CIE L*a*b*, as seen with full colour vision and by each kind of colour-blindness (tests/analysis/test_style.py).
 COLOURS = {
     "base": "#6E6E6E",
     "full_reset": "#000000",
@@ -20,10 +21,23 @@ COLOURS = {
     "redo": "#882255",
     "snr": "#999933",
     "muon": "#332288",
-    "pi": "#009E73",  # plasticity injection is never in one figure with dash
     "fire_exact": "#8C2D04",
+    "pi": "#8810E8",
+    "upgd": "#A0D088",
+    "nap": "#E8B8B8",
+    "regrama": "#401058",
+    "weight_decay": "#885840",
+    "cpr": "#581010",
+    "hare_tortoise": "#8858E8",
+    "c_chain": "#40E858",
+    "weight_clipping": "#70A058",
+    "spectral": "#882888",
+    "l2_er": "#D010B8",
+    "trac": "#8888E8",
 }
-SPARE = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#88CCEE")
+SPARE = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#88CCEE")  # chains and methods of others
+# A mark beside the colour for the methods whose colours are no well-known ones.
+MARKS = dict(zip([*COLOURS][12:], "os^vDPX<>phd", strict=True))
 DASHES = {"base": (0, (4, 1.5)), "full_reset": (0, (1.2, 1.2))}
 VARIANT_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)), (0, (8, 2)))
 NAMES = {
@@ -40,6 +54,17 @@ NAMES = {
     "snr": "SNR",
     "muon": "Muon",
     "pi": "Plasticity inj.",
+    "upgd": "UPGD",
+    "nap": "NaP",
+    "regrama": "ReGraMa",
+    "weight_decay": "Weight decay",
+    "cpr": "CPR",
+    "hare_tortoise": "Hare & Tortoise",
+    "c_chain": "C-CHAIN",
+    "weight_clipping": "Weight clipping",
+    "spectral": "Spectral reg.",
+    "l2_er": "L2-ER",
+    "trac": "TRAC",
     "warm_start": "Warm start",
     "continual": "Continual",
     "class_incremental": "Class-incremental",
@@ -103,11 +128,12 @@ class Palette:
         self.spare_round = {method: i // len(SPARE) for i, method in enumerate(others)}
 
     def line(self, method: str, rank: int = 0) -> dict[str, Any]:
-        """Keyword arguments of a line: the colour shows the method, dashes the variant."""
+        """Keyword arguments of a line: colour and mark show the method, dashes the variant."""
         turn = rank + self.spare_round.get(method, 0)
         dashes = DASHES.get(method, "-") if turn == 0 else VARIANT_DASHES[turn % len(VARIANT_DASHES)]
         on_top = 3 if method.startswith("fire") else 2
-        return {"color": self.colours[method], "linestyle": dashes, "zorder": on_top}
+        mark = {"marker": MARKS[method], "markevery": 0.14, "markersize": 3} if method in MARKS else {}
+        return {"color": self.colours[method], "linestyle": dashes, "zorder": on_top, **mark}
 
 
 def use() -> None:

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.style import COLOURS
+from analysis.style import COLOURS, MARKS, name
+from fire_core.harness.options.cli import CONF
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB
 VISION = {
@@ -27,9 +28,15 @@ def lab(colour: str, vision: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("vision", VISION)
-def test_methods_of_one_figure_differ_to_every_eye(vision):
-    shown = [method for method in COLOURS if method not in ("pi", "fire_exact")]  # pi is in figure 4, dash in 2
-    seen = {method: lab(COLOURS[method], VISION[vision]) for method in shown}
-    distance = {(a, b): np.linalg.norm(seen[a] - seen[b]) for a, b in itertools.combinations(shown, 2)}
+def test_methods_differ_to_every_eye(vision):
+    seen = {method: lab(colour, VISION[vision]) for method, colour in COLOURS.items()}
+    distance = {(a, b): np.linalg.norm(seen[a] - seen[b]) for a, b in itertools.combinations(seen, 2)}
     closest = min(distance, key=distance.get)
     assert distance[closest] > 10, closest  # 2.3 is just noticeable side by side; thin lines need more
+
+
+def test_every_method_has_its_own_colour_and_name():
+    methods = {path.stem for path in (CONF / "method").glob("*.yaml")} - {"chain"}
+    assert methods == COLOURS.keys()
+    assert all(name(method) != method for method in methods)
+    assert len(set(MARKS.values())) == len(MARKS)
