@@ -7,8 +7,8 @@ import matplotlib as mpl
 
 COLUMN, PAGE = 3.4, 7.0  # inches, of a two-column paper
 
-# Black and grey for the two reference methods, Okabe and Ito (2008), Tol's muted colours. Then those that lie farthest from all
-# before them in CIE L*a*b*, as seen with full colour vision and by each kind of colour-blindness (tests/analysis/test_style.py).
+# Black and grey for the two reference methods, Okabe and Ito (2008), Tol's muted colours. From `pi` on those that lie
+# farthest from all before them in CIE L*a*b*, to every kind of colour vision (tests/analysis/test_style.py).
 COLOURS = {
     "base": "#6E6E6E",
     "full_reset": "#000000",
