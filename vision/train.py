@@ -100,7 +100,11 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                         learner.row = make_row(task, learner)
                         if acts:
                             last = learner.step == task.total_steps
+                            if quick is not None:
+                                quick.write_back()
                             act_after_row(learner, learner.net, make_context(task, learner), last)
+                            if quick is not None:
+                                quick.read_again()
                         run.log(learner.row)
                         loop.show(**{key: learner.row[key] for key in SHOWN if key in learner.row})
                     if asks and (firing := ask(learner, learner.step, loss=loss)):

@@ -37,9 +37,9 @@ def learner_of(*options: str) -> tuple[Any, Learner]:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("method", ["fire", "full_reset"])
+@pytest.mark.parametrize("method", ["fire", "full_reset", "redo method.threshold=0.9"])
 def test_rows_are_the_same(setting: str, method: str, tmp_path: Path) -> None:
-    options = (*SETTINGS[setting], f"method={method}")
+    options = (*SETTINGS[setting], *f"method={method}".split())
     quick, slow = TINY.run(tmp_path / "quick", *options), TINY.run(tmp_path / "slow", *options, WITH_AUTOGRAD)
     assert rows(quick) == rows(slow)
     assert same(final_state(quick), final_state(slow))

@@ -16,7 +16,7 @@ from vision.phase import rate_factor
 from vision.stack.loss import cross_entropy
 from vision.task import Task
 
-HOOKS = ("penalty", "after_step", "after_epoch", "watch")  # of methods that act within a phase
+HOOKS = ("penalty", "after_step", "watch")  # of methods that act at each step
 
 
 class Steps:
@@ -57,6 +57,10 @@ class Steps:
         """Bring the learner's optimizer up to date."""
         self.optimizer.write_back()
 
+    def read_again(self) -> None:
+        """Take over the state of the learner's optimizer, which a method may have changed after an epoch."""
+        self.optimizer = StackedAdam(self.optimizer.optimizers, self.network)
+
 
 def steps_without_autograd(task: Task, learner: Learner, acts: bool) -> Steps | None:
     """For the phase that begins or goes on; None where the steps need autograd.
@@ -64,7 +68,7 @@ def steps_without_autograd(task: Task, learner: Learner, acts: bool) -> Steps | 
     Args:
         task: of the run.
         learner: with its optimizer.
-        acts: whether the method acts within the phase.
+        acts: whether the method acts within the phase, after steps or epochs.
     """
     config, method, model = task.config, learner.method, learner.model
     plain = (config.compile, config.precision, config.on_nan, task.device.type) == (False, "float32", "stop", "cpu")

@@ -32,7 +32,6 @@ from vision.task import Task
 log = logging.getLogger(__name__)
 State = dict[str, Any]
 BeginPhase = Callable[[Task, Learner, int, Run], None]
-HOOKS = ("after_step", "after_epoch")  # of methods, in which they may touch the optimizer's state
 
 
 def train(
@@ -167,7 +166,7 @@ class Stack:
         """For the steps of a phase."""
         optimizers = [learner.optimizer for learner in self.learners if learner.optimizer is not None]
         first = self.learners[0]
-        touched = acts and any(first.method.overrides(hook) for hook in HOOKS)
+        touched = acts and first.method.overrides("after_step")  # where it may touch the optimizer's state
         held = [p for group in optimizers[0].param_groups for p in group["params"]]
         names = {id(parameter): name for name, parameter in first.model.named_parameters()}
         gradients = [self.networks.parameters[names[id(p)]].grad for p in held]
@@ -230,9 +229,14 @@ class Stack:
 
     def make_rows(self, acts: bool) -> None:
         """The rows that end a displayed epoch."""
+        touched = acts and self.learners[0].method.overrides("after_epoch")
+        if touched and self.optimizer is not None:
+            self.optimizer.write_back()
         for i in self.going:
             self.bring_up_to_date(i)
             self.attempt(i, functools.partial(self.make_row, i, acts))
+        if touched:
+            self.optimizer = self.choose_optimizer(acts)
         self.clear_sums()
 
     def make_row(self, i: int, acts: bool) -> None:
