@@ -18,7 +18,15 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STATIC = ("ruff", "mypy", "pandas-stubs", "types-tqdm", "types-PyYAML")  # `.ci/run` uses the newest ones
+STATIC = (
+    "ruff",
+    "mkdocs-material",
+    "mkdocstrings",
+    "mypy",
+    "pandas-stubs",
+    "types-tqdm",
+    "types-PyYAML",
+)  # `.ci/run` uses the newest ones
 # Where code meets a dependency. Not tests/zoo, which compares with the newest sources of transformers and timm.
 TESTS = (
     "tests/polar", "tests/reinit", "tests/weights", "tests/units", "tests/methods", "tests/analysis",

@@ -1,0 +1,16 @@
+"""What `mkdocs build` does beside the pages: one report of all committed results, put next to them."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def on_post_build(config: Any) -> None:
+    """mkdocs calls this when the pages are written. Makes `report.html`, self-contained."""
+    results = sorted(map(str, (ROOT / "docs/results").glob("*.csv")))
+    target = Path(config["site_dir"]) / "report.html"
+    command = [sys.executable, "analysis/make_report.py", "--runs", *results, "--out", str(target)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
