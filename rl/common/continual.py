@@ -216,11 +216,13 @@ class Returns:
         ended: of the task.
         total: sum over the run.
         count: of the run's episodes.
+        scores: `task/return` of the tasks that have ended.
     """
 
     ended: list[list[float]] = field(default_factory=list)
     total: float = 0.0
     count: int = 0
+    scores: list[float] = field(default_factory=list)
 
     def add(self, step: int, returns: Sequence[float]) -> None:
         """Episodes that ended with this step of the task."""
@@ -245,7 +247,12 @@ class Returns:
         if not ended:
             return numbers
         late = [value for step, value in self.ended if step > (1 - LAST) * length]
-        return numbers | {"task/return": float(np.mean(late)) if late else under_way, "task/episodes": len(late)}
+        self.scores.append(float(np.mean(late)) if late else under_way)
+        return numbers | {"task/return": self.scores[-1], "task/episodes": len(late)}
+
+    def summary(self) -> dict[str, float]:
+        """The mean of the tasks' returns; nothing where there were no tasks."""
+        return {"task/return": math.fsum(self.scores) / len(self.scores)} if self.scores else {}
 
     def begin_task(self) -> None:
         """A new task begins."""
@@ -253,9 +260,11 @@ class Returns:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"ended": torch.tensor(self.ended).reshape(-1, 2), "total": self.total, "count": self.count}
+        return {"ended": torch.tensor(self.ended).reshape(-1, 2), "total": self.total, "count": self.count} | {
+            "scores": list(self.scores)
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back `state_dict`'s."""
         self.ended = state["ended"].tolist()
-        self.total, self.count = state["total"], state["count"]
+        self.total, self.count, self.scores = state["total"], state["count"], list(state["scores"])

@@ -27,7 +27,7 @@ class Classic:
 
     def __init__(self, task: str, envs: int) -> None:
         try:
-            self._envs = [gymnasium.make(task) for _ in range(envs)]
+            self._envs = [gymnasium.make(task, disable_env_checker=True) for _ in range(envs)]
         except gymnasium.error.Error as error:
             raise ConfigError(f"env.game={task}: {error}") from None
         space = self._envs[0].action_space

@@ -22,6 +22,7 @@ from rl.common.continual import Returns
 from rl.dqn.changing import Changing
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import Batch, FrameReplay
+from rl.dqn.quick import QuickUpdates
 from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, td_target
 
@@ -54,6 +55,7 @@ class Learner(Progress):
     sampling: torch.Generator
     passes: Passes
     helper: ThreadPoolExecutor | None  # a second core, which computes the targets of the next updates
+    quick: QuickUpdates | None = None  # of the phase; None: by autograd
     updates: int = 0  # of the network: optimizer steps
     loss_sum: Tensor  # over the updates since the last row, as the next three
     value_sum: Tensor  # of the mean value of the actions that were taken
@@ -117,6 +119,8 @@ class Learner(Progress):
     def state_dict(self) -> dict[str, Any]:
         """All but the replay, see `rl.common.checkpoint`."""
         assert self.optimizer is not None
+        if self.quick is not None:
+            self.quick.write_back()
         return {
             "q": self.q.state_dict(),
             "target": self.target.state_dict(),

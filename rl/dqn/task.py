@@ -2,7 +2,7 @@
 
 import contextlib
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -83,6 +83,7 @@ class DQNConfig(Trunk):
     optimizer: Group = MISSING
     benchmark: OptionalGroup = None  # a stream of tasks; null: two halves in one environment
     num_envs: Envs = 4
+    stack: Count = 1  # so many seeds at once, from `seed` on, as one batched network; each with a run folder of its own
     total_steps: Count = MISSING
     midpoint: Count = MISSING  # where the method acts
     updates_per_step: Annotated[float, within(0, 1000, open_low=True)] = 1.0
@@ -115,7 +116,6 @@ register("dqn", DQNConfig, *GROUPS, presets=("fig4a", "agents"), envs=("dqn",))
 class Task:
     """What is fixed before the first step; everything else is a `Learner`."""
 
-    headline: ClassVar[str] = "eval/return"  # the number of the summary that is shown and returned
     config: DQNConfig  # plain, as a look into a DictConfig takes as long as a small operation
     device: torch.device
     replay_device: torch.device
@@ -203,7 +203,7 @@ class Task:
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""
-        what = identity(asdict(self.config))
+        what = identity(asdict(self.config), "stack")  # which trains other runs beside it
         return what if self.benchmark else without(what, ("benchmark",))  # as before there were streams
 
     def first_phase_identity(self) -> dict[str, Any] | None:
@@ -213,6 +213,11 @@ class Task:
         """
         shared = self.trigger is None and not self.method_acts_in(0)
         return without(self.identity(), ("method", "boundary", "metrics", "trigger")) if shared else None
+
+    @property
+    def headline(self) -> str:
+        """The number of the summary that is shown and returned."""
+        return "eval/return" if self.benchmark is None else "task/return"
 
     @property
     def total_steps(self) -> int:

@@ -6,11 +6,9 @@ formulae are in `rl.dqn.update`, the environments in `rl.dqn.atari`, the replay 
 
 import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import hydra
-import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
@@ -20,33 +18,41 @@ from fire_core.harness.options.trigger import acts_at_boundaries
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
+from fire_core.harness.run.stack import Stacking, execute_stack
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
 from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.loop import Loop
-from fire_core.harness.training.measure import check_finite
-from fire_core.harness.training.plasticity import plasticity
-from fire_core.methods import Context
 from fire_core.triggers import Firing
 from fire_core.weights.optimizer_state import parts_of
 from rl.common import checkpoint
 from rl.common.boundary import METRICS, update_targets
 from rl.common.replay_store import RingStore
-from rl.dqn.changing import Changing
 from rl.dqn.episodes import Step
-from rl.dqn.evaluation import epsilon_greedy, play, play_episodes
-from rl.dqn.learner import Learner, best_actions, build_passes, new_optimizer, on_device, targets_of, td_batch
-from rl.dqn.task import Task, make_env
-from rl.dqn.update import chosen, epsilon, huber
-
-PROBE = 256  # transitions on which plasticity is measured
-BATCHES = 16  # for a method, at the midpoint or after a row
+from rl.dqn.evaluation import epsilon_greedy
+from rl.dqn.frames import Batch
+from rl.dqn.learner import Learner, best_actions, build_passes, new_optimizer, on_device, targets_of
+from rl.dqn.phase import (
+    crossed,
+    exploration_rate,
+    make_context,
+    make_row,
+    measure,
+    pass_probe,
+    save,
+    summarise,
+)
+from rl.dqn.quick import QuickUpdates, acts_on_steps, quick_updates
+from rl.dqn.stack import train as stacked
+from rl.dqn.stack.check import make_tasks, try_state, why_not
+from rl.dqn.task import Task
+from rl.dqn.update import huber
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="dqn")
 def main(config: DictConfig) -> float:
     """Train one configuration to its end; returns the final return, which `hydra/sweeper=optuna` maximises."""
-    return execute(config, PROGRAM)
+    return execute(config, PROGRAM) if config.stack == 1 else execute_stack(config, PROGRAM, STACKING)
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
@@ -76,6 +82,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             if index > learner.phase or learner.step == 0:
                 begin_phase(task, learner, index, run)
             acts = task.method_acts_in(index)
+            learner.quick = choose_updates(task, learner, acts)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 while learner.step < phase.end:
                     loss = interact(task, learner, acts)
@@ -97,21 +104,25 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                         if firing := ask(learner, learner.step, loss=loss, **{"return": fresh.get("train/return")}):
                             act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended)
-    return {**learner.evaluated, "steps": learner.step, "updates": learner.updates, "seconds": learner.seconds}
+    return summarise(learner)
 
 
 PROGRAM = Program(Task.from_config, train, groups=("env",))
 
 
-def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:
-    """Write a checkpoint, unless a weight is not finite."""
-    check_finite(learner.step, learner.loss_sum, *learner.q.state_dict().values())
-    checkpoint.write(run, replay_store, learner, finished=learner.step >= task.total_steps)
+def choose_updates(task: Task, learner: Learner, acts: bool) -> QuickUpdates | None:
+    """Updates without autograd for the phase that begins or goes on, where they are the same."""
+    assert learner.optimizer is not None
+    if learner.trigger is not None or (acts and acts_on_steps(learner.method)):
+        return None
+    return quick_updates(task, learner.q, learner.target, learner.optimizer)
 
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
     """Let the method act at the boundary before phase `index`, measure what it did, and take the phase's optimizer."""
     config = task.config
+    if learner.quick is not None:
+        learner.quick.write_back()
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.phase, learner.phase_step = index, 0
     if index == 0:
@@ -186,11 +197,27 @@ def learn(task: Task, learner: Learner, updates: int, acts: bool) -> Tensor:
     """Make this many updates; the loss of the last."""
     size = task.config.batch_size
     batch = on_device(task, learner.replay.sample(updates * size, learner.sampling))
+    if learner.quick is not None:
+        return quick_steps(learner, learner.quick, batch, size)
     targets = targets_of(task, learner, batch)
     observations, actions = (torch.split(part, size) for part in (batch.frames[:, :-1], batch.actions))
     for i in range(updates):
         loss = train_step(task, learner, observations[i], actions[i], targets[i](), acts)
     return loss
+
+
+def quick_steps(learner: Learner, quick: QuickUpdates, batch: Batch, size: int) -> Tensor:
+    """`train_step` without autograd, for all updates that these transitions are for; the loss of the last."""
+    following = batch.frames[None, :, 1:]
+    targets = quick.targets(following, batch.rewards[None], batch.terminated[None])
+    for begin in range(0, len(batch.actions), size):
+        part = slice(begin, begin + size)
+        loss, value = quick.step(batch.frames[None, part, :-1], batch.actions[None, part], targets[:, part])
+        learner.updates += 1
+        learner.updates_since += 1
+        learner.loss_sum += loss[0]
+        learner.value_sum += value[0]
+    return loss[0]
 
 
 def train_step(
@@ -228,98 +255,4 @@ def remember(learner: Learner, actions: Tensor, step: Step) -> None:
         learner.of_tasks.add(learner.phase_step, step.returns)
 
 
-def crossed(step: int, by: int, every: int) -> bool:
-    """Whether a multiple of `every` was reached within the last `by` steps."""
-    return step // every > (step - by) // every
-
-
-def exploration_rate(task: Task, learner: Learner) -> float:
-    """Chance of a random action."""
-    options, config = task.config.epsilon, task.config
-    length = config.total_steps if task.benchmark is None else task.benchmark.steps
-    step = learner.phase_step if task.knows_boundaries else learner.step
-    return epsilon(step, options.start, options.end, options.fraction * length, config.learning_starts)
-
-
-def evaluate(task: Task, learner: Learner) -> dict[str, float]:
-    """The return of nearly greedy play, in environments of its own."""
-    options = task.config.eval
-    game, policy = task.config.env["game"], functools.partial(best_actions, task, learner)
-    envs = options.num_envs if options.episodes is None else options.episodes
-    with contextlib.closing(make_env(task.config, envs, f"eval/{learner.step}")) as env:
-        if isinstance(env.emulator, Changing):
-            env.emulator.begin_task(learner.phase)
-        if options.episodes is None:
-            return play(policy, env, options.steps, options.epsilon, game)
-        return play_episodes(policy, env, options.epsilon, game)
-
-
-def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, Any]:
-    """The row at this step."""
-    check_finite(learner.step, learner.loss_sum)
-    row: dict[str, Any] = {
-        "step": learner.step,
-        "env_steps": learner.step,
-        "phase": learner.phase,
-        "updates": learner.updates,
-        "epsilon": exploration_rate(task, learner),
-        "train/episodes": len(learner.returns),
-        "seconds": round(learner.seconds, 3),
-    }
-    if learner.updates_since:
-        row["train/loss"] = learner.loss_sum.item() / learner.updates_since
-        row["train/value"] = learner.value_sum.item() / learner.updates_since
-    if learner.returns:
-        row["train/return"] = float(np.mean(learner.returns))
-    if task.benchmark is not None:
-        ended = learner.step >= task.phases[learner.phase].end
-        row |= learner.of_tasks.row(task.benchmark.steps, learner.env.returns.tolist(), ended)
-    if with_evaluation:
-        learner.evaluated = evaluate(task, learner)
-        row |= learner.evaluated
-    learner.clear_sums()
-    return row
-
-
-# ------------------------------------------------------------------------------------------- what methods use
-
-
-def measure(task: Task, learner: Learner) -> dict[str, float]:
-    """How plastic the network is on some transitions of the replay."""
-    generator = seeding.generator(task.config.seed, "probe", learner.phase)
-    frames, actions, targets = td_batch(task, learner, learner.replay.sample(PROBE, generator))
-    loss = functools.partial(loss_of, learner, frames[:, :-1], torch.stack([actions.to(targets.dtype), targets], 1))
-    return plasticity(learner.net, loss, task.config.metrics)
-
-
-def pass_probe(task: Task, learner: Learner) -> None:
-    """Pass some transitions of the replay through the network, for a trigger that looks at activations."""
-    generator = seeding.generator(task.config.seed, "trigger", learner.step)
-    learner.q(on_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
-
-
-def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:
-    """The context of a method; targets are (B, 2), actions beside targets, since a loss needs both."""
-    names = (task.config.seed, "method", learner.phase, learner.updates)
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        generator = seeding.generator(*names, "batches")
-        for _ in range(BATCHES):
-            sampled = learner.replay.sample(task.config.batch_size, generator)
-            frames, actions, targets = td_batch(task, learner, sampled)
-            yield frames[:, :-1].clone(), torch.stack([actions.to(targets.dtype), targets], 1)
-
-    return Context(
-        phase=learner.phase,
-        step=learner.updates,
-        generator=seeding.generator(*names),
-        batches=batches,
-        loss=functools.partial(loss_of, learner),
-        optimizers=parts_of(learner.optimizer),
-        step_loss=step_loss,
-    )
-
-
-def loss_of(learner: Learner, observations: Tensor, targets: Tensor) -> Tensor:
-    """The loss of observations (B, stack, ...); `targets` (B, 2): actions and targets."""
-    return huber(chosen(learner.q, observations, targets[:, 0]), targets[:, 1])
+STACKING = Stacking(make_tasks, why_not, functools.partial(stacked.train, begin_phase=begin_phase), try_state)

@@ -23,7 +23,7 @@ from fire_core.harness.options.trigger import CHOICES
 from fire_core.harness.run.checkpoint import DIGITS
 
 SHARED_PACKAGES = ("fire_core.methods.", "fire_core.triggers.", "fire_core.harness.run.tracker.", "torch.optim.")
-BUILT = ("model", "networks", "env", "method")  # groups that a reader may build
+BUILT = ("model", "networks", "env", "benchmark", "method")  # groups that a reader may build
 NAME = re.compile(r"[\w.+ -]*")
 LARGEST = 2**20  # bytes of a config.yaml; normally a few thousand
 
@@ -99,7 +99,8 @@ def own_targets() -> dict[str, frozenset[str]]:
     found = {"trigger": {node["_target_"] for node in CHOICES.values() if "_target_" in node}}
     for path in CONF.glob("*/**/*.yaml"):
         text = path.read_text()
-        group = path.relative_to(CONF).parts[0]
+        folder = path.relative_to(CONF).parts[0]
+        group = "env" if folder == "envs" else folder  # of which the table's entries are choices
         found.setdefault(group, set()).update(re.findall(r"^\s*_target_:\s*([\w.]+)", text, re.MULTILINE))
     return {group: frozenset(targets) for group, targets in found.items()}
 

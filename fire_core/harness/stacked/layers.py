@@ -58,20 +58,28 @@ class Linear:
         self.weight, self.bias = weight, bias
         self.transposed = weight.detach().mT
         self.row = None if bias is None else bias.detach()[:, None]
+        self.alone = len(weight) == 1  # then as autograd does it: products of few numbers are rounded in another way
 
     def forward(self, x: Tensor, training: bool) -> Tensor:
         self.x = x
         if self.row is None:
             return torch.bmm(x, self.transposed)
+        if self.alone:
+            return torch.addmm(self.row[0, 0], x[0], self.transposed[0])[None]
         return torch.baddbmm(self.row, x, self.transposed)
 
     def backward(self, g: Tensor, first: bool) -> Tensor:
         assert self.weight.grad is not None
-        torch.bmm(g.mT, self.x, out=self.weight.grad)
+        if self.alone:
+            torch.mm(g[0].t(), self.x[0], out=self.weight.grad[0])
+        else:
+            torch.bmm(g.mT, self.x, out=self.weight.grad)
         if self.bias is not None:
             assert self.bias.grad is not None
             torch.sum(g, 1, out=self.bias.grad)
-        return g if first else torch.bmm(g, self.weight.detach())
+        if first:
+            return g
+        return (g[0] @ self.weight.detach()[0])[None] if self.alone else torch.bmm(g, self.weight.detach())
 
 
 class BatchNorm:

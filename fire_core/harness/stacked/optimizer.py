@@ -109,7 +109,8 @@ class SeparateOptimizers:
     def step(self, factor: float) -> None:
         """One step of each, at this part of the learning rates."""
         for seed, optimizer in enumerate(self.optimizers):
-            set_rate_factor(optimizer, factor)
+            if factor != 1 or "initial_lr" in optimizer.param_groups[0]:
+                set_rate_factor(optimizer, factor)
             with self.as_seed(seed):
                 optimizer.step()
 

@@ -1,0 +1,140 @@
+"""What the loops of `rl.dqn` share, of one run or of a stack: exploration, rows, evaluation, what methods see."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fire_core.harness.run.folder import Run
+from fire_core.harness.training import seeding
+from fire_core.harness.training.measure import check_finite
+from fire_core.harness.training.plasticity import plasticity
+from fire_core.methods import Context
+from fire_core.weights.optimizer_state import parts_of
+from rl.common import checkpoint
+from rl.common.replay_store import RingStore
+from rl.dqn.changing import Changing
+from rl.dqn.evaluation import play, play_episodes
+from rl.dqn.learner import Learner, best_actions, on_device, td_batch
+from rl.dqn.task import Task, make_env
+from rl.dqn.update import chosen, epsilon, huber
+
+PROBE = 256  # transitions on which plasticity is measured
+BATCHES = 16  # for a method, at the midpoint or after a row
+
+
+class Moment(Protocol):
+    """Where a learner, or several that train as one, stand."""
+
+    step: int
+    phase_step: int
+
+
+def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:
+    """Write a checkpoint, unless a weight is not finite."""
+    check_finite(learner.step, learner.loss_sum, *learner.q.state_dict().values())
+    checkpoint.write(run, replay_store, learner, finished=learner.step >= task.total_steps)
+
+
+def crossed(step: int, by: int, every: int) -> bool:
+    """Whether a multiple of `every` was reached within the last `by` steps."""
+    return step // every > (step - by) // every
+
+
+def exploration_rate(task: Task, learner: Moment) -> float:
+    """Chance of a random action."""
+    options, config = task.config.epsilon, task.config
+    length = config.total_steps if task.benchmark is None else task.benchmark.steps
+    step = learner.phase_step if task.knows_boundaries else learner.step
+    return epsilon(step, options.start, options.end, options.fraction * length, config.learning_starts)
+
+
+def evaluate(task: Task, learner: Learner) -> dict[str, float]:
+    """The return of nearly greedy play, in environments of its own."""
+    options = task.config.eval
+    game, policy = task.config.env["game"], functools.partial(best_actions, task, learner)
+    envs = options.num_envs if options.episodes is None else options.episodes
+    with contextlib.closing(make_env(task.config, envs, f"eval/{learner.step}")) as env:
+        if isinstance(env.emulator, Changing):
+            env.emulator.begin_task(learner.phase)
+        if options.episodes is None:
+            return play(policy, env, options.steps, options.epsilon, game)
+        return play_episodes(policy, env, options.epsilon, game)
+
+
+def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, Any]:
+    """The row at this step."""
+    check_finite(learner.step, learner.loss_sum)
+    row: dict[str, Any] = {
+        "step": learner.step,
+        "env_steps": learner.step,
+        "phase": learner.phase,
+        "updates": learner.updates,
+        "epsilon": exploration_rate(task, learner),
+        "train/episodes": len(learner.returns),
+        "seconds": round(learner.seconds, 3),
+    }
+    if learner.updates_since:
+        row["train/loss"] = learner.loss_sum.item() / learner.updates_since
+        row["train/value"] = learner.value_sum.item() / learner.updates_since
+    if learner.returns:
+        row["train/return"] = float(np.mean(learner.returns))
+    if task.benchmark is not None:
+        ended = learner.step >= task.phases[learner.phase].end
+        row |= learner.of_tasks.row(task.benchmark.steps, learner.env.returns.tolist(), ended)
+    if with_evaluation:
+        learner.evaluated = evaluate(task, learner)
+        row |= learner.evaluated
+    learner.clear_sums()
+    return row
+
+
+def measure(task: Task, learner: Learner) -> dict[str, float]:
+    """How plastic the network is on some transitions of the replay."""
+    generator = seeding.generator(task.config.seed, "probe", learner.phase)
+    frames, actions, targets = td_batch(task, learner, learner.replay.sample(PROBE, generator))
+    loss = functools.partial(loss_of, learner, frames[:, :-1], torch.stack([actions.to(targets.dtype), targets], 1))
+    return plasticity(learner.net, loss, task.config.metrics)
+
+
+def pass_probe(task: Task, learner: Learner) -> None:
+    """Pass some transitions of the replay through the network, for a trigger that looks at activations."""
+    generator = seeding.generator(task.config.seed, "trigger", learner.step)
+    learner.q(on_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
+
+
+def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:
+    """The context of a method; targets are (B, 2), actions beside targets, since a loss needs both."""
+    names = (task.config.seed, "method", learner.phase, learner.updates)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        generator = seeding.generator(*names, "batches")
+        for _ in range(BATCHES):
+            sampled = learner.replay.sample(task.config.batch_size, generator)
+            frames, actions, targets = td_batch(task, learner, sampled)
+            yield frames[:, :-1].clone(), torch.stack([actions.to(targets.dtype), targets], 1)
+
+    return Context(
+        phase=learner.phase,
+        step=learner.updates,
+        generator=seeding.generator(*names),
+        batches=batches,
+        loss=functools.partial(loss_of, learner),
+        optimizers=parts_of(learner.optimizer),
+        step_loss=step_loss,
+    )
+
+
+def loss_of(learner: Learner, observations: Tensor, targets: Tensor) -> Tensor:
+    """The loss of observations (B, stack, ...); `targets` (B, 2): actions and targets."""
+    return huber(chosen(learner.q, observations, targets[:, 0]), targets[:, 1])
+
+
+def summarise(learner: Learner) -> dict[str, Any]:
+    """What is kept of a run that has ended."""
+    counts = {"steps": learner.step, "updates": learner.updates, "seconds": learner.seconds}
+    return {**learner.evaluated, **learner.of_tasks.summary(), **counts}
