@@ -1,8 +1,14 @@
-"""The phases of continual pre-training (the paper's figure 3)."""
+"""A benchmark turns corpora into a sequence of phases; here the pair of the paper's figure 3.
 
-from collections.abc import Mapping, Sequence
+Streams of more texts are in `language.streams`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
+
+from torch import Tensor
 
 from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import Count, Share, checked, within
@@ -13,20 +19,80 @@ STARTS = ("best", "end", "scratch")
 Passes = Annotated[float, within(0, 1_000_000, open_low=True)]
 Ratio = Annotated[float, within(0, 1, open_low=True)]
 Iterations = Annotated[int, within(1, 10**12)]
+Corpora = Mapping[str, Mapping[str, TokenFile]]  # by name, then by split
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a benchmark makes its phases for.
+
+    Attributes:
+        block_size: of the model.
+        tokens_per_iteration: of an optimizer step.
+        vocab_size: of the tokenizer.
+        seed: of the run.
+        replay: probability with which a batch of a pair's phase 1 is of the first corpus.
+        mix_by: what is drawn from one corpus, `batch` or `sequence`.
+    """
+
+    block_size: int
+    tokens_per_iteration: int
+    vocab_size: int = 256
+    seed: int = 0
+    replay: float = 0.0
+    mix_by: str = "batch"
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What data, how long, and what it is measured on."""
+    """What data, how long, and what it is measured on.
+
+    Attributes:
+        data: batches come from it.
+        val: what the phase trains on, by name: held-out tokens and their weight in val/loss. Names are those of tasks;
+            two phases with one name train on the same thing.
+        length: in optimizer steps.
+        relabel: puts other tokens in the place of these, the same in training and held-out data; None: as they are.
+        rows: rows of the log at equal distances; None: as `length.eval_interval` says.
+    """
 
     data: Mixture
-    val: dict[str, tuple[TokenFile, float]]  # name -> held-out tokens and their weight in val/loss
+    val: dict[str, tuple[TokenFile, float]]
     length: Length
+    relabel: Callable[[Tensor], Tensor] | None = None
+    rows: int | None = None
 
     @property
     def rows_every(self) -> int:
         """Iterations between two rows of the log."""
-        return max(1, self.length.eval_interval)
+        return max(1, self.length.eval_interval if self.rows is None else -(-self.length.steps // self.rows))
+
+
+class Benchmark(ABC):
+    """A sequence of phases, and what about training goes with it.
+
+    Attributes:
+        start: the checkpoint of phase 0 that phase 1 starts from; streams simply go on.
+        methods_from_phase: the first phase within which methods act.
+        new_tasks: whether each phase is a new task. Then rows also have averages over the run so far, and what is left
+            of earlier tasks (`language.phase`).
+        keeps_optimizer: whether the optimizer's state survives a boundary, unless a method resets it.
+        headline: the number of a run's summary that is shown and returned.
+    """
+
+    start: str | int = "end"
+    methods_from_phase = 0
+    new_tasks = True
+    keeps_optimizer = True
+    headline = "task_end/loss"
+
+    @abstractmethod
+    def phases(self, corpora: Corpora, setting: Setting) -> list[Phase]:
+        """The phases on these corpora.
+
+        Raises:
+            ConfigError: the corpora are too few, too many or too small.
+        """
 
 
 def parse_start(start: str | int) -> str | int:
@@ -42,7 +108,7 @@ def parse_start(start: str | int) -> str | int:
     return start if start in STARTS else int(number)
 
 
-class ContinualPretraining:
+class ContinualPretraining(Benchmark):
     """Phase 0 overfits a small corpus; phase 1 continues from one of its checkpoints on a mixture with a larger one.
 
     Args:
@@ -59,6 +125,9 @@ class ContinualPretraining:
     """
 
     methods_from_phase = 1
+    new_tasks = False
+    keeps_optimizer = False
+    headline = "val/loss"
 
     @checked
     def __init__(
@@ -86,43 +155,34 @@ class ContinualPretraining:
             "extra_step": extra_step,
         }
 
-    def phases(
-        self,
-        first: Mapping[str, TokenFile],
-        second: Mapping[str, TokenFile],
-        block_size: int,
-        tokens_per_iteration: int,
-        replay: float,
-        mix_by: str,
-    ) -> list[Phase]:
+    def phases(self, corpora: Corpora, setting: Setting) -> list[Phase]:
         """Both phases.
 
-        Args:
-            first: the small corpus, by split.
-            second: the large one.
-            block_size: of the model.
-            tokens_per_iteration: of an optimizer step.
-            replay: probability with which a batch of phase 1 is of the small corpus.
-            mix_by: what is drawn from one corpus, `batch` or `sequence`.
-
         Raises:
-            ConfigError: a phase would have no iteration, or ends before a checkpoint.
+            ConfigError: no pair; a phase would have no iteration, or ends before a checkpoint.
         """
+        if list(corpora) != ["first", "second"]:
+            raise ConfigError(
+                "benchmark=continual_pretraining needs a pair of corpora: dataset=pydoc_stdlib, texts or wiki_owt"
+            )
+        first, second = corpora["first"], corpora["second"]
+        replay = setting.replay
         alone = (first["train"].part(self.ratio[0]),)
         both = tuple(file.part(self.ratio[1]) for file in (first["train"], second["train"]))
         mixtures = [
-            Mixture(alone, (1.0,), block_size, mix_by),
-            Mixture(both, (replay, 1 - replay), block_size, mix_by),
+            Mixture(alone, (1.0,), setting.block_size, setting.mix_by),
+            Mixture(both, (replay, 1 - replay), setting.block_size, setting.mix_by),
         ]
         whole = [len(first["train"]), len(first["train"]) + len(second["train"])]
         phases = []
         for i, mixture in enumerate(mixtures):
             iterations = None if self.iterations is None else self.iterations[i]
+            tokens = setting.tokens_per_iteration
             length = phase_length(
-                whole[i], self.passes[i], tokens_per_iteration, self.ratio[i], iterations=iterations, **self.arithmetic
+                whole[i], self.passes[i], tokens, self.ratio[i], iterations=iterations, **self.arithmetic
             )
             if length is None or length.iterations == 0:
-                raise ConfigError(f"phase {i} has less than one iteration of {tokens_per_iteration} tokens")
+                raise ConfigError(f"phase {i} has less than one iteration of {tokens} tokens")
             val = {"first": (first["val"], 1.0)}
             if i == 1:
                 val = {"first": (first["val"], replay), "second": (second["val"], 1 - replay)}

@@ -1,16 +1,19 @@
 """Sources of texts. A corpus is a list of documents in a fixed order, each with its split.
 
-`pydoc` and `stdlib` are on every machine with Python: English, then code. The paper's pair, WikiText-103 and
-OpenWebText, comes through Hugging Face `datasets`.
+`pydoc`, `stdlib`, `headers` and `characters` are on every machine with Python and torch: English, Python, C++, a
+table. The paper's pair, WikiText-103 and OpenWebText, comes through Hugging Face `datasets`.
 """
 
 import hashlib
 import platform
 import sysconfig
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+
+import torch
 
 from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import Seed, checked, within
@@ -79,6 +82,39 @@ def stdlib(val_fraction: Part = 0.05) -> Corpus:
     files = [p for p in sorted(root.rglob("*.py")) if not SKIPPED.intersection(p.relative_to(root).parts)]
     named = [(str(p.relative_to(root)), p.read_text(encoding="utf-8", errors="replace")) for p in files]
     return _in_memory(f"standard library of Python {platform.python_version()}", named, val_fraction)
+
+
+@checked
+def headers(val_fraction: Part = 0.1) -> Corpus:
+    """The headers of torch's core library (c10), C++.
+
+    Args:
+        val_fraction: fraction of the files that is held out.
+    """
+    root = Path(torch.__file__).parent / "include" / "c10"
+    files = sorted(root.rglob("*.h"))
+    if not files:
+        raise ConfigError(f"this build of torch brings no C++ headers in {root}: choose another dataset=")
+    named = [(str(p.relative_to(root)), p.read_text(encoding="utf-8", errors="replace")) for p in files]
+    return _in_memory(f"c10 headers of torch {torch.__version__}", named, val_fraction)
+
+
+@checked
+def characters(val_fraction: Part = 0.1) -> Corpus:
+    """A line for each character of Python's Unicode tables: code point, category, name.
+
+    Characters that are named by their number or their sound (ideographs, Hangul syllables) are left out.
+
+    Args:
+        val_fraction: fraction of the blocks of 16 code points that is held out.
+    """
+    blocks: dict[int, list[str]] = {}
+    for point in range(0x30000):
+        name = unicodedata.name(chr(point), "")
+        if name and not name.endswith(f"-{point:04X}") and not name.startswith("HANGUL SYLLABLE"):
+            blocks.setdefault(point // 16, []).append(f"{point:04X} {unicodedata.category(chr(point))} {name}\n")
+    named = [(f"{block:04X}0", "".join(lines)) for block, lines in blocks.items()]
+    return _in_memory(f"Unicode {unicodedata.unidata_version}", named, val_fraction)
 
 
 @checked

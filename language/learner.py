@@ -30,7 +30,9 @@ class Learner(Progress):
     seen: int = 0
     kept: dict[str, dict[str, Any]] = field(default_factory=dict)  # weights of phase 0: best, and at chosen iterations
 
-    PLAIN = (*Progress.PROGRESS, "loss_sum", "seen", "kept")
+    own_loss: dict[str, float] = field(default_factory=dict)  # of each task of a stream, when it ended: held-out tokens
+
+    PLAIN = (*Progress.PROGRESS, "loss_sum", "seen", "kept", "own_loss")
 
     @classmethod
     def new(cls, task: Task) -> "Learner":
@@ -97,7 +99,7 @@ class Learner(Progress):
         seeding.set_rng_state(state["rng"])
         load_trigger(self.trigger, state.get("trigger"))
         for key in self.PLAIN:
-            setattr(self, key, state[key])
+            setattr(self, key, {} if key == "own_loss" and key not in state else state[key])
         if task.group.rank > 0:
             self.clear_sums()  # rank 0 saved the sum over all
 

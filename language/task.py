@@ -1,9 +1,9 @@
 """What is fixed before the first step of `language.train`: options, processes, data, phases."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from fire_core.harness.training.firing import check_trigger_state
 from fire_core.methods import Method, Net
 from fire_core.ranges import Positive, Share, Width, one_of, within
 from fire_core.triggers import Plateau, Trigger
-from language.benchmark import ContinualPretraining, Phase
+from language.benchmark import Benchmark, Phase, Setting
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
 from language.prepare import load
@@ -65,8 +65,9 @@ register(
     "cache",
     "start",
     "budget/language",
+    "budget/exceptions",
     "tuned/language",
-    "tuned/language_experiment",
+    presets=("language",),
 )
 
 
@@ -74,18 +75,16 @@ register(
 class Task:
     """What is fixed before the first step: processes, data, phases, options. Everything else is a `Learner`."""
 
-    headline: ClassVar[str] = "val/loss"  # the number of the summary that is shown and returned
     config: DictConfig
     group: ProcessGroup
-    corpora: dict[str, dict[str, TokenFile]]  # first and second, by split
+    corpora: dict[str, dict[str, TokenFile]]  # by name (of a pair: first, second), then by split
     vocab_size: int
+    benchmark: Benchmark
     phases: list[Phase]
-    val: list[dict[str, Tensor]]  # of each phase: (n, block_size + 1) held-out tokens by corpus
-    start: str | int
-    methods_from_phase: int
     model: GPT  # at its initial weights, on the CPU; it and the method are never trained: learners take copies
     method: Method
     trigger: Trigger | None  # never asked either
+    rows: dict[Path, Tensor] = field(default_factory=dict)  # held-out tokens of each file, as they stand in it
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
@@ -95,7 +94,7 @@ class Task:
             ConfigError: an option is out of its range, the data are not there or damaged, or do not fit together.
         """
         group = ProcessGroup.join(config.device)
-        check_options(config, PAIR)
+        check_options(config, PAIR if "replay" in config.dataset else None)
         if config.accumulation % group.size:
             raise ConfigError(
                 f"accumulation={config.accumulation} batches cannot be dealt to {group.size} processes: take a multiple"
@@ -103,7 +102,7 @@ class Task:
         set_up_torch(group.device, config.threads, config.deterministic)
         tokenizer = get_tokenizer(config.tokenizer)
         # All that needs no data comes first: preparing them takes time and writes files.
-        benchmark = build("benchmark", config.benchmark, ContinualPretraining)
+        benchmark = build("benchmark", config.benchmark, Benchmark)
         check_network_fits(
             f"model={config.model.name}", lambda: build_model(config, tokenizer.vocab_size), group.device
         )
@@ -111,36 +110,18 @@ class Task:
         model, method = build_model(config, tokenizer.vocab_size), build("method", config.method, Method)
         check_works(config, group, model, method)
         check_optimizer(config.optimizer)
-        corpora = {}
-        for part in ("first", "second"):
-            options: Any = OmegaConf.to_container(config.dataset[part], resolve=True)
-            corpora[part] = load(Path(config.paths.data), options, tokenizer, local=options["local"])
-        block = config.model.block_size
-        phases = benchmark.phases(
-            corpora["first"],
-            corpora["second"],
-            block,
-            config.batch_size * config.accumulation * block,
-            config.dataset.replay,
-            config.dataset.mix_by,
-        )
-        val = [
-            {name: evenly_spaced(file, block, config.eval_sequences) for name, (file, _) in phase.val.items()}
-            for phase in phases
-        ]
-        task = cls(
-            config,
-            group,
-            corpora,
-            tokenizer.vocab_size,
-            phases,
-            val,
-            benchmark.start,
-            benchmark.methods_from_phase,
-            model,
-            method,
-            build_trigger(config.trigger),
-        )
+        corpora = {
+            name: load(Path(config.paths.data), options, tokenizer, local=options["local"])
+            for name, options in parts_of_dataset(config.dataset).items()
+        }
+        block, vocabulary = config.model.block_size, tokenizer.vocab_size
+        pair = {key: config.dataset[key] for key in ("replay", "mix_by") if key in config.dataset}
+        setting = Setting(block, config.batch_size * config.accumulation * block, vocabulary, config.seed, **pair)
+        phases = benchmark.phases(corpora, setting)
+        trigger = build_trigger(config.trigger)
+        task = cls(config, group, corpora, vocabulary, benchmark, phases, model, method, trigger)
+        for index in range(len(phases)):
+            task.held_out(index)  # a corpus that is too short is refused now
         task.check_trigger()
         return task
 
@@ -177,6 +158,21 @@ class Task:
         return is_sharded(self.config, self.group)
 
     @property
+    def headline(self) -> str:
+        """The number of the summary that is shown and returned."""
+        return self.benchmark.headline
+
+    @property
+    def start(self) -> str | int:
+        """The checkpoint of phase 0 that phase 1 starts from."""
+        return self.benchmark.start
+
+    @property
+    def methods_from_phase(self) -> int:
+        """The first phase within which methods act."""
+        return self.benchmark.methods_from_phase
+
+    @property
     def first_phase(self) -> int:
         """The phase that training starts with: from scratch there is no phase 0."""
         return 1 if self.start == "scratch" else 0
@@ -190,6 +186,15 @@ class Task:
     def tokens_per_step(self) -> int:
         """Over all processes."""
         return int(self.config.batch_size * self.config.accumulation * self.config.model.block_size)
+
+    def held_out(self, index: int) -> dict[str, Tensor]:
+        """Held-out tokens of phase `index` by name, int64 (n, block_size + 1) each, always the same."""
+        phase, found = self.phases[index], {}
+        for name, (file, _) in phase.val.items():
+            if file.path not in self.rows:
+                self.rows[file.path] = evenly_spaced(file, self.config.model.block_size, self.config.eval_sequences)
+            found[name] = self.rows[file.path] if phase.relabel is None else phase.relabel(self.rows[file.path])
+        return found
 
     def method_acts_in(self, phase: int) -> bool:
         """Whether the method shapes what happens within `phase`."""
@@ -223,6 +228,8 @@ class Task:
         if self.first_phase > 0 or self.method_acts_in(0) or self.asks_in(0):
             return None
         what = self.identity()
+        if self.benchmark.new_tasks:
+            return without(what, ("method", "trigger")) if len(self.phases) > 1 else None
         benchmark = without(what["benchmark"], ("start",))
         for key in ("passes", "ratio", "iterations"):
             benchmark[key] = benchmark[key] and benchmark[key][:1]
@@ -232,6 +239,22 @@ class Task:
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """bfloat16 where it is asked for."""
         return autocast(self.device, self.config.precision)
+
+
+def parts_of_dataset(dataset: DictConfig) -> dict[str, dict[str, Any]]:
+    """The corpora of `dataset=` by name: one alone, those of a pair or of domains, and one's own `more` texts.
+
+    Raises:
+        ConfigError: `dataset.more` is no list of paths.
+    """
+    options: Any = OmegaConf.to_container(dataset, resolve=True)
+    if "_target_" in options:
+        return {options["name"]: options}
+    parts = {name: part for name, part in options.items() if isinstance(part, dict) and "_target_" in part}
+    more = options.get("more", [])
+    if not isinstance(more, list) or not all(isinstance(path, str) for path in more):
+        raise ConfigError(f"dataset.more must be a list of files or folders, got {more!r}")
+    return parts | {f"text {number}": parts["first"] | {"path": path} for number, path in enumerate(more, 3)}
 
 
 def is_sharded(config: DictConfig, group: ProcessGroup) -> bool:
@@ -271,6 +294,8 @@ def batch_at(task: Task, phase: int, step: int, number: int) -> tuple[Tensor, Te
     """
     generator = np.random.Generator(np.random.Philox(seeding.derive(task.config.seed, "batch", phase, step, number)))
     inputs, targets = task.phases[phase].data.batch(generator, task.config.batch_size)
+    if (relabel := task.phases[phase].relabel) is not None:
+        inputs, targets = relabel(inputs), relabel(targets)
     if task.device.type != "cuda":
         return inputs.to(task.device), targets.to(task.device)
     # The GPU is still at the step before: it takes the batch from pinned memory when it gets there.

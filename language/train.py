@@ -1,8 +1,9 @@
-"""Continual pre-training (the paper's figure 3): `python -m language.train method=base,fire -m`.
+"""Language models through a sequence of phases: `python -m language.train method=base,fire -m`.
 
-Phase 0 overfits a small corpus and keeps checkpoints; phase 1 starts from one of them, a method acts, and training goes
-on with a larger corpus mixed in. Under torchrun, rank 0 keeps the run folder and sends the others what to train.
-Read from `main` down.
+By default the paper's figure 3: phase 0 overfits a small corpus and keeps checkpoints; phase 1 starts from one of them,
+a method acts, and training goes on with a larger corpus mixed in. In streams (`benchmark=permuted_text`, `domains`)
+each phase is a new task and the method acts at each boundary. Under torchrun, rank 0 keeps the run folder and sends
+the others what to train. Read from `main` down.
 """
 
 import contextlib
@@ -27,21 +28,19 @@ from fire_core.harness.training.boundary import act_after_row, act_at_boundary
 from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.loop import Loop
 from fire_core.harness.training.measure import check_finite
-from fire_core.methods import Context
 from fire_core.triggers import Firing
-from fire_core.weights.distributed import full, local
-from fire_core.weights.optimizer_state import parts_of, set_rate_factor
+from fire_core.weights.distributed import full
+from fire_core.weights.optimizer_state import holds_all, set_rate_factor
 from language.learner import Learner, new_optimizer
+from language.phase import SUMMARY, BothSides, make_context, make_row, pass_probe, rate_factor, save
 from language.process_group import leave
-from language.schedule import learning_rate
-from language.sharded import gathered
 from language.speed import Pace
 from language.task import METRICS, Task, batch_at
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="language")
 def main(config: DictConfig) -> float:
-    """Train one configuration to its end; returns the validation loss, which `hydra/sweeper=optuna` minimises."""
+    """Train one configuration to its end; returns the benchmark's headline, which `hydra/sweeper=optuna` minimises."""
     return execute(config, PROGRAM)
 
 
@@ -77,7 +76,8 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)
-    title = f"{config.method.name} from {task.start} seed {config.seed}"
+    start_of = "" if task.benchmark.new_tasks else f" from {task.start}"
+    title = f"{config.method.name}{start_of} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
     probe = functools.partial(pass_probe, task, learner) if config.compile else None
     start(learner, metrics=METRICS, total_steps=task.total_steps, after=task.steps_before_trigger, probe=probe)
@@ -119,10 +119,10 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
                         pace.restart()
                     if task.asks_in(index) and (firing := ask(learner, learner.step, loss=loss)):
                         act(task, learner, run, firing=firing)
-                    if index == 0:
+                    if index == 0 and not task.benchmark.new_tasks:
                         keep_weights(task, learner)
                     loop.end_step(write_checkpoint, ended)
-    final = {key: value for key, value in learner.row.items() if key.startswith(("train/", "val/"))}
+    final = {key: value for key, value in learner.row.items() if key.startswith(SUMMARY)}
     return {**final, "steps": learner.step, "seconds": learner.seconds}
 
 
@@ -136,21 +136,9 @@ def keep_weights(task: Task, learner: Learner) -> None:
         learner.keep(str(learner.phase_step))
 
 
-def save(task: Task, learner: Learner, run: Run | None) -> None:
-    """Write a checkpoint of what all processes know together."""
-    check_finite(learner.step, learner.loss_sum, *(local(p) for p in learner.model.parameters()))
-    whole = task.group.sum_(learner.loss_sum.clone())
-    state = learner.state_dict() | {"loss_sum": whole, "seen": learner.seen * task.group.size}
-    if task.sharded:
-        state = gathered(state)
-    if run is not None:
-        run.checkpoint(learner.step, state)
-
-
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
-    """Take up the weights to start from, let the method act, measure what it did, start a new optimizer."""
-    config = task.config
-    seeding.seed_everything(seeding.derive(config.seed, "phase", index))
+    """Take up the weights to start from, let the method act, measure what it did, start a new optimizer if due."""
+    seeding.seed_everything(seeding.derive(task.config.seed, "phase", index))
     if index > 0:
         started_from = learner.phase_step
         if (kept := learner.kept.get(str(task.start))) is not None:
@@ -160,9 +148,10 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
                     parameter.copy_(kept["weights"][name])
         learner.kept = {}
         learner.phase, learner.phase_step = index, 0
-        if acts_at_boundaries(config.trigger):
-            act(task, learner, run, {"start_iteration": started_from})
-    learner.optimizer = new_optimizer(task, learner, index)
+        if acts_at_boundaries(task.config.trigger):
+            act(task, learner, run, {} if task.benchmark.new_tasks else {"start_iteration": started_from})
+    if not (task.benchmark.keeps_optimizer and holds_all(learner.optimizer, learner.net.parameters())):
+        learner.optimizer = new_optimizer(task, learner, index)
     learner.clear_sums()
 
 
@@ -180,27 +169,18 @@ def act(
     context = make_context(task, learner)
     if firing is not None:
         context.generator = seeding.generator(task.config.seed, "firing", learner.step)
+    measure = BothSides(task, learner, firing=firing is not None, between=also or {})
     act_at_boundary(
         learner,
         context,
         name=task.config.method.name,
         device=task.device,
         run=run,
-        measure=functools.partial(measure, task, learner),
+        measure=measure,
         afterwards=None if task.sharded else lambda: task.group.broadcast_(list(learner.model.parameters())),
-        also=also,
+        also=measure.between,
         firing=firing,
     )
-
-
-def measure(task: Task, learner: Learner) -> dict[str, float]:
-    """Validation loss, taken before and after the method acts."""
-    return {"val_loss": evaluate(task, learner)["val/loss"]}
-
-
-def pass_probe(task: Task, learner: Learner) -> None:
-    """Pass a fixed batch of the phase through the network, for a trigger that looks at activations."""
-    learner.model(*batch_at(task, learner.phase, 0, 0))
 
 
 def train_step(task: Task, learner: Learner, acts: bool) -> Tensor | None:
@@ -240,76 +220,6 @@ def train_step(task: Task, learner: Learner, acts: bool) -> Tensor | None:
             learner.method.after_step(learner.net, make_context(task, learner, loss.detach()))
     detached: Tensor = loss.detach()
     return detached
-
-
-@torch.no_grad()
-def evaluate(task: Task, learner: Learner) -> dict[str, float]:
-    """Mean loss on the phase's held-out tokens: each corpus's, and weighted as training mixes them."""
-    learner.model.eval()
-    losses, weighted = {}, 0.0
-    for name, rows in task.val[learner.phase].items():
-        total = torch.zeros((), dtype=torch.float64)
-        for batch in rows.split(task.config.batch_size)[task.group.rank :: task.group.size]:
-            batch = batch.to(task.device)
-            with task.autocast():
-                total += learner.model(batch[:, :-1], batch[:, 1:])[1].double().cpu() * len(batch)
-        losses[f"val/loss_{name}"] = task.group.sum_(total).item() / len(rows)
-        weighted += task.phases[learner.phase].val[name][1] * losses[f"val/loss_{name}"]
-    learner.model.train()
-    if task.sharded:
-        cast(Any, learner.model).reshard()  # the root stays gathered after a forward pass: writes to it would be lost
-    return {"val/loss": weighted, **(losses if len(losses) > 1 else {})}
-
-
-def make_row(task: Task, learner: Learner, pace: Pace) -> dict[str, Any]:
-    """What is known at this step; on every rank, for all take part in the evaluation."""
-    check_finite(learner.step, learner.loss_sum)  # waits for the GPU
-    speed = pace.read()
-    assert learner.optimizer is not None
-    loss = task.group.sum_(torch.stack([learner.loss_sum.double().cpu(), torch.tensor(float(learner.seen)).double()]))
-    row = {
-        "step": learner.step,
-        "phase": learner.phase,
-        "iteration": learner.step,
-        "train/loss": (loss[0] / loss[1]).item(),
-        **evaluate(task, learner),
-        "lr": learner.optimizer.param_groups[0]["lr"],
-        "tokens": learner.step * task.tokens_per_step,
-        **speed,
-    }
-    learner.clear_sums()
-    return row
-
-
-def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:
-    """The moment, as a method sees it; a pass is what comes between two rows.
-
-    Args:
-        task: what is fixed.
-        learner: at this moment.
-        step_loss: after a step, the loss of its last batch.
-    """
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        for step in range(task.phases[learner.phase].rows_every):
-            for number in range(task.config.accumulation):
-                yield batch_at(task, learner.phase, step, number)
-
-    return Context(
-        phase=learner.phase,
-        step=learner.step,
-        generator=seeding.generator(task.config.seed, "method", learner.phase, learner.phase_step),
-        batches=batches,
-        loss=lambda inputs, targets: learner.model(inputs, targets)[1],
-        optimizers=parts_of(learner.optimizer),
-        step_loss=step_loss,
-    )
-
-
-def rate_factor(task: Task, learner: Learner) -> float:
-    """Of the base learning rate, for the coming step."""
-    length = task.phases[learner.phase].length
-    return learning_rate(learner.phase_step, length.warmup, length.decay, 1.0, task.config.min_lr_ratio)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.loop import Loop
 from fire_core.harness.training.measure import check_finite
 from fire_core.triggers import Firing
-from fire_core.weights.optimizer_state import set_rate_factor
+from fire_core.weights.optimizer_state import holds_all, set_rate_factor
 from vision.learner import Learner, new_optimizer
 from vision.phase import (
     batches,
@@ -125,7 +125,7 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
     learner.phase, learner.phase_step = index, 0
     if index > 0 and acts_at_boundaries(config.trigger):
         act(task, learner, run)
-    if learner.optimizer is None or not (task.benchmark.keeps_optimizer and optimizes(learner)):
+    if not (task.benchmark.keeps_optimizer and holds_all(learner.optimizer, learner.net.parameters())):
         learner.optimizer = new_optimizer(task, learner, index)
     learner.clear_sums()
 
@@ -148,13 +148,6 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
         level=task.config.metrics,
         firing=firing,
     )
-
-
-def optimizes(learner: Learner) -> bool:
-    """Whether the optimizer holds every parameter; a method may have put in new ones."""
-    assert learner.optimizer is not None
-    held = {id(p) for group in learner.optimizer.param_groups for p in group["params"]}
-    return all(id(p) in held for p in learner.net.parameters())
 
 
 def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, acts: bool) -> Tensor | None:

@@ -184,3 +184,11 @@ def set_rate_factor(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def parts_of(optimizer: torch.optim.Optimizer | None) -> list[torch.optim.Optimizer]:
     """The optimizers that hold state: a combined one's `parts`, or itself."""
     return [] if optimizer is None else list(getattr(optimizer, "parts", [optimizer]))
+
+
+def holds_all(optimizer: torch.optim.Optimizer | None, parameters: Iterable[Tensor]) -> bool:
+    """Whether the optimizer holds every one of these parameters; a method may have put in new ones."""
+    if optimizer is None:
+        return False
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return all(id(p) in held for p in parameters)
