@@ -21,7 +21,10 @@ PROGRAMS = ("vision", "language", "dqn", "sac")
 EXPERIMENTS = sorted(map(str, OmegaConf.load(CONF / "presets" / "fig2.yaml")))
 OTHERS = {
     "dmc100k": "sac",
+    "domains": "language",
     "fig3": "language",
+    "finetune": "language",
+    "permuted": "language",
     "fig4a": "dqn",
     "fig4b": "sac",
     "tune": "vision",
@@ -162,8 +165,7 @@ def program_of(experiment: str) -> str:
 
 
 OTHER_EXPERIMENTS = sorted(
-    {path.stem for path in (CONF / "experiment").glob("*.yaml")}
-    | {str(name) for path in (CONF / "presets").glob("*.yaml") for name in OmegaConf.load(path)} - set(EXPERIMENTS)
+    {str(name) for path in (CONF / "presets").glob("*.yaml") for name in OmegaConf.load(path)} - set(EXPERIMENTS)
 )
 
 
@@ -225,9 +227,9 @@ def test_tables_name_what_exists() -> None:
             assert (CONF / "dataset" / f"{dataset}.yaml").exists()
         for entry, values in OmegaConf.load(path).items():
             method = str(entry)
-            if path.stem == "language_experiment":
+            if path.stem == "language" and method.count("_") == 2:  # <experiment>_<start>_<method>
                 experiment, start, method = method.split("_", 2)
-                assert (CONF / "experiment" / f"{experiment}.yaml").exists()
+                assert experiment in OmegaConf.load(CONF / "presets" / "language.yaml")
                 assert start in OmegaConf.load(CONF / "start.yaml")
             if path.stem == "searched":  # <benchmark>_<data set>_<method>, and a rate for each
                 place = next(place for place in STREAMS if method.startswith(f"{place}_"))

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 import language.train  # noqa: F401  its options
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
-from language.benchmark import parse_start
+from language.benchmark import Setting, parse_start
 from language.data import TokenFile
 from tests.parity import golden
 
@@ -35,7 +35,8 @@ def test_lengths_of_the_paper():
     per_step = config.batch_size * config.accumulation * config.model.block_size
     assert per_step == wiki["tokens_per_iter"]
     phases = build("benchmark", config.benchmark).phases(
-        tokens(wiki["dataset_tokens"]), tokens(owt), 1024, per_step, config.dataset.replay, config.dataset.mix_by
+        {"first": tokens(wiki["dataset_tokens"]), "second": tokens(owt)},
+        Setting(1024, per_step, replay=config.dataset.replay, mix_by=config.dataset.mix_by),
     )
     assert phases[0].length.steps == wiki["optimizer_steps"]
     assert phases[0].length.warmup == wiki["warmup_iters"]
@@ -76,6 +77,6 @@ def test_small_scales_keep_what_they_start_from(scale):
 
 def test_part_of_the_data():
     benchmark = build("benchmark", compose("benchmark.ratio=[0.5,0.25]", "benchmark.start=end").benchmark)
-    phases = benchmark.phases(tokens(1000), tokens(4000), 16, 32, 0.1, "batch")
+    phases = benchmark.phases({"first": tokens(1000), "second": tokens(4000)}, Setting(16, 32, replay=0.1))
     assert [len(phase.data) for phase in phases] == [500, 1250]
     assert [len(file) for file in phases[1].data.files] == [250, 1000]

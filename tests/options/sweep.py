@@ -82,6 +82,8 @@ def case_of_group(group: str, choice: str, name: str) -> list[Case]:
         return [Case(DQN if choice == "pi" else VISION, (select,), option)]
     if choice in LANGUAGE_MODELS or choice == "continual_pretraining":
         return [Case(LANGUAGE, (select,) if group == "model" else (), option)]
+    if choice in ("domains", "permuted_text"):
+        return [Case(LANGUAGE, ("benchmark=domains",) if group == "dataset" else (select,), option)]
     if group == "model" and choice in ("nature_cnn", "q_mlp"):
         return [Case(ATARI if choice == "nature_cnn" else DQN, (), option)]
     if group == "dataset" and choice in ("pydoc_stdlib", "texts", "wiki_owt"):
@@ -111,6 +113,8 @@ def base_of(program: Program, overrides: tuple[str, ...]) -> Any:
     if program is VISION:
         options = [option for option in options if not option.startswith("model=")] + ["model=mlp"]
         options += [option for option in overrides if option.startswith("model=")]
+    if {"benchmark=domains", "benchmark=permuted_text"} & set(overrides):  # the smallest run is one of the pair
+        options = [option for option in options if not option.startswith("benchmark.")]
     if program is LANGUAGE and "model=gpt_0.1b" not in overrides:
         options += [option for option in program.options if option.startswith("model.")]
     return program.compose_only(options)
