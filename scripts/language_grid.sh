@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${RUNS:-runs/language_streams}
 main=${SEEDS:-1 2 3 4 5 6 7 8 9 10} few=${SEEDS:-1 2 3 4 5}
-small=(tracker=none progress=false)
+small=(tracker=none progress=false checkpoint.keep=1)
 parts="method=fire method._target_=scripts.language_ingredients.Parts"
 
 train() { # folder, seed, options: of one run, or with -m of several in one process
