@@ -16,15 +16,16 @@ from fire_core.harness.options.config import Trunk, autocast, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.memory import check_network_fits
 from fire_core.harness.options.tables import register
-from fire_core.harness.options.trigger import build_trigger, check_trigger
+from fire_core.harness.options.trigger import acts_at_boundaries, build_trigger, check_trigger
 from fire_core.harness.run.identity import identity, without
 from fire_core.harness.run.schema import check_weights
 from fire_core.harness.training import seeding
 from fire_core.harness.training.firing import check_trigger_state
 from fire_core.methods import Method, Net
+from fire_core.methods.full_reset import FullReset
 from fire_core.ranges import Positive, Share, Width, one_of, within
 from fire_core.triggers import Plateau, Trigger
-from language.benchmark import Benchmark, Phase, Setting
+from language.benchmark import STARTS, Benchmark, Phase, Setting
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
 from language.prepare import load
@@ -221,7 +222,16 @@ class Task:
             part: {split: file.header["sha256"] for split, file in files.items()}
             for part, files in self.corpora.items()
         }
-        return {**identity(options, "parallel"), "tokens": tokens}
+        what = {**identity(options, "parallel"), "tokens": tokens}
+        if self.forgets_start:
+            what["benchmark"] = what["benchmark"] | {"start": STARTS[0]}
+        return what
+
+    @property
+    def forgets_start(self) -> bool:
+        """Whether a full reset makes phase 1 the same from any checkpoint of phase 0: such runs are one run."""
+        resets = isinstance(self.method, FullReset) and acts_at_boundaries(self.config.trigger)
+        return resets and not self.benchmark.new_tasks and self.first_phase == 0
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of it that shapes phase 0, which is shared: neither the method nor anything of phase 1."""

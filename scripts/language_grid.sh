@@ -2,7 +2,7 @@
 # docs/results/language_streams.*: what FIRE and its parts do to a small GPT. Hours on one core. Started again, it goes on where
 # it was: finished runs are skipped.
 #
-#   scripts/language_grid.sh                 three seeds of all but the grid, then all seeds, then the page
+#   scripts/language_grid.sh                 one, two, three seeds of all but the grid, then all, then the page
 #   scripts/language_grid.sh permuted_text   the main rows of a stream; also: domains
 #   scripts/language_grid.sh grid            isometry, scale, weights, optimizer, dial, architecture
 #   scripts/language_grid.sh mechanism       what projected q and k do to a chain of small tasks
@@ -97,7 +97,9 @@ page() { python analysis/make_language_streams.py --runs "$runs" "$@"; }
 
 case ${1:-all} in
     all)
-        for part in permuted_text domains mechanism; do SEEDS=${SEEDS:-1 2 3} "$0" "$part"; done
+        for seed in 1 2 3; do
+            for part in permuted_text mechanism domains; do SEEDS=$seed "$0" "$part"; done
+        done
         for part in permuted_text domains grid mechanism; do "$0" "$part"; done
         page
         ;;
@@ -107,9 +109,8 @@ case ${1:-all} in
     smoke)
         runs=${RUNS:-runs/smoke} main=1 few=1
         small+=(scale=smoke batch_size=2 model.n_layer=1 model.n_embd=16 model.block_size=16 benchmark.iterations=4)
-        stream permuted_text
         stream domains
-        mechanism
+        variants mechanism 1 experiment=finetune_chain <<< "$parts method.layout=qk +method.change=norm,small method.name=part_\${method.change}"
         page --results "$runs/results" --page "$runs/page.md"
         ;;
     *) sed -n '2,/^set/p' "$0" | grep '^#' >&2 && exit 2 ;;

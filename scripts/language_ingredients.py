@@ -54,10 +54,9 @@ class Parts(Fire):
             fire_(module, layout=self.layout or net.layout, init=net.init[name], measure=False, **self.options)
             for entry in entries:
                 entry.write_(entry.parameter, part_of(self.change, old[entry.label], entry.view(entry.parameter)))
-            changed = [entry.parameter for entry in entries]
-            reset_optimizer_state(
-                context.optimizers, {"none": [], "changed": changed, "all": list(net.parameters())}[self.reset]
-            )
+            reset: dict[str, list[Tensor]] = {"none": [], "all": list(net.parameters())}
+            reset["changed"] = [entry.parameter for entry in entries]
+            reset_optimizer_state(context.optimizers, reset[self.reset])
         return BoundaryReport()
 
 
@@ -73,11 +72,16 @@ def part_of(change: str, old: Tensor, new: Tensor) -> Tensor:
         return new.clone()
     if change == "nothing":
         return old
+    before: Tensor
+    after: Tensor
     before, after = (torch.linalg.matrix_norm(m, keepdim=True) for m in (old, new))  # (..., 1, 1)
     if change == "shape":
         return new * (before / after)
     if change == "norm":
         return old * (after / before)
+    u: Tensor
+    values: Tensor
+    v: Tensor
     u, values, v = torch.linalg.svd(old, full_matrices=False)
     moved = (u.mT @ new @ v.mT).diagonal(dim1=-2, dim2=-1)  # S', in the order of S
     half = values.shape[-1] // 2

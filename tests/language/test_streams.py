@@ -229,3 +229,21 @@ def test_presets_compose() -> None:
         assert OmegaConf.to_container(config, resolve=True)
         assert "start" not in config.benchmark
     assert STREAM.compose_only(["experiment=domains", "dataset=texts"]).dataset.name == "texts"
+
+
+def test_a_full_reset_of_the_pair_is_one_run_from_any_start(folder: Path, tmp_path: Path) -> None:
+    """Its second phase has the same rows from both checkpoints, so that its runs have one identity."""
+    texts = ["dataset=texts", f"dataset.first.path={folder}/a.txt", f"dataset.second.path={folder}/b.txt"]
+    pair = [*texts, f"paths.data={folder}/data", "benchmark.iterations=[12,8]", "benchmark.checkpoints=[4]"]
+    found = {}
+    for start in ("best", "4"):
+        rows, _ = rows_of(tmp_path / start, [*pair, "method=full_reset", f"benchmark.start={start}"])
+        found[start] = [row["train/loss"] for row in rows if row["phase"] == 1]
+    assert found["best"] == found["4"]
+    one, other, third = (
+        task_of([*pair, f"method={method}", f"benchmark.start={start}"]).identity()
+        for method, start in (("full_reset", "best"), ("full_reset", "end"), ("base", "end"))
+    )
+    assert one == other
+    assert third["benchmark"]["start"] == "end"
+    assert task_of([*pair, "method=full_reset", "start=scratch"]).identity() != one

@@ -31,7 +31,7 @@ def commands(tmp_path: Path, script: str, *arguments: str, **environment: str) -
     return log.read_text().splitlines()
 
 
-SMOKE = ("digits", "fig2", "fig3", "fig4a", "fig4b", "layers", "plasticity", "table10")
+SMOKE = ("digits", "fig2", "fig3", "fig4a", "fig4b", "language_grid", "layers", "plasticity", "table10")
 
 
 @pytest.mark.slow

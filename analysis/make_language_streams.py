@@ -1,0 +1,84 @@
+"""Makes the tables and figures of docs/results/language_streams.md.
+
+    python analysis/make_language_streams.py                                  from the committed results
+    python analysis/make_language_streams.py --runs runs/language_streams     from runs; writes the small results first
+
+Each folder below --runs is a table: permuted_text, domains, grid, mechanism. The figure of each is the plane of the
+loss on new tasks and that on earlier ones.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import formats, plotting, style
+from analysis.language_streams import PLASTICITY, STABILITY, compare, read, table
+from analysis.make_plasticity import filled
+from analysis.options import load_or_explain, split
+from analysis.runs import BadRun
+from analysis.stream_results import write
+
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "results"
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make_language_streams.py", description="Tables and figures of language_streams.md."
+    )
+    parser.add_argument("--runs", type=Path, help="folder of folders of runs, from which small results are made first")
+    parser.add_argument(
+        "--results", type=Path, default=DOCS / "language_streams", help="folder of small results (%(default)s)"
+    )
+    parser.add_argument("--page", type=Path, default=DOCS / "language_streams.md", help="page to fill in (%(default)s)")
+    return parser.parse_args(split(argv))
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if argv is None else argv)
+    style.use()
+    try:
+        for folder in sorted(args.runs.glob("[a-z]*")) if args.runs else []:
+            sources = {"runs": [str(folder)], "no_cache": True, "include_unfinished": False, "classes": "seen"}
+            if (found := load_or_explain("make_language_streams", argparse.Namespace(**sources))) is not None:
+                write(table(found[0]), args.results / f"{folder.name}.csv")
+    except BadRun as error:
+        print(f"make_language_streams: {error}", file=sys.stderr)
+        return 1
+    tables = {}
+    for name, frame in read(args.results).items():
+        compared = compare(frame)
+        tables[name] = formats.as_markdown(compared)
+        plotting.save(plane(name, compared), args.results / name, ["png"])
+        print(f"made {name}: {len(compared)} methods, seeds {compared['n'].min()} to {compared['n'].max()}")
+    if args.page.exists():
+        args.page.write_text(filled(args.page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    return 0
+
+
+def plane(name: str, compared: pd.DataFrame) -> Figure:
+    """Plasticity against stability: a point a method with 95 % intervals over seeds, numbered as in its list."""
+    stabilities = [("lost at a boundary, on earlier tasks", "lost"), ("on earlier tasks, at the end", STABILITY)]
+    figure, axes = plt.subplots(1, 2, figsize=(style.PAGE, 3.2))
+    for axis, (label, column) in zip(axes, stabilities, strict=True):
+        for number, (x, y) in enumerate(zip(compared[PLASTICITY], compared[column], strict=True), 1):
+            axis.plot([x.low, x.high], [y.mean, y.mean], color="#999999", linewidth=0.8)
+            axis.plot([x.mean, x.mean], [y.low, y.high], color="#999999", linewidth=0.8)
+            axis.plot(x.mean, y.mean, "o", color=style.COLOURS["fire"], markersize=2.5)
+            axis.annotate(str(number), (x.mean, y.mean), xytext=(2, 2), textcoords="offset points", fontsize=5.5)
+        axis.set_xlabel("Loss on new tasks, last quarter (plasticity: left is better)", fontsize=6.5)
+        axis.set_ylabel(f"Loss {label} (stability: low is better)", fontsize=6.5)
+    listed = "   ".join(f"{number} {method}" for number, method in enumerate(compared["method"], 1))
+    figure.suptitle(f"{name}: {listed}", x=0.01, ha="left", fontsize=5.5, wrap=True)
+    figure.tight_layout(rect=(0, 0, 1, 0.98 - 0.03 * (len(listed) // 170)))
+    return figure
+
+
+if __name__ == "__main__":
+    sys.exit(main())
