@@ -20,6 +20,7 @@ from fire_core.methods import Method, Net
 PROGRAMS = ("vision", "language", "dqn", "sac")
 EXPERIMENTS = sorted(map(str, OmegaConf.load(CONF / "presets" / "fig2.yaml")))
 OTHERS = {
+    "continual": "dqn",
     "dmc100k": "sac",
     "domains": "language",
     "fig3": "language",
@@ -165,7 +166,8 @@ def program_of(experiment: str) -> str:
 
 
 OTHER_EXPERIMENTS = sorted(
-    {str(name) for path in (CONF / "presets").glob("*.yaml") for name in OmegaConf.load(path)} - set(EXPERIMENTS)
+    {path.stem for path in (CONF / "experiment").glob("*.yaml")}
+    | {str(name) for path in (CONF / "presets").glob("*.yaml") for name in OmegaConf.load(path)} - set(EXPERIMENTS)
 )
 
 
