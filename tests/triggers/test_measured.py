@@ -8,7 +8,7 @@ from torch import nn
 
 from fire_core import fire_
 from fire_core.methods import Net
-from fire_core.triggers import Dormancy, Drift, EffectiveRank, GradientNorm
+from fire_core.triggers import Dormancy, Drift, EffectiveRank, GradientNorm, Readiness
 from fire_core.triggers.measured import Measured
 from tests.triggers.loops import mlp
 
@@ -153,3 +153,52 @@ def test_gradient_norm():
     assert trigger.ask(2, model) is None
     with pytest.raises(ValueError, match=r"there are no gradients; ask before optimizer.zero_grad\(\)"):
         trigger.ask(3, model)
+
+
+def test_readiness_is_what_its_definition_says_and_leaves_no_trace():
+    """A linear model, for which the gradients of single samples are written down in float64."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, 5, generator=generator), torch.randn(64, 1, generator=generator)
+    model = nn.Sequential(nn.Linear(5, 1, bias=False), nn.Dropout(0.5))
+    trigger = Readiness(lambda: ((model(a) - b).square().mean() for a, b in zip(x.split(4), y.split(4))), 1e-9, every=1)
+    before = torch.get_rng_state()
+    assert trigger.ask(1, model) is None
+    error = x.double() @ model[0].weight.double().detach().T - y.double()
+    single = (2 * error * x.double()).reshape(16, 4, 5).mean(1)  # (mini-batches, weights)
+    batch = single.square().sum(1).mean()
+    whole = (16 * single.mean(0).square().sum() - batch) / 15
+    assert trigger.value == pytest.approx(float(whole / error.square().mean() * whole / batch), rel=1e-5)
+    assert model[0].weight.grad is None
+    assert model.training
+    assert torch.equal(before, torch.get_rng_state())
+    with pytest.raises(ValueError, match="at least two mini-batches, got 1"):
+        Readiness(lambda: [model(x).mean()], 0.1, every=1).ask(1, model)
+
+
+def test_readiness_has_no_bias_from_the_number_of_mini_batches():
+    """Many or few mini-batches of one distribution estimate the same |g|^2."""
+    generator = torch.Generator().manual_seed(1)
+    x = 1 + torch.randn(4096, 3, generator=generator)
+    model = nn.Linear(3, 1, bias=False)
+
+    def value(batches: int) -> float:
+        trigger = Readiness(lambda: (model(part).exp().mean() for part in x.split(4)[:batches]), 1e-9, every=1)
+        trigger.ask(1, model)
+        return trigger.value
+
+    assert value(200) == pytest.approx(value(1000), rel=0.25)
+
+
+def test_a_network_that_no_longer_learns_is_not_ready():
+    model = mlp()
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(2))
+    losses = lambda: ((model(part) - 1).square().mean() for part in x.split(4))  # noqa: E731
+    trigger = Readiness(losses, below=1e-3, every=1)
+    assert trigger.ask(1, model) is None
+    with torch.no_grad():
+        for layer in model:
+            for p in layer.parameters():
+                p.fill_(-1.0 if p.ndim == 1 else 0.0)
+        model[4].bias.fill_(1.0)  # every unit is dead, and the head's bias, which alone could learn, has learned
+    assert trigger.ask(2, model) is not None
+    assert trigger.value == 0
