@@ -16,11 +16,11 @@ from fire_core.weights.distributed import full
 class Readiness(Measured):
     """Optimization readiness for given data, |g|^2 / loss times |g|^2 / E |g_B|^2 (Wang et al., arXiv 2605.09044).
 
-    g is the gradient over the data, g_B that of a mini-batch. For a loss with an L-Lipschitz gradient, one step of SGD at
-    its best rate lowers the expected loss by at least this share / 2 L. The paper could not be read; the formula is as
-    two public repositories quote it. They take 128 mini-batches of 4 samples of the task that comes, so a measurement
-    costs 128 small passes: choose `every` so that this is little. On data that are learned already it is near 0 whatever
-    the network's plasticity. What it said in our own runs: docs/results/triggers.md.
+    g is the gradient over the data, g_B that of a mini-batch. For a loss with an L-Lipschitz gradient, one step of SGD
+    at its best rate lowers the expected loss by at least this share / 2 L. The paper could not be read; the formula is
+    as two public repositories quote it. They take 128 mini-batches of 4 samples of the task that comes: a measurement
+    costs 128 small passes, so choose `every` accordingly. On data that are learned already it is near 0, whatever the
+    network's plasticity. What it said in our own runs: docs/results/triggers.md.
 
     Args:
         losses: gives the loss of each mini-batch, a mean over its samples, one after the other: at least two, drawn
@@ -45,7 +45,7 @@ class Readiness(Measured):
         self.losses = losses
 
     def measure(self, net: Net) -> Tensor:
-        """The number. |g|^2 is estimated without bias as (n |mean of g_B|^2 - mean of |g_B|^2) / (n - 1), at least 0."""
+        """The number; |g|^2 is estimated without bias, (n |mean of g_B|^2 - mean of |g_B|^2) / (n - 1), at least 0."""
         parameters = [p for p in net.parameters() if p.requires_grad]
         sums = [torch.zeros_like(p) for p in parameters]
         squares, losses = [], []

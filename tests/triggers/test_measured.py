@@ -160,7 +160,8 @@ def test_readiness_is_what_its_definition_says_and_leaves_no_trace():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(64, 5, generator=generator), torch.randn(64, 1, generator=generator)
     model = nn.Sequential(nn.Linear(5, 1, bias=False), nn.Dropout(0.5))
-    trigger = Readiness(lambda: ((model(a) - b).square().mean() for a, b in zip(x.split(4), y.split(4))), 1e-9, every=1)
+    batches = list(zip(x.split(4), y.split(4), strict=True))
+    trigger = Readiness(lambda: ((model(a) - b).square().mean() for a, b in batches), 1e-9, every=1)
     before = torch.get_rng_state()
     assert trigger.ask(1, model) is None
     error = x.double() @ model[0].weight.double().detach().T - y.double()
