@@ -26,6 +26,7 @@ SCRIPTS = {
     "benchmark_analysis": ("--runs 4 --rows 20", "runs ls"),
     "gpt_weights": ("weights --layers 1 --width 32 --vocabulary 64", "gpt-hardened.pt"),
     "oldest_versions": ("--list", "torch==2.9"),  # an environment of its own takes minutes and the package index
+    "python_versions": ("--help", "PATH"),  # environments of its own take minutes and the package index
     "record_originals": ("--help", "clones"),  # needs clones of others' repositories
     "storm": ("--program vision --kills 2 --seed 0", '"faults": []'),
 }
