@@ -4,8 +4,8 @@ python scripts/python_versions.py                       every python3.11 to 3.14
 python scripts/python_versions.py PYTHON [PYTHON ...]   these interpreters
 
 Each environment takes torch as pip finds it for this Python, and is removed afterwards. Needs the package index, some
-6 GB of disk and a few minutes an interpreter. The wheel is installed with its extra `harness`; command one of the README
-runs from the sources, at its smallest scale, and so do the tests of the library. Prints a line for each interpreter.
+6 GB of disk and a few minutes an interpreter. The wheel is installed with its extra `harness`; the README's command
+one runs from the sources, at its smallest scale, and so do the library's tests. Prints a line for each interpreter.
 """
 
 import argparse
