@@ -28,6 +28,7 @@ from fire_core.weights.optimizer_state import parts_of
 from rl.common import checkpoint
 from rl.common.boundary import METRICS, update_targets
 from rl.common.replay_store import RingStore
+from rl.dqn.changing import Changing
 from rl.dqn.episodes import Step
 from rl.dqn.evaluation import epsilon_greedy
 from rl.dqn.frames import Batch
@@ -252,7 +253,8 @@ def remember(learner: Learner, actions: Tensor, step: Step) -> None:
     if len(step.ended):
         learner.replay.start(step.ended, step.first)
         learner.returns += step.returns
-        learner.of_tasks.add(learner.phase_step, step.returns)
+        if isinstance(learner.env.emulator, Changing):
+            learner.of_tasks.add(learner.phase_step, step.returns)
 
 
 STACKING = Stacking(make_tasks, why_not, functools.partial(stacked.train, begin_phase=begin_phase), try_state)

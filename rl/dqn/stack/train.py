@@ -266,13 +266,14 @@ class Stack:
         frames = np.empty_like(self.observations[:, 0])
         rewards, ends = np.zeros(len(self.runs), np.float32), np.zeros(len(self.runs), bool)
         begun: list[tuple[int, Tensor]] = []
-        for i, learner in enumerate(self.learners):
+        for i, (task, learner) in enumerate(zip(self.tasks, self.learners, strict=True)):
             step = learner.env.step_one(int(actions[i]))
             frames[i], rewards[i], ends[i] = step.frame, step.reward, step.terminated
             self.observations[i] = step.frame
             if step.ended is not None:
                 learner.returns.append(step.ended)
-                learner.of_tasks.add(self.phase_step, [step.ended])
+                if task.benchmark is not None:
+                    learner.of_tasks.add(self.phase_step, [step.ended])
                 assert step.first is not None
                 begun.append((i, step.first))
                 self.observations[i] = step.first[0].numpy()
