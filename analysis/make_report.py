@@ -41,7 +41,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         epilog="Options may be written --name value or name=value.",
     )
     add_sources(parser)
-    parser.add_argument("--out", type=Path, default=Path("figures/report.html"), help="file to write (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("figures/report.html"), help="file or folder to write to (%(default)s)"
+    )
     parser.add_argument("--title", default="FIRE: results", help="heading (%(default)s)")
     parser.add_argument("--band", choices=sorted(style.BANDS), default="sem", help="band about the mean (%(default)s)")
     return parser.parse_args(split(argv))
@@ -52,9 +54,12 @@ def main(argv: list[str] | None = None) -> int:
     found = load_or_explain("make_report", args)
     if found is None:
         return 1
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(report_page(*found, args.title, args.band, args.with_paths), encoding="utf-8")
-    print(f"wrote {args.out}")
+    out = args.out / "report.html" if args.out.is_dir() else args.out
+    if out.suffix not in (".html", ".htm"):  # else a browser shows the source
+        out = out.with_name(f"{out.name}.html")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(report_page(*found, args.title, args.band, args.with_paths), encoding="utf-8")
+    print(f"wrote {out}")
     return 0
 
 

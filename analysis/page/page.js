@@ -138,7 +138,7 @@ function legend(setting) {
 function table({ columns, rows }, choose = null) {
   const body = make("tbody"), head = make("tr");
   const lines = rows.map((row) => {
-    const line = make("tr", {}, ...row.map((cell) => make("td", {}, cell.text)));
+    const line = make("tr", {}, ...row.map((cell) => make("td", {}, ...lined(cell.text))));
     if (choose) line.onclick = () => choose(row, line);
     return { row, line };
   });
@@ -157,6 +157,12 @@ function table({ columns, rows }, choose = null) {
   });
   body.append(...lines.map(({ line }) => line));
   return make("table", {}, make("thead", {}, head), body);
+}
+
+// What stands in brackets behind a number gets a line of its own, so that all columns fit the page.
+function lined(text) {
+  const at = text.indexOf(" (n=");
+  return at < 1 ? [text] : [text.slice(0, at), make("small", {}, text.slice(at + 1))];
 }
 
 function compare(a, b) {

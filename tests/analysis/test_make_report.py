@@ -47,6 +47,14 @@ def test_no_runs_is_an_error_and_no_file(tmp_path, capsys):
     assert not (tmp_path / "r.html").exists()
 
 
+def test_the_file_is_named_as_a_page(report, tmp_path, capsys):
+    runs = str(report.parent / "runs")
+    for given, written in (("a", "a.html"), ("b.v2", "b.v2.html"), (".", "report.html")):
+        assert make_report.main(["--runs", runs, f"out={tmp_path / given}"]) == 0
+        assert (tmp_path / written).read_text().startswith("<!doctype html>")
+    assert f"wrote {tmp_path / 'report.html'}" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def page(report, tmp_path_factory):
     program = browser.find()
@@ -132,3 +140,8 @@ def test_the_screenshot_is_not_blank(page, tmp_path):
     image = matplotlib.image.imread(file)
     assert image.shape[1] >= 1000
     assert (image[..., :3].min(-1) < 0.5).mean() > 0.005  # dark pixels: text and lines
+
+
+def test_every_table_fits_the_page(page):
+    wide = "[...document.querySelectorAll('.tables')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+    assert page.ask(wide) == 0
