@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
-from scripts import numbers
+from scripts import fill_numbers as numbers
 from tests.zygote import ROOT
 
 
 def test_no_number_of_the_documentation_is_stale() -> None:
-    done = subprocess.run([sys.executable, "scripts/numbers.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "scripts/fill_numbers.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
     marks = sum(path.read_text().count("<!--=") for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     assert marks > 10
