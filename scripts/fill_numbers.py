@@ -3,8 +3,8 @@
     python scripts/fill_numbers.py            write the numbers anew
     python scripts/fill_numbers.py --check    name those that are stale, and exit with 1 if there are any
 
-A number stands between marks that nobody sees: `<!--=PAGE; ROW; COLUMN; FORMAT-->0.90<!--/-->`. PAGE is below docs/, ROW
-the text of the first column, COLUMN the heading; the first table of the page that has both is meant, or with
+A number stands between marks that nobody sees: `<!--=PAGE; ROW; COLUMN; FORMAT-->0.90<!--/-->`. PAGE is below docs/,
+ROW the text of the first column, COLUMN the heading; the first table of the page that has both is meant, or with
 `PAGE#heading` the first below that heading (or bold line). FORMAT is Python's, such as .2f or +.3f; `100 .1f` takes a
 hundred times the number. The number is a cell's first one; with `low`, `high`, `n`, `d` or `p` before the format it is
 that part of a cell such as `+0.04 [0.02, 0.06] (n=20, d=1.2, p=0.003)`. That the tables are those of the committed
