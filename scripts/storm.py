@@ -81,6 +81,9 @@ class Storm:
         self.runs = 0
         self.tracker = "none"
         self.finish(self.folder("calm"))
+        if self.faults:
+            said = (work / "calm" / "log").read_text().strip().splitlines() or ["nothing"]
+            raise SystemExit(f"storm: {program} does not run with method={method}, undisturbed: {said[-1]}")
         for name in json.loads((work / "calm" / "modules").read_text()):  # so that programs start faster
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
