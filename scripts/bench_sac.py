@@ -26,9 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl.sac.control import Control, Workers
+from rl.sac.control import Control
 from rl.sac.networks import Networks, plain_critic
 from rl.sac.update import Batch, CudaGraph, Temperature, Update, adamw, compiled
+from rl.sac.workers import Workers
 
 SQUASHING = torch.distributions.TanhTransform()
 

@@ -11,7 +11,6 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Annotated, Any, NamedTuple
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fire_core.harness.options.errors import ConfigError, one_line
-from fire_core.harness.training import seeding
 from fire_core.ranges import check_arguments, within
 
 log = logging.getLogger(__name__)
@@ -209,143 +207,6 @@ SUITES = {
 def time_limit(env: Any) -> int:
     """Steps after which an episode of this environment is truncated."""
     return int(getattr(env, "max_steps", 0) or env.spec.max_episode_steps or 1000)
-
-
-# ----------------------------------------------------------------------------------------------------------- stepping
-
-
-class Stepped(NamedTuple):
-    """The result of one decision in one environment."""
-
-    before: np.ndarray  # (observations,), where the decision was taken
-    action: np.ndarray  # (actions,), in [-1, 1]
-    reward: float  # summed over the repeats
-    terminated: bool
-    following: np.ndarray  # (observations,); an episode's true last one where it ended
-    ended: tuple[float, int] | None  # return and environment steps of an episode that ended
-
-
-class Worker:
-    """One environment and the state of its episode.
-
-    Args:
-        control: the task.
-        seed: of the run and purpose; episode n is reset with a seed derived from it and n.
-        render: whether the environment draws.
-    """
-
-    def __init__(self, control: Control, seed: int, render: bool = False) -> None:
-        self.env, self.repeat, self.seed = control.make(render), control.action_repeat, seed
-        self.low, self.high = self.env.action_space.low, self.env.action_space.high
-        self.episode = -1
-        self.begin()
-
-    def begin(self) -> None:
-        """Start the next episode."""
-        self.episode += 1
-        observation, _ = self.env.reset(seed=seeding.derive(self.seed, "episode", self.episode) % 2**31)
-        self.observation: np.ndarray = np.asarray(observation, np.float32)
-        self.actions: list[np.ndarray] = []
-        self.steps, self.total = 0, 0.0
-
-    def step(self, action: np.ndarray) -> Stepped:
-        """Act, `action` in [-1, 1]; a new episode starts when one ends."""
-        before = self.observation
-        scaled = self.low + (action + 1) / 2 * (self.high - self.low)
-        reward, terminated, truncated, steps = 0.0, False, False, 0
-        for _ in range(self.repeat):
-            observation, part, terminated, truncated, _ = self.env.step(scaled)
-            reward, steps = reward + float(part), steps + 1
-            if terminated or truncated:
-                break
-        following = self.observation = np.asarray(observation, np.float32)
-        self.actions.append(action)
-        self.steps, self.total = self.steps + steps, self.total + reward
-        ended = None
-        if terminated or truncated:
-            ended = (self.total, self.steps)
-            self.begin()
-        return Stepped(before, action, reward, bool(terminated), following, ended)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The episode's number and actions."""
-        actions = np.array(self.actions, np.float32).reshape(len(self.actions), len(self.low))
-        return {
-            "episode": self.episode,
-            "actions": torch.from_numpy(actions),
-            "observation": torch.from_numpy(self.observation.copy()),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replay the episode."""
-        self.episode = state["episode"] - 1
-        self.begin()
-        for action in state["actions"].cpu().numpy():
-            self.step(action)
-        if self.episode != state["episode"] or not np.array_equal(self.observation, state["observation"].cpu().numpy()):
-            log.warning("a replayed episode came out differently: this environment is not deterministic here")
-
-
-class Workers:
-    """Environments that step in threads while the caller does something else (MuJoCo releases Python's global lock).
-
-    Args:
-        control: the task.
-        count: environments.
-        seed: of the run; each environment's seed is derived from it.
-    """
-
-    def __init__(self, control: Control, count: int, seed: int) -> None:
-        self.workers = [Worker(control, seeding.derive(seed, "environment", i)) for i in range(count)]
-        self.pool = ThreadPoolExecutor(count, "environment")
-        self.waiting: list[Future[Stepped]] = []
-
-    @property
-    def observations(self) -> np.ndarray:
-        """Observations for the next decisions, (count, observations)."""
-        return np.stack([worker.observation for worker in self.workers])
-
-    def send(self, actions: np.ndarray) -> None:
-        """Start a step, actions (count, actions) in [-1, 1]."""
-        self.waiting = [
-            self.pool.submit(worker.step, action) for worker, action in zip(self.workers, actions, strict=True)
-        ]
-
-    def receive(self) -> list[Stepped]:
-        """Wait for the step."""
-        return [future.result() for future in self.waiting]
-
-    def close(self) -> None:
-        """Wait for the threads and close the environments."""
-        self.pool.shutdown()
-        for worker in self.workers:
-            worker.env.close()
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        return [worker.state_dict() for worker in self.workers]
-
-    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        for worker, state in zip(self.workers, states, strict=True):
-            worker.load_state_dict(state)
-
-
-def play_episodes(workers: list[Worker], policy: Callable[[np.ndarray], np.ndarray]) -> list[tuple[float, int]]:
-    """Return and length of one episode in each environment, which are reset and step in parallel.
-
-    Args:
-        workers: environments for evaluation alone; every evaluation plays the same episodes.
-        policy: observations (k, o) -> actions (k, a).
-    """
-    results: dict[int, tuple[float, int]] = {}
-    for worker in workers:
-        worker.episode = -1
-        worker.begin()
-    while left := [i for i in range(len(workers)) if i not in results]:
-        actions = policy(np.stack([workers[i].observation for i in left]))
-        for i, action in zip(left, actions, strict=True):
-            if (ended := workers[i].step(action).ended) is not None:
-                results[i] = ended
-    return [results[i] for i in range(len(workers))]
 
 
 # --------------------------------------------------------------------------------------------------------- statistics

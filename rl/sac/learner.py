@@ -15,11 +15,13 @@ from fire_core.harness.training.firing import load_trigger, trigger_state
 from fire_core.harness.training.loop import Progress
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Method, Net
-from rl.sac.control import Statistics, Workers
+from rl.common.continual import Returns
+from rl.sac.control import Statistics
 from rl.sac.networks import Actor, Critics, part, plain_critic
 from rl.sac.task import Task
 from rl.sac.transitions import Transitions
 from rl.sac.update import NAMES, Batch, CudaGraph, Temperature, Update, adamw, compiled
+from rl.sac.workers import Workers
 
 
 @dataclass(kw_only=True)
@@ -39,6 +41,7 @@ class Learner(Progress):
     sums: Tensor  # over the updates since the last row, of what `NAMES` says
     counted: int = 0  # these updates
     returns: list[float] = field(default_factory=list)  # of training episodes that ended since the last row
+    of_tasks: Returns = field(default_factory=Returns)  # of training episodes, in a stream of tasks
 
     PLAIN = (*Progress.PROGRESS, "updates", "waited", "sums", "counted", "returns")
     PARTS = ("temperature", "statistics", "workers")
@@ -57,7 +60,7 @@ class Learner(Progress):
             temperature=Temperature(config.temperature).to(task.device),
             replay=Transitions(config.replay_size, config.num_envs, task.observations, task.actions, task.device),
             statistics=Statistics(task.observations, config.normalize_observations),
-            workers=Workers(task.control, config.num_envs, config.seed),
+            workers=Workers(task.control, config.num_envs, config.seed, task.tasks),
             generator=seeding.generator(config.seed, "stream", 0),
             sums=torch.zeros(len(NAMES), device=task.device),
         )
@@ -111,6 +114,8 @@ class Learner(Progress):
             "rng": seeding.rng_state(),
             "trigger": trigger_state(self.trigger),
             "generator": self.generator.get_state(),
+            "of_tasks": self.of_tasks.state_dict(),
+            "begin": self.replay.begin,
             **{key: getattr(self, key).state_dict() for key in self.PARTS},
             **{key: getattr(self, key) for key in self.PLAIN},
         }
@@ -127,6 +132,10 @@ class Learner(Progress):
             module.load_state_dict(state["modules"][name])
         for name, module in self.net.targets.items():
             module.load_state_dict(state["targets"][name])
+        if task.tasks is not None:
+            self.of_tasks.load_state_dict(state["of_tasks"])
+            self.replay.begin = state["begin"]
+            self.workers.choose(self.phase)
         for key in self.PARTS:
             getattr(self, key).load_state_dict(state[key])
         self.prepare(task)

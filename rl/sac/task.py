@@ -2,19 +2,19 @@
 
 import functools
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
 from fire_core.harness.options.build import build
-from fire_core.harness.options.checks import Group, check_method, check_options
+from fire_core.harness.options.checks import Group, OptionalGroup, check_method, check_options
 from fire_core.harness.options.config import Trunk, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.memory import check_fits, check_network_fits
 from fire_core.harness.options.tables import register
-from fire_core.harness.options.trigger import build_trigger, check_trigger
+from fire_core.harness.options.trigger import acts_at_boundaries, build_trigger, check_trigger
 from fire_core.harness.run.identity import identity, without
 from fire_core.harness.run.schema import check_weights
 from fire_core.harness.training import seeding
@@ -24,10 +24,12 @@ from fire_core.methods import Method, Net
 from fire_core.ranges import Count, Decay, NonNegative, Positive, Width, one_of, within
 from fire_core.triggers import Trigger
 from rl.common.boundary import METRICS, check_boundary
+from rl.common.continual import ContinualControl, check_acts
 from rl.common.phases import Phase, split
-from rl.sac.control import Control, Worker, time_limit
+from rl.sac.control import Control, time_limit
 from rl.sac.networks import Networks, plain_critic
 from rl.sac.update import discount
+from rl.sac.workers import Tasks, Worker
 
 
 @dataclass
@@ -48,6 +50,7 @@ class SacConfig(Trunk):
     method: Group = MISSING
     env: Group = MISSING
     networks: Group = MISSING
+    benchmark: OptionalGroup = None  # a stream of tasks; null: two halves in one environment
     boundary: Boundary = field(default_factory=Boundary)
     env_steps: Count = MISSING  # of the whole run, over all environments, repeats counted
     num_envs: Annotated[int, within(1, 1024)] = 1
@@ -76,14 +79,14 @@ REFUSED = (
     "by a penalty or after a row, such as full_reset, snp, pi, fire, redo and l2init"
 )
 NO_PLACE = {hook: REFUSED.format(hook=hook) for hook in ("optimizer", "watch", "after_step")}
-register("sac", SacConfig, "scale", "cache", "budget/sac", "budget/exceptions", "tuned/sac", presets=("fig4b",))
+GROUPS = ("scale", "cache", "budget/sac", "budget/continual", "budget/exceptions", "tuned/sac")
+register("sac", SacConfig, *GROUPS, presets=("fig4b", "agents"), envs=("dqn",))  # to say whose they are
 
 
 @dataclass
 class Task:
     """What is fixed before the first step; everything else is a `Learner`."""
 
-    headline: ClassVar[str] = "eval/return"  # the number of the summary that is shown and returned
     config: SacConfig  # plain, as a look into a DictConfig takes as long as a small operation
     device: torch.device
     control: Control
@@ -95,6 +98,7 @@ class Task:
     modules: dict[str, nn.Module]  # actor and critics at their initial weights; they and the method are not trained:
     method: Method  # learners take copies
     trigger: Trigger | None  # as these
+    tasks: Tasks | None  # of a stream
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
@@ -120,8 +124,21 @@ class Task:
             gamma = discount(time_limit(env) / control.action_repeat) if config.gamma is None else config.gamma
         finally:
             env.close()
-        decisions = config.env_steps // (control.action_repeat * config.num_envs)
-        if decisions // 2 <= config.random_steps // config.num_envs:
+        repeat = control.action_repeat * config.num_envs
+        decisions = config.env_steps // repeat
+        benchmark: ContinualControl | None = None
+        tasks, phases = None, split(decisions // 2, decisions)
+        if config.benchmark is not None:
+            benchmark = build("benchmark", config.benchmark, ContinualControl)
+            phases = benchmark.phases("env_steps", config.env_steps, repeat)
+            tasks = Tasks(benchmark, control, config.seed)
+            sizes = tasks.size, sizes[1]
+            if benchmark.steps // repeat <= config.random_steps // config.num_envs:
+                raise ConfigError(
+                    f"benchmark.steps={benchmark.steps} must be more than random_steps={config.random_steps} in "
+                    "steps of the environment"
+                )
+        elif decisions // 2 <= config.random_steps // config.num_envs:
             raise ConfigError(
                 f"env_steps={config.env_steps} are {decisions} decisions; the first half must be more than "
                 f"random_steps={config.random_steps}"
@@ -141,9 +158,9 @@ class Task:
         check_method(method, alone, name=name, network=network, without=NO_PLACE)
         check_boundary(method, name, optimizer=boundary.optimizer, target=boundary.target)
         modules = {"actor": actor, "critic": critics}
-        phases = split(decisions // 2, decisions)
+        check_acts(benchmark, method, name, acts_at_boundaries(options.trigger))
         trigger = build_trigger(options.trigger)
-        task = cls(options, device, control, networks, *sizes, gamma, phases, modules, method, trigger)
+        task = cls(options, device, control, networks, *sizes, gamma, phases, modules, method, trigger, tasks)
         check_trigger(
             options.trigger,
             trigger,
@@ -166,14 +183,15 @@ class Task:
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""
-        return identity(asdict(self.config))
+        what = identity(asdict(self.config))
+        return what if self.tasks else without(what, ("benchmark",))  # as before there were streams
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of it that shapes the first phase: methods act from the midpoint on, and are measured there.
 
-        With a trigger they may act from the start, and nothing is shared.
+        With a trigger, or within the tasks of a stream, they may act from the start, and nothing is shared.
         """
-        if self.trigger is not None:
+        if self.trigger is not None or self.method_acts_in(0):
             return None
         later = {"method", "boundary", "metrics", "trigger"} | ({"cuda_graph"} if self.device.type == "cpu" else set())
         return without(self.identity(), later)
@@ -189,8 +207,23 @@ class Task:
         return -(-self.config.random_steps // self.config.num_envs)
 
     def method_acts_in(self, index: int) -> bool:
-        """Whether the method shapes what happens within phase `index`: the first is shared by all methods."""
-        return self.method.acts_within_phases and index > 0
+        """Whether the method shapes what happens within phase `index`; the first half is shared by all methods."""
+        return self.method.acts_within_phases and (index > 0 or self.tasks is not None)
+
+    @property
+    def headline(self) -> str:
+        """The number of the summary that is shown and returned."""
+        return "eval/return" if self.tasks is None else "task/return"
+
+    @property
+    def knows_boundaries(self) -> bool:
+        """Whether the agent starts each phase anew, as `ContinualControl` says."""
+        return self.tasks is not None and self.tasks.benchmark.known
+
+    @property
+    def hides_boundaries(self) -> bool:
+        """Whether nothing happens between two phases but that the task changes."""
+        return self.tasks is not None and not self.tasks.benchmark.known
 
     @property
     def repeat(self) -> int:
@@ -211,9 +244,9 @@ class Task:
     def eval_envs(self) -> list[Worker]:
         """Environments for evaluation; their episodes are the same each time."""
         seeds = [seeding.derive(self.config.seed, "evaluation", i) for i in range(self.config.eval_episodes)]
-        return [Worker(self.control, seed) for seed in seeds]
+        return [Worker(self.control, seed, tasks=self.tasks) for seed in seeds]
 
     def close(self) -> None:
         """Close the environments of evaluations, which may hold OpenGL; the next evaluation makes new ones."""
         for worker in self.__dict__.pop("eval_envs", []):
-            worker.env.close()
+            worker.close()

@@ -31,11 +31,12 @@ from fire_core.triggers import Firing
 from rl.common import checkpoint
 from rl.common.boundary import METRICS, update_targets
 from rl.common.replay_store import RingStore
-from rl.sac.control import Statistics, Stepped, play_episodes
+from rl.sac.control import Statistics
 from rl.sac.learner import Learner, separated
 from rl.sac.task import Task
 from rl.sac.transitions import batch_at
 from rl.sac.update import NAMES, Batch, Temperature, critic_loss, normalised, squash
+from rl.sac.workers import Stepped, play_episodes
 
 PROBE = 512  # transitions on which plasticity is measured
 
@@ -98,7 +99,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     if firing := ask(learner, learner.step, seen, loss=loss, **{"return": fresh.get("train/return")}):
                         act(task, learner, run, firing)
                 loop.end_step(write_checkpoint, ended)
-    return {"eval/return": learner.row["eval/return"], "steps": learner.step, "seconds": learner.seconds}
+    counts = {"steps": learner.step, "seconds": learner.seconds}
+    return {"eval/return": learner.row["eval/return"], **learner.of_tasks.summary(), **counts}
 
 
 PROGRAM = Program(Task.from_config, train, groups=("env",))
@@ -117,11 +119,29 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
     learner.generator = seeding.generator(config.seed, "stream", index)
     learner.phase, learner.phase_step = index, 0
     if index > 0:
-        if acts_at_boundaries(config.trigger):
+        if acts_at_boundaries(config.trigger) and not task.hides_boundaries:
             act(task, learner, run)
         else:
             learner.prepare(task, learner.agent.optimizers)  # the phase may have a penalty
+        if task.tasks is not None:
+            begin_task(task, learner)
     learner.clear_sums()
+
+
+def begin_task(task: Task, learner: Learner) -> None:
+    """The next task of a stream: new episodes, and where its boundary is known an empty replay, a new target."""
+    if task.knows_boundaries:
+        learner.replay.forget()
+        learner.net.targets["critic"].load_state_dict(learner.net.modules["critic"].state_dict())
+        learner.statistics = Statistics(task.observations, task.config.normalize_observations)
+    learner.workers.choose(learner.phase)
+    learner.workers.begin()
+    learner.of_tasks.begin_task()
+
+
+def decisions_made(task: Task, learner: Learner) -> int:
+    """By all environments, since the replay began to fill."""
+    return (learner.phase_step if task.knows_boundaries else learner.step) * task.config.num_envs
 
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
@@ -158,7 +178,7 @@ def interact(task: Task, learner: Learner) -> Tensor | None:
     """A decision in every environment, and while they make it the updates that are due; the last one's critic loss."""
     loss = None
     learner.workers.send(choose_actions(task, learner))
-    if learner.step * task.config.num_envs >= task.config.random_steps:
+    if decisions_made(task, learner) >= task.config.random_steps:
         loss = learn(task, learner)
     before = time.monotonic()
     stepped = learner.workers.receive()
@@ -166,6 +186,8 @@ def interact(task: Task, learner: Learner) -> Tensor | None:
     remember(learner, stepped)
     learner.step += 1
     learner.phase_step += 1
+    if task.tasks is not None:
+        learner.of_tasks.add(learner.phase_step, [s.ended[0] for s in stepped if s.ended is not None])
     return loss
 
 
@@ -175,7 +197,7 @@ def choose_actions(task: Task, learner: Learner) -> np.ndarray:
     observations = learner.workers.observations
     learner.statistics.update(observations)
     shape = (len(observations), task.actions)
-    if learner.step * task.config.num_envs < task.config.random_steps:
+    if decisions_made(task, learner) < task.config.random_steps:
         return (torch.rand(shape, generator=learner.generator) * 2 - 1).numpy()
     noise = torch.randn(shape, generator=learner.generator)
     return policy(task, learner, observations, noise)
@@ -221,6 +243,8 @@ def remember(learner: Learner, stepped: list[Stepped]) -> None:
 
 def evaluate(task: Task, learner: Learner) -> dict[str, float]:
     """Return and length of whole episodes with the policy's mean actions."""
+    for worker in task.eval_envs:
+        worker.choose(learner.phase)
     results = play_episodes(task.eval_envs, functools.partial(policy, task, learner))
     returns = np.array([total for total, _ in results])
     return {
@@ -248,6 +272,9 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
         "seconds": round(learner.seconds, 3),
         "seconds/waiting": round(learner.waited, 3),
     }
+    if task.tasks is not None:
+        phase, running = task.phases[learner.phase], [worker.total for worker in learner.workers.workers]
+        row |= learner.of_tasks.row(phase.end - phase.start, running, learner.step == phase.end)
     learner.clear_sums()
     return row
 

@@ -26,9 +26,14 @@ class Transitions:
             for name, shape in zip(Batch._fields, shapes, strict=True)
         }
         self.written = [0] * envs  # since the start of the run; the same for all
+        self.begin = 0  # the first row that may be drawn
 
     def __len__(self) -> int:
-        return len(self.written) * min(self.written[0], self.rows)
+        return len(self.written) * min(self.written[0] - self.begin, self.rows)
+
+    def forget(self) -> None:
+        """Draw nothing more of what was appended until now."""
+        self.begin = self.written[0]
 
     def add(self, batch: Batch) -> None:
         """Append a transition of each environment, (envs, ...), over its oldest one once the ring is full."""
@@ -46,8 +51,8 @@ class Transitions:
             generator: on the CPU.
         """
         index = torch.randint(len(self), (batches, size), generator=generator).to(self.device, non_blocking=True)
-        filled = min(self.written[0], self.rows)
-        flat = index // filled * self.rows + index % filled
+        filled = min(self.written[0] - self.begin, self.rows)
+        flat = index // filled * self.rows + (index % filled + self.begin) % self.rows
         return Batch(*(self.columns[name].flatten(0, 1)[flat] for name in Batch._fields))
 
     def loaded(self, written: list[int]) -> None:

@@ -14,9 +14,11 @@ from fire_core.harness.options.build import build
 from fire_core.harness.options.config import resolve_device
 from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Net
-from rl.sac.control import Control, Statistics, Worker
+from rl.common.continual import ContinualControl
+from rl.sac.control import Control, Statistics
 from rl.sac.networks import Actor, Networks
 from rl.sac.update import normalised
+from rl.sac.workers import Tasks, Worker
 
 SIDE = 240  # pixels
 NO_OPENGL = (
@@ -45,8 +47,13 @@ def play(trained: DictConfig, state: dict[str, Any], options: DictConfig) -> tup
     device = resolve_device(options.device)
     control: Control = build("env", trained.env)
     actor, statistics = load_policy(trained, state, device)
-    worker = Worker(control, options.seed, render=True)
-    with contextlib.closing(worker.env):
+    tasks = None
+    if trained.get("benchmark") is not None:  # the task in which the checkpoint was written
+        tasks = Tasks(build("benchmark", trained.benchmark, ContinualControl), control, trained.seed)
+    worker = Worker(control, options.seed, render=True, tasks=tasks)
+    with contextlib.closing(worker):
+        worker.choose(state["phase"])
+        worker.begin()
         pictures, returns = [picture(worker.env)], list[float]()
         for _ in range(options.steps):
             x = torch.from_numpy(worker.observation).to(device)[None]

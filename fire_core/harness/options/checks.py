@@ -103,9 +103,8 @@ def _check_programs(config: DictConfig) -> None:
     for option in map(str, config):
         value = config[option]
         if isinstance(value, DictConfig) and any(target.startswith(foreign) for target in _targets(value)):
-            texts = {name: _with_defaults(file) for name, file in _files(option).items()}
-            fitting = [name for name in texts if not any(package in texts[name] for package in foreign)]
-            accepted = ", ".join([*fitting, *ENTRIES.get(option, {})])
+            texts = {name: _with_defaults(file) for name, file in _files(option).items()} | ENTRIES.get(option, {})
+            accepted = ", ".join(name for name in texts if not any(package in texts[name] for package in foreign))
             raise ConfigError(f"{option}={value.get('name')} is not for {config.program}; accepted: {accepted}")
 
 

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from fire_core.harness.options.cli import CONF
 
 PACKAGE = "# @package "
-ENTRIES: dict[str, dict[str, Path]] = {}  # group -> its options that are entries of tables, each with its table
+ENTRIES: dict[str, dict[str, str]] = {}  # group -> its options that are entries of tables, each with its text
 
 
 def choose(word: str, values: Mapping[str, Any], otherwise: Any) -> Any:
@@ -59,4 +59,4 @@ def _store(group: str, path: Path, prefix: str) -> None:
     for entry, values in table.items():
         package = header.removeprefix(PACKAGE).strip()
         ConfigStore.instance().store(group=group, name=f"{prefix}{entry}", node=values, package=package)
-        ENTRIES.setdefault(group, {})[f"{prefix}{entry}"] = path
+        ENTRIES.setdefault(group, {})[f"{prefix}{entry}"] = OmegaConf.to_yaml(values)

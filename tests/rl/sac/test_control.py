@@ -10,9 +10,10 @@ import torch
 
 from fire_core.harness.options.errors import ConfigError
 from rl.sac import control
-from rl.sac.control import Control, Statistics, Worker, Workers, play_episodes
+from rl.sac.control import Control, Statistics
 from rl.sac.transitions import Transitions
 from rl.sac.update import Batch
+from rl.sac.workers import Worker, Workers, play_episodes
 
 TASKS = [
     Control("gymnasium", "Humanoid-v5"),

@@ -1,0 +1,95 @@
+"""SAC on a stream of tasks."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rl.sac.train
+from fire_core.harness.options.errors import ConfigError
+from rl.sac.learner import Learner
+from rl.sac.task import Task
+from rl.sac.train import begin_phase, interact
+from tests.programs import SAC, assert_same, rows, same
+
+STREAM = (
+    "benchmark=continual_control", "benchmark.tasks=3", "benchmark.steps=100", "env_steps=300", "random_steps=20",
+    "env=hopper", "eval_episodes=1", "networks=mlp", "benchmark.physics={gravity:[0.5,2.0]}", "benchmark.size=13",
+)  # fmt: skip
+
+
+def test_a_known_boundary_starts_the_agent_anew() -> None:
+    task = Task.from_config(SAC.compose(*STREAM))
+    learner = Learner.new(task)
+    begin_phase(task, learner, 0)
+    while learner.step < 100:
+        interact(task, learner)
+    updates = learner.updates
+    begin_phase(task, learner, 1)
+    assert same(learner.net.targets["critic"].state_dict(), learner.net.modules["critic"].state_dict())
+    assert learner.statistics.count < 1
+    for _ in range(20):
+        interact(task, learner)
+    assert learner.updates == updates
+    interact(task, learner)
+    assert learner.updates == updates + task.config.updates
+    drawn = learner.replay.sample(1, 200, torch.Generator().manual_seed(0)).observation[0]
+    there = learner.replay.columns["observation"][0, 100:121]
+    assert all((row == there).all(1).any() for row in drawn)
+    assert task.tasks is not None
+    worker = learner.workers.workers[0]
+    data = worker.env.unwrapped.data
+    state = np.concatenate([data.qpos[1:], np.clip(data.qvel, -10, 10)]).astype(np.float32)
+    expected = task.tasks.benchmark.change(task.config.seed, 1, 13).observe(state)
+    np.testing.assert_allclose(worker.observation, expected, rtol=1e-4, atol=1e-5)
+    learner.close()
+
+
+def test_a_run_that_was_stopped_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = (*STREAM, "method=fire")
+    whole = SAC.run(tmp_path / "whole", *options)
+    written = rows(whole)
+    assert [row["step"] for row in written if "task/return" in row] == [100, 200, 300]
+    plain = rl.sac.train.interact
+
+    def stop_at(step: int) -> None:
+        def interact(task: Task, learner: Learner) -> Any:
+            loss = plain(task, learner)
+            if learner.step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return loss
+
+        monkeypatch.setattr(rl.sac.train, "interact", interact)
+
+    for step in (130, 200):
+        stop_at(step)
+        with pytest.raises(SystemExit):
+            SAC.run(tmp_path / "stopped", *options)
+    monkeypatch.undo()
+    assert_same(SAC.run(tmp_path / "stopped", *options), whole)
+
+
+def test_one_interface_for_two_robots() -> None:
+    pair = "benchmark.sequence=[Walker2d-v5,HalfCheetah-v5]"
+    task = Task.from_config(SAC.compose(*STREAM, "env=walker", pair, "benchmark.size=null"))
+    assert (task.observations, task.actions) == (17, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("benchmark.sequence=[Hopper-v5,Ant-v5]",), "one number of actions, got Hopper-v5 3, Ant-v5 8"),
+        (("benchmark.size=5",), "benchmark.size=5 is less than the 11 numbers of env=Hopper-v5"),
+        (("env_steps=400",), "env_steps=400 is not benchmark.tasks=3 times benchmark.steps=100"),
+        (("random_steps=100",), "benchmark.steps=100 must be more than random_steps=100"),
+        (("benchmark.boundaries=hidden", "method=fire"), "method=fire cannot act at them"),
+        (("benchmark.sequence=[Hopper-v5,Jumper-v5]",), "env.task=Jumper-v5 is unknown"),
+    ],
+)
+def test_what_cannot_be_a_stream_is_refused(options: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Task.from_config(SAC.compose(*STREAM, *options))
