@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def plane(name: str, compared: pd.DataFrame) -> Figure:
     """Plasticity against stability: a point a method with 95 % intervals over seeds, numbered as in its list."""
-    stabilities = [("lost at a boundary, on earlier tasks", "lost"), ("on earlier tasks, at the end", STABILITY)]
+    stabilities = [("Loss added at a boundary,\nearlier tasks", "lost"), ("Loss at the end,\nearlier tasks", STABILITY)]
     figure, axes = plt.subplots(1, 2, figsize=(style.PAGE, 3.2))
     for axis, (label, column) in zip(axes, stabilities, strict=True):
         for number, (x, y) in enumerate(zip(compared[PLASTICITY], compared[column], strict=True), 1):
@@ -73,7 +73,7 @@ def plane(name: str, compared: pd.DataFrame) -> Figure:
             axis.plot(x.mean, y.mean, "o", color=style.COLOURS["fire"], markersize=2.5)
             axis.annotate(str(number), (x.mean, y.mean), xytext=(2, 2), textcoords="offset points", fontsize=5.5)
         axis.set_xlabel("Loss on new tasks, last quarter (plasticity: left is better)", fontsize=6.5)
-        axis.set_ylabel(f"Loss {label} (stability: low is better)", fontsize=6.5)
+        axis.set_ylabel(f"{label} (stability: low is better)", fontsize=6.5)
     listed = "   ".join(f"{number} {method}" for number, method in enumerate(compared["method"], 1))
     figure.suptitle(f"{name}: {listed}", x=0.01, ha="left", fontsize=5.5, wrap=True)
     figure.tight_layout(rect=(0, 0, 1, 0.98 - 0.03 * (len(listed) // 170)))
