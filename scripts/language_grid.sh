@@ -88,6 +88,8 @@ method=fire_exact method.layout=qk method.name=qk_exact
 method=fire_exact method.layout=qk method.scale=keep_norm method.name=qk_exact-keep_norm
 method=fire method.iterations=5 method.layout=qk method.scale=keep_norm method.blend=0.25,0.5 method.name=qk_5-keep_norm-dial_\${method.blend}
 method=fire method.iterations=5 method.name=all_5
+method=fire method.iterations=10 method.name=all_10-no_head method.layout={linear:project,head:keep}
+method=fire method.iterations=10 method.name=mlp_10 method.layout=mlp
 method=fire method.iterations=5 method.scale=keep_norm method.name=all_5-keep_norm
 method=snp
 END
