@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.programs import compose
 from tests.zygote import ROOT, Zygote
@@ -27,6 +28,24 @@ def test_the_first_command_trains_and_draws(tmp_path: Path, zygote: Zygote) -> N
     assert figures.returncode == 0, figures.stderr
     assert (tmp_path / "figures" / "random_labels-digits-mlp.png").exists()
     assert re.search(r"^Base .*\n^FIRE ", figures.stdout, re.MULTILINE)
+
+
+def test_the_loop_runs_and_acts(capsys: pytest.CaptureFixture[str]) -> None:
+    """The README's own loop, on a model whose loss stays where it is."""
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    batch = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
+    names = {"model": model, "optimizer": optimizer, "criterion": torch.nn.CrossEntropyLoss(), "loader": [batch] * 1200}
+    exec(code, names)
+    weight = model[0].weight.double()
+    reached = torch.linalg.svdvals(weight)
+    assert torch.allclose(reached, torch.full_like(reached, 2**0.5), atol=0.05), "sqrt(8 / 4)"
+    assert "0.weight" in capsys.readouterr().out
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 120
 
 
 def commands(text: str) -> list[list[str]]:
