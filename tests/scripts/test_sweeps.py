@@ -53,7 +53,7 @@ def test_scripts_run_to_their_figures_and_repeat_nothing(tmp_path: Path, script:
 
 def test_every_script_has_a_smallest_size() -> None:
     here = {path.stem for path in SCRIPTS.glob("*.sh")}
-    elsewhere = {"convergence", "triggers"}  # below, and in test_triggers.py
+    elsewhere = {"agents", "convergence", "triggers"}  # in test_agents.py, below, and in test_triggers.py
     assert here == {*SMOKE, *elsewhere, "panels"}, "panels is sourced by the others"
 
 

@@ -1,0 +1,60 @@
+"""The runs and tables of docs/results/agents.md."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from scripts.agents_runs import COLUMNS, write
+from scripts.agents_tables import scores, table
+
+ROOT = Path(__file__).parents[2]
+
+
+def frame() -> pd.DataFrame:
+    """Two methods, three seeds, six tasks; base loses 10 a task, fire stays."""
+    rows = [
+        {"method": method, "seed": seed, "task": task, "return": 100 + seed - (10 * task if method == "base" else 0)}
+        for method in ("base", "fire")
+        for seed in range(3)
+        for task in range(6)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_a_score_is_the_mean_of_the_last_third() -> None:
+    assert scores(frame(), "base").tolist() == [55.0, 56.0, 57.0]
+    assert scores(frame(), "fire").tolist() == [100.0, 101.0, 102.0]
+
+
+def test_the_best_comes_first() -> None:
+    found = table(frame())
+    assert found["method"].tolist() == ["fire", "base"]
+    assert found["P(better than base)"][0].mean == 1.0
+    assert found["P(better than base)"][1] is None
+
+
+def test_a_method_s_rows_take_the_place_of_its_old_ones(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    one = dict.fromkeys(COLUMNS, 1.0)
+    write(path, "base", [one | {"method": "base"}])
+    write(path, "fire", [one | {"method": "fire"}] * 2)
+    write(path, "base", [one | {"method": "base"}] * 3)
+    with path.open(newline="") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["fire"] * 2 + ["base"] * 3
+
+
+@pytest.mark.slow
+def test_the_whole_at_its_smallest_and_again(tmp_path: Path) -> None:
+    environment = os.environ | {"RUNS": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    command, made = ["bash", str(ROOT / "scripts/agents.sh"), "smoke"], []
+    for _ in range(2):
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert "fire_head_kept" in said.stdout
+        made.append({file: file.stat().st_mtime_ns for file in tmp_path.rglob("metrics.jsonl")})
+    assert made[0] == made[1], "a finished run was trained again"
