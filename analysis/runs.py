@@ -25,11 +25,12 @@ METRICS = {
     "test/accuracy": ("Test accuracy", True),
     ALL_CLASSES: ("Test accuracy on all classes", True),
     "val/loss": ("Validation loss", False),
+    "task/return": ("Return in the last quarter of a task", True),
     "eval/return": ("Evaluation return", True),
     "train/accuracy": ("Training accuracy", True),
     "train/loss": ("Training loss", False),
 }
-DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language", "eval/return": "rl"}
+DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language", "task/return": "rl", "eval/return": "rl"}
 
 LONGEST_NAME = 100  # characters
 LARGEST_COUNT, LARGEST_VALUE = 1e15, 1e30  # beyond, it is no count of steps, and no figure can be drawn
@@ -312,7 +313,7 @@ class Setting:
     def y_label(self) -> str:
         """What the vertical axis shows."""
         run, label = self.groups[0].runs[0], METRICS[self.metric][0]
-        if not run.is_stream:
+        if not run.is_stream or self.metric == "task/return":
             return label
         if self.metric.startswith("train/") and run.history["phase"].is_unique:  # a row a task: each example seen once
             return "Online accuracy" if self.metric == "train/accuracy" else "Online loss"

@@ -18,7 +18,6 @@ from analysis.estimates import FEWEST, Estimate, Paired, holm, mean, paired, wid
 from analysis.runs import BadRun, Run, method_groups
 
 COLUMNS = ["method", "seed", "task", "value", "online", "kept"]
-ONLINE = ("online/accuracy", "online/loss")
 REFERENCES = ("base", "full_reset", "fire")
 RESAMPLES = 2000
 
@@ -62,7 +61,7 @@ def table(runs: Sequence[Run]) -> pd.DataFrame:
             if streams.KEPT in run.boundaries:
                 at = run.boundaries["phase"].to_numpy(int)
                 kept[at] = run.boundaries[streams.KEPT].to_numpy(float)
-            online = next(key for key in ONLINE if key in ends)
+            online = next(key for key in streams.ONLINE if key in ends)
             columns = [group.label, run.seed, ends[streams.TASK].astype(int), ends[run.metric], ends[online], kept]
             parts.append(pd.DataFrame(dict(zip(COLUMNS, columns, strict=True))))
     return pd.concat(parts, ignore_index=True)

@@ -1,7 +1,7 @@
 """Streams in which each phase is a new task: one point a task, and what tables say of them.
 
-A run is such a stream if its rows have averages over the run so far: `online/accuracy`, or `online/loss` of a
-regression. The horizontal axis of its figures is the task.
+A run is such a stream if its rows have averages over the run so far: `online/accuracy`, `online/loss` of a regression,
+or `online/return` of an agent. The horizontal axis of its figures is the task.
 """
 
 import numpy as np
@@ -12,11 +12,12 @@ from analysis.arrays import Floats
 TASK = "task"  # the column that numbers tasks, from 1, in the rows that end one
 SHARE = 0.1  # of the tasks: the first, and the last
 KEPT = "boundary/previous_accuracy_after"
+ONLINE = ("online/accuracy", "online/loss", "online/return")
 
 
 def is_stream(history: pd.DataFrame) -> bool:
     """Whether each phase of a run is a new task."""
-    return "phase" in history and any(key in history for key in ("online/accuracy", "online/loss"))
+    return "phase" in history and any(key in history for key in ONLINE)
 
 
 def with_tasks(history: pd.DataFrame, finished: bool) -> pd.DataFrame:
@@ -42,7 +43,7 @@ def numbers(history: pd.DataFrame, boundaries: pd.DataFrame, metric: str) -> dic
     """
     ends = values(history, metric)
     few = max(1, round(SHARE * len(ends)))
-    online = next(key for key in ("online/accuracy", "online/loss") if key in history)
+    online = next(key for key in ONLINE if key in history)
     found = {
         "all tasks": mean(ends),
         f"first {few}": mean(ends[:few]),

@@ -33,8 +33,8 @@ from vision.trials import Trial, append, best, read_table
 
 FIRST = 10_000  # seed of trials
 LOWEST, HIGHEST = 0.1, 3.0  # learning rates, in units of the setting's
-COLUMNS = ["method", "seed", "task", "return", "evaluation", "dormant", "stable_rank", "dfi"]
-STATE = {"dormant": "dormant_ratio_before", "stable_rank": "stable_rank_before", "dfi": "dfi_before"}
+STATE = ["dormant_ratio", "stable_rank", "effective_rank", "dfi", "gradient_norm", "td_fresh", "td_old"]
+COLUMNS = ["method", "seed", "task", "return", "evaluation", *STATE]
 # FIRE with other treatments of the last layers: back to their initial weights, left as they are; and both layers of the
 # head of DQN back to them, as the paper's code does behind its convolutions.
 DQN_HEADS = {
@@ -200,7 +200,10 @@ def rows_of(method: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     return [
         {"method": method, "seed": seed, "task": row["phase"], "return": row["task/return"]}
         | {"evaluation": row["eval/return"]}
-        | {key: before.get(row["phase"], {}).get(f"boundary/{name}", "") for key, name in STATE.items()}
+        | {
+            key: row.get(f"plasticity/{key}", before.get(row["phase"], {}).get(f"boundary/{key}_before"))
+            for key in STATE
+        }
         for row in written
         if "task/return" in row
     ]

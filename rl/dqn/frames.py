@@ -118,12 +118,20 @@ class FrameReplay:
         """Rows held."""
         return sum(min(written, self.rows) for written in self.written)
 
-    def draw(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Environments and row numbers (counted from the start of training) of uniformly drawn transitions, (size,)."""
+    def draw(
+        self, size: int, generator: torch.Generator, part: tuple[float, float] = (0.0, 1.0)
+    ) -> tuple[Tensor, Tensor]:
+        """Environments and row numbers (counted from the start of training) of uniformly drawn transitions, (size,).
+
+        `part`: of the rows that are held, from the oldest (0) to the newest (1).
+        """
         written = torch.tensor(self.written)
         # In a full ring the oldest rows lack frames of their stacks.
         first = torch.where(written > self.rows, written - self.rows + self.stack, 0)
         first = torch.maximum(first, torch.tensor(self.begins))
+        if part != (0.0, 1.0):
+            span = written - first
+            first, written = first + (span * part[0]).long(), first + (span * part[1]).ceil().long()
         ends = (written - first).cumsum(0)
         starts = ends - (written - first)
 

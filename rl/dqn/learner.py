@@ -23,6 +23,7 @@ from rl.dqn.changing import Changing
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import Batch, FrameReplay
 from rl.dqn.quick import QuickUpdates
+from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, td_target
 
@@ -56,6 +57,7 @@ class Learner(Progress):
     passes: Passes
     helper: ThreadPoolExecutor | None  # a second core, which computes the targets of the next updates
     quick: QuickUpdates | None = None  # of the phase; None: by autograd
+    sampler: StackedReplay | None = None  # draws from the replay in fewer calls, where it can
     updates: int = 0  # of the network: optimizer steps
     loss_sum: Tensor  # over the updates since the last row, as the next three
     value_sum: Tensor  # of the mean value of the actions that were taken

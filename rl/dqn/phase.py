@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
-from fire_core.harness.training.measure import check_finite
+from fire_core.harness.training.measure import check_finite, weight_numbers
 from fire_core.harness.training.plasticity import plasticity
 from fire_core.methods import Context
 from fire_core.weights.optimizer_state import parts_of
@@ -24,6 +24,7 @@ from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, epsilon, huber
 
 PROBE = 256  # transitions on which plasticity is measured
+TENTH = 0.1
 BATCHES = 16  # for a method, at the midpoint or after a row
 
 
@@ -86,11 +87,38 @@ def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, A
     if task.benchmark is not None:
         ended = learner.step >= task.phases[learner.phase].end
         row |= learner.of_tasks.row(task.benchmark.steps, learner.env.returns.tolist(), ended)
+        if task.config.metrics != "off" and learner.updates:
+            row |= {f"plasticity/{key}": value for key, value in diagnose(task, learner).items()}
     if with_evaluation:
         learner.evaluated = evaluate(task, learner)
         row |= learner.evaluated
     learner.clear_sums()
     return row
+
+
+def diagnose(task: Task, learner: Learner) -> dict[str, float]:
+    """How plastic the network of a stream is now; nothing in it changes.
+
+    Returns:
+        stable_rank, effective_rank, srank and dormant_ratio (`plasticity`), dfi, gradient_norm of the loss of a batch
+        of the replay, and td_fresh and td_old: the mean absolute errors of the values on the newest and on the oldest
+        tenth of the transitions that the replay holds.
+    """
+    generator, net = seeding.generator(task.config.seed, "diagnose", learner.step), learner.net
+    frames, actions, targets = td_batch(task, learner, learner.replay.sample(PROBE, generator))
+    inputs, both = frames[:, :-1].clone(), torch.stack([actions.to(targets.dtype), targets], 1)
+    loss = functools.partial(loss_of, learner, inputs, both)
+    numbers = plasticity(net, loss, "cheap", ranks=True) | weight_numbers(net, "cheap")
+    trained = [parameter for parameter in learner.q.parameters() if parameter.requires_grad]
+    with net.mode(training=False):
+        gradients = torch.autograd.grad(loss(), trained)
+        numbers["gradient_norm"] = torch.nn.utils.get_total_norm(gradients).item()
+        for name, part in (("td_old", (0.0, TENTH)), ("td_fresh", (1 - TENTH, 1.0))):
+            drawn = learner.replay.gather(*learner.replay.draw(PROBE, generator, part))
+            frames, actions, targets = td_batch(task, learner, drawn)
+            with torch.no_grad():
+                numbers[name] = (chosen(learner.q, frames[:, :-1], actions) - targets).abs().mean().item()
+    return numbers
 
 
 def measure(task: Task, learner: Learner) -> dict[str, float]:

@@ -31,7 +31,6 @@ from rl.common.replay_store import RingStore
 from rl.dqn.changing import Changing
 from rl.dqn.episodes import Step
 from rl.dqn.evaluation import epsilon_greedy
-from rl.dqn.frames import Batch
 from rl.dqn.learner import Learner, best_actions, build_passes, new_optimizer, on_device, targets_of
 from rl.dqn.phase import (
     crossed,
@@ -46,6 +45,7 @@ from rl.dqn.phase import (
 from rl.dqn.quick import QuickUpdates, acts_on_steps, quick_updates
 from rl.dqn.stack import train as stacked
 from rl.dqn.stack.check import make_tasks, try_state, why_not
+from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.task import Task
 from rl.dqn.update import huber
 
@@ -114,6 +114,7 @@ PROGRAM = Program(Task.from_config, train, groups=("env",))
 def choose_updates(task: Task, learner: Learner, acts: bool) -> QuickUpdates | None:
     """Updates without autograd for the phase that begins or goes on, where they are the same."""
     assert learner.optimizer is not None
+    learner.sampler = StackedReplay([learner.replay]) if StackedReplay.fits(learner.replay) else None
     if learner.trigger is not None or (acts and acts_on_steps(learner.method)):
         return None
     return quick_updates(task, learner.q, learner.target, learner.optimizer)
@@ -197,9 +198,9 @@ def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
 def learn(task: Task, learner: Learner, updates: int, acts: bool) -> Tensor:
     """Make this many updates; the loss of the last."""
     size = task.config.batch_size
-    batch = on_device(task, learner.replay.sample(updates * size, learner.sampling))
     if learner.quick is not None:
-        return quick_steps(learner, learner.quick, batch, size)
+        return quick_steps(task, learner, learner.quick, updates)
+    batch = on_device(task, learner.replay.sample(updates * size, learner.sampling))
     targets = targets_of(task, learner, batch)
     observations, actions = (torch.split(part, size) for part in (batch.frames[:, :-1], batch.actions))
     for i in range(updates):
@@ -207,13 +208,20 @@ def learn(task: Task, learner: Learner, updates: int, acts: bool) -> Tensor:
     return loss
 
 
-def quick_steps(learner: Learner, quick: QuickUpdates, batch: Batch, size: int) -> Tensor:
-    """`train_step` without autograd, for all updates that these transitions are for; the loss of the last."""
-    following = batch.frames[None, :, 1:]
-    targets = quick.targets(following, batch.rewards[None], batch.terminated[None])
-    for begin in range(0, len(batch.actions), size):
+def quick_steps(task: Task, learner: Learner, quick: QuickUpdates, updates: int) -> Tensor:
+    """`learn` without autograd."""
+    size = task.config.batch_size
+    if learner.sampler is not None:
+        x, following, actions, rewards, terminated = learner.sampler.sample(updates * size, [learner.sampling])
+        rewards = rewards.sign() if task.config.reward_clip else rewards
+    else:
+        batch = on_device(task, learner.replay.sample(updates * size, learner.sampling))
+        x, following, actions = batch.frames[None, :, :-1], batch.frames[None, :, 1:], batch.actions[None]
+        rewards, terminated = batch.rewards[None], batch.terminated[None]
+    targets = quick.targets(following, rewards, terminated)
+    for begin in range(0, updates * size, size):
         part = slice(begin, begin + size)
-        loss, value = quick.step(batch.frames[None, part, :-1], batch.actions[None, part], targets[:, part])
+        loss, value = quick.step(x[:, part], actions[:, part], targets[:, part])
         learner.updates += 1
         learner.updates_since += 1
         learner.loss_sum += loss[0]

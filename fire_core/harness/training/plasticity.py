@@ -15,7 +15,7 @@ LEVELS = ("off", "cheap", "full")
 THRESHOLD = 0.1  # of a dormant unit's score, as in the ReDo paper
 
 
-def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap") -> dict[str, float]:
+def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap", ranks: bool = False) -> dict[str, float]:
     """Numbers of a network on a fixed probe batch, in evaluation mode; nothing in it changes.
 
     cheap: `stable_rank` of the features that the last linear layer reads, (probe, features); `dormant_ratio` of the
@@ -28,6 +28,7 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap") -> di
         net: the networks.
         loss: of the probe batch; each call passes it through the network.
         level: off, cheap or full.
+        ranks: whether cheap has `effective_rank` and `srank` too.
     """
     if level == "off":
         return {}
@@ -50,7 +51,7 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap") -> di
             )
     for seen in [x.flatten(0, -2) for x in features]:  # (probe, features)
         numbers["stable_rank"] = metrics.stable_rank(seen).item()
-        if level == "full":
+        if level == "full" or ranks:
             numbers["effective_rank"] = metrics.effective_rank(seen).item()
             numbers["srank"] = float(metrics.srank(seen))
     if watch.graph:

@@ -28,7 +28,7 @@ from rl.common.replay_store import RingStore
 from rl.dqn.learner import Learner
 from rl.dqn.phase import crossed, exploration_rate, make_context, make_row, save, summarise
 from rl.dqn.quick import QuickUpdates, acts_on_steps
-from rl.dqn.stack.replay import StackedReplay
+from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.task import Task
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,11 @@ import torch
 
 import rl.dqn.train
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.training import seeding
 from rl.dqn.changing import Changing
+from rl.dqn.frames import Batch
 from rl.dqn.learner import Learner
+from rl.dqn.phase import diagnose
 from rl.dqn.task import Task
 from rl.dqn.train import begin_phase, exploration_rate, interact
 from tests.programs import ATARI, DQN, Program, assert_same, rows, same
@@ -68,6 +71,41 @@ def test_the_agent_sees_what_the_task_shows() -> None:
     state = np.stack([env.unwrapped.state for env in emulator.emulators[0]._envs])  # type: ignore[attr-defined]
     expected = task.benchmark.change(task.config.seed, 2, 6).observe(state.astype(np.float32))
     np.testing.assert_allclose(learner.env.observations[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_diagnoses_look_at_fresh_and_old_transitions() -> None:
+    task, learner = at_task(1)
+    while learner.phase_step < 80:
+        interact(task, learner, acts=False)
+    generator = torch.Generator().manual_seed(0)
+    first, held = learner.replay.begins[0], learner.replay.written[0] - learner.replay.begins[0]
+    for part, low, high in (((0.0, 0.1), 0.0, 0.1 * held + 1), ((0.9, 1.0), 0.9 * held - 1, held)):
+        env, drawn = learner.replay.draw(100, generator, part)
+        drawn = drawn[env == 0] - first
+        assert low <= int(drawn.min())
+        assert int(drawn.max()) <= high
+    before = {key: value.clone() for key, value in learner.q.state_dict().items()}
+    numbers = diagnose(task, learner)
+    assert same(before, learner.q.state_dict())
+    assert diagnose(task, learner) == numbers
+    # By hand, on the batches that `diagnose` draws.
+    draw = seeding.generator(task.config.seed, "diagnose", learner.step)
+    batch, old = learner.replay.sample(256, draw), learner.replay.draw(256, draw, (0.0, 0.1))
+    frames, actions, y = batch.frames.clone(), batch.actions, target_by_hand(learner, batch)
+    learner.q.zero_grad()
+    values = learner.q(frames[:, :-1])[torch.arange(256), actions]
+    torch.nn.functional.huber_loss(values, y).backward()
+    norm = sum(float((p.grad**2).sum()) for p in learner.q.parameters() if p.grad is not None) ** 0.5
+    assert numbers["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+    batch = learner.replay.gather(*old)
+    errors = learner.q(batch.frames[:, :-1])[torch.arange(256), batch.actions] - target_by_hand(learner, batch)
+    assert numbers["td_old"] == pytest.approx(float(errors.detach().abs().mean()), rel=1e-4)
+
+
+@torch.no_grad()
+def target_by_hand(learner: Learner, batch: Batch) -> torch.Tensor:
+    best = learner.target(batch.frames[:, 1:]).amax(1)
+    return batch.rewards + 0.99 * torch.where(batch.terminated, 0.0, best)
 
 
 def test_rows_have_the_return_of_each_task(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import rl.dqn.stack.train
 from fire_core.harness.run.stack import execute_stack
 from rl.dqn.frames import FrameReplay
 from rl.dqn.stack.check import make_tasks, why_not
-from rl.dqn.stack.replay import StackedReplay
+from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.train import PROGRAM, STACKING
 from tests.programs import DQN, assert_same
 

@@ -15,19 +15,27 @@ class StackedReplay:
     Each run draws from its own generator, in the order in which `FrameReplay.draw` would.
 
     Args:
-        replays: of one environment each, on the CPU, of observations that are one frame.
+        replays: of one environment each, on the CPU, of observations that are one frame (`fits`).
     """
 
     def __init__(self, replays: Sequence[FrameReplay]) -> None:
         self.replays, self.rows = list(replays), replays[0].rows
         self.columns: dict[str, np.ndarray] = {}
         for name in replays[0].columns:
-            whole = torch.stack([replay.columns[name][0] for replay in replays])  # (S, rows, ...)
-            for replay, part in zip(replays, whole, strict=True):
-                replay.columns[name] = part[None]
+            whole = replays[0].columns[name]  # (S, rows, ...)
+            if len(replays) > 1:
+                whole = torch.stack([replay.columns[name][0] for replay in replays])
+                for replay, part in zip(replays, whole, strict=True):
+                    replay.columns[name] = part[None]
             self.columns[name] = whole.numpy()
         self.each = np.arange(len(replays))
         self.shape = replays[0].shape
+
+    @staticmethod
+    def fits(replay: FrameReplay) -> bool:
+        """Whether a replay is one that can be taken in."""
+        frames = replay.columns["frame"]
+        return (replay.envs, replay.stack, frames.device.type) == (1, 1, "cpu") and frames.is_floating_point()
 
     def append(self, frames: np.ndarray, actions: np.ndarray, rewards: np.ndarray, terminated: np.ndarray) -> None:
         """Append the next frame of every run, (S, *shape), and what led to it, (S,) each."""
