@@ -1,7 +1,7 @@
 """What surrounds the steps of a phase: what is measured, rows, learning rates, checkpoints."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -63,19 +63,27 @@ def losses_on(task: Task, learner: Learner, rows: Mapping[str, Tensor]) -> dict[
     losses = {}
     for name, sequences in rows.items():
         total = torch.zeros((), dtype=torch.float64)
-        for batch in mine(task, sequences):
+        batches, shared = dealt(task, sequences)
+        for batch in batches:
+            batch = batch.to(task.device)
             with task.autocast():
                 total += learner.model(batch[:, :-1], batch[:, 1:])[1].double().cpu() * len(batch)
-        losses[name] = task.group.sum_(total).item() / len(sequences)
+        losses[name] = (task.group.sum_(total) if shared else total).item() / len(sequences)
     learner.model.train()
     reshard(task, learner)
     return losses
 
 
-def mine(task: Task, sequences: Tensor) -> Iterator[Tensor]:
-    """The batches that this process looks at, on its device."""
-    for batch in sequences.split(task.config.batch_size)[task.group.rank :: task.group.size]:
-        yield batch.to(task.device)
+def dealt(task: Task, sequences: Tensor) -> tuple[Sequence[Tensor], bool]:
+    """The batches that this process looks at, and whether the others look at others.
+
+    Processes with shards of the weights pass through the network together: each looks at all batches where these
+    cannot be dealt evenly.
+    """
+    batches = sequences.split(task.config.batch_size)
+    if task.sharded and len(batches) % task.group.size:
+        return batches, False
+    return batches[task.group.rank :: task.group.size], True
 
 
 def reshard(task: Task, learner: Learner) -> None:
@@ -149,7 +157,8 @@ def divergence(task: Task, learner: Learner, old: dict[str, Tensor], rows: Mappi
     learner.model.eval()
     total, count = torch.zeros((), dtype=torch.float64), 0
     for sequences in rows.values():
-        for batch in mine(task, sequences):
+        for batch in dealt(task, sequences)[0]:
+            batch = batch.to(task.device)
             with task.autocast():
                 before = functional_call(learner.model, old, (batch[:, :-1], batch[:, 1:]))[0]
                 now = learner.model(batch[:, :-1], batch[:, 1:])[0]

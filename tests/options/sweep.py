@@ -83,7 +83,9 @@ def case_of_group(group: str, choice: str, name: str) -> list[Case]:
     if choice in LANGUAGE_MODELS or choice == "continual_pretraining":
         return [Case(LANGUAGE, (select,) if group == "model" else (), option)]
     if choice in ("domains", "permuted_text"):
-        return [Case(LANGUAGE, ("benchmark=domains",) if group == "dataset" else (select,), option)]
+        if group == "dataset":
+            return [Case(LANGUAGE, ("benchmark=domains",), option)]
+        return [Case(LANGUAGE, (select,), name)]  # its file says where each of its options is
     if group == "model" and choice in ("nature_cnn", "q_mlp"):
         return [Case(ATARI if choice == "nature_cnn" else DQN, (), option)]
     if group == "dataset" and choice in ("pydoc_stdlib", "texts", "wiki_owt"):
