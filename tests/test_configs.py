@@ -30,6 +30,9 @@ OTHERS = {
     "fig4b": "sac",
     "tune": "vision",
     "plasticity": "vision",
+    "continual_cartpole": "dqn",
+    "continual_halfcheetah": "sac",
+    "high_replay_ratio": "sac",
 }
 ALL_METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 METHODS = [name for name in ALL_METHODS if name != "pi"]  # pi needs a head
