@@ -84,7 +84,7 @@ def take(task: Any, learner: Learner, count: int) -> None:
         (WITH_AUTOGRAD,),
         ("model=small_resnet",),
         ("method=l2init",),  # a penalty
-        ("method=redo",),  # after an epoch
+        ("method=weight_clipping",),  # after each step
         ("method=cbp",),  # watches activations
         ("method=muon",),  # another optimizer
         ("batch_size=1",),  # sums of another order
