@@ -105,3 +105,18 @@ def test_a_figure_shows_everything_or_says_that_it_is_cut(tmp_path: Path, spike:
     assert (axes.get_ylim()[0] > spike) == cut
     assert any("axis cut: values down to -20" in text.get_text() for text in axes.texts) == cut
     plt.close("all")
+
+
+def test_an_agent_s_tasks_are_points_by_their_last_quarter(tmp_path: Path) -> None:
+    for method, ends in {"base": [200.0, 50.0], "fire": [200.0, 210.0]}.items():
+        rows = [
+            {"step": 100 * (2 * phase + part), "phase": phase, "online/return": 1.0, "train/return": 3.0}
+            | ({"task/return": end, "eval/return": 9.0} if part == 2 else {})
+            for phase, end in enumerate(ends)
+            for part in (1, 2)
+        ]
+        write_run(tmp_path, method, 0, rows_=rows, metric="task/return")
+    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    assert (setting.metric, setting.domain, setting.x) == ("task/return", "rl", "task")
+    assert setting.y_label == "Return in the last quarter of a task"
+    assert [group.runs[0].final() for group in setting.groups] == [125.0, 205.0]

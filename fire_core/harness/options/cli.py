@@ -223,8 +223,9 @@ def _of_no_name(arguments: list[str]) -> str:
         names = sorted(path.stem for path in (CONF / option).glob("*.yaml"))
         if option in ("cache", "scale", "start"):  # tables, see fire_core.harness.options.tables
             names = sorted(map(str, OmegaConf.load(CONF / f"{option}.yaml")))
-        if option == "trigger":  # see fire_core.harness.options.trigger
-            names = [name.removesuffix(".yaml") for name in ConfigStore.instance().list("trigger")]
+        if option in ("trigger", "env"):  # see fire_core.harness.options.trigger, and conf/envs
+            stored = {name.removesuffix(".yaml") for name in ConfigStore.instance().repo.get(option, {})}
+            names = sorted(stored | set(names))
         if names and not set(value.split(",")) <= set(names):
             return f"{option}={value} is unknown; accepted: {', '.join(names)}"
     return "a group of options takes the name of one of its files in conf/; options are written option=value"
