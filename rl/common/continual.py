@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.training import seeding
 from fire_core.methods import Method
-from fire_core.ranges import Count, NonNegative, Width, checked, one_of, within
+from fire_core.ranges import Count, Width, checked, one_of, within
 from rl.common.phases import Phase, split
 from rl.common.physics import PARAMETERS
 
@@ -79,7 +79,7 @@ class ContinualControl:
         size: Width | None = None,
         permute: bool = True,
         signs: bool = True,
-        offset: NonNegative = 1.0,
+        offset: Annotated[float, within(0, 1e6)] = 1.0,
         physics: dict[str, list[float]] | None = None,
         boundaries: Annotated[str, one_of("known", "hidden")] = "known",
     ) -> None:
