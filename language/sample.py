@@ -13,7 +13,7 @@ from fire_core.harness.options.checks import check_options
 from fire_core.harness.options.cli import CONF, job, run_program
 from fire_core.harness.options.config import Paths, resolve_device
 from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.reader import newest_state, read_config
+from fire_core.harness.run.reader import building, newest_state, read_config
 from fire_core.harness.training import seeding
 from fire_core.ranges import Count, NonNegative, Seed
 from language.model import GPT
@@ -50,8 +50,9 @@ def main(config: DictConfig) -> None:
             raise ConfigError("run= is needed: a folder below runs/language")
         check_options(config)
         device = resolve_device(config.device)
-        model, trained = load_run(Path(config.run), config.checkpoint, device, config.trust)
-        tokenizer = get_tokenizer(trained.tokenizer)
+        with building(Path(config.run)):
+            model, trained = load_run(Path(config.run), config.checkpoint, device, config.trust)
+            tokenizer = get_tokenizer(trained.tokenizer)
         seeding.seed_everything(config.seed)
         prompt = tokenizer.encode([config.prompt])[0].tolist() or [tokenizer.end]
         for number in range(config.samples):

@@ -16,7 +16,7 @@ from fire_core.harness.options.checks import check_options
 from fire_core.harness.options.cli import CONF, job, run_program
 from fire_core.harness.options.config import Paths
 from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.reader import read_run
+from fire_core.harness.run.reader import building, read_run
 from fire_core.ranges import Count, Seed, Share, within
 
 PLAYERS = {"dqn": "rl.dqn.watch", "sac": "rl.sac.watch"}  # by program; each has a function `play`
@@ -55,7 +55,8 @@ def main(config: DictConfig) -> None:
             raise ConfigError(f"out={out} must end in .gif or .mp4")
         trained, state = read_run(folder, tuple(PLAYERS), config.trust)
         player: Any = importlib.import_module(PLAYERS[trained.program])
-        frames, returns = player.play(trained, state, config)
+        with building(folder):
+            frames, returns = player.play(trained, state, config)
         write_video(out, frames, config.fps)
         values = ", ".join(f"{value:g}" for value in returns) or "no episode ended"
         print(f"{out}: {len(frames)} steps; returns: {values}")
@@ -71,9 +72,11 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: int) -> None:
     pictures = list(frames)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # a link in a folder of someone else's would lead to a file of the user's
         if path.suffix == ".gif":
             first, *rest = [Image.fromarray(picture).quantize(64) for picture in pictures]
-            first.save(path, save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
+            with open(path, "xb") as file:
+                first.save(file, "GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
             return
         import imageio.v3
 

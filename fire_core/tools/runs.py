@@ -142,7 +142,9 @@ def _prune(chosen: list[Status], checkpoints: bool, yes: bool) -> int:
             continue
         if yes and not _free(status.folder):
             continue
-        for target in [part for part in parts if part.exists()]:
+        for target in [part for part in parts if part.is_symlink()]:
+            print(f"left {target}: it is a link")
+        for target in [part for part in parts if part.exists() and not part.is_symlink()]:
             print(f"{'removed' if yes else 'would remove'} {target} ({status.state})")
             if yes:
                 if checkpoints:  # else the run would be taken for one whose weights were never written

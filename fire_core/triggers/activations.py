@@ -110,6 +110,7 @@ class Dormancy(Seen):
     """
 
     name = "dormancy"
+    SPAN = (0.0, 1.0)
 
     def __init__(
         self,
@@ -157,6 +158,7 @@ class EffectiveRank(Seen):
     """
 
     name = "effective_rank"
+    SPAN = (0.0, 1.0)
 
     def __init__(self, below: Share, every: Count = 100, rearm: Share | None = None, cooldown: Steps = 0) -> None:
         super().__init__(None, below, every, rearm, cooldown)

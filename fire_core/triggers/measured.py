@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Annotated, ClassVar
 
@@ -39,6 +40,7 @@ class Measured(Trigger):
     """
 
     FIELDS: ClassVar[tuple[str, ...]] = ("last", "due", "armed", "beyond", "value", "acted_at")
+    SPAN: ClassVar[tuple[float, float]] = (0.0, math.inf)  # of the number
 
     def __init__(
         self,
@@ -57,6 +59,8 @@ class Measured(Trigger):
         self.sign = 1 if above is not None else -1
         threshold = above if above is not None else below
         assert threshold is not None
+        if not math.isfinite(threshold):
+            raise ValueError(f"{kind}: {self._side} must be a finite number, got {threshold}")
         self.threshold, self.every, self.cooldown = threshold, every, cooldown
         self.rearm = threshold * REARM**self.sign if rearm is None else rearm
         if self.sign * (self.rearm - threshold) > 0:
@@ -77,6 +81,9 @@ class Measured(Trigger):
         return "above" if self.sign > 0 else "below"
 
     def earliest(self, after: int = 0) -> float:
+        lowest, highest = self.SPAN
+        if self.threshold >= highest if self.sign > 0 else self.threshold <= lowest:
+            return math.inf
         return (after // self.every + 1) * self.every
 
     def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
@@ -149,6 +156,7 @@ class Drift(Measured):
 
     name = "drift"
     FIELDS = (*Measured.FIELDS, "baseline")
+    SPAN = (-math.inf, math.inf)
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ class At(Trigger):
     """
 
     name = "at"
+    momentary = True
 
     def __init__(self, steps: int | Iterable[int]) -> None:
         super().__init__()
@@ -49,11 +50,12 @@ class Every(Trigger):
     """
 
     name = "every"
+    momentary = True
 
     def __init__(self, steps: Count) -> None:
         super().__init__()
-        if steps < 1:
-            raise ValueError(f"Every: steps must be at least 1, got {steps}")
+        if not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"Every: steps must be a whole number, at least 1, got {steps!r}")
         self.steps = steps
 
     def __str__(self) -> str:

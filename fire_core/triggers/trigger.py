@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from fire_core.methods.protocol import Net
 
+SEARCH = 100_000  # steps that `Both` looks at for one at which schedules coincide
 Metrics = Mapping[str, Tensor | float | None]
 
 
@@ -39,9 +41,11 @@ class Trigger:
     Attributes:
         name: in one word.
         last: the last step that was asked about.
+        momentary: whether its condition holds at single steps alone, which `earliest` gives exactly.
     """
 
     name: ClassVar[str]
+    momentary = False
     FIELDS: ClassVar[tuple[str, ...]] = ("last",)  # of the state
 
     def __init__(self) -> None:
@@ -167,6 +171,7 @@ class Combined(Trigger):
     def __init__(self, parts: Sequence[Trigger]) -> None:
         super().__init__()
         self.parts = list(parts)
+        self.momentary = all(part.momentary for part in self.parts)
 
     @classmethod
     def of(cls, *triggers: Trigger) -> Trigger:
@@ -235,7 +240,16 @@ class Both(Combined):
         return self._joined(step, held) if len(held) == len(firings) else None
 
     def earliest(self, after: int = 0) -> float:
-        return max(part.earliest(after) for part in self.parts)
+        step = max(part.earliest(after) for part in self.parts)
+        exact = [part for part in self.parts if part.momentary]
+        for _ in range(SEARCH):  # for a step at which all of these hold
+            if (
+                not math.isfinite(step)
+                or (following := max((p.earliest(int(step) - 1) for p in exact), default=step)) == step
+            ):
+                break
+            step = following
+        return step
 
 
 def as_net(model: nn.Module | Net | None) -> Net | None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from fire_core.tools.checkpoint import torch_file
@@ -258,7 +259,7 @@ def test_a_model_by_name_finds_its_weights_in_a_training_loops_file(tmp_path: Pa
     with pytest.raises(CheckpointError, match="not of the model that --model names"):
         cut(load(tmp_path / "a.ckpt"), "torchvision:alexnet")
     for name, message in (
-        ("timm:nothing", "--model=timm:nothing: timm cannot build it"),
+        ("timm:nothing", "--model=timm:nothing: timm .* has no model .nothing"),
         ("x", "accepted: timm:<name>"),
     ):
         with pytest.raises(CheckpointError, match=message):
@@ -287,3 +288,30 @@ def test_a_model_that_transformers_does_not_know_is_known_by_names(tmp_path: Pat
         assert "known by their names only" in cuts.notes[0]
         assert "\n" not in cuts.notes[0]
         assert sum(e.action == "project" for c in cuts.cuts for e in c.entries) == 15
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"architecture": "hf_hub:someone/evil"}, "has no model 'hf_hub:someone/evil'"),
+        ({"architecture": "resnet18", "model_args": {"checkpoint_path": "payload.pth"}}, "model_args.checkpoint_path"),
+        ({"architecture": "resnet18", "model_args": {"pretrained": True}}, "model_args.pretrained is refused"),
+        ({"architecture": "resnet18", "model_args": {"block_args": {"a": 1}}}, "model_args.block_args is refused"),
+        ({"architecture": "resnet18", "model_args": "x"}, "model_args.model_args is refused"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attn_implementation": "someone/evil"},
+         "attn_implementation='someone/evil' is refused"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "text": {"_attn_implementation": "a/b"}},
+         "_attn_implementation='a/b' is refused"),
+    ],
+)  # fmt: skip
+def test_a_config_that_names_files_or_repositories_is_refused(
+    config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """Nothing is opened or fetched: weights are known by their names, and the note says why."""
+    pytest.importorskip("timm")
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"fc1.weight": torch.eye(4)}, tmp_path / "model.safetensors")
+    cuts = cut(load(tmp_path))
+    assert cuts.named
+    assert message in cuts.notes[0]

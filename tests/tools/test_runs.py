@@ -64,6 +64,25 @@ def test_a_run_that_runs(root: Path, zygote: Zygote, capsys: pytest.CaptureFixtu
     assert '"execution": {' in shown
 
 
+def test_prune_follows_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/kept.pt").touch()
+    for name in ("a", "b"):
+        folder = tmp_path / "runs/vision" / name
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+        (folder / ".lock").touch()
+        (folder / "env.json").write_text("{}")
+        (folder / "DONE").write_text("{}")
+    (tmp_path / "runs/vision/a/checkpoints").symlink_to(tmp_path / "outside")
+    (tmp_path / "runs/vision/b/checkpoints").mkdir()
+    assert runs.main(["--runs", str(tmp_path / "runs"), "prune", "--checkpoints", "--yes"]) == 0
+    assert "a/checkpoints: it is a link" in capsys.readouterr().out
+    assert (tmp_path / "outside/kept.pt").exists()
+    assert not (tmp_path / "runs/vision/a/PRUNED").exists()
+    assert not (tmp_path / "runs/vision/b/checkpoints").exists()
+
+
 def test_prune_says_before_it_does(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoints = next((root / "vision").glob("*-base-*")) / "checkpoints"
     replay = checkpoints.with_name("replay")  # what an agent remembers is of no use without its weights

@@ -1,6 +1,7 @@
 """Schedules, plateaus, combinations, states, and what is refused."""
 
 import json
+import math
 import random
 
 import numpy as np
@@ -187,7 +188,9 @@ def test_between_measurements_no_number_is_read_from_a_device(name, monkeypatch)
     [
         (lambda: At([]), r"At: steps must be at least one number from 1 up, got \[\]"),
         (lambda: At([0, 3]), r"At: .* got \[0, 3\]"),
-        (lambda: Every(0), "Every: steps must be at least 1, got 0"),
+        (lambda: Every(0), "Every: steps must be a whole number, at least 1, got 0"),
+        (lambda: Every(2.5), "Every: steps must be a whole number, at least 1, got 2.5"),
+        (lambda: Every("5"), "Every: steps must be a whole number, at least 1, got '5'"),
         (lambda: Plateau(every=0), "Plateau: every must be at least 1, got 0"),
         (lambda: Plateau(mode="least"), "Plateau: mode=least is unknown; accepted: min, max"),
         (lambda: Plateau(min_delta=1.5), r"Plateau: min_delta must be in \[0, 1\), got 1.5"),
@@ -196,6 +199,8 @@ def test_between_measurements_no_number_is_read_from_a_device(name, monkeypatch)
         (lambda: Dormancy(0.3, rearm=0.4), "Dormancy: rearm=0.4 must not lie above the threshold 0.3"),
         (lambda: EffectiveRank(0.3, rearm=0.2), "EffectiveRank: rearm=0.2 must not lie below the threshold 0.3"),
         (lambda: Drift(0.3, every=0), "Drift: every must be at least 1"),
+        (lambda: Drift(math.nan), "Drift: above must be a finite number, got nan"),
+        (lambda: GradientNorm(above=math.inf), "GradientNorm: above must be a finite number, got inf"),
     ],
 )
 def test_wrong_options(make, message):
@@ -211,12 +216,26 @@ def test_wrong_options(make, message):
         (Plateau(every=100, patience=10), r"Plateau\('loss', every=100, patience=10\) cannot fire within 1000 steps"),
         (Every(100) & At([2000]), r"\(Every\(100\) & At\(\[2000\]\)\) cannot fire within 1000 steps"),
         (Drift(0.1, every=1000), r"Drift\(above=0.1, every=1000\) cannot fire"),
+        (Dormancy(above=1), r"Dormancy\(above=1, every=100\) cannot fire"),
+        (EffectiveRank(below=0), r"EffectiveRank\(below=0, every=100\) cannot fire"),
+        (GradientNorm(below=0), r"GradientNorm\(below=0, every=100\) cannot fire"),
+        (Every(300) & Every(700), r"\(Every\(300\) & Every\(700\)\) cannot fire"),
+        (Every(5) & At([7]), r"\(Every\(5\) & At\(\[7\]\)\) cannot fire"),
+        ((Every(5) | Every(10)) & At([7, 8]), "cannot fire within 1000 steps"),
     ],
 )
 def test_a_trigger_that_can_never_fire_is_refused_at_the_start(trigger, message):
     with pytest.raises(ValueError, match=message):
         trigger.start(mlp(), total_steps=1000)
     (trigger | Every(999)).start(mlp(), total_steps=1000)
+
+
+def test_schedules_that_coincide_are_accepted():
+    (Every(30) & Every(70)).start(total_steps=211)
+    (Every(5) & At([7, 10])).start(total_steps=11)
+    ((Every(4) | At([9])) & Every(3)).start(total_steps=10)
+    (Every(100) & Dormancy(0.3, every=7)).start(mlp(), total_steps=101)
+    assert (Every(4) & Every(6)).earliest(12) == 24
 
 
 def test_an_unknown_metric_is_refused_at_the_first_step():

@@ -37,11 +37,14 @@ def png(path: Path, pixels: np.ndarray, depth: int, colour: int, *chunks: tuple[
     return path
 
 
-def tiff(path: Path, pixels: np.ndarray, sample_format: int) -> Path:
-    """A grey TIFF written by hand: one strip, little-endian; sample_format 1 unsigned, 2 signed, 3 float."""
+def tiff(path: Path, pixels: np.ndarray, sample_format: int, zero: int = 1) -> Path:
+    """A grey TIFF written by hand: one strip, little-endian; sample_format 1 unsigned, 2 signed, 3 float.
+
+    zero: photometric interpretation: 1 black is zero, 0 white is.
+    """
     height, width = pixels.shape
     bits, data = pixels.dtype.itemsize * 8, pixels.tobytes()
-    tags = [(256, width), (257, height), (258, bits), (259, 1), (262, 1), (273, 8), (277, 1), (278, height)]
+    tags = [(256, width), (257, height), (258, bits), (259, 1), (262, zero), (273, 8), (277, 1), (278, height)]
     tags += [(279, len(data)), (339, sample_format)]
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
     path.write_bytes(
@@ -55,6 +58,11 @@ def test_grey_of_16_bits_is_scaled(tmp_path):
     expected = np.rint(deep / 257)
     assert np.array_equal(read(png(tmp_path / "deep.png", deep, 16, 0)), expected)
     assert np.array_equal(read(tiff(tmp_path / "deep.tif", deep, 1)), expected)
+    assert np.array_equal(read(tiff(tmp_path / "white.tif", deep, 1, zero=0)), 255 - expected)
+    few = expected.astype(np.uint8)
+    assert np.array_equal(read(tiff(tmp_path / "few.tif", few, 1, zero=0)), 255 - expected), (
+        "as pillow does with 8 bits"
+    )
     (tmp_path / "deep.pgm").write_bytes(b"P5 16 16 65535\n" + deep.astype(">u2").tobytes())
     assert np.array_equal(read(tmp_path / "deep.pgm"), expected)
     assert np.array_equal(read(tmp_path / "deep.pgm", 3), np.repeat(expected[..., None], 3, 2))

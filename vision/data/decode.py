@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 # Those of torchvision's ImageFolder; others (EPS) would start external programs.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 BACKGROUND = (255, 255, 255)  # behind transparent pixels
-FORMAT = 2  # of cached images; raise it when `decode` gives other pixels
-BITS_PER_SAMPLE, SAMPLE_FORMAT = 258, 339  # TIFF tags
+FORMAT = 3  # of cached images; raise it when `decode` gives other pixels
+BITS_PER_SAMPLE, SAMPLE_FORMAT, PHOTOMETRIC = 258, 339, 262  # TIFF tags
+WHITE_IS_ZERO = 0
 UNSIGNED = 1  # a TIFF sample format
 
 
@@ -107,7 +108,8 @@ def _scaled(image: Image.Image) -> npt.NDArray[np.uint8]:
         raise ValueError("it has negative pixels")
     if bits == 32 and 0 < pixels.max() < 2**16:
         raise ValueError("its 32-bit integers are so small that the image would be black: save it with 16 bits")
-    return (pixels * (255 / top)).round().astype(np.uint8)
+    scaled: npt.NDArray[np.uint8] = (pixels * (255 / top)).round().astype(np.uint8)
+    return 255 - scaled if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO else scaled  # pillow turns 8 bits alone
 
 
 def fingerprint(files: Sequence[Path], *what: object) -> str:

@@ -40,6 +40,11 @@ log = logging.getLogger(__name__)
 KEPT_BOUNDARIES = 100  # of a run, whose singular values and rows about single weights are kept
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "gymnasium", "ale-py", "wandb", "scikit-learn")
 
+FILES = {
+    "metrics.jsonl", "config.yaml", "identity.json", "env.json", "spectra.json", "weights.json", "DONE", "FAILED",
+    ".lock",
+}  # fmt: skip
+
 
 class Run:
     """One run and its folder, locked against a second process while it is open.
@@ -88,6 +93,7 @@ class Run:
     def __enter__(self) -> Self:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._check_files()
             self._acquire()
         except OSError as error:
             raise ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see paths.runs=)") from None
@@ -99,6 +105,16 @@ class Run:
         self.tracker.finish()
         self.removed = self._lock.lost
         self._lock.release()
+
+    def _check_files(self) -> None:
+        """Refuse a folder in which something else stands where the run's files should: a fifo would be waited for."""
+        for path in self.folder.iterdir():
+            folder = path.name in ("checkpoints", "replay")
+            if path.name in FILES | {"checkpoints", "replay"} and (
+                path.is_symlink() or not (path.is_dir() if folder else path.is_file())
+            ):
+                kind = "folder" if folder else "regular file"
+                raise ConfigError(f"{path} is no {kind}: remove it, or train elsewhere (paths.runs=)")
 
     def fail(self, error: Exception) -> None:
         """Leave a line that says why training stopped."""

@@ -6,9 +6,11 @@ in the same group, and belong to the run's program; values must be plain, and wh
 paths and no `module:name`. `trust=true` lifts all that for one call.
 """
 
+import contextlib
 import functools
 import hashlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,9 @@ def newest_state(folder: Path) -> dict[str, Any]:
     for path in sorted((folder / "checkpoints").glob("step-*.pt"), reverse=True):
         if not path.is_file() or path.is_symlink():
             continue
-        if hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS] != path.stem.rsplit("-", 1)[-1]:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest[:DIGITS] != path.stem.rsplit("-", 1)[-1]:
             continue
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)["state"]["trainer"]
@@ -91,6 +95,24 @@ def newest_state(folder: Path) -> dict[str, Any]:
             raise ConfigError(f"{path} is no checkpoint of a run ({type(error).__name__})") from None
         return state
     raise ConfigError(f"run={folder} has no whole checkpoint")
+
+
+@contextlib.contextmanager
+def building(folder: Path) -> Iterator[None]:
+    """Around what is built from a folder's configuration and state, which need not fit one another.
+
+    Raises:
+        ConfigError: something failed.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ConfigError(
+            f"run={folder}: configuration and checkpoint fail ({type(error).__name__}: {first})"
+        ) from None
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -65,8 +66,7 @@ def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module
 
 def _from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
     if isinstance(config.get("architecture"), str):  # timm's own files on the hub
-        options = dict(config.get("model_args") or {})
-        return _timm(config["architecture"], num_classes=config.get("num_classes", 1000), **options)
+        return _timm(config["architecture"], num_classes=config.get("num_classes", 1000), **_plain_arguments(config))
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(f"{folder / 'config.json'} names no architecture")
@@ -77,6 +77,7 @@ def _from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
         found = getattr(transformers, names[0], None)
         if not isinstance(found, type) or not issubclass(found, nn.Module):
             raise CheckpointError(f"transformers {transformers.__version__} has no {names[0]}")
+        _refuse_code_of_others(config)
         settings = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model: Any = found(settings)
@@ -85,10 +86,42 @@ def _from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
         return built
 
 
+def _plain_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`model_args` of a timm model's config.json: sizes, switches and short names.
+
+    Raises:
+        CheckpointError: one names a file or weights, which timm would open or fetch, or is not plain.
+    """
+    arguments = config.get("model_args") or {}
+    for key, value in arguments.items() if isinstance(arguments, dict) else [("model_args", arguments)]:
+        plain = all(
+            part is None or isinstance(part, int | float) or (isinstance(part, str) and re.fullmatch(r"\w{1,40}", part))
+            for part in (value if isinstance(value, list) else [value])
+        )
+        if not plain or str(key).startswith(("pretrained", "checkpoint", "cache", "model_args")):
+            raise CheckpointError(f"config.json: model_args.{key} is refused: it is no size, switch or plain name")
+    return dict(arguments)
+
+
+def _refuse_code_of_others(config: Mapping[str, Any]) -> None:
+    """Refuse what lets transformers fetch code: an implementation of attention or experts that is a repository's name.
+
+    Raises:
+        CheckpointError: there is such a value, at any depth.
+    """
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _refuse_code_of_others(value)
+        elif "implementation" in key and not re.fullmatch(r"\w{1,40}", str(value)):
+            raise CheckpointError(f"config.json: {key}={value!r} is refused: it is no plain name")
+
+
 def _timm(name: str, **options: Any) -> nn.Module:
     with _quiet("timm"):
         import timm
 
+        if not timm.is_model(name):  # `hf_hub:...` and paths would be fetched and opened
+            raise CheckpointError(f"timm {timm.__version__} has no model {name!r}")
         with torch.device("meta"):
             model: nn.Module = timm.create_model(name, pretrained=False, **options)
         return model

@@ -2,6 +2,8 @@
 
 import copy
 import hashlib
+import io
+import os
 import pickle
 import subprocess
 import sys
@@ -21,7 +23,9 @@ import vision.train  # noqa: F401
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.trigger import CHOICES
-from fire_core.harness.run.reader import newest_state, own_targets, read_config
+from fire_core.harness.run.folder import Run
+from fire_core.harness.run.reader import building, newest_state, own_targets, read_config
+from language.sample import load_run
 from tests.zygote import ROOT
 
 PROGRAMS = ("vision", "language", "dqn", "sac")
@@ -145,6 +149,29 @@ def test_the_programs_refuse(program: str, tmp_path: Path) -> None:
     assert "_target_='sympy.sympify' is refused" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    "state", [{}, [], {"model": {}}, {"model": {"transformer.wte.weight": torch.zeros(2, 2)}}, {"model": 3}],
+    ids=["nothing", "a list", "no weights", "another shape", "a number"],
+)  # fmt: skip
+def test_a_state_that_does_not_fit_is_one_line(state: Any, tmp_path: Path) -> None:
+    write(tmp_path, good("language"))
+    data = io.BytesIO()
+    torch.save({"state": {"trainer": state}}, data)
+    checkpoint(tmp_path, data.getvalue())
+    with pytest.raises(ConfigError, match="configuration and checkpoint fail"), building(tmp_path):
+        load_run(tmp_path, "newest", torch.device("cpu"), False)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "DONE", "identity.json", ".lock"])
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
+def test_what_is_no_file_is_refused_at_once(name: str, kind: str, tmp_path: Path) -> None:
+    """A run would wait at a fifo for ever."""
+    make = {"fifo": os.mkfifo, "folder": Path.mkdir, "link": lambda path: path.symlink_to(tmp_path)}[kind]
+    make(tmp_path / name)
+    with pytest.raises(ConfigError, match=rf"{name} is no regular file: remove it"), Run(tmp_path, {}, ""):
+        pass
 
 
 def test_the_list_of_targets_is_that_of_the_configuration() -> None:

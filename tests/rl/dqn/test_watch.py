@@ -55,6 +55,16 @@ def test_the_picture_is_of_the_game_that_the_agent_plays(tmp_path: Path, extra: 
         assert gif.is_animated
 
 
+def test_a_link_of_someone_else_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    (tmp_path / "agent.gif").symlink_to(precious)
+    watch.write_video(tmp_path / "agent.gif", [np.zeros((8, 8, 3), np.uint8)] * 2, 15)
+    assert precious.read_text() == "mine"
+    assert (tmp_path / "agent.gif").read_bytes().startswith(b"GIF")
+    assert not (tmp_path / "agent.gif").is_symlink()
+
+
 def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.yaml"):
         read_run(tmp_path, PROGRAMS)
