@@ -206,7 +206,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
         ((tmp_path / "none.pt", tmp_path / "out.pt"), "projects none of its weights"),
         ((good, tmp_path / "out.pt", "--include", "*.nothing"), "no parameter matches '*.nothing'"),
         ((good, tmp_path / "out.pt", "--layout", "dqn"), "resets a.q_proj.weight to its initial value"),
-        ((good, tmp_path / "out.pt", "--model", "timm:no"), "cannot build it"),
+        ((good, tmp_path / "out.pt", "--model", "timm:no"), "has no model 'no'"),
         ((good, tmp_path / "out.pt", "--iterations", "-1"), "from 0 up"),
         ((good, tmp_path / "out.pt", "--blocks", "a.q_proj.weight"), "is not of the form"),
         ((good, tmp_path / "out.pt", "--blocks", "a.q_proj.weight=q:x"), "is not of the form"),

@@ -33,7 +33,10 @@ def together(runs: Path, *options: str) -> dict[str, Path]:
     return folders(runs)
 
 
-@pytest.mark.parametrize("method", ["fire", "redo", "l2init", "weight_clipping"])
+@pytest.mark.parametrize(
+    "method",
+    ["fire", *(pytest.param(name, marks=pytest.mark.slow) for name in ("redo", "l2init", "weight_clipping"))],
+)
 def test_each_seed_is_its_own_run(method: str, tmp_path: Path) -> None:
     options = (f"method={method}", *(("method.threshold=0.5",) if method == "redo" else ()))
     assert why_not(make_tasks(DQN.compose(*STREAM, *options, "stack=2"))) is None
