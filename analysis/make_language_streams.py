@@ -2,6 +2,7 @@
 
     python analysis/make_language_streams.py                                  from the committed results
     python analysis/make_language_streams.py --runs runs/language_streams     from runs; writes the small results first
+    python analysis/make_language_streams.py --figures paper width=column     the figures for a paper
 
 Each folder below --runs is a table: permuted_text, domains, grid, mechanism. The figure of each is the plane of the
 loss on new tasks and that on earlier ones.
@@ -21,7 +22,7 @@ from matplotlib.figure import Figure
 from analysis import formats, plotting, style
 from analysis.language_streams import PLASTICITY, STABILITY, compare, read, table
 from analysis.make_plasticity import filled
-from analysis.options import load_or_explain, split
+from analysis.options import add_figures, load_or_explain, split
 from analysis.runs import BadRun
 from analysis.stream_results import write
 
@@ -37,6 +38,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--results", type=Path, default=DOCS / "language_streams", help="folder of small results (%(default)s)"
     )
     parser.add_argument("--page", type=Path, default=DOCS / "language_streams.md", help="page to fill in (%(default)s)")
+    add_figures(parser)
     return parser.parse_args(split(argv))
 
 
@@ -55,17 +57,23 @@ def main(argv: list[str] | None = None) -> int:
     for name, frame in read(args.results).items():
         compared = compare(frame)
         tables[name] = formats.as_markdown(compared)
-        plotting.save(plane(name, compared), args.results / name, ["png"])
+        figure = plane(name, compared, args.width)
+        plotting.save(figure, (args.figures or args.results) / name, plotting.FORMATS if args.figures else ["png"])
         print(f"made {name}: {len(compared)} methods, seeds {compared['n'].min()} to {compared['n'].max()}")
     if args.page.exists():
         args.page.write_text(filled(args.page.read_text(encoding="utf-8"), tables), encoding="utf-8")
     return 0
 
 
-def plane(name: str, compared: pd.DataFrame) -> Figure:
-    """Plasticity against stability: a point a method with 95 % intervals over seeds, numbered as in its list."""
+def plane(name: str, compared: pd.DataFrame, width: str = "page") -> Figure:
+    """Plasticity against stability: a point a method with 95 % intervals over seeds, numbered as in its list.
+
+    In a column the second panel stands below the first.
+    """
     stabilities = [("Loss added at a boundary,\nearlier tasks", "lost"), ("Loss at the end,\nearlier tasks", STABILITY)]
-    figure, axes = plt.subplots(1, 2, figsize=(style.PAGE, 3.2))
+    narrow = width == "column"
+    shape, size = ((2, 1), (style.COLUMN, 6.4)) if narrow else ((1, 2), (style.PAGE, 3.2))
+    figure, axes = plt.subplots(*shape, figsize=size)
     for axis, (label, column) in zip(axes, stabilities, strict=True):
         for number, (x, y) in enumerate(zip(compared[PLASTICITY], compared[column], strict=True), 1):
             axis.plot([x.low, x.high], [y.mean, y.mean], color="#999999", linewidth=0.8)
@@ -76,7 +84,8 @@ def plane(name: str, compared: pd.DataFrame) -> Figure:
         axis.set_ylabel(f"{label} (stability: low is better)", fontsize=6.5)
     listed = "   ".join(f"{number} {method}" for number, method in enumerate(compared["method"], 1))
     figure.suptitle(f"{name}: {listed}", x=0.01, ha="left", fontsize=5.5, wrap=True)
-    figure.tight_layout(rect=(0, 0, 1, 0.98 - 0.03 * (len(listed) // 170)))
+    lines = len(listed) // (75 if narrow else 170)
+    figure.tight_layout(rect=(0, 0, 1, 0.98 - (0.008 if narrow else 0.03) * lines))
     return figure
 
 

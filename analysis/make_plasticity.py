@@ -2,6 +2,7 @@
 
     python analysis/make_plasticity.py                          from the committed results
     python analysis/make_plasticity.py --runs runs/plasticity   from runs; writes the small results first
+    python analysis/make_plasticity.py --figures paper width=column   the figures for a paper
 
 Text between `<!-- table: name -->` and `<!-- end -->` in the page is replaced: `random_labels_digits` (a stream's
 table), `chosen random_labels_digits` (what its search chose), `ranks` (over streams), `cost`.
@@ -10,6 +11,7 @@ table), `chosen random_labels_digits` (what its search chose), `ranks` (over str
 import argparse
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
@@ -22,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis import formats, plotting, style
 from analysis.estimates import band
-from analysis.options import load_or_explain, split
+from analysis.options import add_figures, load_or_explain, split
 from analysis.runs import BadRun
 from analysis.stream_results import collect, compare, methods, ranks, read, write
 
@@ -40,6 +42,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--variants", action="store_true", help="the runs are variants of FIRE, a table of their own")
     parser.add_argument("--results", type=Path, default=DOCS / "plasticity", help="small results (%(default)s)")
     parser.add_argument("--page", type=Path, default=DOCS / "plasticity.md", help="page to fill in (%(default)s)")
+    add_figures(parser)
     return parser.parse_args(split(argv))
 
 
@@ -54,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
                 return 1
             for name, frame in collect(collected[0]).items():
                 write(frame, args.results / f"{VARIANTS * args.variants}{name}.csv")
-        tables = make_tables(args.results)
+        tables = make_tables(args.results, args.figures, args.width)
     except BadRun as error:
         print(f"make_plasticity: {error}", file=sys.stderr)
         return 1
@@ -66,8 +69,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def make_tables(folder: Path) -> dict[str, str]:
+def make_tables(folder: Path, figures: Path | None = None, width: str = "page") -> dict[str, str]:
     """Markdown of each table by its name; figures are drawn on the way.
+
+    Args:
+        folder: of small results.
+        figures: where the figures go, in all formats; None puts PNG files beside the results.
+        width: "page" or "column" of a paper.
 
     Raises:
         BadRun: a seed that a search has used is reported.
@@ -81,7 +89,8 @@ def make_tables(folder: Path) -> dict[str, str]:
         check_seeds(name, frame, searched)
         found = compare(frame, name.removeprefix(VARIANTS) not in LOSSES)
         tables[name] = formats.as_markdown(named(found))
-        plotting.save(stream_figure(name, frame, found), folder / name, ["png"])
+        figure = stream_figure(name, frame, found, width)
+        plotting.save(figure, (figures or folder) / name, plotting.FORMATS if figures else ["png"])
     for name, searched in searches.items():
         more = name.removeprefix(SEARCH) not in LOSSES
         tables[f"chosen {name.removeprefix(SEARCH)}"] = formats.as_markdown(chosen(searched, more))
@@ -133,14 +142,20 @@ def chosen(searched: pd.DataFrame, more: bool) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame) -> Figure:
-    """Left: the value at the end of each task, of the references and the best; right: all methods' means."""
+def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame, width: str = "page") -> Figure:
+    """Left: the value at the end of each task, of the references and the best; right: all methods' means.
+
+    In a column the second panel stands below the first.
+    """
     order = list(found["method"])
     references = [method for method in ("base", "full_reset", "fire") if method in order]
     others = [method for method in order if method not in references]
     drawn = [m for m in order if m in references or m in others[: LINES - len(references)]]
     palette = style.Palette(method.partition(" (")[0] for method in order)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(style.PAGE, max(2.6, 0.15 * len(order) + 0.9)))
+    narrow, height = width == "column", max(2.6, 0.15 * len(order) + 0.9)
+    size, ratios = ((style.COLUMN, 2.8 + height), [2.8, height]) if narrow else ((style.PAGE, height), [1.0])
+    shape = (2, 1) if narrow else (1, 2)
+    figure, (left, right) = plt.subplots(*shape, figsize=size, height_ratios=ratios)
     for place, method in enumerate(drawn):
         look = palette.line(method.partition(" (")[0], place if " (" in method else 0)
         values = frame[frame["method"] == method].pivot(index="seed", columns="task", values="value")
@@ -163,8 +178,9 @@ def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame) -> Figure
     right.set_xlim(0, None if loss else 1.02)
     right.set_xlabel("Mean over tasks, 95 % interval over seeds")
     stream = style.name(name.removeprefix(VARIANTS).rpartition("_")[0])
-    text = f"{stream}, {frame['seed'].nunique()} seeds; left: references and the best others, band: standard error"
-    figure.suptitle(text, x=0.01, ha="left", fontsize=7)
+    first = "above" if narrow else "left"
+    text = f"{stream}, {frame['seed'].nunique()} seeds; {first}: references and the best others, band: standard error"
+    figure.suptitle(textwrap.fill(text, 70 if narrow else 200), x=0.01, ha="left", fontsize=7)
     figure.tight_layout()
     return figure
 

@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from analysis.runs import LeftOut, Run, SourceError, on_all_classes
@@ -19,6 +20,15 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     add("--classes", choices=("seen", "all"), default="seen", help="of class-incremental accuracy (%(default)s)")
     add("--no-cache", **FLAG, help="read every run anew")
     add("--with-paths", **FLAG, help="export and report folders and command lines too")
+
+
+def add_figures(parser: argparse.ArgumentParser) -> None:
+    """How wide figures are, and where they go."""
+    parser.add_argument(
+        "--width", choices=("column", "page"), default="page", help="of a two-column paper (%(default)s)"
+    )
+    words = "folder for the figures, as PNG, PDF and SVG (default: PNG beside the small results)"
+    parser.add_argument("--figures", type=Path, help=words)
 
 
 def split(argv: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """The tables of docs/results/agents.md, from what `scripts.agents_runs` keeps.
 
     python -m scripts.agents_tables csv=docs/results/agents
+    python -m scripts.agents_tables csv=docs/results/agents figures=paper width=column   the figures for a paper
 
 A run's score is the mean of its tasks' returns over the last third of the tasks; seeds are the unit of all intervals.
 """
@@ -8,17 +9,16 @@ A run's score is the mean of its tasks' returns over the last third of the tasks
 import sys
 from pathlib import Path
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from analysis import plotting, style
 from analysis.arrays import Floats
 from analysis.estimates import Estimate, mean
 from analysis.formats import as_markdown
 from analysis.rl import iqm, probability_of_improvement, stratified
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 STATE = {
     "dormant_ratio": "dormant units",
@@ -91,31 +91,43 @@ def known(runs: pd.DataFrame) -> dict[str, str]:
     return {column: words for column, words in STATE.items() if column in runs and runs[column].notna().any()}
 
 
-def draw(runs: pd.DataFrame, path: Path) -> None:
-    """Return and the state of the networks over the tasks, means over seeds, a line a method."""
-    columns = {"return": "return, last quarter", **known(runs)}
-    figure, axes = plt.subplots(1, len(columns), figsize=(2.4 * len(columns), 2.6), squeeze=False, layout="constrained")
-    for axis, (column, words) in zip(axes[0], columns.items(), strict=True):
+def draw(runs: pd.DataFrame, width: str = "page") -> Figure:
+    """Return and the state of the networks over the tasks, means over seeds, a line a method.
+
+    Args:
+        runs: a row for each task of a run.
+        width: "page" or "column" of a paper: up to three panels in a row, or one.
+    """
+    columns = {"return": "Return, last quarter", **known(runs)}
+    across = min(1 if width == "column" else 3, len(columns))
+    down = -(-len(columns) // across)
+    size = (style.COLUMN if width == "column" else style.PAGE, 1.9 * down + 0.3)
+    figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+    palette = style.Palette(map(str, runs["method"]))
+    for axis, (column, words) in zip(axes.flat, columns.items(), strict=False):
         for method, rows in runs.groupby("method", sort=False):
             means = rows.groupby("task")[column].mean()
-            axis.plot(means.index + 1, means.to_numpy(), label=str(method), linewidth=1)
-        axis.set(title=words, xlabel="task")
+            axis.plot(means.index + 1, means.to_numpy(), label=style.name(str(method)), **palette.line(str(method)))
+        axis.set(title=words, xlabel=style.AXES["task"])
         if column in ("dfi", "gradient_norm", "td_fresh", "td_old"):
             axis.set_yscale("log")
-    axes[0][0].legend(fontsize=6)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    for axis in axes.flat[len(columns) :]:
+        axis.set_visible(False)
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2 * across, fontsize=6)
+    return figure
 
 
-def main(csv: Path) -> None:
-    """Print the tables, and draw a figure beside each csv file."""
+def main(csv: Path, figures: Path | None = None, width: str = "page") -> None:
+    """Print the tables, and draw a figure beside each csv file, or in all formats into `figures`."""
+    style.use()
     for path in sorted(csv.glob("continual_*.csv")):
         runs = pd.read_csv(path)
         print(f"## {path.stem}\n\n{as_markdown(table(runs))}\n")
         if known(runs):
             print(f"{as_markdown(states(runs))}\n")
-            draw(runs, path.with_suffix(".png"))
+        plotting.save(draw(runs, width), (figures or csv) / path.stem, plotting.FORMATS if figures else ["png"])
 
 
 if __name__ == "__main__":
-    main(Path(dict(argument.split("=", 1) for argument in sys.argv[1:])["csv"]))
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    main(Path(given["csv"]), Path(given["figures"]) if "figures" in given else None, given.get("width", "page"))

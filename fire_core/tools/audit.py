@@ -161,7 +161,8 @@ def plot(findings: list[Finding], path: str | Path) -> None:
     axes.set_title("Dashed: isometry. Dark: first weight of the file, light: last", fontsize=9)
     if len(findings) <= 12:
         axes.legend(fontsize=6, frameon=False)
-    figure.savefig(path, dpi=150)
+    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType in the file: text stays text
+        figure.savefig(path, dpi=150)
     plt.close(figure)
 
 

@@ -36,6 +36,7 @@ from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import Parser, at_least
 
 FAMILIES = ("square", "tall", "wide", "ill-conditioned", "rank-deficient")
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#6E6E6E", "#E69F00")  # Okabe and Ito (2008)
 ARRIVED = 1e-6  # of DfI / n: what "converged" means in the step counts
 
 
@@ -225,15 +226,21 @@ def latex(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def plot(rows: Sequence[Row], paths: Sequence[Path]) -> None:
-    """The largest DfI / n over iterations: a panel for each set of weights, a line for each solver and start."""
+def plot(rows: Sequence[Row], paths: Sequence[Path], width: str = "page") -> None:
+    """The largest DfI / n over iterations: a panel for each set of weights, a line for each solver and start.
+
+    Args:
+        rows: what to draw.
+        paths: files to write.
+        width: "column" of a paper, with the panels below one another, or "page", with up to three in a row.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     labels = list(dict.fromkeys(row.weights for row in rows))
-    columns = min(3, len(labels))
+    columns = min(1 if width == "column" else 3, len(labels))
     height = -(-len(labels) // columns)
     figure, axes = plt.subplots(
         height, columns, figsize=(3.4 * columns, 2.6 * height), sharey=True, squeeze=False, layout="constrained"
@@ -247,8 +254,8 @@ def plot(rows: Sequence[Row], paths: Sequence[Path]) -> None:
             if name == "exact":
                 axis.axhline(points[0][1], color="black", ls="--", lw=1, label=name)
             else:
-                style = ("o-", "s-", "^-", "v-", "x:")[min(i, 4)]
-                axis.plot(*zip(*points, strict=True), style, ms=3, lw=1, label=name)
+                look, colour = ("o-", "s-", "^-", "v-", "x:")[min(i, 4)], COLOURS[i % len(COLOURS)]
+                axis.plot(*zip(*points, strict=True), look, ms=3, lw=1, color=colour, label=name)
         axis.set(yscale="log", title=label, xlabel="iterations")
         axis.title.set_fontsize(8)
     for axis in axes.flat[len(labels) :]:
@@ -256,12 +263,13 @@ def plot(rows: Sequence[Row], paths: Sequence[Path]) -> None:
     for axis in axes[:, 0]:
         axis.set_ylabel("largest DfI / n")
     axes[0, 0].legend(fontsize=6, frameon=False)
-    for path in paths:
-        figure.savefig(path, dpi=150)
+    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType in the file: text stays text
+        for path in paths:
+            figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str) -> None:
+def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str, width: str = "page") -> None:
     """All five files into `out`; without matplotlib, no pictures."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "convergence.md").write_text(markdown(rows, steps, command))
@@ -271,7 +279,7 @@ def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str) 
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
     try:
-        plot(rows, [out / "convergence.png", out / "convergence.pdf"])
+        plot(rows, [out / "convergence.png", out / "convergence.pdf"], width)
     except ImportError:
         print("no .png and .pdf: pip install matplotlib", file=sys.stderr)
 
@@ -318,6 +326,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--iterations", type=at_least(0), nargs="+", default=[1, 2, 5, 8, 10, 12, 15, 20, 25, 30])
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/convergence"))
+    parser.add_argument("--width", default="page", choices=("column", "page"), help="of the figure")
     options = parser.parse_args(arguments)
     options.iterations = sorted(set(options.iterations))
     weights: dict[str, Sequence[Tensor]] = {}
@@ -344,7 +353,7 @@ def main(arguments: list[str] | None = None) -> int:
         ["python -m fire_core.convergence", *(Path(a).name if Path(a).is_absolute() else a for a in given)]
     )
     rows, steps = run(weights, options)
-    write(rows, steps, options.out, command)
+    write(rows, steps, options.out, command, options.width)
     print(f"wrote {options.out}/convergence.*")
     return 0
 

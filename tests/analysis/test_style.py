@@ -7,6 +7,7 @@ import pytest
 
 from analysis.style import COLOURS, MARKS, name
 from fire_core.harness.options.cli import CONF
+from fire_core.tools import convergence
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB
 VISION = {
@@ -28,8 +29,11 @@ def lab(colour: str, vision: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("vision", VISION)
-def test_methods_differ_to_every_eye(vision):
-    seen = {method: lab(colour, VISION[vision]) for method, colour in COLOURS.items()}
+@pytest.mark.parametrize(
+    "colours", [COLOURS, dict(enumerate((*convergence.COLOURS, "#000000")))], ids=["methods", "starts"]
+)
+def test_lines_differ_to_every_eye(vision, colours):
+    seen = {method: lab(colour, VISION[vision]) for method, colour in colours.items()}
     distance = {(a, b): np.linalg.norm(seen[a] - seen[b]) for a, b in itertools.combinations(seen, 2)}
     closest = min(distance, key=distance.get)
     assert distance[closest] > 10, closest  # 2.3 is just noticeable side by side; thin lines need more
