@@ -123,14 +123,14 @@ def stacked(tasks: list[Task], steps: int) -> Callable[[], None]:
     """`steps` steps of the loop over many seeds at once."""
     stack = Stack(tasks, [None] * len(tasks), [None] * len(tasks), trainer.begin_phase)  # type: ignore[list-item]
     stack.begin_phase(0)
-    stack.optimizer = stack.choose_optimizer(acts=False)
+    stack.begin_steps(acts=False)
 
     @no_denormals()
     def go() -> None:
         for number, (images, labels) in enumerate(PhaseData(tasks, 0).batches(0)):
             if number == steps:
                 break
-            stack.train_step(images, labels, acts=False)
+            stack.train_step(images, labels)
 
     return go
 

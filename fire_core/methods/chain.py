@@ -76,6 +76,9 @@ class Chain(Method):
     def overrides(self, hook: str) -> bool:
         return any(method.overrides(hook) for method in self.methods.values())
 
+    def stacks(self) -> bool:
+        return all(method.can_stack() for method in self.methods.values())
+
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         acting = [method for method in self.methods.values() if method.overrides("at_boundary")]
         report = BoundaryReport()

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods.protocol import Method, Net
+from fire_core.methods.stack import norms
 from fire_core.ranges import NonNegative, checked
 
 
@@ -31,4 +32,7 @@ class L2Init(Method):
             for name, parameter in module.named_parameters():  # shared ones once
                 start.setdefault(parameter, net.init[key][name])
         apart = torch._foreach_sub(tuple(start), tuple(start.values()))  # one kernel for many weights
-        return self.coef / 2 * torch.stack(torch._foreach_norm(apart)).square().sum()
+        return self.coef / 2 * norms(apart, net).square().sum(-1)
+
+    def stacks(self) -> bool:
+        return True

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fire_core.methods.layers import linear_layers, output_layers
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.methods.stack import StackedLinear
 from fire_core.ranges import Positive, checked
 
 
@@ -39,7 +40,11 @@ class WeightClipping(Method):
                 if layer in spared:
                     continue
                 assert isinstance(layer.weight, Tensor)
-                bound = self.zeta / math.sqrt(math.prod(layer.weight.shape[1:]))
+                whole = layer.weight[0] if isinstance(layer, StackedLinear) else layer.weight
+                bound = self.zeta / math.sqrt(math.prod(whole.shape[1:]))
                 for parameter in (layer.weight, layer.bias):
                     if isinstance(parameter, Tensor):
                         parameter.clamp_(-bound, bound)
+
+    def stacks(self) -> bool:
+        return self.clip_last_layer

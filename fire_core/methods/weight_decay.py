@@ -1,10 +1,10 @@
 """L2 regularisation, the control for the other regularisers: `L2Init` with zero in place of the initial weights."""
 
-import torch
 from torch import Tensor
 
 from fire_core.methods.l2init import L2Init
 from fire_core.methods.protocol import Net
+from fire_core.methods.stack import norms
 
 
 class WeightDecay(L2Init):
@@ -18,4 +18,7 @@ class WeightDecay(L2Init):
     """
 
     def penalty(self, net: Net) -> Tensor:
-        return self.coef / 2 * torch.stack(torch._foreach_norm(tuple(net.parameters()))).square().sum()
+        return self.coef / 2 * norms(net.parameters(), net).square().sum(-1)
+
+    def stacks(self) -> bool:
+        return True

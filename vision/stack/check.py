@@ -14,6 +14,7 @@ from fire_core.harness.options.checks import check_options
 from fire_core.harness.options.errors import ConfigError, one_line
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.stack import with_seed
+from fire_core.harness.stacked.method import can_act_at_once
 from fire_core.harness.stacked.network import StackedNetworks, shares_weights
 from vision.learner import Learner
 from vision.task import Task
@@ -95,9 +96,11 @@ def why_not(tasks: Sequence[Task]) -> str | None:
         return f"layers of model={task.config.model['name']} share weights"
     if learner.method.overrides("reshape"):
         return f"method={task.config.method['name']} puts new modules into the network"
-    with learner.method.watch(learner.net):
-        if any(m._forward_hooks or m._forward_pre_hooks for m in learner.model.modules()):
-            return f"method={task.config.method['name']} looks at activations in each pass"
+    if not can_act_at_once(learner.method, StackedNetworks([learner.model])):
+        learner = Learner.new(task)
+        with learner.method.watch(learner.net):
+            if any(m._forward_hooks or m._forward_pre_hooks for m in learner.model.modules()):
+                return f"method={task.config.method['name']} looks at activations in each pass"
     return cannot_pass(task)
 
 

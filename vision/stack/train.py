@@ -16,12 +16,14 @@ from torch import Tensor
 
 from fire_core.harness.options.errors import TrainingError
 from fire_core.harness.run.folder import Run
+from fire_core.harness.stacked.method import SeparateMethods, StackedMethod, can_act_at_once
 from fire_core.harness.stacked.network import StackedNetworks, clip_gradients
 from fire_core.harness.stacked.optimizer import SeparateOptimizers, StackedAdam, can_step_together
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row
 from fire_core.harness.training.loop import Loop
 from fire_core.harness.training.measure import check_finite
+from fire_core.methods import Context
 from fire_core.weights.optimizer_state import set_rate_factor
 from vision.learner import Learner
 from vision.phase import make_context, make_row, no_denormals, rate_factor, save, summarise
@@ -96,6 +98,7 @@ class Stack:
         self.learners = [Learner.new(task) for task in tasks]
         self.networks = StackedNetworks([learner.model for learner in self.learners])
         self.optimizer: StackedAdam | SeparateOptimizers | None = None
+        self.methods: SeparateMethods | None = None  # in a phase in which they act
         self.failed: dict[int, TrainingError] = {}
         self.seconds, self.phase, self.phase_step, self.step = 0.0, 0, 0, 0
         self.before = [0.0] * len(tasks)  # seconds of training that each run had before
@@ -133,16 +136,16 @@ class Stack:
                 if index > self.phase or self.learners[0].optimizer is None:
                     self.begin_phase(index)
                 acts, per_epoch = self.task.method_acts_in(index), phase.steps_per_epoch(size)
-                self.optimizer, self.data = self.choose_optimizer(acts), PhaseData(self.tasks, index)
-                with self.watches(acts):
-                    for images, labels in self.data.batches(self.phase_step):
-                        self.train_step(images, labels, acts)
+                self.begin_steps(acts)
+                with contextlib.nullcontext() if self.methods is None else self.methods.watch():
+                    for images, labels in PhaseData(self.tasks, index).batches(self.phase_step):
+                        self.train_step(images, labels)
                         self.phase_step += 1
                         self.step += 1
                         loop.advance()
                         if self.phase_step % per_epoch == 0:
                             loop.read_clock()
-                            self.make_rows(acts)
+                            self.make_rows()
                             loop.show(**self.mean_row())
                         if not self.going:
                             return
@@ -153,8 +156,7 @@ class Stack:
 
     def begin_phase(self, index: int) -> None:
         """The boundary before phase `index`, for each run as if it were alone."""
-        if self.optimizer is not None:
-            self.optimizer.write_back()
+        self.write_back()
         for i in self.going:
             self.bring_up_to_date(i)
             self.attempt(i, functools.partial(self.act, self.tasks[i], self.learners[i], index, self.runs[i]))
@@ -162,62 +164,54 @@ class Stack:
         self.phase, self.phase_step = index, 0
         self.clear_sums()
 
-    def choose_optimizer(self, acts: bool) -> StackedAdam | SeparateOptimizers:
+    def begin_steps(self, acts: bool) -> None:
+        """How the steps of a phase are made. `acts`: whether the methods act in it."""
+        self.methods = self.choose_methods() if acts else None
+        self.optimizer = self.choose_optimizer()
+
+    def choose_methods(self) -> SeparateMethods:
+        """For the steps of a phase in which they act."""
+        parts = (self.learners, lambda: self.going, self.moment, self.as_seed)
+        if can_act_at_once(self.learners[0].method, self.networks):
+            with contextlib.suppress(ValueError):  # where their states differ
+                return StackedMethod(*parts, networks={"model": self.networks})
+        return SeparateMethods(*parts)
+
+    def choose_optimizer(self) -> StackedAdam | SeparateOptimizers:
         """For the steps of a phase."""
         optimizers = [learner.optimizer for learner in self.learners if learner.optimizer is not None]
-        first = self.learners[0]
-        touched = acts and first.method.overrides("after_step")  # where it may touch the optimizer's state
         held = [p for group in optimizers[0].param_groups for p in group["params"]]
-        names = {id(parameter): name for name, parameter in first.model.named_parameters()}
+        names = {id(parameter): name for name, parameter in self.learners[0].model.named_parameters()}
         gradients = [self.networks.parameters[names[id(p)]].grad for p in held]
         self.gradients = [g for g in gradients if g is not None]  # in the optimizer's order, as norms are summed
+        touched = self.methods is not None and self.methods.touches_optimizer
         if can_step_together(optimizers[0]) and not touched:
             return StackedAdam(optimizers, self.networks)
         return SeparateOptimizers(optimizers, self.as_seed)
 
-    @contextlib.contextmanager
-    def watches(self, acts: bool) -> Iterator[None]:
-        """The methods' contexts around the steps of a phase."""
-        with contextlib.ExitStack() as stack:
-            for i in self.going if acts else ():
-                stack.enter_context(self.learners[i].method.watch(self.learners[i].net))
-            yield
+    def moment(self, i: int, loss: Tensor | None) -> Context:
+        """A run's context after a step."""
+        self.bring_up_to_date(i)
+        return make_context(self.tasks[i], self.learners[i], loss)
 
-    def train_step(self, images: Tensor, labels: Tensor, acts: bool) -> None:
-        """One step of each run. `acts`: with the methods' penalties and their hooks after the step."""
+    def train_step(self, images: Tensor, labels: Tensor) -> None:
+        """One step of each run, with the methods' penalties and their hooks after the step."""
         outputs = self.networks.forward(images)  # (S, b, outputs)
         losses, gradient = (cross_entropy if self.task.classifies else squared_error)(outputs, labels)
         self.networks.backward(gradient)
-        totals = losses + self.add_penalties() if acts else losses
+        penalties = None if self.methods is None else self.methods.add_penalties()
+        totals = losses if penalties is None else losses + penalties
         norms = clip_gradients(self.gradients, self.config.grad_clip)
         self.check_finite(totals, norms)
         assert self.optimizer is not None
         self.factor = rate_factor(self.task, self.phase, self.phase_step)
         self.optimizer.step(self.factor)
-        if acts and self.learners[0].method.overrides("after_step"):
-            for i in self.going:
-                self.bring_up_to_date(i)
-                learner = self.learners[i]
-                with self.as_seed(i), learner.method_meter:
-                    learner.method.after_step(learner.net, make_context(self.tasks[i], learner, losses[i].detach()))
+        if self.methods is not None:
+            self.methods.after_step(losses)
         self.loss_sum += losses * labels.shape[1]
         if self.task.classifies:
             self.correct += (outputs.argmax(2) == labels).sum(1)
         self.seen += labels.shape[1]
-
-    def add_penalties(self) -> Tensor:
-        """Add the gradients of the methods' penalties; the penalties, (S,)."""
-        terms = torch.zeros(len(self.runs), device=self.task.device)
-        if not self.learners[0].method.overrides("penalty"):
-            return terms
-        for i in self.going:
-            learner = self.learners[i]
-            with self.as_seed(i), learner.method_meter:
-                term = learner.method.penalty(learner.net)
-                if term is not None:
-                    term.backward()
-                    terms[i] = term.detach()
-        return terms
 
     def check_finite(self, *values: Tensor) -> None:
         """Take out the runs of which a value (S,) is not finite."""
@@ -227,23 +221,26 @@ class Stack:
         for i in self.going:
             self.attempt(i, functools.partial(check_finite, self.step, together[:, i]))
 
-    def make_rows(self, acts: bool) -> None:
+    def make_rows(self) -> None:
         """The rows that end a displayed epoch."""
-        touched = acts and self.learners[0].method.overrides("after_epoch")
-        if touched and self.optimizer is not None:
-            self.optimizer.write_back()
+        touched = self.methods is not None and self.learners[0].method.overrides("after_epoch")
+        if touched:
+            self.write_back()
+        if self.methods is not None:
+            self.methods.share_time()
         for i in self.going:
             self.bring_up_to_date(i)
-            self.attempt(i, functools.partial(self.make_row, i, acts))
-        if touched:
-            self.optimizer = self.choose_optimizer(acts)
+            self.attempt(i, functools.partial(self.make_row, i))
+        if touched and self.methods is not None:
+            self.methods.read_again()
+            self.optimizer = self.choose_optimizer()
         self.clear_sums()
 
-    def make_row(self, i: int, acts: bool) -> None:
+    def make_row(self, i: int) -> None:
         """One of them."""
         task, learner = self.tasks[i], self.learners[i]
         learner.row = make_row(task, learner)
-        if acts:
+        if self.methods is not None:
             with self.as_seed(i):
                 act_after_row(learner, learner.net, make_context(task, learner), learner.step == task.total_steps)
         self.runs[i].log(learner.row)
@@ -256,8 +253,7 @@ class Stack:
 
     def save(self) -> None:
         """A checkpoint of each run."""
-        assert self.optimizer is not None
-        self.optimizer.write_back()
+        self.write_back()
         for i in self.going:
             self.bring_up_to_date(i)
             seeding.set_rng_state(self.generators[i])
@@ -265,14 +261,20 @@ class Stack:
 
     def states(self) -> list[State | None]:
         """Of each run, as a checkpoint would hold it; None of those that have failed."""
-        if self.optimizer is not None:
-            self.optimizer.write_back()
+        self.write_back()
         states: list[State | None] = [None] * len(self.runs)
         for i in self.going:
             self.bring_up_to_date(i)
             seeding.set_rng_state(self.generators[i])
             states[i] = self.learners[i].state_dict()
         return states
+
+    def write_back(self) -> None:
+        """Bring the runs' optimizers and methods up to date."""
+        if self.optimizer is not None:
+            self.optimizer.write_back()
+        if self.methods is not None:
+            self.methods.write_back()
 
     def bring_up_to_date(self, i: int) -> None:
         """A learner's counters and sums, of which the stack keeps those of all runs."""

@@ -24,7 +24,9 @@ def fills_vectors(whole: Tensor) -> bool:
 
 
 class Layer(Protocol):
-    """One layer of all networks."""
+    """One layer of all networks; `name`: of its module in one network."""
+
+    name: str
 
     def forward(self, x: Tensor, training: bool) -> Tensor:
         """(S, b, inputs) -> (S, b, outputs)."""
@@ -38,6 +40,8 @@ class Layer(Protocol):
 
 class Flatten:
     """All but the first two dimensions as one. Only before the first weights."""
+
+    name = ""
 
     def forward(self, x: Tensor, training: bool) -> Tensor:
         return x.flatten(2)
@@ -53,6 +57,8 @@ class Linear:
         weight: (S, outputs, inputs).
         bias: (S, outputs), or None.
     """
+
+    name = ""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
@@ -92,6 +98,8 @@ class BatchNorm:
         module: of one of the networks, for its options.
         tensors: the module's parameters and buffers by name, (S, h) each; the counter (S,).
     """
+
+    name = ""
 
     def __init__(self, module: nn.BatchNorm1d, tensors: Mapping[str, Tensor]) -> None:
         assert module.momentum is not None
@@ -138,6 +146,8 @@ class Activation:
         forward: x -> y.
         backward: (g, x, y) -> the gradient by x.
     """
+
+    name = ""
 
     def __init__(
         self, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -196,6 +206,7 @@ def layers_of(model: nn.Module, weights: Mapping[str, Tensor]) -> list[Layer] | 
             layer = stacked(model.get_submodule(name), name, weights)
             if layer is None or (isinstance(layer, Flatten) and layers):
                 return None
+            layer.name = name
             layers.append(layer)
         before = node
     return layers

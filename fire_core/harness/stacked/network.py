@@ -36,11 +36,11 @@ class StackedNetworks:
             for model, part, gradient in zip(models, whole.detach(), whole.grad, strict=True):
                 parameter = nn.Parameter(part, requires_grad=model.get_parameter(name).requires_grad)
                 parameter.grad = gradient
-                _put(model, name, parameter)
+                put(model, name, parameter)
         for name, _ in models[0].named_buffers():
             self.buffers[name] = torch.stack([model.get_buffer(name) for model in models])
             for model, part in zip(models, self.buffers[name], strict=True):
-                _put(model, name, part)
+                put(model, name, part)
         self.trace()
 
     def trace(self) -> None:
@@ -49,14 +49,36 @@ class StackedNetworks:
         # Below its first weights no one needs gradients.
         self.first = next((i for i, x in enumerate(self.layers or ()) if not isinstance(x, Flatten | Activation)), 0)
         self._outputs: Tensor | None = None
+        self._watched: list[nn.Module] = []
+
+    def watch(self, module: nn.Module | None) -> None:
+        """From now on, run the hooks that this module and its layers have before their passes; None: no more.
+
+        Args:
+            module: with the names of one of the networks (`stacked_module`); perceptrons only.
+        """
+        layers = [] if module is None else [module.get_submodule(layer.name) for layer in self.layers or ()]
+        parts = [] if module is None else [module, *layers]
+        self._watched = parts if any(part._forward_pre_hooks for part in parts) else []
 
     @torch.no_grad()
     def forward(self, x: Tensor, training: bool = True) -> Tensor:
         """(S, b, ...) -> (S, b, outputs)."""
         if self.layers is None:
             return self._mapped(x, training)
+        if self._watched and training:
+            return self._seen(x)
         for layer in self.layers:
             x = layer.forward(x, training)
+        return x
+
+    def _seen(self, x: Tensor) -> Tensor:
+        """A pass in training mode that is watched."""
+        assert self.layers is not None
+        run_hooks(self._watched[0], x)
+        for layer, module in zip(self.layers, self._watched[1:], strict=True):
+            run_hooks(module, x)
+            x = layer.forward(x, training=True)
         return x
 
     @torch.no_grad()
@@ -106,7 +128,13 @@ class View(StackedNetworks):
         self.trace()
 
 
-def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
+def run_hooks(module: nn.Module, x: Tensor) -> None:
+    """Those before its pass."""
+    for hook in module._forward_pre_hooks.values():
+        hook(module, (x,))
+
+
+def put(model: nn.Module, name: str, tensor: Tensor) -> None:
     """Make a tensor the network's parameter or buffer of this name."""
     path, _, own = name.rpartition(".")
     setattr(model.get_submodule(path), own, tensor)

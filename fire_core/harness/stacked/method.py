@@ -1,0 +1,168 @@
+"""The methods of S runs within a phase: all at once where they can, else each by itself."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fire_core.harness.stacked.module import stacked_net
+from fire_core.harness.stacked.network import StackedNetworks
+from fire_core.harness.training.measure import Meter
+from fire_core.methods import Context, Method, Net
+from fire_core.methods.stack import join, part_of
+
+
+class Acting(Protocol):
+    """What is needed of a run's learner."""
+
+    net: Net
+    method: Method
+    method_meter: Meter
+
+
+class SeparateMethods:
+    """Each run's method acts by itself, on its own networks.
+
+    Args:
+        learners: of the runs.
+        going: the places of the runs that go on.
+        moment: a run's context by its place, after a step with its loss.
+        as_seed: a context in which torch draws what the run would draw alone.
+    """
+
+    def __init__(
+        self,
+        learners: Sequence[Acting],
+        going: Callable[[], list[int]],
+        moment: Callable[[int, Tensor | None], Context],
+        as_seed: Callable[[int], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self.learners, self.going, self.moment, self.as_seed = learners, going, moment, as_seed
+        self.has_penalty, self.has_step = (learners[0].method.overrides(hook) for hook in ("penalty", "after_step"))
+        self.touches_optimizer = self.has_step  # it may replace what the optimizer keeps
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """The methods' contexts around the steps of a phase."""
+        with contextlib.ExitStack() as stack:
+            for i in self.going():
+                stack.enter_context(self.learners[i].method.watch(self.learners[i].net))
+            yield
+
+    def add_penalties(self) -> Tensor | None:
+        """Add the gradients of the penalties; the penalties, (S,)."""
+        if not self.has_penalty:
+            return None
+        terms = torch.zeros(len(self.learners))
+        for i in self.going():
+            learner = self.learners[i]
+            with self.as_seed(i), learner.method_meter:
+                term = learner.method.penalty(learner.net)
+                if term is not None:
+                    term.backward()
+                    terms[i] = term.detach()
+        return terms
+
+    def after_step(self, losses: Tensor) -> None:
+        """The hook after an optimizer step, with the losses (S,)."""
+        for i in self.going() if self.has_step else ():
+            learner = self.learners[i]
+            with self.as_seed(i), learner.method_meter:
+                learner.method.after_step(learner.net, self.moment(i, losses[i].detach()))
+
+    def share_time(self) -> None:
+        """Nothing to do: each run's time is measured."""
+
+    def write_back(self) -> None:
+        """Nothing to do: each method holds its own state."""
+
+    def read_again(self) -> None:
+        """Nothing to do."""
+
+
+class StackedMethod(SeparateMethods):
+    """One method that acts on the networks of all runs at once; see `Method.stacks`.
+
+    Args:
+        networks: the stacked networks, by their module's name.
+        others: see `SeparateMethods`.
+
+    Raises:
+        ValueError: the methods' states differ in more than tensors.
+    """
+
+    def __init__(
+        self,
+        learners: Sequence[Acting],
+        going: Callable[[], list[int]],
+        moment: Callable[[int, Tensor | None], Context],
+        as_seed: Callable[[int], contextlib.AbstractContextManager[None]],
+        networks: Mapping[str, StackedNetworks],
+    ) -> None:
+        super().__init__(learners, going, moment, as_seed)
+        self.networks = networks
+        self.net = stacked_net([learner.net for learner in learners], networks)
+        self.method = copy.deepcopy(learners[0].method)
+        self.meter = Meter(next(self.net.parameters()).device)
+        self.touches_optimizer = False
+        self.no_draws = torch.Generator()
+        self.read_again()
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        with self.method.watch(self.net):
+            for key, networks in self.networks.items():
+                networks.watch(self.net.modules[key])
+            try:
+                yield
+            finally:
+                for networks in self.networks.values():
+                    networks.watch(None)
+
+    def add_penalties(self) -> Tensor | None:
+        if not self.has_penalty:
+            return None
+        with self.meter:
+            terms = self.method.penalty(self.net)
+            if terms is None:
+                return None
+            terms.sum().backward()
+            return terms.detach()
+
+    def after_step(self, losses: Tensor) -> None:
+        if not self.has_step:
+            return
+        moments: dict[int, Context] = {}
+
+        def moment(i: int) -> Context:
+            if i not in moments:  # once, as its draws go on from one method of a chain to the next
+                moments[i] = self.moment(i, losses[i].detach())
+            return moments[i]
+
+        with self.meter:
+            self.method.after_step(self.net, Context(0, 0, self.no_draws, step_loss=losses.detach(), part=moment))
+
+    def share_time(self) -> None:
+        """Give each run its part of the time since the last call."""
+        seconds = self.meter.take() / len(self.learners)
+        for learner in self.learners:
+            learner.method_meter.add(seconds)
+
+    def write_back(self) -> None:
+        """Bring the single methods up to date."""
+        state = self.method.state_dict()
+        for place, learner in enumerate(self.learners):
+            learner.method.load_state_dict(part_of(state, place))
+
+    def read_again(self) -> None:
+        """Take over the states of the single methods."""
+        self.method.load_state_dict(join([learner.method.state_dict() for learner in self.learners]))
+
+
+def can_act_at_once(method: Method, networks: StackedNetworks) -> bool:
+    """Whether `StackedMethod` may act on these networks."""
+    trained = all(parameter.requires_grad for parameter in networks.models[0].parameters())
+    return method.can_stack() and networks.layers is not None and trained
