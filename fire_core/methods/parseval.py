@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.methods.layers import hidden_layers, matrices
+from fire_core.methods.layers import hidden_layers_of, matrices
 from fire_core.methods.protocol import Method, Net
 from fire_core.methods.variants import Variant
 from fire_core.ranges import NonNegative, Positive, checked
@@ -46,25 +46,24 @@ class Parseval(Method):
     def penalty(self, net: Net) -> Tensor:
         original = self.variant == "original"
         groups: dict[tuple[int, ...], list[Tensor]] = {}  # equal shapes go through one batched product
-        for weight in matrices(hidden(net)) if original else weights(net):  # (d_out, d_in) or (d,)
+        # (d_out, d_in) or (d,); of a stack (S, d_out, d_in)
+        for weight in matrices(hidden_layers_of(net)) if original else weights(net):
             groups.setdefault((weight.device.index or 0, *weight.shape), []).append(weight)
         terms = []
         for group in groups.values():
             if group[0].ndim == 1:
                 terms.append((torch.stack(group).square() - self.scale).square().sum())
                 continue
-            factor = (WIDTH / len(group[0])) ** 2 if original else 1.0
-            terms.append(factor * _Distance.apply(torch.stack(group), self.scale))
-        return self.coef * torch.stack(terms).sum()
+            factor = (WIDTH / group[0].shape[-2]) ** 2 if original else 1.0
+            terms.append(factor * _Distance.apply(torch.stack(group, -3), self.scale))
+        return self.coef * torch.stack(terms).sum(0)
+
+    def stacks(self) -> bool:
+        return self.variant == "original"
 
     def check(self, net: Net) -> None:
-        if self.variant == "original" and not hidden(net):
+        if self.variant == "original" and not hidden_layers_of(net):
             raise ValueError("it has no hidden layer")
-
-
-def hidden(net: Net) -> list[nn.Module]:
-    """The hidden layers of all networks."""
-    return [layer for root in net.modules.values() for layer in hidden_layers(root)]
 
 
 def weights(net: Net) -> list[Tensor]:
@@ -78,7 +77,7 @@ def weights(net: Net) -> list[Tensor]:
 
 
 class _Distance(torch.autograd.Function):
-    """sum ||W W^T - s I||_F^2 over W (b, m, n), with its gradient 4 (W W^T - s I) W.
+    """sum ||W W^T - s I||_F^2 over W (..., b, m, n), with its gradient 4 (W W^T - s I) W.
 
     Autograd would take three products where these are two; with the shorter side's Gram matrix they are small too:
     ||W W^T - s I||^2 = ||W^T W - s I||^2 + s^2 (m - n), and both have the same gradient.
@@ -86,15 +85,15 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, W: Tensor, s: float) -> Tensor:
-        b, m, n = W.shape
+        b, m, n = W.shape[-3:]
         wide = m <= n
-        gram = W @ W.mT if wide else W.mT @ W  # (b, k, k) with k = min(m, n)
+        gram = W @ W.mT if wide else W.mT @ W  # (..., b, k, k) with k = min(m, n)
         gram.diagonal(dim1=-2, dim2=-1).sub_(s)
         ctx.save_for_backward(W, gram)
         ctx.wide = wide
-        return gram.square().sum() + s**2 * b * max(0, m - n)
+        return gram.square().sum((-3, -2, -1)) + s**2 * b * max(0, m - n)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         W, gram = ctx.saved_tensors
-        return (gram @ W if ctx.wide else W @ gram) * (4 * gradient), None
+        return (gram @ W if ctx.wide else W @ gram) * (4 * gradient)[..., None, None, None], None
