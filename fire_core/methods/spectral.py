@@ -84,7 +84,7 @@ class SpectralRegularisation(Method):
 
 
 def product(W: Tensor, x: Tensor) -> Tensor:
-    """W x; of a stack (S, b, ...) equal bit for bit to that of each run, whose one matrix goes through another kernel."""
+    """W x; of a stack (S, b, ...) equal bit for bit to each run's, whose one matrix goes through another kernel."""
     if W.ndim > 3 and W.shape[1] == 1:
         return torch.stack([one @ column for one, column in zip(W, x, strict=True)])
     return W @ x

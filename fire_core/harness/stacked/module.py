@@ -21,8 +21,10 @@ class StackedNorm(nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         S, b, h = x.shape
-        assert self.running_mean is not None and self.running_var is not None
-        assert self.num_batches_tracked is not None and self.momentum is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        assert self.momentum is not None
         if self.training:
             self.num_batches_tracked += 1
         mean, var, w, bias = (t.reshape(-1) for t in (self.running_mean, self.running_var, self.weight, self.bias))
