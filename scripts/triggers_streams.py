@@ -1,0 +1,121 @@
+"""The streams of docs/results/triggers.md: which program trains each, how long it is, and what is tried on it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig
+
+from fire_core.harness.options.trigger import CHOICES
+from fire_core.harness.run.execute import Program
+from language.train import PROGRAM as LANGUAGE
+from vision.train import PROGRAM as VISION
+
+
+class When(NamedTuple):
+    """A choice of `trigger=` and its options."""
+
+    name: str
+    options: dict[str, Any]
+
+    def __str__(self) -> str:
+        shown = (
+            f"{key}={value}" if isinstance(value, str) else f"{key}={value:g}" for key, value in self.options.items()
+        )
+        return " ".join([self.name, *shown])
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The group `trigger`."""
+        return {**CHOICES[self.name], **self.options}
+
+
+class Stream(NamedTuple):
+    """A stream of tasks whose boundaries are hidden.
+
+    Attributes:
+        program: name of its root in conf/.
+        trains: the program.
+        options: of it. Streams are shorter than the default ones.
+        smoke: what makes them seconds.
+        length: steps of a task, as rows count them, by the configuration and the task.
+        score: the number of the last row that stands in the tables.
+        at_end: the number of the last row that counts the ends of tasks alone.
+        sign: 1 where more is better, -1 where less is.
+        grids: what is tried of each trigger.
+        periods: of fixed schedules: no divisors and no multiples of a task's length, which would be known boundaries.
+        boundary: what acts at the known boundary.
+    """
+
+    program: str
+    trains: Program[Any]
+    options: tuple[str, ...]
+    smoke: tuple[str, ...]
+    length: Callable[[DictConfig, Any], int]
+    score: str
+    at_end: str
+    sign: int
+    grids: dict[str, list[dict[str, Any]]]
+    periods: tuple[int, int, int]
+    boundary: When = When("boundary", {})
+
+
+def grids(every: int, **values: list[float]) -> dict[str, list[dict[str, Any]]]:
+    """The settings of each trigger that are tried.
+
+    Args:
+        every: steps between two measurements.
+        values: of each trigger's threshold.
+    """
+    side = {"dormancy": "above", "rank": "below", "drift": "above"}
+    plateau = [{"every": every, "patience": p, "min_delta": delta} for p in (1, 2, 4) for delta in (0.0, 0.05)]
+    return {"plateau": plateau} | {
+        name: [{"every": every, side[name]: value} for value in several] for name, several in values.items()
+    }
+
+
+ON_DIGITS: dict[str, Any] = {
+    "program": "vision",
+    "trains": VISION,
+    "smoke": ("benchmark.tasks=4", "epochs=2"),
+    "length": lambda config, task: task.phases[0].steps(config.batch_size),
+    "score": "online/accuracy",
+    "at_end": "task_end/accuracy",
+    "sign": 1,
+    "grids": grids(20, dormancy=[0.1, 0.2, 0.3, 0.4], rank=[0.2, 0.3, 0.4, 0.5], drift=[10, 30, 100, 300]),
+}
+# on_nan=skip: without a trigger, steps of a perceptron would be taken in another, faster loop, and costs not compare.
+STREAMS = {
+    "random_labels": Stream(
+        options=(
+            "benchmark=random_labels", "benchmark.samples=600", "benchmark.tasks=8", "epochs=40", "batch_size=64",
+            "metrics=off", "on_nan=skip",
+        ),
+        periods=(150, 350, 900),
+        **ON_DIGITS,
+    ),
+    "permuted": Stream(
+        options=(
+            "benchmark=permuted", "benchmark.samples=640", "benchmark.tasks=10", "epochs=10", "batch_size=32",
+            "metrics=off", "on_nan=skip",
+        ),
+        periods=(75, 175, 450),
+        **ON_DIGITS,
+    ),
+    "permuted_text": Stream(
+        program="language",
+        trains=LANGUAGE,
+        options=(
+            "experiment=permuted_text", "model.n_layer=1", "model.n_embd=32", "model.block_size=32", "batch_size=8",
+            "eval_sequences=1", "benchmark.tasks=8", "benchmark.iterations=100",
+        ),
+        smoke=("benchmark.tasks=4", "benchmark.iterations=20"),
+        length=lambda config, task: int(task.phases[0].length.steps),
+        score="online/loss",
+        at_end="task_end/loss",
+        sign=-1,
+        grids=grids(10, dormancy=[0.01, 0.02, 0.04, 0.06], rank=[0.08, 0.1, 0.12, 0.15], drift=[0.3, 1, 3, 10]),
+        periods=(37, 87, 225),
+    ),
+}  # fmt: skip
+METHODS = ("fire", "snp", "full_reset")
+TUNING, SEEDS = range(100, 103), range(20)
