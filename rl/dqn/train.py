@@ -115,7 +115,7 @@ def choose_updates(task: Task, learner: Learner, acts: bool) -> QuickUpdates | N
     """Updates without autograd for the phase that begins or goes on, where they are the same."""
     assert learner.optimizer is not None
     learner.sampler = StackedReplay([learner.replay]) if StackedReplay.fits(learner.replay) else None
-    if learner.trigger is not None or (acts and acts_on_steps(learner.method)):
+    if acts and acts_on_steps(learner.method):
         return None
     return quick_updates(task, learner.q, learner.target, learner.optimizer)
 
@@ -152,6 +152,8 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
     context.optimizers = parts_of(learner.optimizer) if boundary.optimizer == "forget" else []
     if firing is not None:
         context.generator = seeding.generator(task.config.seed, "firing", learner.step)
+        if learner.quick is not None:
+            learner.quick.write_back()
     act_at_boundary(
         learner,
         context,
@@ -165,6 +167,8 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
     )
     if boundary.optimizer == "new":
         learner.optimizer = new_optimizer(task, learner, learner.phase)
+    if firing is not None:
+        learner.quick = choose_updates(task, learner, task.method_acts_in(learner.phase))
 
 
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
