@@ -60,16 +60,16 @@ class Runs:
         shutil.rmtree(config.paths.runs, ignore_errors=True)  # of a run that was stopped
         begin = time.process_time()
         task = kind.trains.make_task(config)
-        run_to_end(config, kind.trains, task, Outcome(""))
+        summary = run_to_end(config, kind.trains, task, Outcome(""))
         seconds = time.process_time() - begin
         (file,) = Path(config.paths.runs).glob("*/*/metrics.jsonl")
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         shutil.rmtree(config.paths.runs)
         acted, last = [row for row in rows if "kind" in row], [row for row in rows if "kind" not in row][-1]
-        steps = [row["step"] for row in acted]
+        steps, numbers = [row["step"] for row in acted], last | summary
         return {
-            "online": last[kind.score],
-            "task_end": last[kind.at_end],
+            "online": numbers[kind.score],
+            "task_end": numbers[kind.at_end],
             "seconds": seconds,
             "method_seconds": sum(row["method/seconds"] for row in acted),
             "steps": steps,

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from fire_core.harness.options.trigger import CHOICES
 from fire_core.harness.run.execute import Program
 from language.train import PROGRAM as LANGUAGE
+from rl.dqn.train import PROGRAM as DQN
 from vision.train import PROGRAM as VISION
 
 
@@ -38,8 +39,8 @@ class Stream(NamedTuple):
         options: of it. Streams are shorter than the default ones.
         smoke: what makes them seconds.
         length: steps of a task, as rows count them, by the configuration and the task.
-        score: the number of the last row that stands in the tables.
-        at_end: the number of the last row that counts the ends of tasks alone.
+        score: the number that stands in the tables, of the summary or of the last row.
+        at_end: another one, kept beside it; of the digits and of text that of the ends of tasks.
         sign: 1 where more is better, -1 where less is.
         grids: what is tried of each trigger.
         periods: of fixed schedules: no divisors and no multiples of a task's length, which would be known boundaries.
@@ -115,6 +116,32 @@ STREAMS = {
         sign=-1,
         grids=grids(10, dormancy=[0.01, 0.02, 0.04, 0.06], rank=[0.08, 0.1, 0.12, 0.15], drift=[0.3, 1, 3, 10]),
         periods=(37, 87, 225),
+    ),
+    # The agent starts no task anew: its replay holds transitions of the task before.
+    "continual_cartpole": Stream(
+        program="dqn",
+        trains=DQN,
+        options=(
+            "experiment=continual_cartpole", "benchmark.boundaries=hidden", "benchmark.tasks=4", "benchmark.steps=1200",
+            "num_envs=8", "updates_per_step=1", "batch_size=32", "lr=3e-3", "target_every=96", "replay.capacity=800",
+            "learning_starts=104", "epsilon.start=0.1", "epsilon.end=0.1", "log_every=80", "eval.every=100000000",
+            "eval.episodes=1", "metrics=off",
+        ),
+        smoke=("benchmark.steps=160", "replay.capacity=100"),
+        length=lambda config, task: int(config.benchmark.steps),
+        score="task/return",
+        at_end="online/return",
+        sign=1,
+        grids={
+            **grids(80, dormancy=[0.5, 0.6, 0.65, 0.7], rank=[0.02, 0.03, 0.04, 0.06], drift=[10, 30, 100, 300]),
+            "plateau": [
+                {"metric": metric, "mode": mode, "every": 80, "patience": patience, "min_delta": 0.0}
+                for metric, mode, several in (("loss", "min", (1, 2, 4)), ("return", "max", (2, 4, 8)))
+                for patience in several
+            ],
+        },
+        periods=(450, 1050, 2700),
+        boundary=When("every", {"steps": 1200}),
     ),
 }  # fmt: skip
 METHODS = ("fire", "snp", "full_reset")
