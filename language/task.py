@@ -303,7 +303,12 @@ def batch_at(task: Task, phase: int, step: int, number: int) -> tuple[Tensor, Te
     Its places come from a seed of its own, so that neither a resume nor the number of processes changes them.
     """
     generator = np.random.Generator(np.random.Philox(seeding.derive(task.config.seed, "batch", phase, step, number)))
-    inputs, targets = task.phases[phase].data.batch(generator, task.config.batch_size)
+    return drawn(task, phase, generator, task.config.batch_size)
+
+
+def drawn(task: Task, phase: int, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
+    """(size, block_size) inputs and next tokens of a phase, on the device."""
+    inputs, targets = task.phases[phase].data.batch(generator, size)
     if (relabel := task.phases[phase].relabel) is not None:
         inputs, targets = relabel(inputs), relabel(targets)
     if task.device.type != "cuda":

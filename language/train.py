@@ -32,7 +32,7 @@ from fire_core.triggers import Firing
 from fire_core.weights.distributed import full
 from fire_core.weights.optimizer_state import holds_all, set_rate_factor
 from language.learner import Learner, new_optimizer
-from language.phase import SUMMARY, BothSides, make_context, make_row, pass_probe, rate_factor, save
+from language.phase import SUMMARY, BothSides, make_context, make_row, pass_probe, rate_factor, save, trigger_losses
 from language.process_group import leave
 from language.speed import Pace
 from language.task import METRICS, Task, batch_at
@@ -80,7 +80,9 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
     title = f"{config.method.name}{start_of} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
     probe = functools.partial(pass_probe, task, learner) if config.compile else None
-    start(learner, metrics=METRICS, total_steps=task.total_steps, after=task.steps_before_trigger, probe=probe)
+    losses = functools.partial(trigger_losses, task, learner)
+    after = task.steps_before_trigger
+    start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
     pace = Pace(learner.model, task.tokens_per_step, task.device, config.precision, group.size)
     shown = config.progress and group.rank == 0
     with Loop(learner, run, task.total_steps, title, shown, group.maximum) as loop:

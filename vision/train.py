@@ -37,6 +37,7 @@ from vision.phase import (
     rate_factor,
     save,
     summarise,
+    trigger_losses,
 )
 from vision.stack import train as stacked
 from vision.stack.alone import Steps, steps_without_autograd
@@ -63,7 +64,9 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         with loading():
             learner.load_state_dict(task, state)
     probe = None if not config.compile else functools.partial(pass_probe, task, learner)
-    start(learner, metrics=METRICS, total_steps=task.total_steps, after=task.steps_before_trigger, probe=probe)
+    losses = functools.partial(trigger_losses, task, learner)
+    after = task.steps_before_trigger
+    start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
     title = f"{config.method['name']} seed {config.seed}"
     quick: Steps | None = None
 

@@ -135,6 +135,15 @@ def pass_probe(task: Task, learner: Learner) -> None:
     learner.q(on_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
 
 
+def trigger_losses(task: Task, learner: Learner, number: int, samples: int) -> Iterator[Tensor]:
+    """Losses of mini-batches of transitions of the replay, for a trigger."""
+    generator = seeding.generator(task.config.seed, "trigger", learner.step)
+    frames, actions, targets = td_batch(task, learner, learner.replay.sample(number * samples, generator))
+    both = torch.stack([actions.to(targets.dtype), targets], 1)
+    for part in torch.arange(number * samples, device=frames.device).split(samples):
+        yield loss_of(learner, frames[part, :-1], both[part])
+
+
 def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:
     """The context of a method; targets are (B, 2), actions beside targets, since a loss needs both."""
     names = (task.config.seed, "method", learner.phase, learner.updates)

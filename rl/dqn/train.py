@@ -41,6 +41,7 @@ from rl.dqn.phase import (
     pass_probe,
     save,
     summarise,
+    trigger_losses,
 )
 from rl.dqn.quick import QuickUpdates, acts_on_steps, quick_updates
 from rl.dqn.stack import train as stacked
@@ -69,7 +70,9 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             checkpoint.load_replay(replay_store, learner.replay, state)
             learner.load_state_dict(task, state)
     probe = functools.partial(pass_probe, task, learner)
-    start(learner, metrics=METRICS, total_steps=task.total_steps, after=task.steps_before_trigger, probe=probe)
+    losses = functools.partial(trigger_losses, task, learner)
+    after = task.steps_before_trigger
+    start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run, replay_store)
     with (

@@ -62,7 +62,9 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     seen = learner.net if learner.trigger is None else separated(learner)[0]  # a trigger measures each critic alone
     probe = functools.partial(pass_probe, task, learner, seen)
     after = task.steps_before_trigger
-    start(learner, net=seen, metrics=METRICS, total_steps=task.total_steps, after=after, probe=probe)
+    losses = functools.partial(trigger_losses, task, learner, seen)
+    total = task.total_steps
+    start(learner, net=seen, metrics=METRICS, total_steps=total, after=after, losses=losses, probe=probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run, replay_store)
     eval_every = max(1, config.eval_every // task.repeat)  # decisions
@@ -312,6 +314,13 @@ def pass_probe(task: Task, learner: Learner, net: Net) -> None:
     observation = normalised(batch.observation, learner.statistics.tensors(task.device))
     for name, module in net.modules.items():
         module(observation) if name == "actor" else module(observation, batch.action)
+
+
+def trigger_losses(task: Task, learner: Learner, net: Net, number: int, samples: int) -> Iterator[Tensor]:
+    """The critics' losses of mini-batches of transitions of the replay, for a trigger."""
+    generator = seeding.generator(task.config.seed, "trigger", learner.step)
+    for _ in range(number):
+        yield probe_loss(task, net, *probe_batch(task, learner, samples, generator))
 
 
 @torch.no_grad()

@@ -42,6 +42,15 @@ CHOICES: dict[str, dict[str, Any]] = {
     },
     "rank": {"_target_": "fire_core.triggers.EffectiveRank", "name": "rank", "below": 0.1, **MEASURED},
     "drift": {"_target_": "fire_core.triggers.Drift", "name": "drift", "above": 0.5, **MEASURED},
+    "readiness": {
+        "_target_": "fire_core.harness.training.readiness.ReadinessOnBatches",
+        "name": "readiness",
+        "below": 0.01,
+        **MEASURED,
+        "every": 1000,
+        "batches": 32,
+        "samples": 16,
+    },
 }
 for choice, node in CHOICES.items():
     ConfigStore.instance().store(group="trigger", name=choice, node=node)

@@ -179,15 +179,20 @@ def test_figures_mark_firings(tmp_path: Path) -> None:
 
 
 OFTEN = ("trigger=plateau", "trigger.every=7", "trigger.patience=1", "trigger.min_delta=0.5")
+READY = ("trigger=readiness", "trigger.every=6", "trigger.below=1e9", "trigger.rearm=1e10", "trigger.batches=4")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [DQN, SAC, LANGUAGE], ids=["dqn", "sac", "language"])
+@pytest.mark.parametrize(
+    ("program", "trigger"),
+    [(DQN, OFTEN), (SAC, OFTEN), (LANGUAGE, OFTEN), (DQN, READY), (SAC, READY)],
+    ids=["dqn", "sac", "language", "dqn-readiness", "sac-readiness"],
+)
 def test_a_resume_repeats_and_loses_no_firing(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: Program, trigger: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped twice, after steps at which nothing else ends; `tests.kills` does the same to vision, at any moment."""
-    options = ["method=fire", "cache=off", *OFTEN, f"paths.data={tmp_path}/data"]
+    options = ["method=fire", "cache=off", *trigger, f"paths.data={tmp_path}/data"]
     options += ["random_steps=20"] if program is SAC else []
     steps, stops, real = iter(range(10**6)), [], Loop.end_step
 
