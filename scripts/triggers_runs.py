@@ -1,6 +1,6 @@
 """Triggers on streams whose boundaries are hidden: the runs of docs/results/triggers.md.
 
-    python -m scripts.triggers_runs out=FOLDER [streams=permuted_text,...] [methods=fire,...] [smoke=true]
+    python -m scripts.triggers_runs out=FOLDER [streams=permuted_text,...] [methods=fire,...] [seeds=10] [smoke=true]
 
 First each trigger's setting is chosen with FIRE on seeds of its own, by the stream's score. Then every method is run
 under the known boundary, each trigger, three fixed schedules, and never. One line of `runs.jsonl` a run; started again,
@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from fire_core.harness.options.cli import CONF, Outcome
 from fire_core.harness.run.execute import run_to_end
-from scripts.triggers_streams import METHODS, SEEDS, STREAMS, TUNING, When
+from scripts.triggers_streams import FIRE_ALONE, METHODS, SEEDS, STREAMS, TUNING, When
 
 ALIKE = ("tracker=none", "progress=false", "cache=off", "threads=1", "checkpoint.every_seconds=3600")
 
@@ -129,14 +129,11 @@ def arms(runs: Runs, stream: str) -> list[tuple[str, str, When]]:
     whens = [("boundary", kind.boundary), *chosen(runs, stream)]
     periods = (25,) if runs.smoke else kind.periods
     whens += [(f"every {steps}", When("every", {"steps": steps})) for steps in periods]
-    # never is the same for all methods
-    return [(m, arm, when) for m in METHODS for arm, when in [*whens, *NEVER] if m == METHODS[0] or arm != "never"]
+    whens += [("never", When("none", {}))]
+    return [(m, arm, when) for m in METHODS for arm, when in whens if m == METHODS[0] or arm not in FIRE_ALONE]
 
 
-NEVER = [("never", When("none", {}))]
-
-
-def main(out: Path, streams: Sequence[str], methods: Sequence[str], smoke: bool = False) -> None:
+def main(out: Path, streams: Sequence[str], methods: Sequence[str], seeds: Sequence[int], smoke: bool) -> None:
     """Make all runs, and write which is which into arms.json."""
     runs, file = Runs(out, smoke), out / "arms.json"
     methods = methods[:1] if smoke else methods
@@ -144,7 +141,7 @@ def main(out: Path, streams: Sequence[str], methods: Sequence[str], smoke: bool 
     names = json.loads(file.read_text()) if file.exists() else {}
     names |= {stream: [(method, arm, str(when)) for method, arm, when in compared[stream]] for stream in streams}
     file.write_text(json.dumps(names, indent=1) + "\n")
-    for seed in SEEDS[:2] if smoke else SEEDS:
+    for seed in seeds[:2] if smoke else seeds:
         for stream, several in compared.items():
             for method, _, when in several:
                 runs.of(stream, method, when, seed)
@@ -156,5 +153,6 @@ if __name__ == "__main__":
         Path(given["out"]),
         given.get("streams", ",".join(STREAMS)).split(","),
         given.get("methods", ",".join(METHODS)).split(","),
+        SEEDS[: int(given.get("seeds", len(SEEDS)))],
         given.get("smoke") == "true",
     )

@@ -20,7 +20,8 @@ from torch import Tensor
 from fire_core.harness.training import seeding
 from fire_core.methods import Net
 from fire_core.triggers import Dormancy, Drift, EffectiveRank, GradientNorm
-from scripts.triggers_runs import METHODS, STREAMS, Runs
+from scripts.triggers_runs import Runs
+from scripts.triggers_streams import METHODS, STREAMS
 from vision.learner import Learner, new_optimizer
 from vision.phase import batches
 from vision.task import Task
@@ -125,7 +126,7 @@ def main(out: Path, smoke: bool = False) -> None:
     lines = file.read_text().splitlines() if file.exists() else []
     done = {(row["stream"], row["method"], row["seed"]) for row in map(json.loads, lines)}
     for seed in SEEDS[:2] if smoke else SEEDS:
-        for stream in STREAMS:
+        for stream in (name for name, kind in STREAMS.items() if kind.program == "vision"):
             for method in ("base", *(METHODS[:1] if smoke else METHODS)):
                 if (stream, method, seed) in done:
                     continue

@@ -60,17 +60,20 @@ class Stream(NamedTuple):
     boundary: When = When("boundary", {})
 
 
-def grids(every: int, **values: list[float]) -> dict[str, list[dict[str, Any]]]:
+def grids(every: int, samples: int, **values: list[float]) -> dict[str, list[dict[str, Any]]]:
     """The settings of each trigger that are tried.
 
     Args:
         every: steps between two measurements.
+        samples: of each of the 16 mini-batches of readiness.
         values: of each trigger's threshold.
     """
-    side = {"dormancy": "above", "rank": "below", "drift": "above"}
+    side = {"dormancy": "above", "rank": "below", "drift": "above", "readiness": "below"}
+    more = {"readiness": {"batches": 16, "samples": samples}}
     plateau = [{"every": every, "patience": p, "min_delta": delta} for p in (1, 2, 4) for delta in (0.0, 0.05)]
     return {"plateau": plateau} | {
-        name: [{"every": every, side[name]: value} for value in several] for name, several in values.items()
+        name: [{"every": every, side[name]: value} | more.get(name, {}) for value in several]
+        for name, several in values.items()
     }
 
 
@@ -82,7 +85,11 @@ ON_DIGITS: dict[str, Any] = {
     "score": "online/accuracy",
     "at_end": "task_end/accuracy",
     "sign": 1,
-    "grids": grids(20, dormancy=[0.1, 0.2, 0.3, 0.4], rank=[0.2, 0.3, 0.4, 0.5], drift=[10, 30, 100, 300]),
+}
+DIGITS: dict[str, list[float]] = {
+    "dormancy": [0.1, 0.2, 0.3, 0.4],
+    "rank": [0.2, 0.3, 0.4, 0.5],
+    "drift": [10, 30, 100, 300],
 }
 # on_nan=skip: without a trigger, steps of a perceptron would be taken in another, faster loop, and costs not compare.
 STREAMS = {
@@ -91,6 +98,7 @@ STREAMS = {
             "benchmark=random_labels", "benchmark.samples=600", "benchmark.tasks=8", "epochs=40", "batch_size=64",
             "metrics=off", "on_nan=skip",
         ),
+        grids=grids(20, 32, **DIGITS, readiness=[0.0003, 0.001, 0.003, 0.01]),
         periods=(150, 350, 900),
         **ON_DIGITS,
     ),
@@ -99,6 +107,7 @@ STREAMS = {
             "benchmark=permuted", "benchmark.samples=640", "benchmark.tasks=10", "epochs=10", "batch_size=32",
             "metrics=off", "on_nan=skip",
         ),
+        grids=grids(20, 32, **DIGITS, readiness=[0.003, 0.01, 0.03, 0.1]),
         periods=(75, 175, 450),
         **ON_DIGITS,
     ),
@@ -114,7 +123,10 @@ STREAMS = {
         score="online/loss",
         at_end="task_end/loss",
         sign=-1,
-        grids=grids(10, dormancy=[0.01, 0.02, 0.04, 0.06], rank=[0.08, 0.1, 0.12, 0.15], drift=[0.3, 1, 3, 10]),
+        grids=grids(
+            10, 4, dormancy=[0.01, 0.02, 0.04, 0.06], rank=[0.08, 0.1, 0.12, 0.15], drift=[0.3, 1, 3, 10],
+            readiness=[0.0003, 0.001, 0.003, 0.01],
+        ),
         periods=(37, 87, 225),
     ),
     # The agent starts no task anew: its replay holds transitions of the task before.
@@ -133,7 +145,10 @@ STREAMS = {
         at_end="online/return",
         sign=1,
         grids={
-            **grids(80, dormancy=[0.5, 0.6, 0.65, 0.7], rank=[0.02, 0.03, 0.04, 0.06], drift=[10, 30, 100, 300]),
+            **grids(
+                80, 32, dormancy=[0.5, 0.6, 0.65, 0.7], rank=[0.02, 0.03, 0.04, 0.06], drift=[10, 30, 100, 300],
+                readiness=[0.01, 0.1, 0.3, 1],
+            ),
             "plateau": [
                 {"metric": metric, "mode": mode, "every": 80, "patience": patience, "min_delta": 0.0}
                 for metric, mode, several in (("loss", "min", (1, 2, 4)), ("return", "max", (2, 4, 8)))
@@ -145,4 +160,5 @@ STREAMS = {
     ),
 }  # fmt: skip
 METHODS = ("fire", "snp", "full_reset")
+FIRE_ALONE = ("never", "readiness")  # arms: never is the same for all, readiness costs most
 TUNING, SEEDS = range(100, 103), range(20)

@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.estimates import Estimate, Paired, holm, mean, paired
 from analysis.formats import as_markdown
 
-TUNING = "tuning"  # the arm of the runs on which settings were chosen
+TUNING, OWN = "tuning", 100  # the arm of the runs on which settings were chosen, and the first of their seeds
 SIGNALS = {
     "dormancy": "dormant units",
     "effective_rank": "effective rank",
@@ -27,33 +27,55 @@ SIGNALS = {
     "readiness": "optimization readiness",
     "step": "steps so far",
 }
-NAMES = {"random_labels": "Random labels", "permuted": "Permuted images"}
+NAMES = {
+    "random_labels": "Random labels",
+    "permuted": "Permuted images",
+    "permuted_text": "Permuted text",
+    "continual_cartpole": "Continual CartPole",
+}
+SCORES = {
+    "random_labels": "average online accuracy",
+    "permuted": "average online accuracy",
+    "permuted_text": "average online loss",
+    "continual_cartpole": "return, last quarter of tasks",
+}
 
 
 def keep(out: Path, csv: Path) -> None:
-    """Write the results of complete seeds as runs.csv and signals.csv."""
+    """Write the results of complete seeds as runs.csv and signals.csv; what a folder has not stays as it is there."""
     runs = pd.DataFrame(map(json.loads, (out / "runs.jsonl").read_text().splitlines())).drop(columns="steps")
+    csv.mkdir(parents=True, exist_ok=True)
+    all_arms = json.loads((out / "arms.json").read_text())
     parts = []
-    for stream, arms in json.loads((out / "arms.json").read_text()).items():
+    if (csv / "runs.csv").exists():
+        before = pd.read_csv(csv / "runs.csv", float_precision="round_trip")
+        parts.append(before[~before["stream"].isin(list(all_arms))])
+    for stream, arms in all_arms.items():
         here = runs[runs["stream"] == stream]
         named = pd.concat(
             here[(here["method"] == method) & (here["when"] == when)].assign(arm=arm) for method, arm, when in arms
         )
         # A chosen setting has also been run on the seeds on which it was chosen.
-        named = named[named.groupby("seed")["arm"].transform("size") == len(arms)]
-        parts += [named, here.drop(named.index).query("seed >= 100").assign(arm=TUNING)]
+        named = named[named["seed"] < OWN]
+        # Of a method, the seeds that have all arms; readiness, which was added last, may have fewer.
+        late = named["arm"] == "readiness"
+        several = named[~late].groupby(["method", "seed"])["arm"].transform("size")
+        size = {method: sum(one == method and arm != "readiness" for one, arm, _ in arms) for method, _, _ in arms}
+        whole = several == named.loc[~late, "method"].map(size)
+        parts += [named[~late][whole], named[late], here[here["seed"] >= OWN].assign(arm=TUNING)]
     found = pd.concat(parts)
-    both = set.intersection(*(set(part.loc[part["arm"] != TUNING, "seed"]) for _, part in found.groupby("stream")))
-    found = found[(found["arm"] == TUNING) | found["seed"].isin(both)]
-    csv.mkdir(parents=True, exist_ok=True)
+    found["order"] = found["stream"].map({stream: number for number, stream in enumerate(NAMES)})
+    found = found.sort_values("order", kind="stable").drop(columns="order")
     columns = ["stream", "method", "arm", *(name for name in found if name not in ("stream", "method", "arm"))]
     found[columns].to_csv(csv / "runs.csv", index=False, float_format="%.6g", lineterminator="\n")
+    if not (out / "signals.jsonl").exists():
+        return
     signals = pd.DataFrame(map(json.loads, (out / "signals.jsonl").read_text().splitlines()))
     signals.to_csv(csv / "signals.csv", index=False, float_format="%.6g", lineterminator="\n")
 
 
 def online(runs: pd.DataFrame) -> dict[int, float]:
-    """Seed -> average online accuracy."""
+    """Seed -> the stream's score."""
     return {int(seed): float(value) for seed, value in zip(runs["seed"], runs["online"], strict=True)}
 
 
@@ -74,7 +96,7 @@ def outcome(runs: pd.DataFrame, stream: str, method: str) -> pd.DataFrame:
             {
                 "when": "known boundary" if arm == "boundary" else str(part["when"].iloc[0]).replace("none", "never"),
                 "n": len(part),
-                "average online accuracy": mean([*online(part).values()]),
+                SCORES[stream]: mean([*online(part).values()]),
                 "vs known boundary": None,
                 "firings": f"{part['firings'].mean():.1f}",
                 "false alarms": f"{part['false'].mean():.1f}",
@@ -93,7 +115,7 @@ def tuning(runs: pd.DataFrame, stream: str) -> pd.DataFrame:
     """The settings that were tried, with FIRE, on seeds of their own."""
     here = runs[(runs["stream"] == stream) & (runs["arm"] == TUNING)]
     rows = [
-        {"setting": when, "n": len(part), "average online accuracy": float(part["online"].mean())}
+        {"setting": when, "n": len(part), SCORES[stream]: float(part["online"].mean())}
         for when, part in here.groupby("when", sort=False)
     ]
     return pd.DataFrame(rows)
@@ -137,10 +159,16 @@ def tables(csv: Path) -> str:
     runs, signals = pd.read_csv(csv / "runs.csv"), pd.read_csv(csv / "signals.csv")
     parts = []
     for stream, title in NAMES.items():
-        for method in runs["method"].unique():
+        here = runs[(runs["stream"] == stream) & (runs["arm"] != TUNING)]
+        for method in here["method"].unique():
             parts.append(f"**{title}, {method}**\n\n{as_markdown(outcome(runs, stream, method))}")
-        parts.append(f"**{title}: rank correlation with the probe**\n\n{as_markdown(validation(signals, stream))}")
-    parts += [f"**{NAMES[stream]}: settings tried**\n\n{as_markdown(tuning(runs, stream))}" for stream in NAMES]
+        if (signals["stream"] == stream).any():
+            parts.append(f"**{title}: rank correlation with the probe**\n\n{as_markdown(validation(signals, stream))}")
+    parts += [
+        f"**{NAMES[stream]}: settings tried**\n\n{as_markdown(tuning(runs, stream))}"
+        for stream in NAMES
+        if (runs["stream"] == stream).any()
+    ]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
