@@ -126,7 +126,8 @@ def chosen(runs: Runs, stream: str) -> Iterator[tuple[str, When]]:
 def arms(runs: Runs, stream: str) -> list[tuple[str, str, When]]:
     """What is compared on a stream: (method, arm, when), FIRE first."""
     kind = STREAMS[stream]
-    whens = [("boundary", kind.boundary), *chosen(runs, stream)]
+    known = {"steps": int(runs.compose(stream, METHODS[0]).benchmark.steps)} if kind.known == "every" else {}
+    whens = [("boundary", When(kind.known, known)), *chosen(runs, stream)]
     periods = (25,) if runs.smoke else kind.periods
     whens += [(f"every {steps}", When("every", {"steps": steps})) for steps in periods]
     whens += [("never", When("none", {}))]
@@ -141,7 +142,7 @@ def main(out: Path, streams: Sequence[str], methods: Sequence[str], seeds: Seque
     names = json.loads(file.read_text()) if file.exists() else {}
     names |= {stream: [(method, arm, str(when)) for method, arm, when in compared[stream]] for stream in streams}
     file.write_text(json.dumps(names, indent=1) + "\n")
-    for seed in seeds[:2] if smoke else seeds:
+    for seed in seeds[:1] if smoke else seeds:
         for stream, several in compared.items():
             for method, _, when in several:
                 runs.of(stream, method, when, seed)

@@ -44,7 +44,7 @@ class Stream(NamedTuple):
         sign: 1 where more is better, -1 where less is.
         grids: what is tried of each trigger.
         periods: of fixed schedules: no divisors and no multiples of a task's length, which would be known boundaries.
-        boundary: what acts at the known boundary.
+        known: what acts at the known boundary: `trigger=boundary`, or `every` with a task's length.
     """
 
     program: str
@@ -57,7 +57,7 @@ class Stream(NamedTuple):
     sign: int
     grids: dict[str, list[dict[str, Any]]]
     periods: tuple[int, int, int]
-    boundary: When = When("boundary", {})
+    known: str = "boundary"
 
 
 def grids(every: int, samples: int, **values: list[float]) -> dict[str, list[dict[str, Any]]]:
@@ -156,7 +156,7 @@ STREAMS = {
             ],
         },
         periods=(450, 1050, 2700),
-        boundary=When("every", {"steps": 1200}),
+        known="every",
     ),
 }  # fmt: skip
 METHODS = ("fire", "snp", "full_reset")
