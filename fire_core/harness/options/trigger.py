@@ -43,7 +43,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "rank": {"_target_": "fire_core.triggers.EffectiveRank", "name": "rank", "below": 0.1, **MEASURED},
     "drift": {"_target_": "fire_core.triggers.Drift", "name": "drift", "above": 0.5, **MEASURED},
     "readiness": {
-        "_target_": "fire_core.harness.training.readiness.ReadinessOnBatches",
+        "_target_": "fire_core.triggers.readiness.ReadinessOnBatches",
         "name": "readiness",
         "below": 0.01,
         **MEASURED,

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from fire_core.harness.training.loop import Progress
-from fire_core.harness.training.readiness import Losses, ReadinessOnBatches
 from fire_core.methods import Net
 from fire_core.triggers import Firing, Trigger
+from fire_core.triggers.readiness import Losses, ReadinessOnBatches
 
 State = dict[str, Any]
 
