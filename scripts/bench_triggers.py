@@ -7,6 +7,8 @@ For each trigger with its default options two times are measured: of an `ask` in
 measurement adds (hooks on the model's activations, the `ask` that puts them on and the one that reads them). The sum
 for a step is ask + measurement / every. The hooks' part is the time of the hooks themselves on the inputs of a real
 pass, because the difference of two passes is smaller than the machine's noise. On a CPU it is processor time.
+
+Readiness is measured once, with the mini-batches that `trigger=readiness` takes by default, and every 1,000 steps.
 """
 
 import argparse
@@ -18,7 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fire_core.triggers import At, Dormancy, Drift, EffectiveRank, Every, GradientNorm, Plateau, Trigger
+from fire_core.harness.options.trigger import CHOICES
+from fire_core.methods import Net
+from fire_core.triggers import At, Dormancy, Drift, EffectiveRank, Every, GradientNorm, Plateau, Readiness, Trigger
 from fire_core.triggers.activations import Seen
 from language.model import GPT
 from vision.models import ResNet18
@@ -37,6 +41,7 @@ TRIGGERS: dict[str, Callable[[], Trigger]] = {
     ),
 }  # fmt: skip
 EVERY = 100  # steps between two measurements: the triggers' default
+SAMPLES = CHOICES["readiness"]["samples"]
 
 
 class Clock:
@@ -99,8 +104,16 @@ def cost(
     return statistics.median(idle[1:]), statistics.median(measured[1:])
 
 
-def measure(name: str, model: nn.Module, forward: Callable[[], Tensor], rounds: int, clock: Clock) -> None:
-    """Print the table of one model."""
+def measure(
+    name: str,
+    model: nn.Module,
+    forward: Callable[[], Tensor],
+    small: Callable[[], Tensor],
+    mini_batches: int,
+    rounds: int,
+    clock: Clock,
+) -> None:
+    """Print the table of one model; `small` is the loss of a mini-batch of readiness."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
     def step() -> Tensor:
@@ -122,6 +135,11 @@ def measure(name: str, model: nn.Module, forward: Callable[[], Tensor], rounds: 
         ask, measurement = cost(make(), model, loss, inputs, rounds, clock)
         share = (ask + max(0.0, measurement - ask) / EVERY) / plain
         print(f"{label:14} {1e6 * ask:6.1f} us {1000 * measurement:9.2f} ms {share:9.3%}")
+    trigger, begin = Readiness(lambda: (small() for _ in range(mini_batches)), below=1e-9), clock()
+    trigger.measure(Net({"model": model}, {}))
+    spent = clock() - begin
+    share = spent / CHOICES["readiness"]["every"] / plain
+    print(f"{'Readiness':14} {'':9} {1000 * spent:9.2f} ms {share:9.3%}  of {mini_batches} x {SAMPLES}")
 
 
 def main() -> None:
@@ -130,6 +148,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128, help="images for ResNet-18")
     parser.add_argument("--sequences", type=int, default=8, help="for gpt_tiny, of 128 tokens")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mini-batches", type=int, default=CHOICES["readiness"]["batches"], help="of readiness")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
@@ -139,16 +158,26 @@ def main() -> None:
     print(f"{device.type}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     torch.manual_seed(0)
     gpt = GPT(n_layer=4, n_head=4, n_embd=128, block_size=128, vocab_size=256).to(device)
-    tokens = torch.randint(256, (options.sequences, 129), device=device)
+    tokens = torch.randint(256, (options.sequences + SAMPLES, 129), device=device)
 
-    def next_token() -> Tensor:
-        loss: Tensor = gpt(tokens[:, :-1], tokens[:, 1:])[1]
+    def next_token(rows: slice) -> Tensor:
+        loss: Tensor = gpt(tokens[rows, :-1], tokens[rows, 1:])[1]
         return loss
 
-    measure(f"gpt_tiny, {options.sequences} sequences", gpt, next_token, 4 * options.rounds, clock)
+    some, last = slice(options.sequences), slice(options.sequences, None)
+    few = options.mini_batches
+    name = f"gpt_tiny, {options.sequences} sequences"
+    measure(name, gpt, lambda: next_token(some), lambda: next_token(last), few, 4 * options.rounds, clock)
     resnet = ResNet18(10).to(device)
-    x, y = torch.randn(options.batch, 3, 32, 32, device=device), torch.randint(10, (options.batch,), device=device)
-    measure(f"ResNet-18, {options.batch} images", resnet, lambda: F.cross_entropy(resnet(x), y), options.rounds, clock)
+    images = options.batch + SAMPLES
+    x, y = torch.randn(images, 3, 32, 32, device=device), torch.randint(10, (images,), device=device)
+
+    def entropy(rows: slice) -> Tensor:
+        return F.cross_entropy(resnet(x[rows]), y[rows])
+
+    some, last = slice(options.batch), slice(options.batch, None)
+    name = f"ResNet-18, {options.batch} images"
+    measure(name, resnet, lambda: entropy(some), lambda: entropy(last), few, options.rounds, clock)
 
 
 if __name__ == "__main__":
