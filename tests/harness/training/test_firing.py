@@ -179,7 +179,7 @@ def test_figures_mark_firings(tmp_path: Path) -> None:
 
 
 OFTEN = ("trigger=plateau", "trigger.every=7", "trigger.patience=1", "trigger.min_delta=0.5")
-READY = ("trigger=readiness", "trigger.every=6", "trigger.below=1e9", "trigger.rearm=1e10", "trigger.batches=4")
+READY = ("trigger=readiness", "trigger.every=6", "trigger.below=1e9", "trigger.batches=4")
 
 
 @pytest.mark.slow
@@ -210,4 +210,4 @@ def test_a_resume_repeats_and_loses_no_firing(
         with pytest.raises(SystemExit):
             program.run(tmp_path / "parts", *options)
     assert_same(whole, program.run(tmp_path / "parts", *options))
-    assert len(fired(whole)) > 2
+    assert len(fired(whole)) > (2 if trigger is OFTEN else 0)

@@ -70,7 +70,7 @@ def test_a_firing_is_a_row_and_what_was_before_it_is_as_without_a_trigger(
     program: Program, every: int, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     options = ("method=fire", *options, *((f"paths.data={tmp_path}/data",) if program is LANGUAGE else ()))
-    folder = program.run(tmp_path / "asked", *options, *READY, f"trigger.every={every}", "trigger.rearm=null")
+    folder = program.run(tmp_path / "asked", *options, *READY, f"trigger.every={every}")
     (firing,) = fired(folder)  # it is never armed again
     assert firing["reason"].startswith("readiness ")
     assert firing["reason"].endswith(" below 1e+09")
