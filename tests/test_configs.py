@@ -31,6 +31,7 @@ OTHERS = {
     "tune": "vision",
     "plasticity": "vision",
     "continual_cartpole": "dqn",
+    "continual_minatar": "dqn",
     "continual_halfcheetah": "sac",
     "high_replay_ratio": "sac",
 }
@@ -169,8 +170,7 @@ def program_of(experiment: str) -> str:
 
 
 OTHER_EXPERIMENTS = sorted(
-    {path.stem for path in (CONF / "experiment").glob("*.yaml")}
-    | {str(name) for path in (CONF / "presets").glob("*.yaml") for name in OmegaConf.load(path)} - set(EXPERIMENTS)
+    {str(name) for path in (CONF / "presets").glob("*.yaml") for name in OmegaConf.load(path)} - set(EXPERIMENTS)
 )
 
 

@@ -80,9 +80,19 @@ def test_it_needs_torch_alone(wheel: Path) -> None:
     about = message_from_bytes(archive.read(name))
     assert [line for line in about.get_all("Requires-Dist", []) if "extra ==" not in line] == ["torch<3,>=2.9"]
     assert about["Version"] == fire_core.__version__
-    assert {"harness", "language", "timm", "dmc", "cluster", "zoo", "docs", "dev", *INTEGRATIONS} == set(
-        about.get_all("Provides-Extra", [])
-    )
+    assert {
+        "harness",
+        "language",
+        "timm",
+        "dmc",
+        "minatar",
+        "jax",
+        "cluster",
+        "zoo",
+        "docs",
+        "dev",
+        *INTEGRATIONS,
+    } == set(about.get_all("Provides-Extra", []))
 
 
 def test_the_installed_library_runs(python: Path, tmp_path: Path) -> None:

@@ -42,8 +42,10 @@ class Changing:
         self.frame = first.frame
         if self.vectors:
             self.frame = (benchmark.size_for(names[0], [emulator.frame[0] for emulator in emulators]),)
-        elif len({emulator.frame for emulator in emulators}) > 1:
+        elif len({emulator.frame[-2:] for emulator in emulators}) > 1:
             raise ConfigError(f"benchmark.sequence: images of different sizes, {[e.frame for e in emulators]}")
+        elif len(first.frame) == 3:  # channels, of which games have different numbers
+            self.frame = (max(emulator.frame[0] for emulator in emulators), *first.frame[1:])
         self.begin_task(0)
 
     def begin_task(self, task: int) -> None:
@@ -75,4 +77,10 @@ class Changing:
             emulator.close()
 
     def _observe(self, frames: np.ndarray) -> np.ndarray:
-        return self.change.observe(frames) if self.vectors else frames
+        if self.vectors:
+            return self.change.observe(frames)
+        if frames.shape[1:] == self.frame:
+            return frames
+        padded = np.zeros((len(frames), *self.frame), frames.dtype)  # zeros in the channels that this game lacks
+        padded[:, : frames.shape[1]] = frames
+        return padded

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.activations import Activation, activation_of, units_of
+from fire_core.harness.stacked.layers import ToFloat
 from fire_core.methods.pi import Injected
 from fire_core.ranges import Count, Width, checked, within
 from fire_core.units.graph import Consumer, Producer, Units, between
@@ -92,6 +93,58 @@ class NatureCNN(QNetwork):
         """Values of all actions, (N, actions), of stacked frames (N, 4, 84, 84) in 0 ... 255."""
         # Bytes are put in the filters' order before they grow to floats: a third of a small network's time on a CPU.
         x = x.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True).div_(255)
+        values: Tensor = self.head(self.encoder(x))
+        return values
+
+
+class MinAtarCNN(QNetwork):
+    """A convolutional network for small images: (N, stack, channels, 10, 10) truth values -> (N, actions).
+
+    One layer of 3x3 filters and one of units, as the authors of MinAtar have it (Young and Tian, arXiv 1903.03176).
+
+    Args:
+        actions: number of actions.
+        observation: shape of an observation.
+        filters: of the convolution.
+        hidden: units behind it.
+        width: multiplies both.
+        norm: layer norm before each activation, of the convolution over its whole map.
+        activation: see `NatureCNN`.
+
+    Raises:
+        ValueError: `width` leaves a layer without a unit, the observations are of another kind, or `activation` is
+            unknown.
+    """
+
+    @checked
+    def __init__(
+        self,
+        actions: Count,
+        observation: tuple[int, ...] = (1, 4, 10, 10),
+        filters: Width = 16,
+        hidden: Width = 128,
+        width: Annotated[float, within(0, 1000, open_low=True)] = 1.0,
+        norm: bool = False,
+        activation: Activation = "relu",
+    ) -> None:
+        super().__init__()
+        if len(observation) != 4 or min(observation[2:]) < 3:
+            raise ValueError(f"minatar_cnn needs small images of channels, got observations of shape {observation}")
+        filters, hidden = round(filters * width), round(hidden * width)
+        if min(filters, hidden) < 1:
+            raise ValueError(f"width={width} leaves a layer without a unit")
+        self.copies = activation_of(activation)[1]
+        conv = nn.Conv2d(observation[0] * observation[1], units_of(activation, filters), 3)
+        layers = {"conv1": conv, **nonlinear("1", conv.out_channels, norm, activation)}
+        self.encoder = nn.Sequential(
+            OrderedDict(planes=nn.Flatten(1, 2), floats=ToFloat(), **layers, flatten=nn.Flatten())
+        )
+        places = (observation[2] - 2) * (observation[3] - 2)
+        self.head = head(conv.out_channels * self.copies * places, hidden, actions, norm, activation)
+        xavier_(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Values of all actions, (N, actions), of observations (N, stack, channels, 10, 10)."""
         values: Tensor = self.head(self.encoder(x))
         return values
 

@@ -25,6 +25,7 @@ from rl.dqn.update import chosen, epsilon, huber
 
 PROBE = 256  # transitions on which plasticity is measured
 TENTH = 0.1
+ATARI = "rl.dqn.atari.make"
 BATCHES = 16  # for a method, at the midpoint or after a row
 
 
@@ -56,8 +57,10 @@ def exploration_rate(task: Task, learner: Moment) -> float:
 
 def evaluate(task: Task, learner: Learner) -> dict[str, float]:
     """The return of nearly greedy play, in environments of its own."""
-    options = task.config.eval
-    game, policy = task.config.env["game"], functools.partial(best_actions, task, learner)
+    options, env_options = task.config.eval, task.config.env
+    game = env_options["game"] if task.benchmark is None else task.benchmark.name_of(learner.phase, env_options["game"])
+    game = game if env_options["_target_"] == ATARI else ""  # MinAtar's games have the same names, and other scores
+    policy = functools.partial(best_actions, task, learner)
     envs = options.num_envs if options.episodes is None else options.episodes
     with contextlib.closing(make_env(task.config, envs, f"eval/{learner.step}")) as env:
         if isinstance(env.emulator, Changing):

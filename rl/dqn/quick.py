@@ -1,5 +1,6 @@
 """Updates of small Q-networks without autograd, of one run or of several seeds at once: the same numbers bit for bit.
 
+Only where one step makes several updates, convolutions round the targets of all at once in another way than one by one.
 Small networks cost what calling torch costs. `rl.dqn.train` takes these updates where nothing needs autograd's.
 """
 

@@ -68,8 +68,8 @@ def case_of_group(group: str, choice: str, name: str) -> list[Case]:
     """The program, and the overrides, in which a choice of a group has this option."""
     select, option = f"{group}={choice}", f"{group}.{name}"
     if group == "env":
-        if choice in ("cartpole", "acrobot", "lunarlander"):
-            return [Case(DQN, (select,), name)] if choice == "cartpole" else []
+        if choice in ("cartpole", "acrobot", "lunarlander") or choice.startswith("minatar_"):
+            return [Case(DQN, (select,), name)] if choice in ("cartpole", "minatar_breakout") else []
         sac = "_repeat" in name or name in ("options", "suite", "task", "twin")
         return [Case(SAC, (select,), option) if sac else Case(ATARI, (select,), name)]
     if choice == "continual_control":
@@ -86,6 +86,8 @@ def case_of_group(group: str, choice: str, name: str) -> list[Case]:
         if group == "dataset":
             return [Case(LANGUAGE, ("benchmark=domains",), option)]
         return [Case(LANGUAGE, (select,), name)]  # its file says where each of its options is
+    if group == "model" and choice == "minatar_cnn":
+        return [Case(DQN, ("env=minatar_breakout",), option)]
     if group == "model" and choice in ("nature_cnn", "q_mlp"):
         return [Case(ATARI if choice == "nature_cnn" else DQN, (), option)]
     if group == "dataset" and choice in ("pydoc_stdlib", "texts", "wiki_owt"):

@@ -223,7 +223,7 @@ def _of_no_name(arguments: list[str]) -> str:
         names = sorted(path.stem for path in (CONF / option).glob("*.yaml"))
         if option in ("cache", "scale", "start"):  # tables, see fire_core.harness.options.tables
             names = sorted(map(str, OmegaConf.load(CONF / f"{option}.yaml")))
-        if option in ("trigger", "env"):  # see fire_core.harness.options.trigger, and conf/envs
+        if option in ("trigger", "env", "experiment"):  # fire_core.harness.options.trigger, conf/envs, conf/presets
             stored = {name.removesuffix(".yaml") for name in ConfigStore.instance().repo.get(option, {})}
             names = sorted(stored | set(names))
         if names and not set(value.split(",")) <= set(names):

@@ -1,5 +1,7 @@
 """Layers of S perceptrons at once, forward and backward: one batched product instead of S small ones.
 
+Of one network alone, convolutions too.
+
 Small networks cost what calling torch costs, so here nothing is called twice and autograd not at all. Each layer keeps
 what its backward pass needs. Gradients are written into the weights' `.grad`, which stays one tensor for good.
 """
@@ -38,16 +40,32 @@ class Layer(Protocol):
         """
 
 
+class ToFloat(nn.Module):
+    """Integers or truth values as float32, as a module that `layers_of` knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
+
+
 class Flatten:
-    """All but the first two dimensions as one. Only before the first weights."""
+    """`nn.Flatten`, behind the dimension of the networks.
+
+    Args:
+        start: the first of the dimensions that become one, counted without that of the networks.
+        end: the last of them.
+    """
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start + 1, end + (end >= 0)
 
     name = ""
 
     def forward(self, x: Tensor, training: bool) -> Tensor:
-        return x.flatten(2)
+        self.shape = x.shape
+        return x.flatten(self.start, self.end)
 
     def backward(self, g: Tensor, first: bool) -> Tensor:
-        return g
+        return g.view(self.shape)
 
 
 class Linear:
@@ -86,6 +104,36 @@ class Linear:
         if first:
             return g
         return (g[0] @ self.weight.detach()[0])[None] if self.alone else torch.bmm(g, self.weight.detach())
+
+
+class Convolution:
+    """`nn.Conv2d` of one network, by the kernels that autograd takes.
+
+    Args:
+        module: for its options.
+        weight: (1, filters, channels / groups, height, width).
+        bias: (1, filters), or None.
+    """
+
+    def __init__(self, module: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self.own = weight.detach()[0]
+        self.row = None if bias is None else bias.detach()[0]
+        self.how = (module.stride, module.padding, module.dilation, False, (0, 0), module.groups)
+
+    def forward(self, x: Tensor, training: bool) -> Tensor:
+        self.x = x[0]
+        return aten.convolution(self.x, self.own, self.row, *self.how)[None]
+
+    def backward(self, g: Tensor, first: bool) -> Tensor:
+        sizes = None if self.row is None else list(self.row.shape)
+        wanted = [not first, True, self.row is not None]
+        by_x, by_w, by_b = aten.convolution_backward(g[0], self.x, self.own, sizes, *self.how, wanted)
+        for parameter, gradient in ((self.weight, by_w), (self.bias, by_b)):
+            if parameter is not None:
+                assert parameter.grad is not None
+                parameter.grad[0].copy_(gradient)
+        return g if first else by_x[None]
 
 
 class BatchNorm:
@@ -178,6 +226,13 @@ def activation(module: nn.Module) -> Activation | None:
     return None
 
 
+class _Tracer(fx.Tracer):
+    """Looks into all modules but those that `stacked` knows."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, ToFloat) or super().is_leaf_module(m, module_qualified_name)
+
+
 def layers_of(model: nn.Module, weights: Mapping[str, Tensor]) -> list[Layer] | None:
     """The stacked layers of a perceptron: modules one after the other, each reading the one before it.
 
@@ -189,7 +244,7 @@ def layers_of(model: nn.Module, weights: Mapping[str, Tensor]) -> list[Layer] | 
         None if the network is something else.
     """
     try:
-        graph = fx.symbolic_trace(model).graph
+        graph = _Tracer().trace(model)
     except Exception:  # its forward depends on numbers, or looks at its input in another way
         return None
     layers: list[Layer] = []
@@ -204,7 +259,7 @@ def layers_of(model: nn.Module, weights: Mapping[str, Tensor]) -> list[Layer] | 
         if node.op == "call_module":
             name = str(node.target)
             layer = stacked(model.get_submodule(name), name, weights)
-            if layer is None or (isinstance(layer, Flatten) and layers):
+            if layer is None:
                 return None
             layer.name = name
             layers.append(layer)
@@ -215,8 +270,12 @@ def layers_of(model: nn.Module, weights: Mapping[str, Tensor]) -> list[Layer] | 
 def stacked(module: nn.Module, name: str, weights: Mapping[str, Tensor]) -> Layer | None:
     """One module of all networks; None if there is no such layer here."""
     own = {key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")}
-    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return Flatten()
+    if type(module) is nn.Flatten and module.start_dim > 0:
+        return Flatten(module.start_dim, module.end_dim)
+    if type(module) is ToFloat:
+        return Activation(lambda x: x.float(), lambda g, x, y: g)
+    if type(module) is nn.Conv2d and len(own["weight"]) == 1 and module.padding_mode == "zeros":
+        return None if isinstance(module.padding, str) else Convolution(module, own["weight"], own.get("bias"))
     if type(module) is nn.Linear:
         return Linear(own["weight"], own.get("bias"))
     if type(module) is nn.BatchNorm1d and len(own) == 5 and module.momentum is not None:

@@ -1,0 +1,139 @@
+"""MinAtar's games as environments of DQN. Needs the optional package, under the GPL, which the project only imports."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rl.dqn.train
+from fire_core.harness.options.errors import ConfigError
+from rl.dqn.changing import Changing
+from rl.dqn.learner import Learner
+from rl.dqn.minatar import GAMES, MinAtar, make
+from rl.dqn.networks import MinAtarCNN
+from rl.dqn.task import Task
+from tests.programs import DQN, Program, rows, same
+
+TINY = (
+    "env=minatar_breakout", "num_envs=2", "model.filters=4", "model.hidden=16", "total_steps=160", "midpoint=80",
+    "eval.steps=20",
+)  # fmt: skip
+STREAM = (
+    "experiment=continual_minatar", "num_envs=2", "benchmark.tasks=3", "benchmark.steps=60", "total_steps=180",
+    "learning_starts=20", "replay.capacity=200", "model.filters=4", "eval.episodes=1", "eval.epsilon=1.0",
+)  # fmt: skip
+
+
+def compose(*options: str) -> Any:
+    return Program("dqn", "rl.dqn", tuple(o for o in DQN.options if not o.startswith("env="))).compose(*options)
+
+
+def test_frames_are_those_of_the_games() -> None:
+    """Against a game of the package itself, with the same seed and actions."""
+    minatar = pytest.importorskip("minatar")
+    for name in GAMES:
+        emulator = MinAtar(name, 1)
+        for seed in (3, 5):  # the second episode begins as if it were the first of its seed
+            frames = emulator.reset([0], [seed])
+            game = minatar.Environment(name)
+            game.seed(seed)
+            game.reset()
+            for t in range(60):
+                np.testing.assert_array_equal(frames[0].transpose(1, 2, 0), game.state())
+                emulator.send(np.array([t % 6]))
+                frames, rewards, ends, truncated, _ = emulator.recv()
+                reward, end = game.act(t % 6)
+                assert (rewards[0], ends[0], truncated[0]) == (reward, end, False)
+                if end:
+                    break
+        assert (emulator.actions, emulator.frame[1:]) == (6, (10, 10))
+
+
+def test_episodes_are_cut_and_repeat() -> None:
+    pytest.importorskip("minatar")
+    env = make(2, 0, "train", "freeway", max_frames=30)
+    env.begin()
+    ended = []
+    for t in range(70):
+        env.send(torch.tensor([t % 6, 2]))
+        step = env.recv()
+        assert not step.terminated.any()
+        ended += [t] * len(step.ended)
+    assert ended == [29, 29, 59, 59]
+    again = make(2, 0, "train", "freeway", max_frames=30)
+    assert again.load_state_dict(env.state_dict())
+
+
+def test_games_with_other_channels_take_turns() -> None:
+    pytest.importorskip("minatar")
+    task = Task.from_config(compose(*STREAM))
+    learner = Learner.new(task)
+    emulator = learner.env.emulator
+    assert isinstance(emulator, Changing)
+    assert (task.frame, task.actions) == ((10, 10, 10), 6)  # seaquest's ten channels
+    for phase, channels in enumerate((6, 4, 10)):
+        emulator.begin_task(phase)
+        shown, own = learner.env.begin(), emulator.now.reset([0], [learner.env.seed_of(0, phase)])
+        np.testing.assert_array_equal(shown[0, :channels], own[0])
+        assert not shown[:, channels:].any()
+
+
+def test_a_stream_of_games_trains(tmp_path: Path) -> None:
+    pytest.importorskip("minatar")
+    folder = Program("dqn", "rl.dqn", DQN.options).run(tmp_path, *STREAM, "env=minatar_space_invaders", "method=fire")
+    ends = [row for row in rows(folder) if "task/return" in row]
+    assert [row["phase"] for row in ends] == [0, 1, 2]
+    assert not any("eval/normalized_return" in row for row in ends)  # Atari's scores of the same names are others
+    assert all(0 <= row["plasticity/dormant_ratio"] <= 1 for row in ends)
+
+
+@pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
+def test_updates_without_autograd_give_the_same_numbers(memory_format: str) -> None:
+    pytest.importorskip("minatar")
+    ends = []
+    for quick in (True, False):
+        task = Task.from_config(compose(*TINY, f"memory_format={memory_format}", "updates_per_step=0.5"))
+        learner = Learner.new(task)
+        rl.dqn.train.begin_phase(task, learner, 0)
+        if quick:
+            learner.quick = rl.dqn.train.choose_updates(task, learner, False)
+            assert learner.quick is not None
+        while learner.step < 80:
+            rl.dqn.train.interact(task, learner, acts=False)
+        assert learner.updates > 10
+        ends.append((learner.q.state_dict(), learner.target.state_dict()))
+        learner.close()
+    assert same(*ends)
+
+
+def test_the_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minatar", None)
+    with pytest.raises(ConfigError, match=r"^env=minatar_asterix needs the package minatar: pip install minatar$"):
+        make(1, 0, "train", "asterix")
+
+
+def test_an_unknown_game_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"env.game=pong is unknown; accepted: asterix, breakout"):
+        Task.from_config(compose(*TINY, "env.game=pong"))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", ["relu", "crelu", "fourier"])
+def test_the_columns_of_every_unit_are_known(activation: str) -> None:
+    """With a unit's columns zero, its incoming weights do not matter; with the others' columns zero, they do."""
+    torch.manual_seed(0)
+    x = (torch.rand(2, 1, 5, 10, 10) < 0.3).to(torch.uint8)
+    for i in range(2):
+        network = MinAtarCNN(3, (1, 5, 10, 10), filters=4, hidden=8, activation=activation)
+        units = network.unit_graph()[i]
+        (consumer,), (producer,) = units.consumers, units.producers
+        columns = torch.tensor([1]) if consumer.columns is None else consumer.columns[1]
+        consumer.layer.weight[:, columns] = 0
+        silent = network(x)
+        producer.layer.weight[1] += 1
+        torch.testing.assert_close(network(x), silent)
+        consumer.layer.weight[:, columns] = 1
+        assert not torch.allclose(network(x), silent)
