@@ -42,6 +42,7 @@ DQN_HEADS = {
     "fire_head_kept": "{encoder:project,head.fc1:project,head.fc2:keep}",
     "fire_linear_reinit": "{encoder:project,head:reinit}",
 }
+CNN_HEADS = {"fire_linear_reinit": "{encoder:project,head:reinit}"}  # as the paper's code does
 SAC_HEADS = {"fire_head_reinit": "{encoder:project,head:reinit}", "fire_head_kept": "{encoder:project,head:keep}"}
 
 
@@ -77,6 +78,15 @@ SETTINGS = {
         DQN_HEADS,
         5,
         (3, 20),
+    ),
+    "continual_minatar": Setting(
+        "dqn",
+        ("experiment=continual_minatar",),
+        ("benchmark.tasks=3",),
+        ("base", "full_reset", "fire", "snp", "redo"),
+        CNN_HEADS,
+        3,
+        (1, 5),
     ),
     "continual_halfcheetah": Setting(
         "sac",

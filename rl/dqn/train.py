@@ -198,7 +198,11 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
     """Epsilon-greedy actions for what the environments show, (envs,)."""
     env, rate = learner.env, exploration_rate(task, learner)
-    best = best_actions(task, learner, env.observations, acts) if rate < 1 else torch.zeros(env.envs, dtype=torch.int64)
+    best = torch.zeros(env.envs, dtype=torch.int64)
+    if rate < 1 and learner.quick is not None:
+        best = learner.quick.greedy(env.observations[None])[0]
+    elif rate < 1:
+        best = best_actions(task, learner, env.observations, acts)
     return epsilon_greedy(best, task.actions, rate, learner.exploring, task.config.exploration == "shared")
 
 

@@ -17,6 +17,7 @@ SCRIPTS = {
     ),
     "bench_language": ("--batch 1 --steps 1 --turns 2 --threads 1 --no-compile --precision float32", "tokens"),
     "bench_methods": ("--batch 2 --threads 1 --rounds 1", "%"),
+    "bench_minatar": ("--rounds 1 --frames 40 --games breakout", "breakout"),
     "bench_overhead": ("--rounds 1 scale=smoke", "wall"),
     "bench_projection": ("--models dqn --repeats 1 --threads 1 --no-memory", "dqn"),
     "bench_sac": ("--actor-width 8 --critic-width 8 --batch 4 --seconds 0.05 --threads 1 --rounds 1", "x plain"),
