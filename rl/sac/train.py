@@ -24,8 +24,7 @@ from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
 from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.loop import Loop
-from fire_core.harness.training.measure import check_finite, weight_numbers
-from fire_core.harness.training.plasticity import plasticity
+from fire_core.harness.training.measure import check_finite
 from fire_core.methods import Context, Net
 from fire_core.triggers import Firing
 from rl.common import checkpoint
@@ -33,12 +32,11 @@ from rl.common.boundary import METRICS, update_targets
 from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner, separated
+from rl.sac.probe import diagnose, measure, pass_probe, probe_batch, probe_loss, trigger_losses
 from rl.sac.task import Task
 from rl.sac.transitions import batch_at
-from rl.sac.update import NAMES, Batch, Temperature, critic_loss, normalised, squash
+from rl.sac.update import NAMES, Batch, Temperature, normalised, squash
 from rl.sac.workers import Stepped, play_episodes
-
-PROBE = 512  # transitions on which plasticity is measured
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="sac")
@@ -277,6 +275,8 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     if task.tasks is not None:
         phase, running = task.phases[learner.phase], [worker.total for worker in learner.workers.workers]
         row |= learner.of_tasks.row(phase.end - phase.start, running, learner.step == phase.end)
+        if task.config.metrics != "off" and learner.counted:
+            row |= {f"plasticity/{key}": value for key, value in diagnose(task, learner).items()}
     learner.clear_sums()
     return row
 
@@ -305,47 +305,3 @@ def make_context(task: Task, learner: Learner, net: Net | None = None) -> Contex
         batches=batches,
         loss=functools.partial(probe_loss, task, net or learner.net),
     )
-
-
-def pass_probe(task: Task, learner: Learner, net: Net) -> None:
-    """Pass some transitions of the replay through the networks, for a trigger that looks at activations."""
-    generator = seeding.generator(task.config.seed, "trigger", learner.step)
-    batch = batch_at(learner.replay.sample(1, PROBE, generator), 0)
-    observation = normalised(batch.observation, learner.statistics.tensors(task.device))
-    for name, module in net.modules.items():
-        module(observation) if name == "actor" else module(observation, batch.action)
-
-
-def trigger_losses(task: Task, learner: Learner, net: Net, number: int, samples: int) -> Iterator[Tensor]:
-    """The critics' losses of mini-batches of transitions of the replay, for a trigger."""
-    generator = seeding.generator(task.config.seed, "trigger", learner.step)
-    for _ in range(number):
-        yield probe_loss(task, net, *probe_batch(task, learner, samples, generator))
-
-
-@torch.no_grad()
-def probe_batch(task: Task, learner: Learner, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Normalised observations with their actions, (size, o + a), and the critics' targets, (size,)."""
-    batch, statistics = batch_at(learner.replay.sample(1, size, generator), 0), learner.statistics.tensors(task.device)
-    noise = torch.randn(size, task.actions, generator=generator).to(task.device)
-    y = learner.agent.target_values(batch, normalised(batch.next_observation, statistics), noise)
-    return torch.cat([normalised(batch.observation, statistics), batch.action], 1), y
-
-
-def probe_loss(task: Task, net: Net, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The critics' loss; the actor runs too, so that its units can be measured."""
-    observation, action = torch.split(inputs, [task.observations, task.actions], 1)
-    net.modules["actor"](observation)
-    critics = [module for name, module in net.modules.items() if name != "actor"]
-    values = [critic(observation, action) for critic in critics]  # (n, batch), or (batch,) of each critic
-    q = values[0] if values[0].ndim == 2 else torch.stack(values)
-    return critic_loss(q, targets)
-
-
-def measure(task: Task, learner: Learner) -> dict[str, float]:
-    """How plastic the networks are, on transitions of the replay."""
-    inputs, targets = probe_batch(task, learner, PROBE, seeding.generator(task.config.seed, "probe", learner.phase))
-    net, _ = separated(learner)
-    level = task.config.metrics
-    features = plasticity(net, lambda: probe_loss(task, net, inputs, targets), level)
-    return features | weight_numbers(net, level)  # of each critic alone

@@ -1,5 +1,7 @@
 """Replay of transitions: preallocated rings on the training device, several batches drawn at once."""
 
+import math
+
 import torch
 
 from rl.sac.update import Batch
@@ -54,6 +56,16 @@ class Transitions:
         filled = min(self.written[0] - self.begin, self.rows)
         flat = index // filled * self.rows + (index % filled + self.begin) % self.rows
         return Batch(*(self.columns[name].flatten(0, 1)[flat] for name in Batch._fields))
+
+    def sample_part(self, size: int, generator: torch.Generator, part: tuple[float, float]) -> Batch:
+        """Transitions (size, ...) of a part of the rows that are held, from the oldest (0) to the newest (1)."""
+        filled = min(self.written[0] - self.begin, self.rows)
+        first, end = self.written[0] - filled + int(filled * part[0]), self.written[0]
+        end -= filled - math.ceil(filled * part[1])
+        row = torch.randint(first, end, (size,), generator=generator)
+        env = torch.randint(len(self.written), (size,), generator=generator)
+        at = (env * self.rows + row % self.rows).to(self.device)
+        return Batch(*(self.columns[name].flatten(0, 1)[at] for name in Batch._fields))
 
     def loaded(self, written: list[int]) -> None:
         """Called by `rl.common.replay_store` once the columns are filled."""

@@ -11,9 +11,14 @@ import torch
 
 import rl.sac.train
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.training import seeding
 from rl.sac.learner import Learner
+from rl.sac.networks import plain_critic
+from rl.sac.probe import diagnose
 from rl.sac.task import Task
 from rl.sac.train import begin_phase, interact
+from rl.sac.transitions import batch_at
+from rl.sac.update import Batch, normalised
 from tests.programs import SAC, assert_same, rows, same
 
 STREAM = (
@@ -49,11 +54,60 @@ def test_a_known_boundary_starts_the_agent_anew() -> None:
     learner.close()
 
 
+def test_diagnoses_look_at_fresh_and_old_transitions() -> None:
+    task = Task.from_config(SAC.compose(*STREAM, "metrics=cheap", "networks=simba"))
+    learner = Learner.new(task)
+    begin_phase(task, learner, 0)
+    while learner.step < 80:
+        interact(task, learner)
+    held = learner.replay.columns["observation"][0]
+    generator = torch.Generator().manual_seed(0)
+    for part, rows_of in (((0.0, 0.1), held[:8]), ((0.9, 1.0), held[72:80])):
+        drawn = learner.replay.sample_part(100, generator, part).observation
+        assert all((row == rows_of).all(1).any() for row in drawn)
+        assert all((row == drawn).all(1).any() for row in rows_of)
+    before = {key: value.clone() for key, value in learner.net.modules["critic"].state_dict().items()}
+    numbers = diagnose(task, learner)
+    assert same(before, learner.net.modules["critic"].state_dict())
+    assert diagnose(task, learner) == numbers
+    assert {"dormant_ratio", "effective_rank", "dfi", "gradient_norm_actor", "td_fresh"} <= numbers.keys()
+    # By hand, on the transitions and the noise that `diagnose` draws.
+    draw = seeding.generator(task.config.seed, "diagnose", learner.step)
+    batch = batch_at(learner.replay.sample(1, 512, draw), 0)
+    y = targets_by_hand(learner, batch, torch.randn(512, task.actions, generator=draw))
+    critics = [plain_critic(learner.agent.critic, i) for i in range(2)]
+    x = normalised(batch.observation, learner.statistics.tensors(task.device))
+    squares = 0.0
+    for critic in critics:
+        torch.nn.functional.mse_loss(critic(x, batch.action), y).backward()
+        squares += sum(float((p.grad**2).sum()) for p in critic.parameters() if p.grad is not None)
+    assert numbers["gradient_norm"] == pytest.approx(squares**0.5, rel=1e-3)
+    torch.randn(512, task.actions, generator=draw)  # of the actor's loss
+    old = learner.replay.sample_part(512, draw, (0.0, 0.1))
+    y = targets_by_hand(learner, old, torch.randn(512, task.actions, generator=draw))
+    x = normalised(old.observation, learner.statistics.tensors(task.device))
+    errors = torch.stack([critic(x, old.action) - y for critic in critics])
+    assert numbers["td_old"] == pytest.approx(float(errors.detach().abs().mean()), rel=1e-3)
+    learner.close()
+
+
+@torch.no_grad()
+def targets_by_hand(learner: Learner, batch: Batch, noise: torch.Tensor) -> torch.Tensor:
+    following = normalised(batch.next_observation, learner.statistics.tensors("cpu"))
+    mean, log_std = learner.actor(following)
+    u = mean + log_std.exp() * noise
+    gaussian = torch.distributions.Normal(mean, log_std.exp()).log_prob(u).sum(1)
+    log_p = gaussian - torch.log(1 - torch.tanh(u) ** 2 + 1e-9).sum(1)
+    q = torch.min(*(plain_critic(learner.agent.target, i)(following, torch.tanh(u)) for i in range(2)))
+    return batch.reward + learner.agent.gamma * (1 - batch.terminated) * (q - learner.temperature() * log_p)
+
+
 def test_a_run_that_was_stopped_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = (*STREAM, "method=fire")
+    options = (*STREAM, "method=fire", "metrics=cheap")
     whole = SAC.run(tmp_path / "whole", *options)
     written = rows(whole)
     assert [row["step"] for row in written if "task/return" in row] == [100, 200, 300]
+    assert all(row["plasticity/td_fresh"] > 0 for row in written if "task/return" in row)
     plain = rl.sac.train.interact
 
     def stop_at(step: int) -> None:
