@@ -2,6 +2,7 @@
 
     python scripts/bench_sac.py                                  the paper's sizes: 51 numbers, 19 actions, batch 256
     python scripts/bench_sac.py --compile --threads 1            with torch.compile too
+    python scripts/bench_sac.py --jax                            beside the same update in JAX (pip install jax), a core
     python scripts/bench_sac.py --device cuda --compile --graph  a GPU
     python scripts/bench_sac.py --env Humanoid-v5                environment steps a second: threads, processes
 
@@ -10,6 +11,7 @@ medians over the rounds.
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -218,6 +220,34 @@ def bench_updates(args: argparse.Namespace) -> None:
         print(f"{name:32} {statistics.median(own):8.1f}   {ratio:5.2f} x plain")
 
 
+def bench_jax(rounds: int, seconds: float) -> None:
+    """Beside the same update in JAX, at two sizes, in turn; the process keeps to one core, so that none has threads."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    try:
+        from scripts.sac_in_jax import JaxSac
+    except ImportError:
+        raise SystemExit("--jax needs JAX: pip install jax") from None
+    torch.set_num_threads(1)
+    for o, a, size, how in ((17, 6, 128, (64, 1, 128, 1)), (51, 19, 256, (128, 1, 512, 2))):
+        sizes = Networks("simba", *how)
+        batch, noise = random_batch(size, o, a, "cpu", torch.Generator().manual_seed(1))
+        given = batch, noise, (torch.zeros(o), torch.ones(o))
+        jax, torch_s = JaxSac(ours(sizes, o, a, "cpu")), ours(sizes, o, a, "cpu")
+        plain = plain_like(ours(sizes, o, a, "cpu"), sizes, o, a)
+        for _ in range(5):  # the same numbers
+            np.testing.assert_allclose(jax(*given), torch_s(*given).numpy(), rtol=1e-2, atol=1e-2)
+        turns: dict[str, Callable[..., Any]] = {"JAX, jitted": jax, "rl.sac": torch_s, "plain eager": plain}
+        rates: dict[str, list[float]] = {name: [] for name in turns}
+        for _ in range(rounds):
+            for name, function in turns.items():
+                rates[name].append(rate(function, given, seconds, "cpu"))
+        print(f"updates/s, one thread; {o} observations, {a} actions, batch {size}, actor {how[:2]}, critics {how[2:]}")
+        for name, own in rates.items():
+            ratios = [x / y for x, y in zip(own, rates["JAX, jitted"], strict=True)]
+            spread = f"{statistics.median(ratios):.2f} x JAX (from {min(ratios):.2f} to {max(ratios):.2f})"
+            print(f"{name:12} {statistics.median(own):8.1f}   {spread}")
+
+
 def bench_steps(args: argparse.Namespace) -> None:
     """Environment steps a second, with random actions: in turn, in threads, in processes."""
     import gymnasium
@@ -259,8 +289,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--graph", action="store_true", help="CUDA graphs")
+    parser.add_argument("--jax", action="store_true", help="time the update beside JAX's instead")
     parser.add_argument("--env", help="time this environment instead")
     args = parser.parse_args()
+    if args.jax:
+        return bench_jax(args.rounds, args.seconds)
     torch.set_num_threads(args.threads)
     bench_steps(args) if args.env else bench_updates(args)
 

@@ -204,6 +204,8 @@ class Task:
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""
         what = identity(asdict(self.config), "stack")  # which trains other runs beside it
+        if self.config.eval.episodes is None:  # as before there was the option
+            what["eval"] = without(what["eval"], ("episodes",))
         return what if self.benchmark else without(what, ("benchmark",))  # as before there were streams
 
     def first_phase_identity(self) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ formulae are in `rl.dqn.update`, the environments in `rl.dqn.atari`, the replay 
 
 import contextlib
 import functools
+import sys
 from typing import Any
 
 import hydra
@@ -277,3 +278,6 @@ def remember(learner: Learner, actions: Tensor, step: Step) -> None:
 
 
 STACKING = Stacking(make_tasks, why_not, functools.partial(stacked.train, begin_phase=begin_phase), try_state)
+
+if __name__ == "__main__":
+    sys.exit("start it by its package: python -m rl.dqn")

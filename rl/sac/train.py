@@ -5,6 +5,7 @@ Two phases of equal length in one task; a method acts between them. Read from `m
 
 import contextlib
 import functools
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -305,3 +306,7 @@ def make_context(task: Task, learner: Learner, net: Net | None = None) -> Contex
         batches=batches,
         loss=functools.partial(probe_loss, task, net or learner.net),
     )
+
+
+if __name__ == "__main__":
+    sys.exit("start it by its package: python -m rl.sac")

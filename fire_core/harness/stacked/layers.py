@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 aten = torch.ops.aten
 VECTOR = 64  # bytes that kernels on a CPU take at once
+PLAIN = ("zeros", tuple)  # padding of convolutions that is known here
 
 
 def fills_vectors(whole: Tensor) -> bool:
@@ -55,10 +56,10 @@ class Flatten:
         end: the last of them.
     """
 
+    name = ""
+
     def __init__(self, start: int, end: int) -> None:
         self.start, self.end = start + 1, end + (end >= 0)
-
-    name = ""
 
     def forward(self, x: Tensor, training: bool) -> Tensor:
         self.shape = x.shape
@@ -115,6 +116,8 @@ class Convolution:
         bias: (1, filters), or None.
     """
 
+    name = ""
+
     def __init__(self, module: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
         self.own = weight.detach()[0]
@@ -123,17 +126,18 @@ class Convolution:
 
     def forward(self, x: Tensor, training: bool) -> Tensor:
         self.x = x[0]
-        return aten.convolution(self.x, self.own, self.row, *self.how)[None]
+        y: Tensor = aten.convolution(self.x, self.own, self.row, *self.how)
+        return y[None]
 
     def backward(self, g: Tensor, first: bool) -> Tensor:
         sizes = None if self.row is None else list(self.row.shape)
         wanted = [not first, True, self.row is not None]
-        by_x, by_w, by_b = aten.convolution_backward(g[0], self.x, self.own, sizes, *self.how, wanted)
-        for parameter, gradient in ((self.weight, by_w), (self.bias, by_b)):
+        found: tuple[Tensor, ...] = aten.convolution_backward(g[0], self.x, self.own, sizes, *self.how, wanted)
+        for parameter, gradient in zip((self.weight, self.bias), found[1:], strict=True):
             if parameter is not None:
                 assert parameter.grad is not None
                 parameter.grad[0].copy_(gradient)
-        return g if first else by_x[None]
+        return g if first else found[0][None]
 
 
 class BatchNorm:
@@ -274,8 +278,8 @@ def stacked(module: nn.Module, name: str, weights: Mapping[str, Tensor]) -> Laye
         return Flatten(module.start_dim, module.end_dim)
     if type(module) is ToFloat:
         return Activation(lambda x: x.float(), lambda g, x, y: g)
-    if type(module) is nn.Conv2d and len(own["weight"]) == 1 and module.padding_mode == "zeros":
-        return None if isinstance(module.padding, str) else Convolution(module, own["weight"], own.get("bias"))
+    if type(module) is nn.Conv2d and len(own["weight"]) == 1 and (module.padding_mode, type(module.padding)) == PLAIN:
+        return Convolution(module, own["weight"], own.get("bias"))
     if type(module) is nn.Linear:
         return Linear(own["weight"], own.get("bias"))
     if type(module) is nn.BatchNorm1d and len(own) == 5 and module.momentum is not None:

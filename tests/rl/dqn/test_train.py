@@ -4,6 +4,7 @@ import functools
 import gc
 import itertools
 import json
+import runpy
 import time
 import weakref
 from itertools import cycle
@@ -306,3 +307,15 @@ def test_the_scale_sets_the_budget_of_every_environment(env: str) -> None:
     smoke, small, paper = (compose("dqn", f"env={env}", f"scale={scale}") for scale in ("smoke", "small", "paper"))
     assert smoke.total_steps < 2000 < small.total_steps < paper.total_steps
     assert all(config.midpoint * 2 == config.total_steps for config in (smoke, small, paper))
+
+
+def test_an_option_that_is_not_used_names_no_folder() -> None:
+    assert "episodes" not in Task.from_config(DQN.compose()).identity()["eval"]
+    assert Task.from_config(DQN.compose("eval.episodes=3")).identity()["eval"]["episodes"] == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+@pytest.mark.parametrize("name", ["rl.dqn", "rl.sac"])
+def test_the_trainer_s_module_says_how_to_start_it(name: str) -> None:
+    with pytest.raises(SystemExit, match=f"python -m {name}$"):
+        runpy.run_module(f"{name}.train", run_name="__main__")
