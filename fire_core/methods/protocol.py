@@ -115,6 +115,11 @@ class BoundaryReport:
     weights: dict[str, Report] = field(default_factory=dict)
     measuring: float = 0.0
 
+    def __str__(self) -> str:
+        """The numbers, and a table of each module's weights below its name."""
+        numbers = [f"{name} {value:.4g}" for name, value in self.numbers.items()]
+        return "\n".join([*numbers, *(f"{name}:\n{report}" for name, report in self.weights.items())])
+
 
 STEP_HOOKS = ("penalty", "after_step", "watch", "optimizer")  # of which the work is done at each step
 

@@ -51,8 +51,10 @@ def trainer(folder: Path, *called: object, **options: object) -> "L.Trainer":
 
 def test_it_fires_after_the_right_steps_and_logs_through_lightnings_loggers(tmp_path):
     loggers = pytest.importorskip("lightning.pytorch.loggers")
-    model, logger = Digits(), loggers.CSVLogger(tmp_path)
-    trainer(tmp_path, FireCallback(Every(7), solver="exact"), logger=logger).fit(model, loader())
+    model, logger, fire = Digits(), loggers.CSVLogger(tmp_path), FireCallback(Every(7), solver="exact")
+    trainer(tmp_path, fire, logger=logger).fit(model, loader())
+    table = str(fire.intervention.report)
+    assert all(name in table for name, weight in model.named_parameters() if weight.ndim > 1), table
     assert [step for step, (fired, _) in model.seen.items() if fired] == [7, 14, 21, 28]
     assert model.seen[7][1] == 3
     assert model.seen[8][1] == 6
