@@ -21,6 +21,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 
 from analysis import formats, plotting, style
 from analysis.estimates import band
@@ -167,7 +168,8 @@ def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame, width: st
     left.set_ylabel("Squared error of a task" if loss else "Accuracy at the end of a task")
     left.set_ylim(0, None if loss else 1.02)
     left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    left.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), ncols=3, fontsize=6)
+    below = left.transAxes + ScaledTranslation(0, -0.38, figure.dpi_scale_trans)  # inches, below the axis' label
+    left.legend(loc="upper center", bbox_to_anchor=(0.45, 0), bbox_transform=below, ncols=3, fontsize=6)
     means = list(found["all tasks"])
     for row, (method, estimate) in enumerate(zip(order, means, strict=True)):
         colour = palette.line(method.partition(" (")[0])["color"]
