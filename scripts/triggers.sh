@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # docs/results/triggers.*: triggers on streams with hidden boundaries, and whether what they measure says how well a network
-# will learn. About an hour on one core. Started again, it goes on where it stopped.
+# will learn. About two and a half hours on one core. Started again, it goes on where it stopped.
 #
 #   scripts/triggers.sh           everything
 #   scripts/triggers.sh smoke     runs every part once, into runs/smoke; learns little

@@ -80,24 +80,26 @@ def online(runs: pd.DataFrame) -> dict[int, float]:
 
 
 def outcome(runs: pd.DataFrame, stream: str, method: str) -> pd.DataFrame:
-    """One row for each moment at which a method may act, compared with the known boundary, paired by seed."""
+    """One row for each moment at which a method may act, compared with known boundary and never, paired by seed."""
     here = runs[(runs["stream"] == stream) & (runs["method"] == method) & (runs["arm"] != TUNING)]
     never = runs[(runs["stream"] == stream) & (runs["arm"] == "never")].set_index("seed")
     if method != "fire":
         here = pd.concat([here, never.reset_index()])
-    known = online(here[here["arm"] == "boundary"])
+    against = {"boundary": online(here[here["arm"] == "boundary"]), "never": online(here[here["arm"] == "never"])}
     rows: list[dict[str, object]] = []
-    pairs: list[Paired | None] = []
+    pairs: dict[str, list[Paired | None]] = {arm: [] for arm in against}
     for arm, part in here.groupby("arm", sort=False):
         by_seed = part.set_index("seed")
         cost = 100 * (by_seed["seconds"] / never["seconds"].reindex(by_seed.index) - 1)
-        pairs.append(None if arm == "boundary" else paired(online(part), known))
+        for other, scores in against.items():
+            pairs[other].append(None if arm == other else paired(online(part), scores))
         rows.append(
             {
                 "when": "known boundary" if arm == "boundary" else str(part["when"].iloc[0]).replace("none", "never"),
                 "n": len(part),
                 SCORES[stream]: mean([*online(part).values()]),
                 "vs known boundary": None,
+                "vs never": None,
                 "firings": f"{part['firings'].mean():.1f}",
                 "false alarms": f"{part['false'].mean():.1f}",
                 "missed": f"{part['missed'].mean():.1f}",
@@ -105,9 +107,10 @@ def outcome(runs: pd.DataFrame, stream: str, method: str) -> pd.DataFrame:
                 "cost (%)": float(cost.median()),
             }
         )
-    corrected = holm([np.nan if pair is None else pair.p for pair in pairs])
-    for row, pair, p in zip(rows, pairs, corrected, strict=True):
-        row["vs known boundary"] = None if pair is None else dataclasses.replace(pair, p_holm=float(p))
+    for column, several in zip(("vs known boundary", "vs never"), pairs.values(), strict=True):
+        corrected = holm([np.nan if pair is None else pair.p for pair in several])
+        for row, pair, p in zip(rows, several, corrected, strict=True):
+            row[column] = None if pair is None else dataclasses.replace(pair, p_holm=float(p))
     return pd.DataFrame(rows)
 
 

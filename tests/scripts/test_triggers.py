@@ -44,5 +44,5 @@ def test_the_whole_at_its_smallest_and_again(tmp_path: Path) -> None:
     assert said[0].stdout == said[1].stdout
     rows = [json.loads(line) for line in (tmp_path / "triggers/runs.jsonl").read_text().splitlines()]
     keys = [(row["stream"], row["method"], row["when"], row["seed"]) for row in rows]
-    assert len(keys) == len(set(keys)) == 36  # 7 arms of 2 seeds and 4 settings of another, of 2 streams
+    assert len(keys) == len(set(keys)) == 52  # 8 arms of one seed and 5 settings of another, of 4 streams
     assert not (tmp_path / "triggers/training").exists()
