@@ -124,7 +124,7 @@ class Chain(Method):
 
     def penalty(self, net: Net) -> Tensor | None:
         terms = [term for method in self.methods.values() if (term := method.penalty(net)) is not None]
-        return torch.stack(terms).sum() if terms else None
+        return torch.stack(terms).sum(0) if terms else None
 
     def after_step(self, net: Net, context: Context) -> None:
         for method in self.methods.values():

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.protocol import Net
-from fire_core.methods.stack import StackedLinear, counterparts
+from fire_core.methods.stack import counterparts
+from fire_core.units.stacked import StackedLinear
 from fire_core.weights.layout import resolve
 
 

@@ -9,26 +9,6 @@ from torch import Tensor, nn
 from fire_core.methods.protocol import Net
 
 
-class StackedLinear(nn.Linear):
-    """One linear layer of S networks: (S, b, inputs) -> (S, b, outputs).
-
-    Args:
-        layer: of one of them.
-        weight: of all, (S, outputs, inputs).
-        bias: of all, (S, outputs), or None.
-    """
-
-    def __init__(self, layer: nn.Linear, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.weight = weight
-        self.register_parameter("bias", bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        products = torch.bmm(x, self.weight.mT)
-        return products if self._parameters["bias"] is None else products + self.bias[:, None]
-
-
 def norms(tensors: Iterable[Tensor], net: Net) -> Tensor:
     """The norm of each of n tensors, (n,); of those of S networks (S, n). Equal bit for bit."""
     if not net.parts:
@@ -41,12 +21,28 @@ def total(x: Tensor, net: Net) -> Tensor:
     return x.flatten(1).sum(1) if net.parts else x.sum()
 
 
+def mean(x: Tensor, net: Net) -> Tensor:
+    """The mean of all numbers, (); of each network's (S,). Equal bit for bit."""
+    return x.flatten(1).mean(1) if net.parts else x.mean()
+
+
 def counterparts(net: Net, modules: Iterable[nn.Module]) -> list[nn.Module]:
     """The stacked modules in the place of modules of the first network."""
     own = (module for root in net.parts[0].modules.values() for module in root.modules())
     stacked = (module for root in net.modules.values() for module in root.modules())
     found = dict(zip(own, stacked, strict=True))
     return [found[module] for module in modules]
+
+
+def stacked_parameters(net: Net, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """The stacked parameters in the place of parameters of the first network."""
+    found = dict(zip(net.parts[0].parameters(), net.parameters(), strict=True))
+    return [found[parameter] for parameter in parameters]
+
+
+def over_parts(x: Tensor, like: Tensor, net: Net) -> Tensor:
+    """A number of each network, (S,), as it broadcasts to tensors like `like`, (S, ...); a number alone as it is."""
+    return x.view(-1, *[1] * (like.ndim - 1)) if net.parts else x
 
 
 def join(states: Sequence[Any]) -> Any:

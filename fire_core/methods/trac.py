@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.methods.stack import over_parts, total
 from fire_core.ranges import Positive, checked
 
 BETAS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
@@ -48,7 +49,8 @@ class Trac(Method):
         device = self.before[0].device
         self.betas = torch.tensor(BETAS, dtype=torch.float64, device=device)  # once: a GPU waits for it
         if not self.state:
-            zeros = torch.zeros(len(BETAS), dtype=torch.float64, device=device)
+            stacked = (len(net.parts),) if net.parts else ()
+            zeros = torch.zeros(*stacked, len(BETAS), dtype=torch.float64, device=device)
             self.state = {
                 "start": [p.clone() for p in self.before],
                 "s": zeros.clone(),
@@ -67,19 +69,26 @@ class Trac(Method):
     def after_step(self, net: Net, context: Context) -> None:
         state, parameters = self.state, list(net.parameters())
         betas = self.betas
-        inverse = (1 / (state["s"].sum() + self.eps)).float()
+        inverse = (1 / (state["s"].sum(-1) + self.eps)).float()
         moved = [i for i, p in enumerate(parameters) if p.grad is not None]
-        paths = {i: (self.before[i] - state["start"][i]) * inverse.to(self.before[i].dtype) for i in moved}
-        products = [(paths[i] * parameters[i].grad).sum().double() for i in moved]
-        h = torch.stack(products).sum()
+        paths = {}
+        for i in moved:
+            path = self.before[i] - state["start"][i]
+            paths[i] = path.mul_(over_parts(inverse.to(path.dtype), path, net))
+        products = [total(paths[i] * parameters[i].grad, net).double() for i in moved]
+        h = torch.stack(products, -1).sum(-1, keepdim=True)  # (1,), of a stack (S, 1)
         state["variance"] = betas**2 * state["variance"] + h**2
         state["sigma"] = betas * state["sigma"] - h
         ratio = state["sigma"] / (math.sqrt(2) * state["variance"].sqrt() + self.eps)
-        state["s"] = self.scale / erfi(torch.tensor(math.sqrt(0.5), dtype=torch.float64)) * erfi(ratio)
-        factor = state["s"].sum().clamp(min=0)
+        state["s"] = self.scale / UNIT * erfi(ratio)
+        factor = state["s"].sum(-1).clamp(min=0)
         for i in moved:
-            path = paths[i] + (parameters[i] - self.before[i])
-            parameters[i].copy_(state["start"][i] + path * factor.to(path.dtype))
+            path = paths[i].add_(parameters[i] - self.before[i])
+            path.mul_(over_parts(factor.to(path.dtype), path, net))
+            parameters[i].copy_(path.add_(state["start"][i]))
+
+    def stacks(self) -> bool:
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         return self.state
@@ -94,11 +103,14 @@ def erfi(x: Tensor) -> Tensor:
     By its power series, whose terms all have one sign, up to |x| = 6, and by its asymptotic series beyond.
     """
     near = x.clamp(-6, 6)
-    term, total = near.clone(), near.clone()
+    term, series, square = near.clone(), near.clone(), near.square()
     for n in range(1, 130):
-        term = term * near.square() / n
-        total = total + term / (2 * n + 1)
+        term.mul_(square).div_(n)
+        series.add_(term / (2 * n + 1))
     far = torch.where(x.abs() > 6, x, 6.0)
     tail = sum(math.prod(range(1, 2 * n, 2)) / (2 * far.square()) ** n for n in range(12))
     beyond = far.square().exp() / (far * math.sqrt(math.pi)) * tail
-    return torch.where(x.abs() > 6, beyond, 2 / math.sqrt(math.pi) * total)
+    return torch.where(x.abs() > 6, beyond, 2 / math.sqrt(math.pi) * series)
+
+
+UNIT = erfi(torch.tensor(math.sqrt(0.5), dtype=torch.float64))

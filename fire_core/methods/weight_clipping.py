@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fire_core.methods.layers import linear_layers, output_layers
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.stack import StackedLinear
 from fire_core.ranges import Positive, checked
+from fire_core.units.stacked import StackedLinear
 
 
 class WeightClipping(Method):

@@ -38,6 +38,11 @@ METHODS = {
     "muon": (),  # an optimizer that looks at whole matrices
     "cbp": ("method.rate=0.05", "method.maturity=2"),  # sees activations in each pass
     "trac": (),  # looks at the weights before each step and after it
+    "hare_tortoise": ("method.every=1",),  # keeps a copy, which the network goes back to
+    "cpr": ("method.every=4",),  # looks at gradients after each step
+    "snr": ("method.percentile=0.5", "method.max_age=100", "method.every=1", "lr=0.1"),  # moves thresholds by epochs
+    "l2_er": ("method.every=4", "method.lr=0.1"),  # keeps inputs, and passes them through the networks again
+    "c_chain": ("method.warmup=4", "method.window=6", "method.scale=1.0"),  # likewise, as a penalty
 }
 
 

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from fire_core.harness.stacked.network import StackedNetworks, put
 from fire_core.methods import Net
-from fire_core.methods.stack import StackedLinear
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units
+from fire_core.units.stacked import StackedLinear
 
 
 class StackedNorm(nn.BatchNorm1d):
