@@ -18,7 +18,7 @@ from fire_core.harness.options.errors import TrainingError
 from fire_core.harness.run.folder import Run
 from fire_core.harness.stacked.method import SeparateMethods, StackedMethod, can_act_at_once
 from fire_core.harness.stacked.network import StackedNetworks, clip_gradients
-from fire_core.harness.stacked.optimizer import SeparateOptimizers, StackedAdam, can_step_together
+from fire_core.harness.stacked.optimizer import SeparateOptimizers, StackedAdam, StackedOptimizer, can_step_together
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row
 from fire_core.harness.training.loop import Loop
@@ -33,6 +33,7 @@ from vision.task import Task
 
 log = logging.getLogger(__name__)
 State = dict[str, Any]
+Steps = StackedAdam | StackedOptimizer | SeparateOptimizers
 BeginPhase = Callable[[Task, Learner, int, Run], None]
 
 
@@ -97,7 +98,7 @@ class Stack:
         self.task, self.config = tasks[0], tasks[0].config
         self.learners = [Learner.new(task) for task in tasks]
         self.networks = StackedNetworks([learner.model for learner in self.learners])
-        self.optimizer: StackedAdam | SeparateOptimizers | None = None
+        self.optimizer: Steps | None = None
         self.methods: SeparateMethods | None = None  # in a phase in which they act
         self.failed: dict[int, TrainingError] = {}
         self.seconds, self.phase, self.phase_step, self.step = 0.0, 0, 0, 0
@@ -177,7 +178,7 @@ class Stack:
                 return StackedMethod(*parts, networks={"model": self.networks})
         return SeparateMethods(*parts)
 
-    def choose_optimizer(self) -> StackedAdam | SeparateOptimizers:
+    def choose_optimizer(self) -> Steps:
         """For the steps of a phase."""
         optimizers = [learner.optimizer for learner in self.learners if learner.optimizer is not None]
         held = [p for group in optimizers[0].param_groups for p in group["params"]]
@@ -185,6 +186,9 @@ class Stack:
         gradients = [self.networks.parameters[names[id(p)]].grad for p in held]
         self.gradients = [g for g in gradients if g is not None]  # in the optimizer's order, as norms are summed
         touched = self.methods is not None and self.methods.touches_optimizer
+        with contextlib.suppress(ValueError):
+            if self.methods is not None and (own := self.methods.optimizer()) is not None:
+                return own
         if can_step_together(optimizers[0]) and not touched:
             return StackedAdam(optimizers, self.networks)
         return SeparateOptimizers(optimizers, self.as_seed)

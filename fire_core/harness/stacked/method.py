@@ -2,14 +2,15 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fire_core.harness.stacked.module import stacked_net
 from fire_core.harness.stacked.network import StackedNetworks
+from fire_core.harness.stacked.optimizer import StackedOptimizer
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Context, Method, Net
 from fire_core.methods.stack import join, part_of
@@ -21,6 +22,7 @@ class Acting(Protocol):
     net: Net
     method: Method
     method_meter: Meter
+    optimizer: torch.optim.Optimizer | None
 
 
 class SeparateMethods:
@@ -72,6 +74,14 @@ class SeparateMethods:
             learner = self.learners[i]
             with self.as_seed(i), learner.method_meter:
                 learner.method.after_step(learner.net, self.moment(i, losses[i].detach()))
+
+    def optimizer(self) -> StackedOptimizer | None:
+        """The methods' own optimizers as one, if they have such.
+
+        Raises:
+            ValueError: they have made different numbers of steps.
+        """
+        return None
 
     def share_time(self) -> None:
         """Nothing to do: each run's time is measured."""
@@ -145,6 +155,12 @@ class StackedMethod(SeparateMethods):
         with self.meter:
             self.method.after_step(self.net, Context(0, 0, self.no_draws, step_loss=losses.detach(), part=moment))
 
+    def optimizer(self) -> StackedOptimizer | None:
+        if not self.method.overrides("optimizer"):
+            return None
+        singles = [learner.optimizer for learner in self.learners if learner.optimizer is not None]
+        return StackedOptimizer(singles, self.method.optimizer(self.net, _no_default), self.as_seed)
+
     def share_time(self) -> None:
         """Give each run its part of the time since the last call."""
         seconds = self.meter.take() / len(self.learners)
@@ -160,6 +176,10 @@ class StackedMethod(SeparateMethods):
     def read_again(self) -> None:
         """Take over the states of the single methods."""
         self.method.load_state_dict(join([learner.method.state_dict() for learner in self.learners]))
+
+
+def _no_default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    raise AssertionError("a method that has an optimizer of its own wraps none of the trainer's")
 
 
 def can_act_at_once(method: Method, networks: StackedNetworks) -> bool:

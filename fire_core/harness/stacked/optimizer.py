@@ -10,7 +10,8 @@ from torch.optim import Adam, Optimizer
 
 from fire_core.harness.stacked.layers import fills_vectors
 from fire_core.harness.stacked.network import StackedNetworks
-from fire_core.weights.optimizer_state import set_rate_factor
+from fire_core.methods.stack import join
+from fire_core.weights.optimizer_state import parts_of, set_rate_factor
 
 
 class StackedAdam:
@@ -91,6 +92,62 @@ class StackedAdam:
                 group.update({key: value for key, value in whole.items() if key != "params"})
         for state, count in self.counted:
             state["step"].copy_(count)
+
+
+class StackedOptimizer:
+    """An optimizer of a method's own over the stacked weights. What the single ones keep are views of its state.
+
+    Args:
+        optimizers: one for each network.
+        whole: the same over the stacked weights.
+        as_seed: a context in which torch draws what the run of this network would draw alone.
+
+    Raises:
+        ValueError: the optimizers have counted different numbers of steps.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        whole: Optimizer,
+        as_seed: Callable[[int], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self.optimizers, self.whole = optimizers, whole
+        self.states: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []  # of a stacked weight, of each single one
+        self.linked = False
+        for part, singles in zip(parts_of(whole), zip(*map(parts_of, optimizers), strict=True), strict=True):
+            if hasattr(part, "as_run"):
+                part.as_run = as_seed
+            for number, group in enumerate(part.param_groups):
+                groups = [single.param_groups[number] for single in singles]
+                group.update({key: value for key, value in groups[0].items() if key != "params"})
+                for place, parameter in enumerate(group["params"]):
+                    own = [o.state[g["params"][place]] for o, g in zip(singles, groups, strict=True)]
+                    for key, value in own[0].items():
+                        together = value if value.ndim == 0 else join([state[key] for state in own])
+                        if any(value.ndim == 0 and not value.equal(state[key]) for state in own):
+                            raise ValueError("the optimizers have made different numbers of steps")
+                        part.state[parameter][key] = together.clone()
+                    self.states.append((part.state[parameter], own))
+
+    def step(self, factor: float) -> None:
+        """One step of each, at this part of the learning rates."""
+        if factor != 1 or "initial_lr" in self.whole.param_groups[0]:
+            set_rate_factor(self.whole, factor)
+        self.whole.step()
+        if not self.linked:
+            self.write_back()
+            self.linked = True
+
+    def write_back(self) -> None:
+        """Bring the single optimizers up to date: learning rates, counts of steps and views of the rest."""
+        for optimizer in self.optimizers:
+            for group, whole in zip(optimizer.param_groups, self.whole.param_groups, strict=True):
+                group.update({key: value for key, value in whole.items() if key != "params"})
+        for state, own in self.states:
+            for key, value in state.items():
+                for place, single in enumerate(own):
+                    single[key] = value.clone() if value.ndim == 0 else value[place]
 
 
 class SeparateOptimizers:
