@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 methods=base,full_reset,snp,fire,fire_exact,dash,parseval,l2init,cbp,redo,snr,muon
 runs=runs figures=figures results=docs/results seeds="range(0,20)" small=()
 if [ "${1:-}" = smoke ]; then
-    runs=${RUNS:-runs/smoke} seeds=1 small=(scale=smoke progress=false)
+    runs=${RUNS:-runs/smoke} seeds=1 methods=base,full_reset,fire,muon small=(scale=smoke progress=false)
     figures=$runs/figures results=$runs/results
 fi
 for made in digits:mlp digits_resnet:small_resnet; do

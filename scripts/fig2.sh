@@ -15,7 +15,7 @@ panels=(a_cifar10 a_cifar100 a_tinyimagenet b_cifar10 b_cifar100 b_tinyimagenet 
 options_of() {
     local methods=base,full_reset,snp,dash,parseval,l2init,cbp,redo,snr,muon,fire
     if [[ $1 == smoke ]]; then
-        echo "benchmark=warm_start method=$methods seed=1"
+        echo "benchmark=warm_start method=base,fire,muon seed=1"
         echo "benchmark=continual benchmark.chunks=2 method=base,fire seed=1"
         echo "benchmark=class_incremental benchmark.chunks=2 method=base,fire seed=1"
     else

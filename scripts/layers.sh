@@ -13,14 +13,14 @@ source "$(dirname "$0")/panels.sh"
 runs=${RUNS:-runs/layers}
 panels=(a_cifar100 b_cifar100 c_cifar100)
 options_of() {
-    local setting="experiment=fig2$1 seed=1,2,3"
+    local setting="experiment=fig2$1 seed=1,2,3" layouts=qk,attention,mlp,all
     local vit="model=vit_tiny model.patch_size=2 model.dim=32 model.depth=3 model.heads=2 model.dim_head=16 model.mlp_dim=64"
     local warm="benchmark=warm_start dataset.pixel_noise=0.4"
     case $1 in
-        smoke) setting="$warm $vit seed=1" ;;
+        smoke) setting="$warm $vit seed=1" layouts=qk,all ;;
         digits) setting="$warm $vit seed=1,2,3" ;;
     esac
     echo "$setting method=base,full_reset"
-    echo "$setting method=fire method.layout=qk,attention,mlp,all"
+    echo "$setting method=fire method.layout=$layouts"
 }
 run_panels vision.train "$@"
