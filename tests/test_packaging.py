@@ -118,3 +118,9 @@ def test_types_are_seen_from_outside(python: Path, tmp_path: Path) -> None:
     assert [line.split(":")[:2] for line in lines] == [["wrong.py", "6"], ["wrong.py", "7"], ["wrong.py", "8"]], (
         done.stdout + done.stderr
     )
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert f"\nversion: {fire_core.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    newest = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    assert newest.startswith(f"## {fire_core.__version__}, ")
