@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from rl.sac.control import Control
 from rl.sac.networks import Networks, plain_critic
+from rl.sac.quick import QuickUpdate
 from rl.sac.update import Batch, CudaGraph, Temperature, Update, adamw, compiled
 from rl.sac.workers import Workers
 
@@ -199,6 +200,8 @@ def bench_updates(args: argparse.Namespace) -> None:
     variants: dict[str, Callable[..., Tensor]] = {"plain eager": plain_like(ours(exact, o, a, device), exact, o, a)}
     for name, sizes in (("float32", exact), ("bfloat16", fast)):
         variants[f"rl.sac, {name}"] = ours(sizes, o, a, device)
+        if (name, device) == ("float32", "cpu"):
+            variants["rl.sac, float32, no autograd"] = QuickUpdate(ours(sizes, o, a, device))
         if args.compile:
             variants[f"rl.sac, {name}, compiled"] = compiled(ours(sizes, o, a, device))
         if args.graph:
@@ -232,7 +235,7 @@ def bench_jax(rounds: int, seconds: float) -> None:
         sizes = Networks("simba", *how)
         batch, noise = random_batch(size, o, a, "cpu", torch.Generator().manual_seed(1))
         given = batch, noise, (torch.zeros(o), torch.ones(o))
-        jax, torch_s = JaxSac(ours(sizes, o, a, "cpu")), ours(sizes, o, a, "cpu")
+        jax, torch_s = JaxSac(ours(sizes, o, a, "cpu")), QuickUpdate(ours(sizes, o, a, "cpu"))
         plain = plain_like(ours(sizes, o, a, "cpu"), sizes, o, a)
         for _ in range(5):  # the same numbers
             np.testing.assert_allclose(jax(*given), torch_s(*given).numpy(), rtol=1e-2, atol=1e-2)

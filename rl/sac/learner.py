@@ -18,6 +18,7 @@ from fire_core.methods import Method, Net
 from rl.common.continual import Returns
 from rl.sac.control import Statistics
 from rl.sac.networks import Actor, Critics, part, plain_critic
+from rl.sac.quick import quick_update
 from rl.sac.task import Task
 from rl.sac.transitions import Transitions
 from rl.sac.update import NAMES, Batch, CudaGraph, Temperature, Update, adamw, compiled
@@ -87,6 +88,8 @@ class Learner(Progress):
             meter = None if task.compiles or task.records else self.method_meter
             self.agent.penalty = functools.partial(penalty, self.method, self.net, meter)
         self.update = compiled(self.agent) if task.compiles else self.agent
+        if not task.compiles and not task.records and self.trigger is None:  # a trigger may look at training passes
+            self.update = quick_update(self.agent) or self.agent
         if task.records:
             self.update = CudaGraph(self.update)
 
