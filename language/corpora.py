@@ -5,6 +5,7 @@ table. The paper's pair, WikiText-103 and OpenWebText, comes through Hugging Fac
 """
 
 import hashlib
+import os
 import platform
 import sysconfig
 import unicodedata
@@ -79,7 +80,11 @@ def stdlib(val_fraction: Part = 0.05) -> Corpus:
         val_fraction: fraction of the files that is held out.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [p for p in sorted(root.rglob("*.py")) if not SKIPPED.intersection(p.relative_to(root).parts)]
+    files: list[Path] = []
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name not in SKIPPED]  # which it then does not enter
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    files.sort()
     named = [(str(p.relative_to(root)), p.read_text(encoding="utf-8", errors="replace")) for p in files]
     return _in_memory(f"standard library of Python {platform.python_version()}", named, val_fraction)
 
