@@ -62,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"made {name}: {len(compared)} methods, seeds {compared['n'].min()} to {compared['n'].max()}")
     if args.page.exists():
         args.page.write_text(filled(args.page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        print("now python scripts/fill_numbers.py, which brings the numbers in the text up to the tables")
     return 0
 
 

@@ -65,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.page.exists():
         text = args.page.read_text(encoding="utf-8")
         args.page.write_text(filled(text, tables), encoding="utf-8")
+        print("now python scripts/fill_numbers.py, which brings the numbers in the text up to the tables")
     for name in tables:
         print(f"made {name}")
     return 0
