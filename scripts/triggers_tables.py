@@ -62,7 +62,10 @@ def keep(out: Path, csv: Path) -> None:
         several = named[~late].groupby(["method", "seed"])["arm"].transform("size")
         size = {method: sum(one == method and arm != "readiness" for one, arm, _ in arms) for method, _, _ in arms}
         whole = several == named.loc[~late, "method"].map(size)
-        parts += [named[~late][whole], named[late], here[here["seed"] >= OWN].assign(arm=TUNING)]
+        parts += [
+            named[late | whole.reindex(named.index, fill_value=False)],
+            here[here["seed"] >= OWN].assign(arm=TUNING),
+        ]
     found = pd.concat(parts)
     found["order"] = found["stream"].map({stream: number for number, stream in enumerate(NAMES)})
     found = found.sort_values("order", kind="stable").drop(columns="order")
