@@ -36,7 +36,14 @@ SCRIPTS = {
 def test_every_script_is_tested() -> None:
     programs = {path.stem for path in (ROOT / "scripts").glob("*.py")} - {"__init__"}
     others = {"record_curves", "compare_scales", "ingredients", "language_ingredients"}  # they have tests of their own
-    others |= {"triggers_runs", "triggers_signals", "triggers_tables", "site_report", "fill_numbers"}
+    others |= {
+        "triggers_runs",
+        "triggers_signals",
+        "triggers_streams",
+        "triggers_tables",
+        "site_report",
+        "fill_numbers",
+    }
     others |= {"agents_runs", "agents_tables", "sac_in_jax"}  # the last one needs JAX
     assert programs == {*SCRIPTS, *others}
     for path in (ROOT / "scripts").glob("*.sh"):
