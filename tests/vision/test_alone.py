@@ -114,8 +114,24 @@ def test_losses_of_many_networks_are_summed_as_those_of_one(batch: int) -> None:
     generator = torch.Generator().manual_seed(batch)
     logits = 5 * torch.randn(50, batch, 10, generator=generator)
     labels = torch.randint(10, (50, batch), generator=generator)
-    alone = [torch.nn.functional.cross_entropy(*one) for one in zip(logits, labels, strict=True)]
-    assert torch.equal(cross_entropy(logits, labels)[0], torch.stack(alone))
+    assert_equal_to_autograd(logits, labels)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7, 8, 9, 15, 16, 17, 33])
+def test_losses_of_any_number_of_classes(classes: int) -> None:
+    generator = torch.Generator().manual_seed(classes)
+    logits = 5 * torch.randn(50, 64, classes, generator=generator)
+    assert_equal_to_autograd(logits, torch.randint(classes, (50, 64), generator=generator))
+
+
+def assert_equal_to_autograd(logits: torch.Tensor, labels: torch.Tensor) -> None:
+    losses, gradient = cross_entropy(logits, labels)
+    own = logits.clone().requires_grad_()
+    alone = torch.stack([torch.nn.functional.cross_entropy(*one) for one in zip(own, labels, strict=True)])
+    alone.sum().backward()
+    assert torch.equal(losses, alone)
+    assert own.grad is not None
+    assert torch.equal(gradient, own.grad)
 
 
 def test_denormals_are_zero_within_the_steps_alone() -> None:

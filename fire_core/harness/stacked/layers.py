@@ -197,9 +197,13 @@ class Activation:
     Args:
         forward: x -> y.
         backward: (g, x, y) -> the gradient by x.
+
+    Attributes:
+        in_place: whether x and g may be overwritten; only of a rectifier, which needs no more than y.
     """
 
     name = ""
+    in_place = False
 
     def __init__(
         self, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -207,10 +211,15 @@ class Activation:
         self._forward, self._backward = forward, backward
 
     def forward(self, x: Tensor, training: bool) -> Tensor:
+        if self.in_place and training:
+            self.y = torch.relu_(x)
+            return self.y
         self.x, self.y = x, self._forward(x)
         return self.y
 
     def backward(self, g: Tensor, first: bool) -> Tensor:
+        if self.in_place:
+            return aten.threshold_backward.grad_input(g, self.y, 0, grad_input=g)  # type: ignore[no-any-return]
         return self._backward(g, self.x, self.y)
 
 
@@ -268,6 +277,9 @@ def layers_of(model: nn.Module, weights: Mapping[str, Tensor]) -> list[Layer] | 
             layer.name = name
             layers.append(layer)
         before = node
+    for below, layer, above in zip(layers, layers[1:], layers[2:], strict=False):
+        if isinstance(layer, Activation) and isinstance(below, Linear) and isinstance(above, Linear):
+            layer.in_place = isinstance(model.get_submodule(layer.name), nn.ReLU)
     return layers
 
 
