@@ -203,7 +203,7 @@ def main() -> None:
         n = args.stack
         show_ratio(f"a plain loop's time over a seed's of {n}", seconds["plain"], seconds["stacked"], n)
         show_ratio(f"steps of {n} seeds over those of one", seconds["stacked"], seconds["ours"])
-        runs = measure({"one": whole(config, 1), "all": whole(config, n)}, min(args.rounds, 3), clock)
+        runs = measure({"one": whole(config, 1), "all": whole(config, n)}, args.rounds, clock)
         show_ratio(f"whole runs of {n} seeds over that of one", runs["all"], runs["one"])
 
 
