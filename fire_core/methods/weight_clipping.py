@@ -4,12 +4,11 @@
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fire_core.methods.layers import linear_layers, output_layers
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Positive, checked
-from fire_core.units.stacked import StackedLinear
 
 
 class WeightClipping(Method):
@@ -40,8 +39,9 @@ class WeightClipping(Method):
                 if layer in spared:
                     continue
                 assert isinstance(layer.weight, Tensor)
-                whole = layer.weight[0] if isinstance(layer, StackedLinear) else layer.weight
-                bound = self.zeta / math.sqrt(math.prod(whole.shape[1:]))
+                # A linear layer's weight may be a stack of matrices, as of twin critics or of several seeds.
+                inputs = layer.in_features if isinstance(layer, nn.Linear) else math.prod(layer.weight.shape[1:])
+                bound = self.zeta / math.sqrt(inputs)
                 for parameter in (layer.weight, layer.bias):
                     if isinstance(parameter, Tensor):
                         parameter.clamp_(-bound, bound)

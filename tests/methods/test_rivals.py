@@ -18,6 +18,7 @@ from fire_core.methods.upgd import UPGD
 from fire_core.methods.weight_clipping import WeightClipping
 from fire_core.methods.weight_decay import WeightDecay
 from fire_core.units.graph import Units, between
+from rl.sac.networks import BatchedLinear
 from tests.parity import public
 
 
@@ -88,6 +89,14 @@ def test_clipping_spares_norms_and_if_asked_the_output() -> None:
     assert (net[0].weight == 1).all()
     assert (net[0].bias == 1).all()
     assert all((p == 3).all() for layer in net[1:] for p in layer.parameters())
+
+
+def test_twin_critics_are_clipped_as_two_layers() -> None:
+    critics = BatchedLinear(2, 4, 9)
+    with torch.no_grad():
+        critics.weight.fill_(3)
+    WeightClipping(2.0).after_step(Net({"m": nn.Sequential(critics)}, {}), Context(0, 0, torch.Generator()))
+    assert (critics.weight == 1).all()  # 2 / sqrt(4 inputs)
 
 
 def test_trac() -> None:
