@@ -8,7 +8,7 @@ measurement adds (hooks on the model's activations, the `ask` that puts them on 
 for a step is ask + measurement / every. The hooks' part is the time of the hooks themselves on the inputs of a real
 pass, because the difference of two passes is smaller than the machine's noise. On a CPU it is processor time.
 
-Readiness is measured once, with the mini-batches that `trigger=readiness` takes by default, and every 1,000 steps.
+Readiness is measured once, with the mini-batches that `trigger=readiness` takes by default.
 """
 
 import argparse

@@ -93,7 +93,7 @@ class ReadinessOnBatches(Readiness):
     def __init__(
         self,
         below: Positive,
-        every: Count = 1000,
+        every: Count = 10_000,
         rearm: Positive | None = None,
         cooldown: Steps = 0,
         batches: Annotated[int, at_least(2)] = 32,

@@ -47,7 +47,7 @@ CHOICES: dict[str, dict[str, Any]] = {
         "name": "readiness",
         "below": 0.01,
         **MEASURED,
-        "every": 1000,
+        "every": 10_000,
         "batches": 32,
         "samples": 16,
     },
