@@ -93,7 +93,7 @@ def write_run(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     if done:
         last = lines[-1]
-        summary = {metric: last[metric], "steps": last["step"], "seconds": last.get("seconds")}
+        summary = {metric: last.get(metric), "steps": last.get("step"), "seconds": last.get("seconds")}
         (folder / "DONE").write_text(json.dumps(summary))
     return folder
 

@@ -199,6 +199,7 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.
 @given(damage=damages())
 @example(damage=[("config", "method.name", 4)])
 @example(damage=[("row", 11, "test/accuracy", 13)])
+@example(damage=[("row", 11, "step", 23)])
 def test_damage_is_named_or_harmless(damage: list[tuple[Any, ...]], tmp_path: Path) -> None:
     try_damage(tmp_path, damage, draw=False)
 
