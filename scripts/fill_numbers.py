@@ -9,17 +9,31 @@ ROW the text of the first column, COLUMN the heading; the first table of the pag
 hundred times the number. The number is a cell's first one; with `low`, `high`, `n`, `d` or `p` before the format it is
 that part of a cell such as `+0.04 [0.02, 0.06] (n=20, d=1.2, p=0.003)`. That the tables are those of the committed
 results is tested apart (tests/analysis/test_small_results.py and the others).
+
+PAGE may be a committed `.csv` as well, for numbers that no table has. ROW then says which rows, such as
+`method=base & task>=8` (a column of the file or, beside `name.runs.json`, an option of the run; `*` matches any text),
+COLUMN which numbers; the mean over seeds is written, or another part: `low` and `high` (95 % t-interval), `se`, `n`,
+`least`, `most`, `median`. `ROW minus ROW` is the difference, paired by seed, `ROW over ROW` the ratio of means.
 """
 
 import argparse
+import csv
+import fnmatch
 import functools
+import json
 import re
+import statistics
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
 ROOT = Path(__file__).resolve().parent.parent
-MARK = re.compile(r"(<!--=([^>]*?)-->)(.*?)(<!--/-->)", re.S)
+MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
 NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+CONDITION = re.compile(r"([^=<>]+?)\s*(>=|<=|=)\s*(.*)")
 PARTS = {
     "low": rf"\[({NUMBER}),", "high": rf"\[{NUMBER}, ({NUMBER})\]", "n": r"n=(\d+)", "d": rf"d=({NUMBER})",
     "p": rf"p=<?({NUMBER})",
@@ -37,6 +51,7 @@ def tables_of(page: Path) -> list[tuple[str, Table]]:
     found: list[tuple[str, Table]] = []
     heading, columns = "", list[str]()
     for line in page.read_text(encoding="utf-8").splitlines():
+        line = re.sub(r"<!--.*?-->", "", line)  # a cell may hold a mark itself
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
         if line.startswith("#") or re.fullmatch(r"\*\*.*\*\*", line):
             heading = line.strip("#* ")
@@ -48,6 +63,72 @@ def tables_of(page: Path) -> list[tuple[str, Table]]:
         elif set(line) - set("|-: "):
             found[-1][1].update({(cells[0], column): cell for column, cell in zip(columns, cells, strict=False)})
     return found
+
+
+@functools.cache
+def rows_of(file: Path) -> list[dict[str, str]]:
+    """The rows of a `.csv`, each with the options of its run where `name.runs.json` has them."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    about = file.with_suffix(".runs.json")
+    if about.is_file():
+        runs = {name: flat(run) for name, run in json.loads(about.read_text(encoding="utf-8"))["runs"].items()}
+        rows = [runs[row["run"]] | row for row in rows]
+    return rows
+
+
+def flat(options: Mapping[str, object], above: str = "") -> dict[str, str]:
+    """Nested options by their names with dots."""
+    found: dict[str, str] = {}
+    for name, option in options.items():
+        found |= flat(option, f"{above}{name}.") if isinstance(option, dict) else {above + name: str(option)}
+    return found
+
+
+def meets(row: Mapping[str, str], condition: str) -> bool:
+    parts = CONDITION.fullmatch(condition.strip())
+    if parts is None or parts[1] not in row:
+        raise StaleError(f"{condition!r} is no condition on a column")
+    has, sign, wanted = row[parts[1]], parts[2], parts[3]
+    if sign == "=":
+        return fnmatch.fnmatchcase(has, wanted)
+    return bool(has) and (float(has) >= float(wanted) if sign == ">=" else float(has) <= float(wanted))
+
+
+def by_seed(file: Path, conditions: str, column: str) -> dict[str, float]:
+    """The mean of a column over the rows that are asked for, for each seed (each run, each row where there are none).
+
+    Raises:
+        StaleError: no row is left, or there is no such column.
+    """
+    groups: dict[str, list[float]] = {}
+    for number, row in enumerate(rows_of(file)):
+        if all(meets(row, condition) for condition in conditions.split("&")) and row.get(column):
+            groups.setdefault(row.get("seed", row.get("run", str(number))), []).append(float(row[column]))
+    if not groups:
+        raise StaleError(f"no row of {file.name} has {conditions} and a number under {column}")
+    return {seed: statistics.fmean(numbers) for seed, numbers in groups.items()}
+
+
+def from_rows(file: Path, row: str, column: str, part: str) -> float:
+    """A number from the rows of a `.csv`."""
+    first, how, second = re.fullmatch(r"(.*?)(?: (minus|over) (.*))?", row).groups()  # type: ignore[union-attr]
+    given = by_seed(file, first, column)
+    other = by_seed(file, second, column) if second else {}
+    if how == "over":
+        return statistics.fmean(given.values()) / statistics.fmean(other.values())
+    numbers = [x - other[seed] for seed, x in given.items() if seed in other] if second else list(given.values())
+    if part in ("low", "high"):
+        from analysis.estimates import mean  # here: scipy takes half a second to import
+
+        return mean(numbers).low if part == "low" else mean(numbers).high
+    parts: dict[str, Callable[[Sequence[float]], float]] = {
+        "": statistics.fmean, "n": len, "least": min, "most": max, "median": statistics.median,
+        "se": lambda x: statistics.stdev(x) / len(x) ** 0.5,
+    }  # fmt: skip
+    if part not in parts:
+        raise StaleError(f"{part} is no part of rows; they have low, high, {', '.join(filter(None, parts))}")
+    return parts[part](numbers)
 
 
 def value(key: str) -> str:
@@ -64,12 +145,15 @@ def value(key: str) -> str:
     page = ROOT / "docs" / name
     if not page.is_file():
         raise StaleError(f"{key}: there is no docs/{name}")
+    times, _, form = form.rpartition(" ")
+    if page.suffix == ".csv":
+        return format(from_rows(page, row, column, part) * float(times or 1), form)
     for above, table in tables_of(page):
         if (not heading or above == heading) and (row, column) in table:
-            found = re.search(PARTS[part] if part else f"({NUMBER})", table[row, column])
+            cell = re.sub(r"(?<=\d),(?=\d{3}\b)", "", table[row, column])
+            found = re.search(PARTS[part] if part else f"({NUMBER})", cell)
             if found is None:
                 raise StaleError(f"{key}: the cell is {table[row, column]!r}")
-            times, _, form = form.rpartition(" ")
             return format(float(found[1]) * float(times or 1), form)
     raise StaleError(f"{key}: no table has this row and column")
 

@@ -1,5 +1,6 @@
 """Numbers in the text are those of the tables."""
 
+import json
 import subprocess
 import sys
 
@@ -31,9 +32,39 @@ def test_a_stale_number_is_found_and_written_anew(tmp_path, monkeypatch) -> None
     assert {part: numbers.value(f"a.md; FIRE; final; {part}; .2f") for part in parts} == parts
 
 
+def test_numbers_from_committed_rows(tmp_path, monkeypatch) -> None:
+    """Against numbers worked out by hand: means over seeds of means over rows, a t-interval, pairs, options of runs."""
+    monkeypatch.setattr(numbers, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    lines = ["method,seed,task,value", "a,1,1,1", "a,1,2,3", "a,2,1,4", "a,2,2,", "b,1,1,1", "b,2,1,2", "c,3,1,9e3"]
+    (tmp_path / "docs/a.csv").write_text("\n".join(lines))
+    text = "<!--=a.csv; method=a & task>=1; value; .2f-->2.99<!--/-->"
+    assert numbers.renewed(text) == (text.replace("2.99", "3.00"), [
+        "a.csv; method=a & task>=1; value; .2f: 2.99 is 3.00 now"])  # fmt: skip
+    half = 12.7062 / 2**0.5 * 2**0.5  # the t quantile of one degree of freedom, standard error sqrt(2) / sqrt(2)
+    for key, wanted in {
+        "method=a; value; low; .3f": f"{3 - half:.3f}",
+        "method=a; value; high; .3f": f"{3 + half:.3f}",
+        "method=a; value; se; .1f": "1.0",
+        "method=a; value; n; .0f": "2",
+        "method=a & task<=1; value; least; .0f": "1",
+        "method=a minus method=b; value; .1f": "1.5",
+        "method=a over method=b; value; .1f": "2.0",
+        "method=*; value; most; 1e-3 .1f": "9.0",
+    }.items():
+        assert numbers.value(f"a.csv; {key}") == wanted, key
+    (tmp_path / "docs/r.csv").write_text("run,value\none,1\none,3\ntwo,5\n")
+    options = {"one": {"seed": 1, "method": {"name": "x"}}, "two": {"seed": 1, "method": {"name": "y"}}}
+    (tmp_path / "docs/r.runs.json").write_text(json.dumps({"runs": options}))
+    assert numbers.value("r.csv; method.name=x; value; .1f") == "2.0"
+
+
 @pytest.mark.parametrize(
     ("key", "message"),
     [
+        ("results/vision/bfloat16.csv; precision=int8; final; .2f", "no row of bfloat16.csv has precision=int8"),
+        ("results/vision/bfloat16.csv; speed=1; final; .2f", "'speed=1' is no condition"),
+        ("results/vision/bfloat16.csv; precision=bfloat16; final; mode; .2f", "mode is no part of rows"),
         ("b.md; FIRE; final; .2f", "there is no docs/b.md"),
         ("results/digits.md; FIER; final; .2f", "no table has this row and column"),
         ("results/digits.md; FIRE", "PAGE; ROW; COLUMN"),
