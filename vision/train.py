@@ -89,10 +89,10 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             quick = None if asks else steps_without_autograd(task, learner, acts)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for images, labels in batches(task, index, start=learner.phase_step):
+                    set_rate_factor(learner.optimizer, rate_factor(task, index, learner.phase_step))
                     if quick is not None:
                         quick.take(images, labels)
                     else:
-                        set_rate_factor(learner.optimizer, rate_factor(task, index, learner.phase_step))
                         loss = train_step(task, learner, images, labels, acts)
                     learner.phase_step += 1
                     learner.step += 1

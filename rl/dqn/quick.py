@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fire_core.harness.stacked.network import StackedNetworks, View, shares_weights
-from fire_core.harness.stacked.optimizer import SeparateOptimizers, StackedAdam, can_step_together
+from fire_core.harness.stacked.optimizer import StackedAdam, Steps, can_step_together
 from fire_core.methods import Method
 from rl.dqn.task import Task
 
@@ -29,7 +29,7 @@ class QuickUpdates:
         self,
         online: StackedNetworks,
         target: StackedNetworks,
-        optimizer: StackedAdam | SeparateOptimizers,
+        optimizer: Steps,
         gamma: float,
     ) -> None:
         self.online, self.target, self.optimizer, self.gamma = online, target, optimizer, gamma
@@ -66,7 +66,7 @@ class QuickUpdates:
     def step(self, observations: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """One optimizer step of each; see `gradients`."""
         found = self.gradients(observations, actions, targets)
-        self.optimizer.step(1.0)
+        self.optimizer.step()
         return found
 
     def greedy(self, observations: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from fire_core.harness.stacked.network import View, clip_gradients, shares_weigh
 from fire_core.harness.stacked.optimizer import StackedAdam, can_step_together
 from fire_core.harness.training.measure import check_finite
 from vision.learner import Learner
-from vision.phase import rate_factor
 from vision.stack.loss import cross_entropy
 from vision.task import Task
 
@@ -48,7 +47,7 @@ class Steps:
         norm = clip_gradients(self.gradients, task.config.grad_clip)
         if not math.isfinite(norm.item()):
             check_finite(learner.step, norm)
-        self.optimizer.step(rate_factor(task, learner.phase, learner.phase_step))
+        self.optimizer.step()
         learner.loss_sum += losses[0] * len(labels)
         learner.correct += (outputs[0].argmax(1) == labels).sum()
         learner.seen += len(labels)

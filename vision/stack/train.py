@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fire_core.harness.options.errors import TrainingError
 from fire_core.harness.run.folder import Run
-from fire_core.harness.stacked.method import SeparateMethods, StackedMethod, can_act_at_once
+from fire_core.harness.stacked.method import SeparateMethods, choose_methods, choose_optimizer
 from fire_core.harness.stacked.network import StackedNetworks, clip_gradients
-from fire_core.harness.stacked.optimizer import SeparateOptimizers, StackedAdam, StackedOptimizer, can_step_together
+from fire_core.harness.stacked.optimizer import Steps
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row
 from fire_core.harness.training.loop import Loop
@@ -33,7 +33,6 @@ from vision.task import Task
 
 log = logging.getLogger(__name__)
 State = dict[str, Any]
-Steps = StackedAdam | StackedOptimizer | SeparateOptimizers
 BeginPhase = Callable[[Task, Learner, int, Run], None]
 
 
@@ -167,31 +166,19 @@ class Stack:
 
     def begin_steps(self, acts: bool) -> None:
         """How the steps of a phase are made. `acts`: whether the methods act in it."""
-        self.methods = self.choose_methods() if acts else None
-        self.optimizer = self.choose_optimizer()
-
-    def choose_methods(self) -> SeparateMethods:
-        """For the steps of a phase in which they act."""
         parts = (self.learners, lambda: self.going, self.moment, self.as_seed)
-        if can_act_at_once(self.learners[0].method, self.networks):
-            with contextlib.suppress(ValueError):  # where their states differ
-                return StackedMethod(*parts, networks={"model": self.networks})
-        return SeparateMethods(*parts)
+        self.methods = choose_methods(*parts, {"model": self.networks}) if acts else None
+        self.renew_optimizer()
 
-    def choose_optimizer(self) -> Steps:
+    def renew_optimizer(self) -> None:
         """For the steps of a phase."""
-        optimizers = [learner.optimizer for learner in self.learners if learner.optimizer is not None]
-        held = [p for group in optimizers[0].param_groups for p in group["params"]]
-        names = {id(parameter): name for name, parameter in self.learners[0].model.named_parameters()}
+        self.optimizer = choose_optimizer(self.learners, self.networks, self.methods, self.as_seed)
+        first = self.learners[0]
+        assert first.optimizer is not None
+        held = [p for group in first.optimizer.param_groups for p in group["params"]]
+        names = {id(parameter): name for name, parameter in first.model.named_parameters()}
         gradients = [self.networks.parameters[names[id(p)]].grad for p in held]
         self.gradients = [g for g in gradients if g is not None]  # in the optimizer's order, as norms are summed
-        touched = self.methods is not None and self.methods.touches_optimizer
-        with contextlib.suppress(ValueError):
-            if self.methods is not None and (own := self.methods.optimizer()) is not None:
-                return own
-        if can_step_together(optimizers[0]) and not touched:
-            return StackedAdam(optimizers, self.networks)
-        return SeparateOptimizers(optimizers, self.as_seed)
 
     def moment(self, i: int, loss: Tensor | None) -> Context:
         """A run's context after a step."""
@@ -237,7 +224,7 @@ class Stack:
             self.attempt(i, functools.partial(self.make_row, i))
         if touched and self.methods is not None:
             self.methods.read_again()
-            self.optimizer = self.choose_optimizer()
+            self.renew_optimizer()
         self.clear_sums()
 
     def make_row(self, i: int) -> None:

@@ -10,10 +10,19 @@ from torch import Tensor, nn
 
 from fire_core.harness.stacked.module import stacked_net
 from fire_core.harness.stacked.network import StackedNetworks
-from fire_core.harness.stacked.optimizer import StackedOptimizer
+from fire_core.harness.stacked.optimizer import (
+    SeparateOptimizers,
+    StackedAdam,
+    StackedOptimizer,
+    Steps,
+    can_step_together,
+)
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Context, Method, Net
 from fire_core.methods.stack import join, part_of
+from fire_core.weights.optimizer_state import parts_of
+
+AsSeed = Callable[[int], contextlib.AbstractContextManager[None]]
 
 
 class Acting(Protocol):
@@ -40,7 +49,7 @@ class SeparateMethods:
         learners: Sequence[Acting],
         going: Callable[[], list[int]],
         moment: Callable[[int, Tensor | None], Context],
-        as_seed: Callable[[int], contextlib.AbstractContextManager[None]],
+        as_seed: AsSeed,
     ) -> None:
         self.learners, self.going, self.moment, self.as_seed = learners, going, moment, as_seed
         self.has_penalty, self.has_step = (learners[0].method.overrides(hook) for hook in ("penalty", "after_step"))
@@ -109,7 +118,7 @@ class StackedMethod(SeparateMethods):
         learners: Sequence[Acting],
         going: Callable[[], list[int]],
         moment: Callable[[int, Tensor | None], Context],
-        as_seed: Callable[[int], contextlib.AbstractContextManager[None]],
+        as_seed: AsSeed,
         networks: Mapping[str, StackedNetworks],
     ) -> None:
         super().__init__(learners, going, moment, as_seed)
@@ -159,7 +168,10 @@ class StackedMethod(SeparateMethods):
         if not self.method.overrides("optimizer"):
             return None
         singles = [learner.optimizer for learner in self.learners if learner.optimizer is not None]
-        return StackedOptimizer(singles, self.method.optimizer(self.net, _no_default), self.as_seed)
+        whole = self.method.optimizer(self.net, _no_default)
+        if [type(part) for part in parts_of(whole)] != [type(part) for part in parts_of(singles[0])]:
+            return None  # the trainer's own still, as before a first boundary
+        return StackedOptimizer(singles, whole, self.as_seed)
 
     def share_time(self) -> None:
         """Give each run its part of the time since the last call."""
@@ -182,7 +194,41 @@ def _no_default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     raise AssertionError("a method that has an optimizer of its own wraps none of the trainer's")
 
 
-def can_act_at_once(method: Method, networks: StackedNetworks) -> bool:
+def can_act_at_once(method: Method, *networks: StackedNetworks) -> bool:
     """Whether `StackedMethod` may act on these networks."""
-    trained = all(parameter.requires_grad for parameter in networks.models[0].parameters())
-    return method.can_stack() and networks.layers is not None and trained
+    trained = all(parameter.requires_grad for each in networks for parameter in each.models[0].parameters())
+    return method.can_stack() and all(each.layers is not None for each in networks) and trained
+
+
+def choose_methods(
+    learners: Sequence[Acting],
+    going: Callable[[], list[int]],
+    moment: Callable[[int, Tensor | None], Context],
+    as_seed: AsSeed,
+    networks: Mapping[str, StackedNetworks],
+) -> SeparateMethods:
+    """The methods for the steps of a phase in which they act; see `StackedMethod` for the arguments."""
+    if can_act_at_once(learners[0].method, *networks.values()):
+        with contextlib.suppress(ValueError):  # where their states differ
+            return StackedMethod(learners, going, moment, as_seed, networks)
+    return SeparateMethods(learners, going, moment, as_seed)
+
+
+def choose_optimizer(
+    learners: Sequence[Acting], networks: StackedNetworks, methods: SeparateMethods | None, as_seed: AsSeed
+) -> Steps:
+    """How the optimizers make their steps in a phase.
+
+    Args:
+        learners: of the runs.
+        networks: what the optimizers train.
+        methods: of a phase in which they act.
+        as_seed: a context in which torch draws what the run would draw alone.
+    """
+    optimizers = [learner.optimizer for learner in learners if learner.optimizer is not None]
+    with contextlib.suppress(ValueError):
+        if methods is not None and (own := methods.optimizer()) is not None:
+            return own
+    if can_step_together(optimizers[0]) and not (methods is not None and methods.touches_optimizer):
+        return StackedAdam(optimizers, networks)
+    return SeparateOptimizers(optimizers, as_seed)

@@ -60,9 +60,10 @@ class StackedAdam:
         lists[-1].extend(counts if apart else counts[:1])
 
     @torch.no_grad()
-    def step(self, factor: float) -> None:
-        """One step, at this part of the learning rates."""
-        set_rate_factor(self.optimizers[0], factor)
+    def step(self, factor: float | None = None) -> None:
+        """One step, at this part of the learning rates; None: at the rates as they are."""
+        if factor is not None:
+            set_rate_factor(self.optimizers[0], factor)
         for count in self.counts.values():
             count += 1
         for group, (weights, gradients, first, second, counts) in zip(
@@ -130,9 +131,9 @@ class StackedOptimizer:
                         part.state[parameter][key] = together.clone()
                     self.states.append((part.state[parameter], own))
 
-    def step(self, factor: float) -> None:
-        """One step of each, at this part of the learning rates."""
-        if factor != 1 or "initial_lr" in self.whole.param_groups[0]:
+    def step(self, factor: float | None = None) -> None:
+        """See `StackedAdam.step`."""
+        if factor is not None:
             set_rate_factor(self.whole, factor)
         self.whole.step()
         if not self.linked:
@@ -163,10 +164,10 @@ class SeparateOptimizers:
     ) -> None:
         self.optimizers, self.as_seed = optimizers, as_seed
 
-    def step(self, factor: float) -> None:
-        """One step of each, at this part of the learning rates."""
+    def step(self, factor: float | None = None) -> None:
+        """See `StackedAdam.step`."""
         for seed, optimizer in enumerate(self.optimizers):
-            if factor != 1 or "initial_lr" in optimizer.param_groups[0]:
+            if factor is not None:
                 set_rate_factor(optimizer, factor)
             with self.as_seed(seed):
                 optimizer.step()
@@ -180,3 +181,6 @@ def can_step_together(optimizer: Optimizer) -> bool:
     groups: list[dict[str, Any]] = optimizer.param_groups
     plain = not any(group.get("amsgrad") or isinstance(group["lr"], Tensor) for group in groups)
     return isinstance(optimizer, Adam) and plain and all(group["fused"] for group in groups)
+
+
+Steps = StackedAdam | StackedOptimizer | SeparateOptimizers

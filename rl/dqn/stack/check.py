@@ -10,6 +10,7 @@ from fire_core.harness.options.checks import check_options
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.stack import with_seed
+from fire_core.harness.stacked.method import can_act_at_once
 from fire_core.harness.stacked.network import StackedNetworks, shares_weights
 from rl.dqn.learner import Learner
 from rl.dqn.quick import takes_quick_steps
@@ -58,17 +59,21 @@ def why_not(tasks: Sequence[Task]) -> str | None:
         return "it needs num_envs=1 and exploration=each"
     if task.stack != 1 or not task.dtype.is_floating_point:
         return f"env={config.env['name']} shows images"
-    if task.method.overrides("reshape") or task.method.overrides("optimizer"):
-        return f"method={config.method['name']} brings new modules or an optimizer of its own"
+    if task.method.overrides("reshape"):
+        return f"method={config.method['name']} puts new modules into the network"
     learner = Learner.new(task)
     try:
         if shares_weights(learner.q):
             return f"layers of model={config.model['name']} share weights"
-        with learner.method.watch(learner.net):
-            if any(m._forward_hooks or m._forward_pre_hooks for m in learner.q.modules()):
-                return f"method={config.method['name']} looks at activations in each pass"
-        if StackedNetworks([learner.q]).layers is None:
+        networks = StackedNetworks([learner.q])
+        if networks.layers is None:
             return f"model={config.model['name']} is no plain perceptron"
+        if not can_act_at_once(learner.method, networks):
+            if task.method.overrides("optimizer"):
+                return f"method={config.method['name']} brings an optimizer of its own"
+            with learner.method.watch(learner.net):
+                if any(m._forward_hooks or m._forward_pre_hooks for m in learner.q.modules()):
+                    return f"method={config.method['name']} looks at activations in each pass"
     finally:
         learner.close()
     return None

@@ -18,16 +18,17 @@ from torch import Tensor
 from fire_core.harness.options.errors import TrainingError
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.folder import Run
+from fire_core.harness.stacked.method import SeparateMethods, choose_methods, choose_optimizer
 from fire_core.harness.stacked.network import StackedNetworks
-from fire_core.harness.stacked.optimizer import SeparateOptimizers, StackedAdam, can_step_together
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row
 from fire_core.harness.training.loop import Loop
+from fire_core.methods import Context
 from rl.common import checkpoint
 from rl.common.replay_store import RingStore
 from rl.dqn.learner import Learner
 from rl.dqn.phase import crossed, exploration_rate, make_context, make_row, save, summarise
-from rl.dqn.quick import QuickUpdates, acts_on_steps
+from rl.dqn.quick import QuickUpdates
 from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.task import Task
 
@@ -104,7 +105,7 @@ class Stack:
         self.before = [0.0] * len(tasks)  # seconds of training that each run had before
         self.generators = [seeding.rng_state() for _ in tasks]  # of each run: seeded when its next phase begins
         self.quick: QuickUpdates | None = None
-        self.acts = False  # whether the method does something in the steps of the phase
+        self.methods: SeparateMethods | None = None  # in a phase in which they act
         self.clear_sums()
 
     def load(self, states: Sequence[State | None]) -> None:
@@ -139,9 +140,8 @@ class Stack:
                     continue
                 if index > self.phase or self.step == 0:
                     self.begin_phase(index)
-                self.acts = task.method_acts_in(index)
-                self.quick = self.choose_updates()
-                with self.watches():
+                self.begin_steps(task.method_acts_in(index))
+                with contextlib.nullcontext() if self.methods is None else self.methods.watch():
                     while self.step < phase.end and self.going:
                         self.interact()
                         loop.advance()
@@ -157,8 +157,7 @@ class Stack:
 
     def begin_phase(self, index: int) -> None:
         """The boundary before phase `index`, for each run as if it were alone."""
-        if self.quick is not None:
-            self.quick.write_back()
+        self.write_back()
         for i in self.going:
             self.bring_up_to_date(i)
             learner = self.learners[i]
@@ -169,22 +168,21 @@ class Stack:
             self.observations[i] = learner.env.observations[0].numpy()
         self.phase, self.phase_step = index, 0
 
-    def choose_updates(self) -> QuickUpdates:
-        """For the steps of a phase."""
-        optimizers = [learner.optimizer for learner in self.learners if learner.optimizer is not None]
-        touched = self.acts and acts_on_steps(self.learners[0].method)
-        whole = can_step_together(optimizers[0]) and not touched
-        optimizer: StackedAdam | SeparateOptimizers
-        optimizer = StackedAdam(optimizers, self.online) if whole else SeparateOptimizers(optimizers, self.as_seed)
-        return QuickUpdates(self.online, self.target, optimizer, self.config.gamma)
+    def begin_steps(self, acts: bool) -> None:
+        """How the steps of a phase are made. `acts`: whether the methods act in it."""
+        parts = (self.learners, lambda: self.going, self.moment, self.as_seed)
+        self.methods = choose_methods(*parts, {"q": self.online}) if acts else None
+        self.renew_updates()
 
-    @contextlib.contextmanager
-    def watches(self) -> Iterator[None]:
-        """The methods' contexts around the steps of a phase."""
-        with contextlib.ExitStack() as stack:
-            for i in self.going if self.acts else ():
-                stack.enter_context(self.learners[i].method.watch(self.learners[i].net))
-            yield
+    def renew_updates(self) -> None:
+        """The updates of a phase, with the optimizers as they are now."""
+        optimizer = choose_optimizer(self.learners, self.online, self.methods, self.as_seed)
+        self.quick = QuickUpdates(self.online, self.target, optimizer, self.config.gamma)
+
+    def moment(self, i: int, loss: Tensor | None) -> Context:
+        """A run's context after an update."""
+        self.bring_up_to_date(i)
+        return make_context(self.tasks[i], self.learners[i], loss)
 
     def interact(self) -> None:
         """A step of every run's environment and the updates that are due."""
@@ -232,34 +230,15 @@ class Stack:
         for begin in range(0, updates * size, size):
             part = slice(begin, begin + size)
             losses, values = self.quick.gradients(x[:, part], actions[:, part], targets[:, part])
-            if self.acts:
-                self.add_penalties()
-            self.quick.optimizer.step(1.0)
+            if self.methods is not None:
+                self.methods.add_penalties()
+            self.quick.optimizer.step()
             self.updates += 1
             self.updates_since += 1
             self.loss_sum += losses
             self.value_sum += values
-            if self.acts and self.learners[0].method.overrides("after_step"):
-                self.after_step(losses)
-
-    def add_penalties(self) -> None:
-        """Add the gradients of the methods' penalties."""
-        if not self.learners[0].method.overrides("penalty"):
-            return
-        for i in self.going:
-            learner = self.learners[i]
-            with self.as_seed(i), learner.method_meter:
-                term = learner.method.penalty(learner.net)
-                if term is not None:
-                    term.backward()
-
-    def after_step(self, losses: Tensor) -> None:
-        """The methods' hook after an optimizer step."""
-        for i in self.going:
-            learner = self.learners[i]
-            learner.updates = self.updates
-            with self.as_seed(i), learner.method_meter:
-                learner.method.after_step(learner.net, make_context(self.tasks[i], learner, losses[i].detach()))
+            if self.methods is not None:
+                self.methods.after_step(losses)
 
     def move(self, actions: np.ndarray) -> None:
         """Step the environments, and append what they show to the replays."""
@@ -283,16 +262,24 @@ class Stack:
 
     def make_rows(self, evaluates: bool) -> None:
         """The rows of this step."""
+        touched = self.methods is not None and self.learners[0].method.overrides("after_epoch")
+        if touched:
+            self.write_back()
+        if self.methods is not None:
+            self.methods.share_time()
         for i in self.going:
             self.bring_up_to_date(i)
             self.attempt(i, functools.partial(self.make_one_row, i, evaluates))
+        if touched and self.methods is not None:
+            self.methods.read_again()
+            self.renew_updates()
         self.clear_sums()
 
     def make_one_row(self, i: int, evaluates: bool) -> None:
         """One of them."""
         task, learner = self.tasks[i], self.learners[i]
         learner.row = make_row(task, learner, evaluates)
-        if self.acts:
+        if self.methods is not None:
             with self.as_seed(i):
                 last = learner.step >= task.total_steps
                 act_after_row(learner, learner.net, make_context(task, learner), last)
@@ -300,12 +287,18 @@ class Stack:
 
     def save(self) -> None:
         """A checkpoint of each run."""
-        assert self.quick is not None
-        self.quick.write_back()
+        self.write_back()
         for i in self.going:
             self.bring_up_to_date(i)
             seeding.set_rng_state(self.generators[i])
             self.attempt(i, functools.partial(save, self.tasks[i], self.learners[i], self.runs[i], self.stores[i]))
+
+    def write_back(self) -> None:
+        """Bring the runs' optimizers and methods up to date."""
+        if self.quick is not None:
+            self.quick.write_back()
+        if self.methods is not None:
+            self.methods.write_back()
 
     def bring_up_to_date(self, i: int) -> None:
         """A learner's counters and sums, of which the stack keeps those of all runs."""
