@@ -7,8 +7,7 @@ hooks of methods) is done for each run by the code that also serves a run alone,
 
 import contextlib
 import functools
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from fire_core.harness.run.folder import Run
 from fire_core.harness.stacked.method import SeparateMethods, choose_methods, choose_optimizer
 from fire_core.harness.stacked.network import StackedNetworks, clip_gradients
 from fire_core.harness.stacked.optimizer import Steps
+from fire_core.harness.stacked.runs import StackedRuns
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row
 from fire_core.harness.training.loop import Loop
@@ -31,7 +31,6 @@ from vision.stack.data import PhaseData
 from vision.stack.loss import cross_entropy, squared_error
 from vision.task import Task
 
-log = logging.getLogger(__name__)
 State = dict[str, Any]
 BeginPhase = Callable[[Task, Learner, int, Run], None]
 
@@ -77,7 +76,7 @@ def train(
     return [failed[i] if i in failed else summarise(state or {}) for i, state in enumerate(now)]
 
 
-class Stack:
+class Stack(StackedRuns):
     """Runs at one step, and what they have in common.
 
     Args:
@@ -85,24 +84,19 @@ class Stack:
         runs: their folders, open.
         states: to go on from, all of one step.
         act: the trainer's `begin_phase`.
-
-    Attributes:
-        failed: why a run cannot go on, by its place. Its networks stay in the stack until the phase ends.
     """
 
     def __init__(
         self, tasks: Sequence[Task], runs: Sequence[Run], states: Sequence[State | None], act: BeginPhase
     ) -> None:
-        self.tasks, self.runs, self.act = tasks, runs, act
+        super().__init__(tasks, runs)
+        self.tasks, self.act = tasks, act
         self.task, self.config = tasks[0], tasks[0].config
         self.learners = [Learner.new(task) for task in tasks]
         self.networks = StackedNetworks([learner.model for learner in self.learners])
         self.optimizer: Steps | None = None
         self.methods: SeparateMethods | None = None  # in a phase in which they act
-        self.failed: dict[int, TrainingError] = {}
         self.seconds, self.phase, self.phase_step, self.step = 0.0, 0, 0, 0
-        self.before = [0.0] * len(tasks)  # seconds of training that each run had before
-        self.generators = [seeding.rng_state() for _ in tasks]  # of each run: seeded when its next phase begins
         self.factor: float | None = None  # of the learning rates in the last step
         self.clear_sums()
         for i, state in enumerate(states):
@@ -112,11 +106,6 @@ class Stack:
                 self.generators[i], self.before[i] = state["rng"], learner.seconds
                 self.phase, self.phase_step, self.step = learner.phase, learner.phase_step, learner.step
                 self.loss_sum[i], self.correct[i], self.seen = learner.loss_sum, learner.correct, learner.seen
-
-    @property
-    def going(self) -> list[int]:
-        """The places of the runs that go on."""
-        return [i for i in range(len(self.runs)) if i not in self.failed]
 
     def train_until(self, until: int, end: int) -> None:
         """Train up to step `until` of the runs, or to the end of a phase in which a run failed.
@@ -280,19 +269,3 @@ class Stack:
         """Start counting for the next rows."""
         self.loss_sum = torch.zeros(len(self.runs), device=self.task.device)
         self.correct, self.seen = torch.zeros_like(self.loss_sum), 0
-
-    def attempt(self, i: int, do: Callable[[], None]) -> None:
-        """Do something for one run. If it fails, only this run ends."""
-        try:
-            do()
-        except TrainingError as error:
-            self.failed[i] = error
-            self.runs[i].fail(error)
-            log.warning("seed %d: %s", self.tasks[i].config.seed, error)
-
-    @contextlib.contextmanager
-    def as_seed(self, i: int) -> Iterator[None]:
-        """Torch draws what this run would draw alone."""
-        torch.set_rng_state(self.generators[i]["torch"])
-        yield
-        self.generators[i]["torch"] = torch.get_rng_state()

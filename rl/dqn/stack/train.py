@@ -7,8 +7,7 @@ run by the code that also serves a run alone, on its own networks and generators
 
 import contextlib
 import functools
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.folder import Run
 from fire_core.harness.stacked.method import SeparateMethods, choose_methods, choose_optimizer
 from fire_core.harness.stacked.network import StackedNetworks
+from fire_core.harness.stacked.runs import StackedRuns
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row
 from fire_core.harness.training.loop import Loop
@@ -32,7 +32,6 @@ from rl.dqn.quick import QuickUpdates
 from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.task import Task
 
-log = logging.getLogger(__name__)
 State = dict[str, Any]
 BeginPhase = Callable[[Task, Learner, int, Run], None]
 FOLLOW = 32  # steps between two looks for full segments of the replays
@@ -75,7 +74,7 @@ def train(
     return [results[i] for i in range(len(tasks))]
 
 
-class Stack:
+class Stack(StackedRuns):
     """Runs at one step, and what they have in common.
 
     Args:
@@ -83,15 +82,13 @@ class Stack:
         runs: their folders, open.
         act: the trainer's `begin_phase`.
         opened: closes environments, threads and files.
-
-    Attributes:
-        failed: why a run cannot go on, by its place. Its networks stay in the stack until the end.
     """
 
     def __init__(
         self, tasks: Sequence[Task], runs: Sequence[Run], act: BeginPhase, opened: contextlib.ExitStack
     ) -> None:
-        self.tasks, self.runs, self.act, self.config = tasks, runs, act, tasks[0].config
+        super().__init__(tasks, runs)
+        self.tasks, self.act, self.config = tasks, act, tasks[0].config
         self.stores = [RingStore(run.folder / "replay", self.config.replay.segment) for run in runs]
         self.learners = [Learner.new(task) for task in tasks]
         for store, learner in zip(self.stores, self.learners, strict=True):
@@ -100,10 +97,7 @@ class Stack:
         self.online = StackedNetworks([learner.q for learner in self.learners])
         self.target = StackedNetworks([learner.target for learner in self.learners])
         self.replay = StackedReplay([learner.replay for learner in self.learners])
-        self.failed: dict[int, TrainingError] = {}
         self.seconds, self.phase, self.phase_step, self.step, self.updates = 0.0, 0, 0, 0, 0
-        self.before = [0.0] * len(tasks)  # seconds of training that each run had before
-        self.generators = [seeding.rng_state() for _ in tasks]  # of each run: seeded when its next phase begins
         self.quick: QuickUpdates | None = None
         self.methods: SeparateMethods | None = None  # in a phase in which they act
         self.clear_sums()
@@ -123,11 +117,6 @@ class Stack:
             self.updates, self.updates_since = learner.updates, learner.updates_since
             self.loss_sum[i], self.value_sum[i] = learner.loss_sum, learner.value_sum
             self.observations[i] = learner.env.observations[0].numpy()
-
-    @property
-    def going(self) -> list[int]:
-        """The places of the runs that go on."""
-        return [i for i in range(len(self.runs)) if i not in self.failed]
 
     def train_until(self, end: int, stop: int | None) -> None:
         """Train up to step `end`, the last of phase `stop` - 1."""
@@ -314,19 +303,3 @@ class Stack:
         self.updates_since = 0
         if self.step == 0:
             self.observations = np.zeros((len(self.runs), 1, *self.tasks[0].frame), np.float32)
-
-    def attempt(self, i: int, do: Callable[[], None]) -> None:
-        """Do something for one run. If it fails, only this run ends."""
-        try:
-            do()
-        except TrainingError as error:
-            self.failed[i] = error
-            self.runs[i].fail(error)
-            log.warning("seed %d: %s", self.tasks[i].config.seed, error)
-
-    @contextlib.contextmanager
-    def as_seed(self, i: int) -> Iterator[None]:
-        """Torch draws what this run would draw alone."""
-        torch.set_rng_state(self.generators[i]["torch"])
-        yield
-        self.generators[i]["torch"] = torch.get_rng_state()
