@@ -21,6 +21,7 @@ import csv
 import fnmatch
 import functools
 import json
+import math
 import re
 import statistics
 import sys
@@ -85,26 +86,32 @@ def flat(options: Mapping[str, object], above: str = "") -> dict[str, str]:
     return found
 
 
-def meets(row: Mapping[str, str], condition: str) -> bool:
+def test_of(condition: str, rows: Sequence[Mapping[str, str]]) -> Callable[[Mapping[str, str]], bool]:
+    """What a condition such as `task>=8` says of a row."""
     parts = CONDITION.fullmatch(condition.strip())
-    if parts is None or parts[1] not in row:
+    if parts is None or not any(parts[1] in row for row in rows):  # runs differ in their options
         raise StaleError(f"{condition!r} is no condition on a column")
-    has, sign, wanted = row[parts[1]], parts[2], parts[3]
+    column, sign, wanted = parts.groups()
     if sign == "=":
-        return fnmatch.fnmatchcase(has, wanted)
-    return bool(has) and (float(has) >= float(wanted) if sign == ">=" else float(has) <= float(wanted))
+        return lambda row: (
+            row.get(column) == wanted or ("*" in wanted and fnmatch.fnmatchcase(row.get(column, ""), wanted))
+        )
+    low, high = (float(wanted), math.inf) if sign == ">=" else (-math.inf, float(wanted))
+    return lambda row: bool(row.get(column)) and low <= float(row[column]) <= high
 
 
-def by_seed(file: Path, conditions: str, column: str) -> dict[str, float]:
-    """The mean of a column over the rows that are asked for, for each seed (each run, each row where there are none).
+def by_seed(file: Path, conditions: str, column: str, unit: str = "seed") -> dict[str, float]:
+    """The mean of a column over the rows that are asked for, for each seed or run (each row where there are none).
 
     Raises:
         StaleError: no row is left, or there is no such column.
     """
     groups: dict[str, list[float]] = {}
-    for number, row in enumerate(rows_of(file)):
-        if all(meets(row, condition) for condition in conditions.split("&")) and row.get(column):
-            groups.setdefault(row.get("seed", row.get("run", str(number))), []).append(float(row[column]))
+    rows = rows_of(file)
+    tests = [test_of(condition, rows) for condition in conditions.split("&")]
+    for number, row in enumerate(rows):
+        if row.get(column) and all(test(row) for test in tests):
+            groups.setdefault(row.get(unit, str(number)), []).append(float(row[column]))
     if not groups:
         raise StaleError(f"no row of {file.name} has {conditions} and a number under {column}")
     return {seed: statistics.fmean(numbers) for seed, numbers in groups.items()}
@@ -113,7 +120,8 @@ def by_seed(file: Path, conditions: str, column: str) -> dict[str, float]:
 def from_rows(file: Path, row: str, column: str, part: str) -> float:
     """A number from the rows of a `.csv`."""
     first, how, second = re.fullmatch(r"(.*?)(?: (minus|over) (.*))?", row).groups()  # type: ignore[union-attr]
-    given = by_seed(file, first, column)
+    unit = "run" if how is None and file.with_suffix(".runs.json").is_file() else "seed"
+    given = by_seed(file, first, column, unit)
     other = by_seed(file, second, column) if second else {}
     if how == "over":
         return statistics.fmean(given.values()) / statistics.fmean(other.values())
@@ -129,6 +137,10 @@ def from_rows(file: Path, row: str, column: str, part: str) -> float:
     if part not in parts:
         raise StaleError(f"{part} is no part of rows; they have low, high, {', '.join(filter(None, parts))}")
     return parts[part](numbers)
+
+
+def written(number: float, form: str) -> str:
+    return re.sub(r"e([-+])0(?=\d)", r"e\1", format(number, form))  # 5e-6, where Python writes 5e-06
 
 
 def value(key: str) -> str:
@@ -147,14 +159,14 @@ def value(key: str) -> str:
         raise StaleError(f"{key}: there is no docs/{name}")
     times, _, form = form.rpartition(" ")
     if page.suffix == ".csv":
-        return format(from_rows(page, row, column, part) * float(times or 1), form)
+        return written(from_rows(page, row, column, part) * float(times or 1), form)
     for above, table in tables_of(page):
         if (not heading or above == heading) and (row, column) in table:
             cell = re.sub(r"(?<=\d),(?=\d{3}\b)", "", table[row, column])
             found = re.search(PARTS[part] if part else f"({NUMBER})", cell)
             if found is None:
                 raise StaleError(f"{key}: the cell is {table[row, column]!r}")
-            return format(float(found[1]) * float(times or 1), form)
+            return written(float(found[1]) * float(times or 1), form)
     raise StaleError(f"{key}: no table has this row and column")
 
 
