@@ -19,6 +19,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
@@ -144,10 +145,27 @@ def chosen(searched: pd.DataFrame, more: bool) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def draw_tasks(left: Axes, frame: pd.DataFrame, drawn: list[str], palette: style.Palette, loss: bool) -> None:
+    """The value at the end of each task, of some methods."""
+    for place, method in enumerate(drawn):
+        look = palette.line(method.partition(" (")[0], place if " (" in method else 0)
+        values = frame[frame["method"] == method].pivot(index="seed", columns="task", values="value")
+        low, high = band(values.to_numpy(float), "sem")
+        left.plot(values.columns, values.mean(), **look, label=label(method))
+        left.fill_between(values.columns, low, high, color=look["color"], alpha=0.16, linewidth=0)
+    left.set_xlabel(style.AXES["task"])
+    left.set_ylabel("Squared error of a task" if loss else "Accuracy at the end of a task")
+    left.set_ylim(0, None if loss else 1.02)
+    left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    scale = left.get_figure(root=True).dpi_scale_trans  # type: ignore[union-attr]
+    below = left.transAxes + ScaledTranslation(0, -0.38, scale)  # inches, below the axis' label
+    left.legend(loc="upper center", bbox_to_anchor=(0.45, 0), bbox_transform=below, ncols=3, fontsize=6)
+
+
 def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame, width: str = "page") -> Figure:
     """Left: the value at the end of each task, of the references and the best; right: all methods' means.
 
-    In a column the second panel stands below the first.
+    In a column the second panel stands below the first. Where there is one task, the second stands alone.
     """
     order = list(found["method"])
     references = [method for method in ("base", "full_reset", "fire") if method in order]
@@ -156,21 +174,17 @@ def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame, width: st
     palette = style.Palette(method.partition(" (")[0] for method in order)
     narrow, height = width == "column", max(2.6, 0.15 * len(order) + 0.9)
     size, ratios = ((style.COLUMN, 2.8 + height), [2.8, height]) if narrow else ((style.PAGE, height), [1.0])
-    shape = (2, 1) if narrow else (1, 2)
-    figure, (left, right) = plt.subplots(*shape, figsize=size, height_ratios=ratios)
-    for place, method in enumerate(drawn):
-        look = palette.line(method.partition(" (")[0], place if " (" in method else 0)
-        values = frame[frame["method"] == method].pivot(index="seed", columns="task", values="value")
-        low, high = band(values.to_numpy(float), "sem")
-        left.plot(values.columns, values.mean(), **look, label=label(method))
-        left.fill_between(values.columns, low, high, color=look["color"], alpha=0.16, linewidth=0)
-    left.set_xlabel(style.AXES["task"])
     loss = name.removeprefix(VARIANTS) in LOSSES
-    left.set_ylabel("Squared error of a task" if loss else "Accuracy at the end of a task")
-    left.set_ylim(0, None if loss else 1.02)
-    left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    below = left.transAxes + ScaledTranslation(0, -0.38, figure.dpi_scale_trans)  # inches, below the axis' label
-    left.legend(loc="upper center", bbox_to_anchor=(0.45, 0), bbox_transform=below, ncols=3, fontsize=6)
+    stream = style.name(name.removeprefix(VARIANTS).rpartition("_")[0])
+    text, across = f"{stream}, {frame['seed'].nunique()} seeds", "Value, 95 % interval over seeds"
+    if frame["task"].nunique() == 1:
+        figure, right = plt.subplots(figsize=(size[0] if narrow else 0.6 * style.PAGE, height))
+    else:
+        shape = (2, 1) if narrow else (1, 2)
+        figure, (left, right) = plt.subplots(*shape, figsize=size, height_ratios=ratios)
+        draw_tasks(left, frame, drawn, palette, loss)
+        across = "Mean over tasks, 95 % interval over seeds"
+        text += f"; {'above' if narrow else 'left'}: references and the best others, band: standard error"
     means = list(found["all tasks"])
     for row, (method, estimate) in enumerate(zip(order, means, strict=True)):
         colour = palette.line(method.partition(" (")[0])["color"]
@@ -179,10 +193,7 @@ def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame, width: st
     right.set_yticks(range(len(order)), [label(method) for method in order])
     right.invert_yaxis()
     right.set_xlim(0, None if loss else 1.02)
-    right.set_xlabel("Mean over tasks, 95 % interval over seeds")
-    stream = style.name(name.removeprefix(VARIANTS).rpartition("_")[0])
-    first = "above" if narrow else "left"
-    text = f"{stream}, {frame['seed'].nunique()} seeds; {first}: references and the best others, band: standard error"
+    right.set_xlabel(across)
     figure.suptitle(textwrap.fill(text, 70 if narrow else 200), x=0.01, ha="left", fontsize=7)
     figure.tight_layout()
     return figure

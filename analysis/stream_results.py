@@ -1,14 +1,17 @@
 """Many methods on a stream of tasks as one small table: a row for each task of each run.
 
 What pages need is kept: `value` at the end of the task (accuracy, or loss of a regression), `online`, its average over
-all epochs so far, and `kept`, the accuracy on the task before, right after the boundary. Configurations are not: all
-runs of a stream are alike but for the method's options and the learning rate, which `collect` checks; the options are
-in conf/tuned/searched.yaml and in the table of the search.
+all epochs so far, and `kept`, the accuracy on the task before, right after the boundary. Where phases are no tasks
+(warm start), each phase after the first is one here: `online` is the mean of the metric over its epochs, and `kept` the
+test accuracy right after the boundary. Configurations are not kept: all runs of a stream are alike but for the method's
+options and the learning rate, which `collect` checks; the options are in conf/tuned/searched.yaml and in the table of
+the search.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +21,7 @@ from analysis.estimates import FEWEST, Estimate, Paired, holm, mean, paired, wid
 from analysis.runs import BadRun, Run, method_groups
 
 COLUMNS = ["method", "seed", "task", "value", "online", "kept"]
+AFTER = "boundary/test_accuracy_after"
 REFERENCES = ("base", "full_reset", "fire")
 RESAMPLES = 2000
 
@@ -35,7 +39,7 @@ def collect(runs: Iterable[Run]) -> dict[str, pd.DataFrame]:
     """
     by_stream: dict[str, list[Run]] = {}
     for run in runs:
-        if run.is_stream:
+        if run.is_stream or run.domain == "vision":
             by_stream.setdefault(name_of(run), []).append(run)
     for name, members in by_stream.items():
         if len({alike(run) for run in members}) > 1:
@@ -56,15 +60,27 @@ def table(runs: Sequence[Run]) -> pd.DataFrame:
     parts = []
     for group in method_groups(runs):
         for run in group.runs:
-            ends = run.history[run.history[streams.TASK].notna()]
-            kept = np.full(len(ends), np.nan)
-            if streams.KEPT in run.boundaries:
-                at = run.boundaries["phase"].to_numpy(int)
-                kept[at] = run.boundaries[streams.KEPT].to_numpy(float)
-            online = next(key for key in streams.ONLINE if key in ends)
-            columns = [group.label, run.seed, ends[streams.TASK].astype(int), ends[run.metric], ends[online], kept]
+            columns = [group.label, run.seed, *(of_tasks(run) if run.is_stream else of_phases(run))]
             parts.append(pd.DataFrame(dict(zip(COLUMNS, columns, strict=True))))
     return pd.concat(parts, ignore_index=True)
+
+
+def of_tasks(run: Run) -> list[Any]:
+    """The columns from `task` on, of a stream of tasks."""
+    ends = run.history[run.history[streams.TASK].notna()]
+    kept = np.full(len(ends), np.nan)
+    if streams.KEPT in run.boundaries:
+        at = run.boundaries["phase"].to_numpy(int)
+        kept[at] = run.boundaries[streams.KEPT].to_numpy(float)
+    online = next(key for key in streams.ONLINE if key in ends)
+    return [ends[streams.TASK].astype(int), ends[run.metric], ends[online], kept]
+
+
+def of_phases(run: Run) -> list[Any]:
+    """The same of a run whose phases after the first are taken for tasks."""
+    later = run.history[run.history["phase"] > 0].groupby("phase")[run.metric]
+    at = run.boundaries.set_index("phase")[AFTER].reindex(later.last().index)
+    return [later.last().index.to_numpy(), later.last().to_numpy(), later.mean().to_numpy(), at.to_numpy(float)]
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -98,8 +114,8 @@ def compare(frame: pd.DataFrame, more: bool = True) -> pd.DataFrame:
 
     Returns:
         `all tasks` is the mean over tasks of the value at the end of each; `first k`, `last k` that over the first and
-        the last tenth of the tasks; `previous task` the mean of `kept`; `online` the average over all epochs. The p
-        values of the differences are corrected by Holm's method over the whole table.
+        the last tenth of the tasks, where there are several; `previous task` the mean of `kept`; `online` the average
+        over all epochs. The p values of the differences are corrected by Holm's method over the whole table.
     """
     whole = {method: by_seed(frame, method) for method in methods(frame)}
     order = sorted(whole, key=lambda m: -np.mean(list(whole[m].values())) if more else np.mean(list(whole[m].values())))
@@ -113,10 +129,10 @@ def compare(frame: pd.DataFrame, more: bool = True) -> pd.DataFrame:
         "method": order,
         "n": [len(whole[method]) for method in order],
         "all tasks": over(slice(None)),
-        f"first {few}": over(slice(0, few)),
-        f"last {few}": over(slice(-few, None)),
-        "online": over(slice(-1, None), "online"),
     }
+    if tasks > 1:
+        columns |= {f"first {few}": over(slice(0, few)), f"last {few}": over(slice(-few, None))}
+    columns["online"] = over(slice(-1, None), "online")
     if frame["kept"].notna().any():
         columns["previous task"] = over(slice(None), "kept")
     pairs = {

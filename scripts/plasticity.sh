@@ -20,11 +20,12 @@ small=(tracker=none cache=off progress=false) table=() seeds=(seed=1 "stack=${ST
 
 # Tasks of a trial of the search: fewer than the twenty (a hundred, permuted_online) that are reported, but not so few that
 # what declines later looks good: with six, the search chose a FIRE that fell behind a full reset after ten.
-tasks_of() { case $1 in permuted_online) echo 30 ;; *) echo 10 ;; esac; }
+tasks_of() { case $1 in warm_start) ;; permuted_online) echo benchmark.tasks=30 ;; *) echo benchmark.tasks=10 ;; esac; }
 data_of() { case $1 in slowly_changing_regression) echo bits ;; *) echo digits ;; esac; }
 
 tune() { # stream, methods
-    python -m vision.tune "experiment=plasticity_$1" "benchmark.tasks=$(tasks_of "$1")" "method=$2" trials=17 "paths.runs=$runs/search" \
+    # shellcheck disable=SC2046  # nothing, or one option
+    python -m vision.tune "experiment=plasticity_$1" $(tasks_of "$1") "method=$2" trials=17 "paths.runs=$runs/search" \
         ${table[@]+"${table[@]}"}
 }
 
@@ -65,7 +66,7 @@ draw() { python analysis/make_plasticity.py "$@" ${page[@]+"${page[@]}"}; }
 
 what=${1:-all}
 case $what in
-    all) for stream in random_labels permuted permuted_online slowly_changing_regression; do "$0" "$stream"; done && "$0" variants ;;
+    all) for stream in random_labels permuted permuted_online warm_start slowly_changing_regression; do "$0" "$stream"; done && "$0" variants ;;
     smoke)
         runs=${RUNS:-runs/smoke} small+=(scale=smoke) seeds=(seed=1 stack=2)
         table=(scale=smoke trials=2 stack=2 "table=$runs/results/search_random_labels_digits.csv" "winners=$runs/winners.yaml")

@@ -43,6 +43,15 @@ def test_runs_that_differ_in_method_and_rate_are_one_table(tmp_path: Path) -> No
     assert one["kept"].tolist() == pytest.approx([np.nan, 0.2, 0.2], nan_ok=True)
 
 
+def test_of_a_warm_start_only_what_follows_the_boundary_counts(tmp_path: Path) -> None:
+    ends = [(0, 0.2), (0, 0.4), (1, 0.5), (1, 0.7)]
+    rows = [{"step": i, "epoch": i, "phase": phase, "test/accuracy": end} for i, (phase, end) in enumerate(ends, 1)]
+    boundary = {"kind": "boundary", "step": 2, "phase": 1, "boundary/test_accuracy_after": 0.1}
+    write_run(tmp_path, "fire", 1, rows_=[*rows[:2], boundary, *rows[2:]], benchmark={"name": "warm_start"})
+    (table,) = collect(load([str(tmp_path)], cache=False)[0]).values()
+    assert table.drop(columns="method").to_numpy().tolist() == [pytest.approx([1, 1, 0.7, 0.6, 0.1])]
+
+
 def test_runs_that_differ_in_more_are_refused(tmp_path: Path) -> None:
     write(tmp_path, batch_size=64)
     write(tmp_path / "other", batch_size=32)
