@@ -25,10 +25,10 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from analysis import formats, plotting, style
-from analysis.estimates import band
+from analysis.estimates import band, mean
 from analysis.options import add_figures, load_or_explain, split
 from analysis.runs import BadRun
-from analysis.stream_results import collect, compare, methods, ranks, read, write
+from analysis.stream_results import by_seed, collect, compare, methods, ranks, read, write
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "results"
 LOSSES = ("slowly_changing_regression_bits",)  # streams of which less is better
@@ -99,7 +99,11 @@ def make_tables(folder: Path, figures: Path | None = None, width: str = "page") 
         tables[f"chosen {name.removeprefix(SEARCH)}"] = formats.as_markdown(chosen(searched, more))
     whole = {name: frame for name, frame in streams.items() if not name.startswith(VARIANTS)}
     if len(whole) > 1:
-        tables["ranks"] = formats.as_markdown(named(ranks(whole, LOSSES)))
+        ranked = ranks(whole, LOSSES)
+        named_streams = {name: stream_name(name) for name in whole}
+        tables["ranks"] = formats.as_markdown(named(ranked.rename(columns=named_streams)))
+        figure = overview_figure(whole, list(ranked["method"]), width)
+        plotting.save(figure, (figures or folder) / "overview", plotting.FORMATS if figures else ["png"])
     if cost is not None:
         tables["cost"] = formats.as_markdown(named(cost))
     return tables
@@ -145,6 +149,39 @@ def chosen(searched: pd.DataFrame, more: bool) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def stream_name(name: str) -> str:
+    """A stream, as figures and tables write it."""
+    return style.name(name.removeprefix(VARIANTS).rpartition("_")[0])
+
+
+def overview_figure(frames: dict[str, pd.DataFrame], order: list[str], width: str) -> Figure:
+    """A panel for each stream with every method's mean over tasks; methods stand in one order in all.
+
+    In a column the panels stand two beside each other.
+    """
+    palette = style.Palette(order)
+    across = 2 if width == "column" else len(frames)
+    down = -(-len(frames) // across)
+    size = (style.COLUMN if width == "column" else style.PAGE, down * (0.13 * len(order) + 0.8))
+    figure, axes = plt.subplots(down, across, figsize=size, sharey=True, squeeze=False)
+    for panel in axes.flat[len(frames) :]:
+        panel.set_visible(False)
+    for panel, (name, frame) in zip(axes.flat, frames.items(), strict=False):
+        for row, method in enumerate(order):
+            estimate = mean(list(by_seed(frame, method).values()))
+            colour = palette.line(method)["color"]
+            panel.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=1.2)
+            panel.plot(estimate.mean, row, "o", color=colour, markersize=3)
+        panel.set_yticks(range(len(order)), [label(method) for method in order])
+        panel.set_xlim(0, None if name in LOSSES else 1.02)
+        panel.set_title(stream_name(name), fontsize=7)
+        panel.grid(axis="y", linewidth=0.3, alpha=0.5)
+    axes[0, 0].invert_yaxis()
+    figure.supxlabel("Mean over tasks, 95 % interval over seeds; methods in the order of their mean rank", fontsize=7)
+    figure.tight_layout()
+    return figure
+
+
 def draw_tasks(left: Axes, frame: pd.DataFrame, drawn: list[str], palette: style.Palette, loss: bool) -> None:
     """The value at the end of each task, of some methods."""
     for place, method in enumerate(drawn):
@@ -175,8 +212,7 @@ def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame, width: st
     narrow, height = width == "column", max(2.6, 0.15 * len(order) + 0.9)
     size, ratios = ((style.COLUMN, 2.8 + height), [2.8, height]) if narrow else ((style.PAGE, height), [1.0])
     loss = name.removeprefix(VARIANTS) in LOSSES
-    stream = style.name(name.removeprefix(VARIANTS).rpartition("_")[0])
-    text, across = f"{stream}, {frame['seed'].nunique()} seeds", "Value, 95 % interval over seeds"
+    text, across = f"{stream_name(name)}, {frame['seed'].nunique()} seeds", "Value, 95 % interval over seeds"
     if frame["task"].nunique() == 1:
         figure, right = plt.subplots(figsize=(size[0] if narrow else 0.6 * style.PAGE, height))
     else:

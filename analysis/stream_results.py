@@ -160,17 +160,22 @@ def ranks(frames: Mapping[str, pd.DataFrame], fewer_is_better: Iterable[str] = (
     Args:
         frames: by stream.
         fewer_is_better: streams of a loss.
+
+    Returns:
+        A row for each method, the best mean rank first: `mean rank`, and of each stream the rank and the value.
     """
     shared = [m for m in methods(next(iter(frames.values()))) if all(m in methods(f) for f in frames.values())]
     rng = np.random.default_rng(0)
-    points, fewest, draws = [], [], np.zeros((RESAMPLES, len(shared)))
+    points, fewest, draws, cells = [], [], np.zeros((RESAMPLES, len(shared))), {}
     for name, frame in frames.items():
         whole = [by_seed(frame, method) for method in shared]
         seeds = sorted(set.intersection(*(set(one) for one in whole)))
         fewest.append(len(seeds))
         values = np.array([[one[seed] for seed in seeds] for one in whole])  # (methods, seeds)
+        means = values.mean(1)
         values = values if name in set(fewer_is_better) else -values
         points.append(pd.Series(values.mean(1)).rank().to_numpy())
+        cells[name] = [f"{rank:g} ({value:.3f})" for rank, value in zip(points[-1], means, strict=True)]
         resampled = values[:, rng.integers(0, len(seeds), (RESAMPLES, len(seeds)))].mean(2)  # (methods, resamples)
         draws += pd.DataFrame(resampled).rank().to_numpy().T / len(frames)
     tail = widened_tail(min(fewest)) if min(fewest) >= FEWEST else np.nan
@@ -181,4 +186,4 @@ def ranks(frames: Mapping[str, pd.DataFrame], fewer_is_better: Iterable[str] = (
         "method": [shared[i] for i in order],
         "mean rank": [Estimate(float(middle[i]), float(low[i]), float(high[i]), min(fewest)) for i in order],
     }
-    return pd.DataFrame(columns | {name: point[order] for name, point in zip(frames, points, strict=True)})
+    return pd.DataFrame(columns | {name: [column[i] for i in order] for name, column in cells.items()})
