@@ -1,5 +1,6 @@
 """Every experiment with every method composes, has the paper's values, and builds."""
 
+from collections.abc import Container
 from typing import Any
 
 import hydra
@@ -98,21 +99,24 @@ def test_all_experiments_are_there() -> None:
     assert len(METHODS) >= 11
 
 
-def all_methods_or_some(experiments: list[str]) -> list[Any]:
-    """Each experiment with all methods in the slow tests; by default each with the paper's and every fourth other."""
-    some = [pytest.param(name, number % 4, id=f"{name}-some") for number, name in enumerate(experiments)]
-    return some + [pytest.param(name, None, id=f"{name}-all", marks=pytest.mark.slow) for name in experiments]
+def some_methods_or_the_others(experiments: list[str]) -> list[Any]:
+    """Each experiment with every fourth method, each with others, by default; with all others in the slow tests."""
+    some = [pytest.param(name, number % 4, True, id=f"{name}-some") for number, name in enumerate(experiments)]
+    return some + [
+        pytest.param(name, number % 4, False, id=f"{name}-others", marks=pytest.mark.slow)
+        for number, name in enumerate(experiments)
+    ]
 
 
-def chosen(names: list[str], quarter: int | None) -> list[str]:
-    return [name for i, name in enumerate(names) if quarter is None or i % 4 == quarter or name in PAPER]
+def chosen(names: list[str], quarter: int, some: bool, always: Container[str] = ()) -> list[str]:
+    return [name for i, name in enumerate(names) if (i % 4 == quarter or name in always) == some]
 
 
-@pytest.mark.parametrize(("experiment", "quarter"), all_methods_or_some(EXPERIMENTS))
-def test_every_method_in_every_experiment(experiment: str, quarter: int | None) -> None:
+@pytest.mark.parametrize(("experiment", "quarter", "some"), some_methods_or_the_others(EXPERIMENTS))
+def test_every_method_in_every_experiment(experiment: str, quarter: int, some: bool) -> None:
     row, dataset = experiment.removeprefix("fig2").split("_")
     model = None
-    for name in chosen(METHODS, quarter):
+    for name in chosen(METHODS, quarter, some, PAPER):
         config = compose(f"experiment={experiment}", f"method={name}")
         assert config.dataset.name == dataset
         assert (config.epochs, config.batch_size, config.lr, config.grad_clip) == (100, 256, 1e-3, 0.5)
@@ -174,9 +178,9 @@ OTHER_EXPERIMENTS = sorted(
 )
 
 
-@pytest.mark.parametrize(("experiment", "quarter"), all_methods_or_some(OTHER_EXPERIMENTS))
-def test_every_method_in_every_other_experiment(experiment: str, quarter: int | None) -> None:
-    for name in chosen(ALL_METHODS, quarter) if experiment != "tune_snp" else ["snp"]:
+@pytest.mark.parametrize(("experiment", "quarter", "some"), some_methods_or_the_others(OTHER_EXPERIMENTS))
+def test_every_method_in_every_other_experiment(experiment: str, quarter: int, some: bool) -> None:
+    for name in chosen(ALL_METHODS, quarter, some) if experiment != "tune_snp" else ["snp"]:
         config = compose(f"experiment={experiment}", f"method={name}", program=program_of(experiment))
         options: Any = OmegaConf.to_container(config.method, resolve=True)
         options.pop("boundary", None)  # the agent's own, not the method's

@@ -211,7 +211,7 @@ def test_what_is_accepted_can_be_drawn(damage: list[tuple[Any, ...]], tmp_path: 
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None, suppress_health_check=QUIET, database=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=QUIET, database=None)
 @given(damage=damages(), more=st.integers(0, 49))
-def test_a_thousand_damages(damage: list[tuple[Any, ...]], more: int, tmp_path: Path) -> None:
+def test_hundreds_of_damages(damage: list[tuple[Any, ...]], more: int, tmp_path: Path) -> None:
     try_damage(tmp_path, damage, draw=more == 0, report=more < 5)

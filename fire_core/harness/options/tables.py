@@ -29,6 +29,14 @@ def choose(word: str, values: Mapping[str, Any], otherwise: Any) -> Any:
 OmegaConf.register_new_resolver("choose", choose, replace=True)
 
 
+def itself(store: ConfigStore, memo: object) -> ConfigStore:
+    """Hydra copies the store with all tables at each look, 175 times for `--help`, and what it loads once more."""
+    return store
+
+
+ConfigStore.__deepcopy__ = itself  # type: ignore[attr-defined]
+
+
 def list_groups(*groups: str) -> str:
     """A line for each group with its options, for `--help`; Hydra's own list has all programs' groups and tables."""
     loader = GlobalHydra.instance().config_loader()
