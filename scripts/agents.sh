@@ -16,7 +16,7 @@ case ${1:-all} in
     smoke)
         out=${RUNS:-runs/smoke}/agents results=$out/tables
         python -m scripts.agents_runs out="$out" csv="$results" setting=continual_cartpole method=base,fire_head_kept smoke=true
-        python -m scripts.agents_runs out="$out" csv="$results" setting=continual_halfcheetah method=fire smoke=true
+        python -m scripts.agents_runs out="$out" csv="$results" setting=continual_double_pendulum method=fire smoke=true
         ;;
     *) python -m scripts.agents_runs out="$out" csv="$results" setting="$1" ${2:+"method=$2"} ;;
 esac

@@ -88,9 +88,9 @@ SETTINGS = {
         3,
         (1, 5),
     ),
-    "continual_halfcheetah": Setting(
+    "continual_double_pendulum": Setting(
         "sac",
-        ("experiment=continual_halfcheetah",),
+        ("experiment=continual_double_pendulum",),
         ("benchmark.tasks=4",),
         ("base", "full_reset", "fire", "snp", "fire_exact", "l2init", "redo", "pi"),
         SAC_HEADS,

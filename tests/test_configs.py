@@ -33,7 +33,7 @@ OTHERS = {
     "plasticity": "vision",
     "continual_cartpole": "dqn",
     "continual_minatar": "dqn",
-    "continual_halfcheetah": "sac",
+    "continual_double_pendulum": "sac",
     "high_replay_ratio": "sac",
 }
 ALL_METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -170,7 +170,7 @@ BUDGETED |= {"dqn": ("log_every", 2000), "sac": ("eval_every", 2500)}
 
 
 def program_of(experiment: str) -> str:
-    return next(program for prefix, program in OTHERS.items() if experiment.startswith(prefix))
+    return OTHERS[max((prefix for prefix in OTHERS if experiment.startswith(prefix)), key=len)]
 
 
 OTHER_EXPERIMENTS = sorted(
