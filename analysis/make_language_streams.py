@@ -9,7 +9,10 @@ loss on new tasks and that on earlier ones.
 """
 
 import argparse
+import itertools
 import sys
+from collections.abc import Sequence
+from math import cos, isfinite, pi, sin
 from pathlib import Path
 
 if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
@@ -17,6 +20,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import formats, plotting, style
@@ -79,15 +83,46 @@ def plane(name: str, compared: pd.DataFrame, width: str = "page") -> Figure:
         for number, (x, y) in enumerate(zip(compared[PLASTICITY], compared[column], strict=True), 1):
             axis.plot([x.low, x.high], [y.mean, y.mean], color="#999999", linewidth=0.8)
             axis.plot([x.mean, x.mean], [y.low, y.high], color="#999999", linewidth=0.8)
-            axis.plot(x.mean, y.mean, "o", color=style.COLOURS["fire"], markersize=2.5)
-            axis.annotate(str(number), (x.mean, y.mean), xytext=(2, 2), textcoords="offset points", fontsize=5.5)
+            method = str(compared["method"].iloc[number - 1])
+            axis.plot(x.mean, y.mean, "o", color=style.COLOURS.get(method, style.COLOURS["fire"]), markersize=2.5)
         axis.set_xlabel("Loss on new tasks, last quarter (plasticity: left is better)", fontsize=6.5)
         axis.set_ylabel(f"{label} (stability: low is better)", fontsize=6.5)
     listed = "   ".join(f"{number} {method}" for number, method in enumerate(compared["method"], 1))
-    figure.suptitle(f"{name}: {listed}", x=0.01, ha="left", fontsize=5.5, wrap=True)
+    words = name.replace("_", " ").capitalize()
+    figure.suptitle(f"{words}: {listed}", x=0.01, ha="left", fontsize=5.5, wrap=True)
     lines = len(listed) // (75 if narrow else 170)
     figure.tight_layout(rect=(0, 0, 1, 0.98 - (0.008 if narrow else 0.03) * lines))
+    for axis, (_, column) in zip(axes, stabilities, strict=True):
+        number_points(axis, [(x.mean, y.mean) for x, y in zip(compared[PLASTICITY], compared[column], strict=True)])
     return figure
+
+
+def number_points(axis: Axes, points: Sequence[tuple[float, float]]) -> None:
+    """Write 1, 2, ... beside the points, each as near as there is room; a line leads to one that is not beside its own.
+
+    Args:
+        axis: with its final size and limits.
+        points: in data coordinates.
+    """
+    pixels = axis.figure.dpi / 72  # of a point of text
+    places = [tuple(axis.transData.transform(point) / pixels) for point in points if all(map(isfinite, point))]
+    taken = list(places)
+    for number, point in enumerate(points, 1):
+        if not all(map(isfinite, point)):
+            continue
+        x, y = axis.transData.transform(point) / pixels
+        wide = 3.4 * len(str(number))
+        for distance, eighth in itertools.product((4.5, 9, 13, 18, 23, 28), range(8)):
+            turn = (1 + eighth) * pi / 4
+            dx, dy = distance * cos(turn), distance * sin(turn)
+            if all(abs(x + dx - a) > wide + 0.5 or abs(y + dy - b) > 5 for a, b in taken if (a, b) != (x, y)):
+                break
+        taken.append((x + dx, y + dy))
+        lead = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 1.5}
+        axis.annotate(
+            str(number), point, (dx, dy), textcoords="offset points", fontsize=5.5, ha="center", va="center",
+            arrowprops=lead if distance > 4.5 else None,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

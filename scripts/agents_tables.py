@@ -92,7 +92,7 @@ def known(runs: pd.DataFrame) -> dict[str, str]:
 
 
 def draw(runs: pd.DataFrame, width: str = "page") -> Figure:
-    """Return and the state of the networks over the tasks, means over seeds, a line a method.
+    """Return and the state of the networks over the tasks: means over seeds, a line a method, band: standard error.
 
     Args:
         runs: a row for each task of a run.
@@ -106,14 +106,18 @@ def draw(runs: pd.DataFrame, width: str = "page") -> Figure:
     palette = style.Palette(map(str, runs["method"]))
     for axis, (column, words) in zip(axes.flat, columns.items(), strict=False):
         for method, rows in runs.groupby("method", sort=False):
-            means = rows.groupby("task")[column].mean()
-            axis.plot(means.index + 1, means.to_numpy(), label=style.name(str(method)), **palette.line(str(method)))
+            tasks, look = rows.groupby("task")[column], palette.line(str(method))
+            means, errors = tasks.mean().to_numpy(), tasks.sem().to_numpy()
+            at = tasks.mean().index + 1
+            axis.plot(at, means, label=style.name(str(method)), **look)
+            axis.fill_between(at, means - errors, means + errors, color=look["color"], alpha=0.15, linewidth=0)
         axis.set(title=words, xlabel=style.AXES["task"])
         if column in ("dfi", "gradient_norm", "td_fresh", "td_old"):
             axis.set_yscale("log")
     for axis in axes.flat[len(columns) :]:
         axis.set_visible(False)
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2 * across, fontsize=6)
+    names = axes.flat[0].get_legend_handles_labels()
+    figure.legend(*names, loc="outside lower center", ncols=min(len(names[0]), 2 * across + 2), fontsize=6)
     return figure
 
 
