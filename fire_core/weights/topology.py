@@ -122,7 +122,7 @@ def standing_of(use: Use, parameter: Tensor, tied: bool) -> tuple[str, str, str]
 
 RAW = "a raw parameter: which of its dimensions is in and which out is unknown; include it (and transposed=)"
 _REASONS = {
-    "embedding": "an embedding: a table of vectors, not a map; the layout word embedding takes it",
+    "embedding": "an embedding: a table of vectors, not a map; include= takes it, or the layout word embedding",
     "depthwise": "a depthwise convolution: its matrices are m x 1; the layout word depthwise takes it",
     "router": "a router: the size of its logits says how sharply experts are chosen; the layout word router takes it",
     "adapter": "an adapter's factor: what counts is the product of its factors; the layout word adapter takes it",
