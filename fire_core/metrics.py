@@ -1,6 +1,8 @@
 """Distances to isometry and to old weights, ranks, dormancy, sharpness: what the four theorems of FIRE speak of.
 
 Every function says which definition it follows. Matrices are (..., m, n); half precision is computed in float32.
+Complex tensors raise ValueError everywhere. Singular values of a NaN or Inf raise torch's LinAlgError; what needs
+none of them, `dfi` and `sfe`, is NaN then.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fire_core.polar.options import check_number
 from fire_core.polar.steps import to_working
 
 
@@ -37,7 +40,12 @@ def sfe(A: Tensor, B: Tensor) -> Tensor:
 
     Returns:
         (...).
+
+    Raises:
+        ValueError: the shapes differ.
     """
+    if A.shape != B.shape:
+        raise ValueError(f"shapes {tuple(A.shape)} and {tuple(B.shape)} differ: sfe compares weight with weight")
     return (to_working(A) - to_working(B)).square().sum((-2, -1))
 
 
@@ -82,7 +90,11 @@ def srank(W: Tensor, delta: float = 0.01) -> Tensor:
 
     Returns:
         (...) int64; 0 for a zero matrix.
+
+    Raises:
+        ValueError: `delta` outside [0, 1).
     """
+    check_number("delta", delta, lambda share: 0 <= share < 1, "at least 0 and below 1")
     values = torch.linalg.svdvals(to_working(W))
     total = values.sum(-1, keepdim=True)
     short = values.cumsum(-1) < (1 - delta) * total  # the prefixes that do not hold enough yet
@@ -122,7 +134,15 @@ def dormant_scores(activations: Tensor) -> Tensor:
 
 
 def dormant(activations: Tensor, threshold: float = 0.0) -> Tensor:
-    """Which units of a layer have a score of at most the threshold, (units,); see `dormant_scores`, `dormant_ratio`."""
+    """Which units of a layer have a score of at most the threshold; see `dormant_scores` and `dormant_ratio`.
+
+    Args:
+        activations: (samples, ..., units), as in `dormant_scores`.
+        threshold: ReDo's tau.
+
+    Returns:
+        (units,) bool.
+    """
     return dormant_scores(activations) <= threshold
 
 
@@ -135,9 +155,14 @@ def dormant_ratio(activations: Tensor | Iterable[Tensor] | Mapping[str, Tensor],
 
     Returns:
         Between 0 and 1.
+
+    Raises:
+        ValueError: there is no layer.
     """
     layers = [activations] if isinstance(activations, Tensor) else activations
     layers = list(layers.values()) if isinstance(layers, Mapping) else list(layers)
+    if not layers:
+        raise ValueError("there are no activations: dormant_ratio needs those of one layer at least")
     return float(torch.cat([dormant(layer, threshold) for layer in layers]).double().mean())
 
 
@@ -191,9 +216,14 @@ def hessian_spectral_norm(
         generator: of the start vector, on the parameters' device; None for a fixed seed.
 
     Returns:
-        ||H v|| at the last unit vector v: a lower bound that converges to ||H||_2.
+        ||H v|| at the last unit vector v: a lower bound that converges to ||H||_2. 0 for a loss that is linear in them.
+
+    Raises:
+        ValueError: none of the parameters requires a gradient.
     """
     params = [p for p in params if p.requires_grad]
+    if not params:
+        raise ValueError("no parameter requires a gradient: there is no Hessian")
     generator = generator or torch.Generator(params[0].device).manual_seed(0)
     with torch.enable_grad():
         grads = torch.autograd.grad(loss(), params, create_graph=True, materialize_grads=True)

@@ -197,3 +197,18 @@ def test_theorem_4_isometry_wakes_dormant_units():
     after = M.dormant_ratio(hidden(model, INPUTS), 0.1)
     assert before > 0.25
     assert after < before / 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: M.sfe(torch.ones(3, 3), torch.ones(3)), "shapes .* differ"),
+        (lambda: M.srank(torch.eye(3), 1.0), "delta=1.0: must be at least 0 and below 1"),
+        (lambda: M.dormant_ratio([]), "no activations"),
+        (lambda: M.hessian_spectral_norm(lambda: torch.ones(()), [torch.ones(3)]), "no parameter requires"),
+        (lambda: M.stable_rank(torch.ones(3, 3, dtype=torch.complex64)), "complex64 is not supported"),
+    ],
+)
+def test_what_has_no_answer_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -63,7 +63,11 @@ def newton_schulz(W: Tensor, iterations: int = 10, norm_init: str = "frobenius",
     spread within their own matrix. With `tol=None` it compiles with `fullgraph=True`; compiled code keeps the
     matmul precision that the user set, otherwise float32 products are full float32 whatever was set.
 
-    W is (..., m, n), real floating point; the options are those of `PolarOptions`.
+    Args:
+        W: (..., m, n), real floating point.
+        iterations: steps.
+        norm_init: what divides W before the first: "frobenius", "spectral", "power" or "schatten4"; see `PolarOptions`.
+        tol: stop early once the largest DfI of the batch lies below this; each step then waits for the GPU.
 
     Returns:
         (..., m, n) in W's dtype.
@@ -90,7 +94,24 @@ def polar_factor(
     init: Tensor | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """`polar` without the report."""
+    """The nearest isometries of matrices, U V^T of W = U S V^T: `polar` without the report.
+
+    Args:
+        W: (..., m, n), float16, bfloat16, float32 or float64.
+        solver: "exact", "newton_schulz" (the paper) or "muon"; see `PolarOptions`.
+        iterations: steps of the iterative solvers.
+        norm_init: what divides W before the first step.
+        tol: stop Newton-Schulz early once the largest DfI of a batch lies below this.
+        init: (..., m, n), fills the null space of a rank-deficient matrix in "exact".
+        seed: of the Gaussian that fills it without `init`.
+
+    Returns:
+        (..., m, n) in W's dtype and device, never aliasing W.
+
+    Raises:
+        NonFiniteError: a ValueError that says which matrices hold NaN or Inf.
+        ValueError: an option or a tensor that is not accepted.
+    """
     return polar(W, solver, iterations=iterations, norm_init=norm_init, tol=tol, init=init, seed=seed)[0]
 
 
@@ -112,8 +133,14 @@ def polar(
     isometry to `init` there, else to a Gaussian drawn from `seed`, and the report says so. The result is the same for
     the same input, device and number of threads.
 
-    W is (..., m, n), float16, bfloat16, float32 or float64; any batch shape, empty ones included. The initial weights
-    `init`, of the same shape, fill null spaces in `exact`. The other options are those of `PolarOptions`.
+    Args:
+        W: (..., m, n), float16, bfloat16, float32 or float64; any batch shape, empty ones included.
+        solver: with the following options as in `PolarOptions`.
+        iterations: steps of the iterative solvers.
+        norm_init: what divides W before the first step.
+        tol: stop Newton-Schulz early.
+        init: initial weights of W's shape; fill null spaces in `exact`.
+        seed: of the Gaussian that does so without them.
 
     Returns:
         (..., m, n) in W's dtype and device, never aliasing W; and the report.
