@@ -168,10 +168,10 @@ class StackedMethod(SeparateMethods):
         if not self.method.overrides("optimizer"):
             return None
         singles = [learner.optimizer for learner in self.learners if learner.optimizer is not None]
-        whole = self.method.optimizer(self.net, _no_default)
-        if [type(part) for part in parts_of(whole)] != [type(part) for part in parts_of(singles[0])]:
+        own = self.learners[0].method.optimizer(self.learners[0].net, _no_default)
+        if [type(part) for part in parts_of(own)] != [type(part) for part in parts_of(singles[0])]:
             return None  # the trainer's own still, as before a first boundary
-        return StackedOptimizer(singles, whole, self.as_seed)
+        return StackedOptimizer(singles, self.method.optimizer(self.net, _no_default), self.as_seed)
 
     def share_time(self) -> None:
         """Give each run its part of the time since the last call."""
