@@ -149,7 +149,7 @@ def test_command_line_reads_nested_checkpoints_and_plots(tmp_path):
     assert (tmp_path / "spectra.png").stat().st_size > 5000
 
 
-def test_only_what_is_asked_for_and_stacks_of_layers(tmp_path):
+def test_only_what_is_asked_for_and_stacks_of_layers(tmp_path, capsys):
     generator = torch.Generator().manual_seed(0)
     content = {"model": {"twins.weight": torch.randn(2, 12, 10, generator=generator)}, "init": {"w": torch.randn(9, 9)}}
     torch.save(content, tmp_path / "x.pt")
@@ -159,13 +159,14 @@ def test_only_what_is_asked_for_and_stacks_of_layers(tmp_path):
     assert (kernels.matrices, kernels.shape) == (10, (2, 12))
     spectra = torch.linalg.svdvals(content["model"]["twins.weight"].double())
     assert stacked.condition == pytest.approx(float((spectra[:, 0] / spectra[:, -1]).max()))
-    code, out, err = run(tmp_path / "x.pt", "--only", "model.*", "--stacked", "*twins*")
-    assert code == 0
-    assert "12x10" in "".join(out)
-    assert "init.w" not in "".join(out)
-    code, out, err = run(tmp_path / "x.pt", "--only", "modle.*")
-    assert (code, len(err)) == (2, 1)
-    assert "--only=modle.*: no name matches; there are model.twins.weight, init.w" in err[0]
+    assert audit.main([str(tmp_path / "x.pt"), "--only", "model.*", "--stacked", "*twins*"]) == 0
+    out = capsys.readouterr().out
+    assert "12x10" in out
+    assert "init.w" not in out
+    assert audit.main([str(tmp_path / "x.pt"), "--only", "modle.*"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "--only=modle.*: no name matches; there are model.twins.weight, init.w" in err
 
 
 def files(tmp_path) -> dict[str, bytes | None]:

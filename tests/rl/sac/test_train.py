@@ -23,7 +23,8 @@ from rl.sac.task import Task
 from tests.programs import SAC, assert_same, compose, final_state, only_run, rows, wait_for
 from tests.zygote import Zygote
 
-METHODS = ("base", "full_reset", "snp", "pi", "fire", "fire_exact", "redo", "l2init", "parseval", "spectral")
+METHODS = ("base", "full_reset", "snp", "pi", "fire", "fire_exact", "redo", "parseval")
+OTHERS = ("l2init", "spectral")
 REFUSED = ("muon", "cbp", "snr", "dash", "l2_er", "c_chain")
 
 
@@ -43,6 +44,13 @@ def test_methods_share_the_first_half_and_differ_after_it(sweep: dict[str, Path]
     last = {method: json.dumps(rows(folder)[-1]["train/q"]) for method, folder in sweep.items()}
     last.pop("redo")  # may find nothing dormant
     assert len(set(last.values())) >= len(last) - 1, last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", OTHERS)
+def test_other_methods_within_training_change_what_is_learned(method: str, sweep: dict[str, Path]) -> None:
+    folder = SAC.run(sweep["base"].parents[1], f"method={method}", "metrics=cheap")
+    assert rows(folder)[-1]["train/q"] != rows(sweep["base"])[-1]["train/q"]
 
 
 def test_rows_have_what_the_analysis_reads(sweep: dict[str, Path]) -> None:
