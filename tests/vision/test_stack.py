@@ -10,6 +10,7 @@ import torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.run.schema import outline
 from fire_core.harness.run.stack import execute_stack
+from fire_core.harness.stacked.optimizer import StackedOptimizer
 from fire_core.harness.training.console import show_log
 from tests.harness.run.test_damage import newest, rewrite
 from tests.kills import die_at
@@ -18,7 +19,8 @@ from tests.zygote import Zygote
 from vision.learner import Learner
 from vision.phase import make_row
 from vision.stack import check
-from vision.train import PROGRAM, STACKING
+from vision.stack.train import Stack
+from vision.train import PROGRAM, STACKING, begin_phase
 
 LABELS = ("benchmark=random_labels", "benchmark.tasks=3", "benchmark.samples=300", "model.norm=false")
 SMALL = ("model.hidden=20", "model.depth=2", "epochs=2", "batch_size=32", "dataset.train_size=320")
@@ -84,6 +86,17 @@ def test_each_seed_is_its_own_run_bit_for_bit(method: str, tmp_path: Path, base:
     single = alone(tmp_path / "alone", *options)
     assert (rows(single[0])[-1]["train/loss"] != base[-1]["train/loss"]) == (method != "base"), "it did nothing here"
     assert_all_same(stack(tmp_path / "stack", *options), single)
+
+
+@pytest.mark.parametrize("method", ["muon", "upgd"])
+def test_optimizers_of_methods_step_at_once(method: str, tmp_path: Path) -> None:
+    """What each leaves is the same either way, only slower one by one."""
+    tasks = check.make_tasks(TINY.compose(*LABELS, f"method={method}", "stack=2", f"paths.runs={tmp_path}"))
+    runs: Any = [None, None]
+    made = Stack(tasks, runs, runs, begin_phase)
+    made.begin_phase(0)
+    made.begin_steps(acts=True)
+    assert isinstance(made.optimizer, StackedOptimizer)
 
 
 @pytest.mark.parametrize("hidden", [16, 20])
