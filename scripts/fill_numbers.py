@@ -33,6 +33,7 @@ if not __package__:
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
+BEGINS = re.compile(r"^[ ]*<!--=(.*?)-->", re.M)
 NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 CONDITION = re.compile(r"([^=<>]+?)\s*(>=|<=|=)\s*(.*)")
 PARTS = {
@@ -172,7 +173,7 @@ def value(key: str) -> str:
 
 def renewed(text: str) -> tuple[str, list[str]]:
     """A page with its numbers written anew, and a line for each that was another or cannot be found."""
-    wrong: list[str] = []
+    wrong = [f"a line begins with a mark, where markdown ends the paragraph: {key}" for key in BEGINS.findall(text)]
 
     def one(match: re.Match[str]) -> str:
         try:

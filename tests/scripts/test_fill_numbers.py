@@ -32,13 +32,20 @@ def test_a_stale_number_is_found_and_written_anew(tmp_path, monkeypatch) -> None
     assert {part: numbers.value(f"a.md; FIRE; final; {part}; .2f") for part in parts} == parts
 
 
+def test_a_mark_at_the_beginning_of_a_line_is_named() -> None:
+    """Markdown takes such a line for HTML and ends the paragraph before it."""
+    mark = "<!--=results/digits.md; Base; final; .2f-->0.68<!--/-->"
+    assert numbers.renewed(f"base has {mark}")[1] == []
+    assert "a line begins with a mark" in numbers.renewed(f"base has\n  {mark} and")[1][0]
+
+
 def test_numbers_from_committed_rows(tmp_path, monkeypatch) -> None:
     """Against numbers worked out by hand: means over seeds of means over rows, a t-interval, pairs, options of runs."""
     monkeypatch.setattr(numbers, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
     lines = ["method,seed,task,value", "a,1,1,1", "a,1,2,3", "a,2,1,4", "a,2,2,", "b,1,1,1", "b,2,1,2", "c,3,1,9e3"]
     (tmp_path / "docs/a.csv").write_text("\n".join(lines))
-    text = "<!--=a.csv; method=a & task>=1; value; .2f-->2.99<!--/-->"
+    text = "is <!--=a.csv; method=a & task>=1; value; .2f-->2.99<!--/-->"
     assert numbers.renewed(text) == (text.replace("2.99", "3.00"), [
         "a.csv; method=a & task>=1; value; .2f: 2.99 is 3.00 now"])  # fmt: skip
     half = 12.7062 / 2**0.5 * 2**0.5  # the t quantile of one degree of freedom, standard error sqrt(2) / sqrt(2)
@@ -72,4 +79,4 @@ def test_numbers_from_committed_rows(tmp_path, monkeypatch) -> None:
     ],
 )
 def test_a_mark_that_asks_for_nothing_is_named(key: str, message: str) -> None:
-    assert message in numbers.renewed(f"<!--={key}-->1<!--/-->")[1][0]
+    assert message in numbers.renewed(f"is <!--={key}-->1<!--/-->")[1][0]
