@@ -1,5 +1,6 @@
 """For every test: one thread, so that workers share the cores and sums do not depend on their number."""
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +23,11 @@ PROGRAMS = (
     "language.sample",
 )
 PROGRAMS += ("rl.dqn.train", "rl.sac.train", "gymnasium.envs.mujoco", "torch.distributed.run", "torch._inductor")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported by now stays: the garbage collector need not look at a million objects again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
