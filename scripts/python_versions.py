@@ -97,7 +97,10 @@ def main() -> int:
         dist = Path(temporary) / "dist"
         dist.mkdir()
         make = f"from setuptools import build_meta as b; b.build_wheel({str(dist)!r}); b.build_sdist({str(dist)!r})"
-        subprocess.run([sys.executable, "-c", make], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        builder = str(Path(temporary) / "builder" / "bin" / "python")  # setuptools need not be where this runs
+        subprocess.run([first or sys.executable, "-m", "venv", f"{temporary}/builder"], check=True)
+        subprocess.run([builder, "-m", "pip", "install", "--quiet", "setuptools>=77.0.3"], check=True)
+        subprocess.run([builder, "-c", make], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         for name in options.names or (*SUPPORTED, "oldest"):
             python = first if name == "oldest" else here[name]
             if python is None:
