@@ -17,6 +17,11 @@ from fire_core.harness.options.config import resolve_device
 PATIENCE = timedelta(days=7)
 
 
+def world_size() -> int:
+    """How many processes torchrun's environment says that the run has; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 @dataclass(frozen=True)
 class ProcessGroup:
     """The processes of one run, as each of them sees them.
@@ -41,7 +46,7 @@ class ProcessGroup:
         Raises:
             ConfigError: the machine has no such device.
         """
-        size = int(os.environ.get("WORLD_SIZE", 1))
+        size = world_size()
         if size == 1:
             return cls(0, 1, resolve_device(device))
         if device == "cuda" or (device == "auto" and torch.cuda.is_available()):

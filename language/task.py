@@ -29,7 +29,7 @@ from language.benchmark import STARTS, Benchmark, Phase, Setting
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
 from language.prepare import load
-from language.process_group import ProcessGroup
+from language.process_group import ProcessGroup, world_size
 from language.tokenizers import get_tokenizer
 
 METRICS = ("loss",)  # of each step, for triggers
@@ -94,12 +94,13 @@ class Task:
         Raises:
             ConfigError: an option is out of its range, the data are not there or damaged, or do not fit together.
         """
-        group = ProcessGroup.join(config.device)
+        # What needs no other process is refused before they meet: each says it, none dies of another's end.
         check_options(config, PAIR if "replay" in config.dataset else None)
-        if config.accumulation % group.size:
+        if config.accumulation % (size := world_size()):
             raise ConfigError(
-                f"accumulation={config.accumulation} batches cannot be dealt to {group.size} processes: take a multiple"
+                f"accumulation={config.accumulation} batches cannot be dealt to {size} processes: take a multiple"
             )
+        group = ProcessGroup.join(config.device)
         set_up_torch(group.device, config.threads, config.deterministic)
         tokenizer = get_tokenizer(config.tokenizer)
         # All that needs no data comes first: preparing them takes time and writes files.

@@ -227,6 +227,12 @@ STREAMS = {  # of vision, with their data sets
 }
 
 
+def options_of(method: str) -> set[str]:
+    """The names of a method's options, as its file in conf/method gives them."""
+    own = {"parts"} if method == "chain" else set()  # its defaults list fills them in
+    return set(OmegaConf.load(CONF / "method" / f"{method}.yaml")) | {"layout"} | own
+
+
 def test_tables_name_what_exists() -> None:
     """Nothing would ever pick up a misspelt method, data set or benchmark, or notice a misspelt option."""
     for path in (CONF / "tuned").rglob("*.yaml"):
@@ -251,8 +257,12 @@ def test_tables_name_what_exists() -> None:
             if path.stem in ("dqn", "sac"):  # the agents' tables also say what restarts at the midpoint
                 assert set(values) <= {"method", "boundary"}, (path.name, method)
                 values = values.get("method", {})
-            known = set(OmegaConf.load(CONF / "method" / f"{method}.yaml")) | {"layout"}
-            assert set(values) <= known, (path.name, method)
+            assert set(values) <= options_of(method), (path.name, entry)
+            if method == "chain":
+                assert values.get("of", parts) == parts, entry
+                for part, options in values.get("parts", {}).items():
+                    assert part in parts, (entry, part)
+                    assert set(options) <= options_of(part), (entry, part)
     scales = set(OmegaConf.load(CONF / "scale.yaml"))
     for program in PROGRAMS:
         assert set(OmegaConf.load(CONF / "budget" / f"{program}.yaml")) == scales
