@@ -3,7 +3,9 @@
     python -m scripts.agents_tables csv=docs/results/agents
     python -m scripts.agents_tables csv=docs/results/agents figures=paper width=column   the figures for a paper
 
-A run's score is the mean of its tasks' returns over the last third of the tasks; seeds are the unit of all intervals.
+Text between `<!-- table: name -->` and `<!-- end -->` in agents.md, beside the folder, is replaced: of each csv its
+table (`continual_cartpole`), the networks (`state ...`) and what its search chose (`chosen ...`). A run's score is the
+mean of its tasks' returns over the last third of the tasks; seeds are the unit of all intervals.
 """
 
 import sys
@@ -12,12 +14,15 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from analysis import plotting, style
 from analysis.arrays import Floats
 from analysis.estimates import Estimate, mean
 from analysis.formats import as_markdown
+from analysis.make_plasticity import LINES, SEARCH, chosen, filled
 from analysis.rl import iqm, probability_of_improvement, stratified
 
 STATE = {
@@ -73,15 +78,16 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def states(runs: pd.DataFrame) -> pd.DataFrame:
-    """Of each method the networks as the first and as the last task ended."""
+    """The networks of each method as the last task ends, the best first; those of base as the first one ends, too."""
+    last, order = int(runs["task"].max()), table(runs)["method"]
+    asked = [("base", 0)] * ("base" in set(order)) + [(str(method), last) for method in order]
     rows = []
-    last = int(runs["task"].max())
-    for method in dict.fromkeys(runs["method"]):
-        row: dict[str, object] = {"method": method}
+    for method, task in asked:
+        here = runs[(runs["method"] == method) & (runs["task"] == task)]
+        row: dict[str, object] = {"method": method, "task": task + 1}
         for column, words in known(runs).items():
-            for when, task in (("first", 0), ("last", last)):
-                here = runs[(runs["method"] == method) & (runs["task"] == task)][column].dropna()
-                row[f"{words}, {when}"] = mean(here.tolist()) if len(here) else None
+            numbers = here[column].dropna().tolist()
+            row[words] = mean(numbers) if numbers else None
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -89,6 +95,13 @@ def states(runs: pd.DataFrame) -> pd.DataFrame:
 def known(runs: pd.DataFrame) -> dict[str, str]:
     """The columns of `STATE` that a table has numbers in."""
     return {column: words for column, words in STATE.items() if column in runs and runs[column].notna().any()}
+
+
+def lines(runs: pd.DataFrame) -> list[str]:
+    """The methods that a figure shows: those that others are compared with, and the best of the others."""
+    order = [str(method) for method in table(runs)["method"]]
+    asked = [method for method in ("base", "full_reset", "fire") if method in order]
+    return [*asked, *[method for method in order if method not in asked][: LINES - len(asked)]]
 
 
 def draw(runs: pd.DataFrame, width: str = "page") -> Figure:
@@ -104,16 +117,20 @@ def draw(runs: pd.DataFrame, width: str = "page") -> Figure:
     size = (style.COLUMN if width == "column" else style.PAGE, 1.9 * down + 0.3)
     figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
     palette = style.Palette(map(str, runs["method"]))
+    drawn = lines(runs)
     for axis, (column, words) in zip(axes.flat, columns.items(), strict=False):
-        for method, rows in runs.groupby("method", sort=False):
-            tasks, look = rows.groupby("task")[column], palette.line(str(method))
+        for method in drawn:
+            rows = runs[runs["method"] == method]
+            tasks, look = rows.groupby("task")[column], palette.line(method)
             means, errors = tasks.mean().to_numpy(), tasks.sem().to_numpy()
             at = tasks.mean().index + 1
-            axis.plot(at, means, label=style.name(str(method)), **look)
+            axis.plot(at, means, label=style.name(method), **look)
             axis.fill_between(at, means - errors, means + errors, color=look["color"], alpha=0.15, linewidth=0)
         axis.set(title=words, xlabel=style.AXES["task"])
         if column in ("dfi", "gradient_norm", "td_fresh", "td_old"):
-            axis.set_yscale("log")
+            logarithmic(axis)
+        elif column == "return":
+            axis.set_ylim(0)
     for axis in axes.flat[len(columns) :]:
         axis.set_visible(False)
     names = axes.flat[0].get_legend_handles_labels()
@@ -121,15 +138,46 @@ def draw(runs: pd.DataFrame, width: str = "page") -> Figure:
     return figure
 
 
+def logarithmic(axis: Axes) -> None:
+    """A logarithmic vertical axis with plain numbers: 20, 100k, 1M."""
+    low, high = axis.get_ylim()
+    axis.set_yscale("log")
+    few = high > 30 * max(low, 1e-9)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1,) if few else (1, 2, 3, 5)))
+    axis.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def named(frame: pd.DataFrame) -> pd.DataFrame:
+    """Methods as they are written in figures."""
+    return frame.assign(method=[style.name(method) for method in frame["method"]])
+
+
+def make_tables(csv: Path) -> dict[str, str]:
+    """Markdown of each table of the page, by its name."""
+    tables: dict[str, str] = {}
+    for path in sorted(csv.glob("*.csv")):
+        rows = pd.read_csv(path)
+        if path.stem.startswith(SEARCH):
+            tables[f"chosen {path.stem.removeprefix(SEARCH)}"] = as_markdown(chosen(rows, more=True))
+            continue
+        tables[path.stem] = as_markdown(named(table(rows)))
+        if known(rows):
+            tables[f"state {path.stem}"] = as_markdown(named(states(rows)))
+    return tables
+
+
 def main(csv: Path, figures: Path | None = None, width: str = "page") -> None:
-    """Print the tables, and draw a figure beside each csv file, or in all formats into `figures`."""
+    """Fill in the tables of the page, and draw a figure beside each csv file, or in all formats into `figures`."""
     style.use()
     for path in sorted(csv.glob("continual_*.csv")):
-        runs = pd.read_csv(path)
-        print(f"## {path.stem}\n\n{as_markdown(table(runs))}\n")
-        if known(runs):
-            print(f"{as_markdown(states(runs))}\n")
-        plotting.save(draw(runs, width), (figures or csv) / path.stem, plotting.FORMATS if figures else ["png"])
+        figure = draw(pd.read_csv(path), width)
+        plotting.save(figure, (figures or csv) / path.stem, plotting.FORMATS if figures else ["png"])
+        print(f"made {path.stem}")
+    page = csv.with_suffix(".md")
+    if page.exists():
+        page.write_text(filled(page.read_text(encoding="utf-8"), make_tables(csv)), encoding="utf-8")
+        print("now python scripts/fill_numbers.py, which brings the numbers in the text up to the tables")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.make_plasticity import filled
 from scripts.agents_runs import COLUMNS, write
-from scripts.agents_tables import scores, table
+from scripts.agents_tables import make_tables, scores, table
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
 
 
 def frame() -> pd.DataFrame:
@@ -46,6 +48,12 @@ def test_a_method_s_rows_take_the_place_of_its_old_ones(tmp_path: Path) -> None:
     write(path, "base", [one | {"method": "base"}] * 3)
     with path.open(newline="") as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["fire"] * 2 + ["base"] * 3
+
+
+def test_the_page_has_the_tables_of_its_csv_files() -> None:
+    page, tables = (RESULTS / "agents.md").read_text(), make_tables(RESULTS / "agents")
+    assert {f"<!-- table: {name} -->" in page for name in tables} == {True}
+    assert filled(page, tables) == page
 
 
 @pytest.mark.slow
