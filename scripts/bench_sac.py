@@ -201,7 +201,7 @@ def bench_updates(args: argparse.Namespace) -> None:
     for name, sizes in (("float32", exact), ("bfloat16", fast)):
         variants[f"rl.sac, {name}"] = ours(sizes, o, a, device)
         if (name, device) == ("float32", "cpu"):
-            variants["rl.sac, float32, no autograd"] = QuickUpdate(ours(sizes, o, a, device))
+            variants["rl.sac, float32, no autograd"] = QuickUpdate.of(ours(sizes, o, a, device))
         if args.compile:
             variants[f"rl.sac, {name}, compiled"] = compiled(ours(sizes, o, a, device))
         if args.graph:
@@ -235,7 +235,7 @@ def bench_jax(rounds: int, seconds: float) -> None:
         sizes = Networks("simba", *how)
         batch, noise = random_batch(size, o, a, "cpu", torch.Generator().manual_seed(1))
         given = batch, noise, (torch.zeros(o), torch.ones(o))
-        jax, torch_s = JaxSac(ours(sizes, o, a, "cpu")), QuickUpdate(ours(sizes, o, a, "cpu"))
+        jax, torch_s = JaxSac(ours(sizes, o, a, "cpu")), QuickUpdate.of(ours(sizes, o, a, "cpu"))
         plain = plain_like(ours(sizes, o, a, "cpu"), sizes, o, a)
         for _ in range(5):  # the same numbers
             np.testing.assert_allclose(jax(*given), torch_s(*given).numpy(), rtol=1e-2, atol=1e-2)

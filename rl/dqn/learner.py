@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from fire_core.harness.options.build import build
 from fire_core.harness.training import seeding
 from fire_core.harness.training.firing import load_trigger, trigger_state
-from fire_core.harness.training.loop import Progress
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Net
-from rl.common.continual import Returns
+from rl.common.learner import AgentLearner
 from rl.dqn.changing import Changing
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import Batch, FrameReplay
@@ -46,7 +45,7 @@ class Passes:
 
 
 @dataclass(kw_only=True)
-class Learner(Progress):
+class Learner(AgentLearner):
     """All that changes while training, which is all that a checkpoint holds. Steps are the agent's, over all
     environments."""
 
@@ -58,15 +57,12 @@ class Learner(Progress):
     helper: ThreadPoolExecutor | None  # a second core, which computes the targets of the next updates
     quick: QuickUpdates | None = None  # of the phase; None: by autograd
     sampler: StackedReplay | None = None  # draws from the replay in fewer calls, where it can
-    updates: int = 0  # of the network: optimizer steps
-    loss_sum: Tensor  # over the updates since the last row, as the next three
+    loss_sum: Tensor  # over the updates since the last row, as the next two
     value_sum: Tensor  # of the mean value of the actions that were taken
     updates_since: int = 0
-    returns: list[float] = field(default_factory=list)  # of training episodes that ended
     evaluated: dict[str, float] = field(default_factory=dict)  # the last evaluation
-    of_tasks: Returns = field(default_factory=Returns)  # of training episodes, in a stream of tasks
 
-    PLAIN = (*Progress.PROGRESS, "updates", "loss_sum", "value_sum", "updates_since", "returns", "evaluated")
+    PLAIN = (*AgentLearner.PROGRESS, "updates", "loss_sum", "value_sum", "updates_since", "returns", "evaluated")
 
     @classmethod
     def new(cls, task: Task) -> "Learner":

@@ -29,6 +29,7 @@ from fire_core.weights.optimizer_state import parts_of
 from rl.common import checkpoint
 from rl.common.boundary import METRICS, update_targets
 from rl.common.replay_store import RingStore
+from rl.common.stack import make_tasks, train_together, try_state
 from rl.dqn.changing import Changing
 from rl.dqn.episodes import Step
 from rl.dqn.evaluation import epsilon_greedy
@@ -45,8 +46,8 @@ from rl.dqn.phase import (
     trigger_losses,
 )
 from rl.dqn.quick import QuickUpdates, acts_on_steps, quick_updates
-from rl.dqn.stack import train as stacked
-from rl.dqn.stack.check import make_tasks, try_state, why_not
+from rl.dqn.stack.check import why_not
+from rl.dqn.stack.train import Stack
 from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.task import Task
 from rl.dqn.update import huber
@@ -277,7 +278,12 @@ def remember(learner: Learner, actions: Tensor, step: Step) -> None:
             learner.of_tasks.add(learner.phase_step, step.returns)
 
 
-STACKING = Stacking(make_tasks, why_not, functools.partial(stacked.train, begin_phase=begin_phase), try_state)
+STACKING = Stacking(
+    functools.partial(make_tasks, make=Task.from_config),
+    why_not,
+    functools.partial(train_together, make=functools.partial(Stack, act=begin_phase)),
+    functools.partial(try_state, make=Learner.new),
+)
 
 if __name__ == "__main__":
     sys.exit("start it by its package: python -m rl.dqn")

@@ -216,16 +216,16 @@ class Statistics:
     """Running mean and variance of observations (Chan et al.'s parallel update), starting from 0, 1 and count 1e-4.
 
     Args:
-        size: numbers in an observation.
+        size: numbers in an observation; (S, size): of S runs, which have taken in equally many.
         enabled: False: observations stay as they are.
     """
 
-    def __init__(self, size: int, enabled: bool = True) -> None:
+    def __init__(self, size: int | tuple[int, int], enabled: bool = True) -> None:
         self.mean, self.variance, self.count = np.zeros(size), np.ones(size), 1e-4
         self.enabled = enabled
 
     def update(self, x: np.ndarray) -> None:
-        """Take in observations (k, size)."""
+        """Take in observations (k, size), or (k, S, size)."""
         if not self.enabled:
             return
         mean, variance, count = x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64), len(x)
@@ -234,7 +234,7 @@ class Statistics:
         self.mean, self.variance, self.count = self.mean + apart * count / total, squares / total, total
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Mean and 1 / deviation, (size,) each, in float32."""
+        """Mean and 1 / deviation, (size,) or (S, size) each, in float32."""
         scale = 1 / np.sqrt(self.variance + 1e-8)
         both = torch.from_numpy(np.stack([self.mean, scale])).float().to(device, non_blocking=True)
         return both[0], both[1]

@@ -12,10 +12,9 @@ from torch.optim import AdamW, Optimizer
 
 from fire_core.harness.training import seeding
 from fire_core.harness.training.firing import load_trigger, trigger_state
-from fire_core.harness.training.loop import Progress
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Method, Net
-from rl.common.continual import Returns
+from rl.common.learner import AgentLearner
 from rl.sac.control import Statistics
 from rl.sac.networks import Actor, Critics, part, plain_critic
 from rl.sac.quick import quick_update
@@ -26,7 +25,7 @@ from rl.sac.workers import Workers
 
 
 @dataclass(kw_only=True)
-class Learner(Progress):
+class Learner(AgentLearner):
     """All that changes while training, which is all that a checkpoint holds. Steps are decisions, of all environments
     together."""
 
@@ -37,14 +36,11 @@ class Learner(Progress):
     generator: torch.Generator  # of action noise, noise within updates and the choice of transitions
     agent: Update = field(init=False)  # the networks' update, with the optimizers
     update: Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor] = field(init=False)  # the same, made fast
-    updates: int = 0  # optimizer steps of each network
     waited: float = 0.0  # of `seconds`, for environments
     sums: Tensor  # over the updates since the last row, of what `NAMES` says
     counted: int = 0  # these updates
-    returns: list[float] = field(default_factory=list)  # of training episodes that ended since the last row
-    of_tasks: Returns = field(default_factory=Returns)  # of training episodes, in a stream of tasks
 
-    PLAIN = (*Progress.PROGRESS, "updates", "waited", "sums", "counted", "returns")
+    PLAIN = (*AgentLearner.PROGRESS, "updates", "waited", "sums", "counted", "returns")
     PARTS = ("temperature", "statistics", "workers")
 
     @classmethod

@@ -1,10 +1,13 @@
 """SAC's update on a CPU without autograd: the same kernels in the same order, so the same numbers.
 
+Of one run, or of S seeds at once, whose tensors then have a first dimension of S (`rl.sac.stack.update`).
+
 Networks of these sizes cost what calling torch and autograd's bookkeeping cost, beside their products. Here each pass
 is written by hand (`rl.sac.update` has the formulae), and each optimizer is one call of its fused kernel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -39,14 +42,24 @@ class Layer(Protocol):
 
 
 class Affine:
-    """A linear layer, or n of them, (n, batch, d_in) -> (n, batch, d_out)."""
+    """A linear layer, or n of them, (n, batch, d_in) -> (n, batch, d_out).
 
-    def __init__(self, module: nn.Linear) -> None:
-        self.batched, self.names = isinstance(module, BatchedLinear), (id(module.weight), id(module.bias))
-        self.weight, bias = module.weight.detach(), module.bias.detach()
+    Args:
+        weight: (d_out, d_in), or (n, d_out, d_in).
+        bias: (d_out,), or (n * d_out,).
+        names: under which the gradients of both are found.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, names: tuple[int, int]) -> None:
+        self.weight, self.names, self.batched = weight, names, weight.ndim == 3
         self.transposed = self.weight.mT
         self.row = bias.view(len(self.weight), 1, -1) if self.batched else bias
         self.product = torch.bmm if self.batched else torch.mm
+
+    @classmethod
+    def of(cls, module: nn.Linear) -> "Affine":
+        """A module's."""
+        return cls(module.weight.detach(), module.bias.detach(), (id(module.weight), id(module.bias)))
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = x
@@ -62,6 +75,9 @@ class Affine:
         if found is not None:
             found[self.names[0]] = g.mT @ self.x  # `bmm` rounds a single row in another way
             found[self.names[1]] = g.sum(1).flatten() if self.batched else g.sum(0)
+
+
+MakeAffine = Callable[[nn.Linear], Affine]
 
 
 class Norm:
@@ -134,21 +150,21 @@ class Residual:
 
 
 class Chain:
-    """The layers of an encoder, and of a single head behind them."""
+    """The layers of an encoder, and of a single head behind them; `affine`: of a linear layer."""
 
-    def __init__(self, encoder: Encoder, head: nn.Linear | None = None) -> None:
+    def __init__(self, encoder: Encoder, head: nn.Linear | None = None, affine: MakeAffine = Affine.of) -> None:
         self.layers: list[Layer] = []
         if isinstance(encoder, SimbaEncoder):
-            self.layers.append(Affine(encoder.input))
+            self.layers.append(affine(encoder.input))
             for block in encoder.blocks:
-                up, down = Affine(block.up), Affine(block.down)  # type: ignore[arg-type]
+                up, down = affine(block.up), affine(block.down)  # type: ignore[arg-type]
                 self.layers.append(Residual([Norm(block.norm), up, Relu(), down]))  # type: ignore[arg-type]
             self.layers.append(Norm(encoder.norm))  # type: ignore[arg-type]
         else:
             for layer in encoder.layers:
-                self.layers += [Affine(layer), Relu()]  # type: ignore[arg-type]
+                self.layers += [affine(layer), Relu()]  # type: ignore[arg-type]
         if head is not None:
-            self.layers.append(Affine(head))
+            self.layers.append(affine(head))
 
     def forward(self, x: Tensor) -> Tensor:
         """To the features, or the head's outputs."""
@@ -169,25 +185,30 @@ class Chain:
 
 
 class Policy:
-    """An actor's pass with its log-probability, forward and backward."""
+    """An actor's pass with its log-probability, forward and backward; `affine`: of a linear layer."""
 
-    def __init__(self, actor: Actor) -> None:
-        self.encoder = Chain(actor.encoder)
-        self.mean, self.log_std = Affine(actor.head["mean"]), Affine(actor.head["log_std"])  # type: ignore[arg-type]
+    def __init__(self, actor: Actor, affine: MakeAffine = Affine.of) -> None:
+        self.encoder = Chain(actor.encoder, affine=affine)
+        self.mean, self.log_std = affine(actor.head["mean"]), affine(actor.head["log_std"])  # type: ignore[arg-type]
 
     def forward(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions and log-probabilities, as `rl.sac.update.squash` makes them."""
+        action, log_std = self.act(observation, noise)
+        return action, log_probability(self.u, noise, log_std)
+
+    def act(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions, and the logarithms of their deviations."""
         features, self.noise = self.encoder.forward(observation), noise
         self.bent = torch.tanh(self.log_std.forward(features))
         log_std = LOW + HALF * (1 + self.bent)
         self.std = log_std.exp()
         self.u = self.mean.forward(features) + self.std * noise
         self.action = torch.tanh(self.u)
-        return self.action, log_probability(self.u, noise, log_std)
+        return self.action, log_std
 
     def backward(self, by_action: Tensor, by_log_p: Tensor, found: Gradients) -> None:
-        """Gradients of all weights; by actions (batch, actions) and by the log-probabilities (batch,)."""
-        by_log_p = by_log_p[:, None].expand_as(self.u)
+        """Gradients of all weights; by actions (..., batch, actions) and by the log-probabilities (..., batch)."""
+        by_log_p = by_log_p[..., None].expand_as(self.u)
         twice = by_log_p * 2  # through -2 (log 2 - u - softplus(-2 u))
         by_u = aten.softplus_backward(twice, -2 * self.u, 1, 20) * -2 + twice
         by_u = by_u + aten.tanh_backward(by_action, self.action)
@@ -198,34 +219,42 @@ class Policy:
 
 
 class Values:
-    """The passes of n critics."""
+    """The passes of n critics; `affine`: of a linear layer."""
 
-    def __init__(self, critics: Critics) -> None:
+    def __init__(self, critics: Critics, affine: MakeAffine = Affine.of) -> None:
         assert isinstance(critics.head, nn.Linear)
-        self.n, self.chain = critics.n, Chain(critics.encoder, critics.head)
+        self.n, self.chain = critics.n, Chain(critics.encoder, critics.head, affine)
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-        """(n, batch)."""
-        x = torch.cat([observation, action], -1)
-        return self.chain.forward(x.expand(self.n, *x.shape)).squeeze(-1)
+        """(..., n, batch)."""
+        x = torch.cat([observation, action], -1).unsqueeze(-3)
+        self.shape = (*x.shape[:-3], self.n, *x.shape[-2:])
+        return self.chain.forward(x.expand(self.shape).flatten(0, -3)).view(self.shape[:-1])
 
     def by_action(self, g: Tensor, actions: int) -> Tensor:
-        """Gradients by the actions, from those by the values (n, batch)."""
-        return self.chain.backward(g[..., None], None, inputs=True).sum(0)[:, -actions:]
+        """Gradients by the actions, from those by the values (..., n, batch)."""
+        by_inputs = self.chain.backward(g.view(-1, self.shape[-2], 1), None, inputs=True)
+        return by_inputs.view(self.shape).sum(-3)[..., -actions:]
 
     def by_weights(self, g: Tensor, found: Gradients) -> None:
         """Gradients by the weights."""
-        self.chain.backward(g[..., None], found, inputs=False)
+        self.chain.backward(g.view(-1, self.shape[-2], 1), found, inputs=False)
 
 
 class FusedStep:
-    """The step of a fused AdamW without what `torch.optim` does around it; its state stays the optimizer's own."""
+    """The step of a fused AdamW without what `torch.optim` does around it; its state stays the optimizer's own.
+
+    It is looked at when the first step is made, as a checkpoint's state may come before it.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        (group,) = optimizer.param_groups
-        self.group, self.names = group, [id(parameter) for parameter in group["params"]]
+        self.optimizer, self.begun = optimizer, False
+
+    def _begin(self) -> None:
+        (group,) = self.optimizer.param_groups
+        self.group, self.names, self.begun = group, [id(parameter) for parameter in group["params"]], True
         self.weights = [parameter.detach() for parameter in group["params"]]
-        states = [optimizer.state[parameter] for parameter in group["params"]]
+        states = [self.optimizer.state[parameter] for parameter in group["params"]]
         for state, weight in zip(states, self.weights, strict=True):
             if not state:  # as the optimizer itself begins
                 state.update(step=torch.zeros((), dtype=torch.float32))
@@ -235,6 +264,8 @@ class FusedStep:
 
     def __call__(self, found: Gradients) -> None:
         """One step along these gradients."""
+        if not self.begun:
+            self._begin()
         group = self.group
         torch._foreach_add_(self.counts, 1)
         torch._fused_adamw_(
@@ -254,54 +285,76 @@ class FusedStep:
         )
 
 
+@dataclass
 class QuickUpdate:
-    """Makes the updates of an agent that `quick_update` lets through.
+    """Makes the updates of an agent, as its networks and optimizers are now; all must stay the same objects.
 
     Args:
-        update: the agent, as its networks and optimizers are now; both must stay the same objects.
+        policy: the actor.
+        critic: the critics.
+        target: their slow copy.
+        log: of the temperature, (), or (S,) of S agents.
+        steps: of the optimizers of `actor`, `temperature` and `critic`.
+        slow: weights of the target.
+        fast: of the critics, to which they move.
+        gamma: discount of a decision.
+        tau: of the target.
+        target_entropy: of the policy.
     """
 
-    def __init__(self, update: Update) -> None:
-        self.agent = update
-        self.policy, self.critic, self.target = Policy(update.actor), Values(update.critic), Values(update.target)
-        self.steps: dict[str, FusedStep] = {}  # made at the first update, as a checkpoint's state may come before it
-        self.log = update.temperature.log
-        self.slow, self.fast = ([p.detach() for p in net.parameters()] for net in (update.target, update.critic))
+    policy: Policy
+    critic: Values
+    target: Values
+    log: Tensor
+    steps: Mapping[str, Callable[[Gradients], None]]
+    slow: list[Tensor]
+    fast: list[Tensor]
+    gamma: float
+    tau: float
+    target_entropy: float
+
+    @classmethod
+    def of(cls, agent: Update) -> "QuickUpdate":
+        """The updates of one agent."""
+        slow, fast = ([p.detach() for p in net.parameters()] for net in (agent.target, agent.critic))
+        steps = {name: FusedStep(optimizer) for name, optimizer in agent.optimizers.items()}
+        networks = Policy(agent.actor), Values(agent.critic), Values(agent.target)
+        log, numbers = agent.temperature.log, (agent.gamma, agent.tau, agent.target_entropy)
+        return cls(*networks, log, steps, slow, fast, *numbers)
 
     @torch.no_grad()
     def __call__(self, batch: Batch, noise: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
-        """See `rl.sac.update.Update`."""
-        agent, log, size = self.agent, self.log.detach(), len(batch.reward)
-        if not self.steps:
-            self.steps = {name: FusedStep(optimizer) for name, optimizer in agent.optimizers.items()}
+        """See `rl.sac.update.Update`. Of S agents, all have a first dimension of S, `noise` a second one."""
+        log, size = self.log.detach(), batch.reward.shape[-1]
         x, following = normalised(batch.observation, statistics), normalised(batch.next_observation, statistics)
 
         action, log_p = self.policy.forward(x, noise[0])
         q, temperature = self.critic.forward(x, action), log.exp()
-        least = q.amin(0)
-        of_actor = (temperature * log_p - least).mean()
-        chosen = (q == least).to(q.dtype)
-        by_q = chosen * (-1 / size) / chosen.sum(0)
+        weight = temperature[..., None]
+        least = q.amin(-2)
+        of_actor = (weight * log_p - least).mean(-1)
+        chosen = (q == least.unsqueeze(-2)).to(q.dtype)
+        by_q = chosen * (-1 / size) / chosen.sum(-2, keepdim=True)
         found: Gradients = {}
-        by_action = self.critic.by_action(by_q, action.shape[1])
-        self.policy.backward(by_action, (temperature * (1 / size)).expand(size), found)
+        by_action = self.critic.by_action(by_q, action.shape[-1])
+        self.policy.backward(by_action, (weight * (1 / size)).expand_as(log_p), found)
         self.steps["actor"](found)
 
-        entropy = -log_p.mean()
-        self.steps["temperature"]({id(self.log): (entropy - agent.target_entropy) * temperature})
+        entropy = -log_p.mean(-1)
+        self.steps["temperature"]({id(self.log): (entropy - self.target_entropy) * temperature})
 
         action, log_p = self.policy.forward(following, noise[1])
         q = self.target.forward(following, action)
-        y = critic_target(q, log_p, log.exp(), batch.reward, batch.terminated, agent.gamma)
+        y = critic_target(q, log_p, log.exp()[..., None], batch.reward, batch.terminated, self.gamma)
 
         q = self.critic.forward(x, batch.action)
-        apart = q - y
-        of_critic = apart.square().sum(0).mean()
+        apart = q - y.unsqueeze(-2)
+        of_critic = apart.square().sum(-2).mean(-1)
         found = {}
         self.critic.by_weights((apart * 2) * (1 / size), found)
         self.steps["critic"](found)
-        torch._foreach_lerp_(self.slow, self.fast, agent.tau)
-        return torch.stack([of_critic, of_actor, entropy, q.mean()])
+        torch._foreach_lerp_(self.slow, self.fast, self.tau)
+        return torch.stack([of_critic, of_actor, entropy, q.flatten(-2).mean(-1)], -1)
 
 
 def quick_update(update: Update) -> QuickUpdate | None:
@@ -315,8 +368,9 @@ def quick_update(update: Update) -> QuickUpdate | None:
         return None
     if not all(p.requires_grad for module in modules[:2] for p in module.parameters()):
         return None
-    fused = all(type(one) is AdamW and one.defaults["fused"] for one in update.optimizers.values())
-    return QuickUpdate(update) if fused else None
+    if not all(type(one) is AdamW and one.defaults["fused"] for one in update.optimizers.values()):
+        return None
+    return QuickUpdate.of(update)
 
 
 def _known(module: nn.Module) -> bool:

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import hydra
@@ -21,29 +20,33 @@ from fire_core.harness.options.trigger import acts_at_boundaries
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
+from fire_core.harness.run.stack import Stacking, execute_stack
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
 from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.loop import Loop
-from fire_core.harness.training.measure import check_finite
-from fire_core.methods import Context, Net
+from fire_core.methods import Context
 from fire_core.triggers import Firing
 from rl.common import checkpoint
 from rl.common.boundary import METRICS, update_targets
 from rl.common.replay_store import RingStore
+from rl.common.stack import make_tasks, train_together, try_state
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner, separated
-from rl.sac.probe import diagnose, measure, pass_probe, probe_batch, probe_loss, trigger_losses
+from rl.sac.phase import decisions_made, make_context, make_row, policy, save, summarise
+from rl.sac.probe import measure, pass_probe, trigger_losses
+from rl.sac.stack.check import why_not
+from rl.sac.stack.train import Stack
 from rl.sac.task import Task
 from rl.sac.transitions import batch_at
-from rl.sac.update import NAMES, Batch, Temperature, normalised, squash
-from rl.sac.workers import Stepped, play_episodes
+from rl.sac.update import Batch, Temperature
+from rl.sac.workers import Stepped
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="sac")
 def main(config: DictConfig) -> float:
     """Train one configuration to its end; returns the final return, which `hydra/sweeper=optuna` maximises."""
-    return execute(config, PROGRAM)
+    return execute(config, PROGRAM) if config.stack == 1 else execute_stack(config, PROGRAM, STACKING)
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
@@ -66,7 +69,6 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     start(learner, net=seen, metrics=METRICS, total_steps=total, after=after, losses=losses, probe=probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run, replay_store)
-    eval_every = max(1, config.eval_every // task.repeat)  # decisions
     with (
         contextlib.closing(replay_store),
         contextlib.closing(learner),
@@ -85,7 +87,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 loop.advance()
 
                 ended = learner.step == phase.end
-                if ended or learner.step % eval_every == 0:
+                if ended or learner.step % task.eval_every == 0:
                     loop.read_clock()
                     learner.row = make_row(task, learner)
                     if acts:
@@ -100,17 +102,10 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     if firing := ask(learner, learner.step, seen, loss=loss, **{"return": fresh.get("train/return")}):
                         act(task, learner, run, firing)
                 loop.end_step(write_checkpoint, ended)
-    counts = {"steps": learner.step, "seconds": learner.seconds}
-    return {"eval/return": learner.row["eval/return"], **learner.of_tasks.summary(), **counts}
+    return summarise(learner)
 
 
 PROGRAM = Program(Task.from_config, train, groups=("env",))
-
-
-def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:
-    """Write a checkpoint, unless a weight is not finite."""
-    check_finite(learner.step, learner.sums, *learner.net.parameters())
-    checkpoint.write(run, replay_store, learner, finished=learner.step >= task.total_steps)
 
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
@@ -138,11 +133,6 @@ def begin_task(task: Task, learner: Learner) -> None:
     learner.workers.choose(learner.phase)
     learner.workers.begin()
     learner.of_tasks.begin_task()
-
-
-def decisions_made(task: Task, learner: Learner) -> int:
-    """By all environments, since the replay began to fill."""
-    return (learner.phase_step if task.knows_boundaries else learner.step) * task.config.num_envs
 
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
@@ -204,15 +194,6 @@ def choose_actions(task: Task, learner: Learner) -> np.ndarray:
     return policy(task, learner, observations, noise)
 
 
-@torch.inference_mode()
-def policy(task: Task, learner: Learner, observations: np.ndarray, noise: Tensor | None = None) -> np.ndarray:
-    """The policy's actions with this noise, or its mean actions, (k, actions)."""
-    x = normalised(torch.from_numpy(observations).to(task.device), learner.statistics.tensors(task.device))
-    centre, log_std = learner.actor(x)
-    action = torch.tanh(centre) if noise is None else squash(centre, log_std, noise.to(task.device))[0]
-    return action.cpu().numpy()
-
-
 def learn(task: Task, learner: Learner) -> Tensor:
     """The updates that belong to one decision; the last one's critic loss."""
     count, size = task.config.updates, task.config.batch_size
@@ -242,71 +223,12 @@ def remember(learner: Learner, stepped: list[Stepped]) -> None:
     learner.returns += [s.ended[0] for s in stepped if s.ended is not None]
 
 
-def evaluate(task: Task, learner: Learner) -> dict[str, float]:
-    """Return and length of whole episodes with the policy's mean actions."""
-    for worker in task.eval_envs:
-        worker.choose(learner.phase)
-    results = play_episodes(task.eval_envs, functools.partial(policy, task, learner))
-    returns = np.array([total for total, _ in results])
-    return {
-        "eval/return": float(returns.mean()),
-        "eval/return_std": float(returns.std()),
-        "eval/length": float(np.mean([length for _, length in results])),
-    }
-
-
-def make_row(task: Task, learner: Learner) -> dict[str, Any]:
-    """The row at this step, with an evaluation."""
-    if learner.counted:
-        check_finite(learner.step, learner.sums)
-    means = (learner.sums / max(learner.counted, 1)).tolist()
-    row: dict[str, Any] = {
-        "step": learner.step,
-        "phase": learner.phase,
-        "env_steps": learner.step * task.repeat,
-        "updates": learner.updates,
-        **evaluate(task, learner),
-        **(dict(zip(NAMES, means, strict=True)) if learner.counted else {}),
-        "train/temperature": learner.temperature().item(),
-        **({"train/return": float(np.mean(learner.returns))} if learner.returns else {}),
-        "lr": task.config.lr,
-        "seconds": round(learner.seconds, 3),
-        "seconds/waiting": round(learner.waited, 3),
-    }
-    if task.tasks is not None:
-        phase, running = task.phases[learner.phase], [worker.total for worker in learner.workers.workers]
-        row |= learner.of_tasks.row(phase.end - phase.start, running, learner.step == phase.end)
-        if task.config.metrics != "off" and learner.counted:
-            row |= {f"plasticity/{key}": value for key, value in diagnose(task, learner).items()}
-    learner.clear_sums()
-    return row
-
-
-# ------------------------------------------------------------------------------------------- what methods use
-
-
-def make_context(task: Task, learner: Learner, net: Net | None = None) -> Context:
-    """The context of a method: inputs are (batch, observations + actions), targets the critics' y.
-
-    Args:
-        task: what is fixed.
-        learner: as it is now.
-        net: what the method acts on; None: the learner's own networks.
-    """
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        generator = seeding.generator(task.config.seed, "look", learner.phase, learner.step)
-        while True:
-            yield probe_batch(task, learner, task.config.batch_size, generator)
-
-    return Context(
-        phase=learner.phase,
-        step=learner.updates,
-        generator=seeding.generator(task.config.seed, "method", learner.phase, learner.step),
-        batches=batches,
-        loss=functools.partial(probe_loss, task, net or learner.net),
-    )
-
+STACKING = Stacking(
+    functools.partial(make_tasks, make=Task.from_config),
+    why_not,
+    functools.partial(train_together, make=functools.partial(Stack, act=begin_phase)),
+    functools.partial(try_state, make=Learner.new),
+)
 
 if __name__ == "__main__":
     sys.exit("start it by its package: python -m rl.sac")

@@ -1,6 +1,7 @@
 """Replay of transitions: preallocated rings on the training device, several batches drawn at once."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -52,10 +53,17 @@ class Transitions:
             size: of one.
             generator: on the CPU.
         """
-        index = torch.randint(len(self), (batches, size), generator=generator).to(self.device, non_blocking=True)
+        return self.gather(self.draw((batches, size), generator))
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Places of transitions, uniform with replacement, for `gather`."""
+        index = torch.randint(len(self), shape, generator=generator).to(self.device, non_blocking=True)
         filled = min(self.written[0] - self.begin, self.rows)
-        flat = index // filled * self.rows + (index % filled + self.begin) % self.rows
-        return Batch(*(self.columns[name].flatten(0, 1)[flat] for name in Batch._fields))
+        return index // filled * self.rows + (index % filled + self.begin) % self.rows
+
+    def gather(self, places: torch.Tensor) -> Batch:
+        """The transitions at these places, (*places.shape, ...)."""
+        return Batch(*(self.columns[name].flatten(0, 1)[places] for name in Batch._fields))
 
     def sample_part(self, size: int, generator: torch.Generator, part: tuple[float, float]) -> Batch:
         """Transitions (size, ...) of a part of the rows that are held, from the oldest (0) to the newest (1)."""
@@ -64,12 +72,43 @@ class Transitions:
         end -= filled - math.ceil(filled * part[1])
         row = torch.randint(first, end, (size,), generator=generator)
         env = torch.randint(len(self.written), (size,), generator=generator)
-        at = (env * self.rows + row % self.rows).to(self.device)
-        return Batch(*(self.columns[name].flatten(0, 1)[at] for name in Batch._fields))
+        return self.gather((env * self.rows + row % self.rows).to(self.device))
 
     def loaded(self, written: list[int]) -> None:
         """Called by `rl.common.replay_store` once the columns are filled."""
         self.written = list(written)
+
+
+class StackedTransitions:
+    """Takes the columns of replays into common ones; each replay's own become views of them.
+
+    Each run draws from its own generator, as its replay alone would.
+
+    Args:
+        replays: of one environment each, which have been written equally often.
+    """
+
+    def __init__(self, replays: Sequence[Transitions]) -> None:
+        self.replays, first = list(replays), replays[0]
+        observations, actions = (first.columns[name].shape[2] for name in ("observation", "action"))
+        self.whole = Transitions(first.rows * len(replays), len(replays), observations, actions, first.device)
+        for i, replay in enumerate(replays):
+            for name, column in self.whole.columns.items():
+                column[i].copy_(replay.columns[name][0])
+                replay.columns[name] = column[i : i + 1]
+        self.offsets = torch.arange(len(replays))[:, None] * first.rows
+
+    def add(self, batch: Batch) -> None:
+        """Append a transition of each run, (S, ...)."""
+        self.whole.written = self.replays[0].written * len(self.replays)
+        self.whole.add(batch)
+        for replay in self.replays:
+            replay.written = [replay.written[0] + 1]
+
+    def sample(self, batches: int, size: int, generators: Sequence[torch.Generator]) -> Batch:
+        """`Transitions.sample` of each run: (batches, S, size, ...)."""
+        drawn = [r.draw((batches, size), generator) for r, generator in zip(self.replays, generators, strict=True)]
+        return self.whole.gather(torch.stack(drawn, 1) + self.offsets)
 
 
 def batch_at(batch: Batch, i: int) -> Batch:

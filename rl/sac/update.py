@@ -67,8 +67,8 @@ def log_probability(u: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:
 def critic_target(
     q: Tensor, log_probability: Tensor, temperature: Tensor, reward: Tensor, terminated: Tensor, gamma: float
 ) -> Tensor:
-    """y = r + gamma (1 - terminated) (min Q - temperature log p), (batch,); q: of the target critics, (n, batch)."""
-    return reward + gamma * (1 - terminated) * (q.amin(0) - temperature * log_probability)
+    """y = r + gamma (1 - terminated) (min Q - temperature log p), (..., batch); q: of the targets, (..., n, batch)."""
+    return reward + gamma * (1 - terminated) * (q.amin(-2) - temperature * log_probability)
 
 
 def critic_loss(q: Tensor, y: Tensor) -> Tensor:

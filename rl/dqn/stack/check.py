@@ -1,49 +1,13 @@
-"""Whether runs can be trained at once, and what they need."""
+"""Whether runs can be trained at once."""
 
-import resource
 from collections.abc import Sequence
-from typing import Any
 
-from omegaconf import DictConfig
-
-from fire_core.harness.options.checks import check_options
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.checkpoint import loading
-from fire_core.harness.run.stack import with_seed
 from fire_core.harness.stacked.method import can_act_at_once
 from fire_core.harness.stacked.network import StackedNetworks, shares_weights
+from rl.common.stack import thrown_away
 from rl.dqn.learner import Learner
 from rl.dqn.quick import takes_quick_steps
 from rl.dqn.task import Task
-
-FILES = 64  # that a process holds open beside those of its runs
-
-
-def make_tasks(config: DictConfig) -> list[Task]:
-    """The tasks of the runs of a stack.
-
-    Raises:
-        ConfigError: an option is wrong, or there are not enough open files for so many runs.
-    """
-    check_options(config)
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if (most := (files - FILES) // 2) < config.stack:
-        raise ConfigError(f"stack={config.stack} needs {2 * config.stack} open files: at most {most}")
-    return [Task.from_config(with_seed(config, seed)) for seed in range(config.seed, config.seed + config.stack)]
-
-
-def try_state(task: Task, state: dict[str, Any]) -> None:
-    """Load a state, without its replay, into a learner that is thrown away.
-
-    Raises:
-        DamagedStateError: it cannot be loaded.
-    """
-    learner = Learner.new(task)
-    try:
-        with loading():
-            learner.load_state_dict(task, state)
-    finally:
-        learner.close()
 
 
 def why_not(tasks: Sequence[Task]) -> str | None:
@@ -61,8 +25,7 @@ def why_not(tasks: Sequence[Task]) -> str | None:
         return f"env={config.env['name']} shows images"
     if task.method.overrides("reshape"):
         return f"method={config.method['name']} puts new modules into the network"
-    learner = Learner.new(task)
-    try:
+    with thrown_away(Learner.new(task)) as learner:
         if shares_weights(learner.q):
             return f"layers of model={config.model['name']} share weights"
         networks = StackedNetworks([learner.q])
@@ -74,6 +37,4 @@ def why_not(tasks: Sequence[Task]) -> str | None:
             with learner.method.watch(learner.net):
                 if any(m._forward_hooks or m._forward_pre_hooks for m in learner.q.modules()):
                     return f"method={config.method['name']} looks at activations in each pass"
-    finally:
-        learner.close()
     return None

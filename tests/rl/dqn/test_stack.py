@@ -10,7 +10,7 @@ import torch
 import rl.dqn.stack.train
 from fire_core.harness.run.stack import execute_stack
 from rl.dqn.frames import FrameReplay
-from rl.dqn.stack.check import make_tasks, why_not
+from rl.dqn.stack.check import why_not
 from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.train import PROGRAM, STACKING
 from tests.programs import DQN, assert_same
@@ -42,7 +42,7 @@ def together(runs: Path, *options: str) -> dict[str, Path]:
 )
 def test_each_seed_is_its_own_run(method: str, tmp_path: Path) -> None:
     options = (f"method={method}", *(("method.threshold=0.5",) if method == "redo" else ()))
-    assert why_not(make_tasks(DQN.compose(*STREAM, *options, "stack=2"))) is None
+    assert why_not(STACKING.make_tasks(DQN.compose(*STREAM, *options, "stack=2"))) is None
     stacked = together(tmp_path / "stack", *options)
     assert sorted(stacked) == ["0", "1", "2"]
     for seed in ("0", "2"):
@@ -77,7 +77,7 @@ def test_what_cannot_be_stacked_is_trained_one_by_one(tmp_path: Path) -> None:
         ("method=pi", "new modules"),
         ("epsilon.fraction=0.5", "nothing"),
     ):
-        reason = why_not(make_tasks(DQN.compose(*STREAM, "stack=2", option)))
+        reason = why_not(STACKING.make_tasks(DQN.compose(*STREAM, "stack=2", option)))
         assert reason is None or said in reason
     found = together(tmp_path, "benchmark.tasks=1", "total_steps=150", "method=muon")
     assert all((folder / "DONE").exists() for folder in found.values())
