@@ -17,20 +17,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hydra
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 import rl.dqn.train as dqn
 import rl.sac.train as sac
 from fire_core.harness.options.cli import CONF, EXIT_TRAINING
 from fire_core.harness.options.search import Dimension, check_space, space_of, trials
-from fire_core.harness.run.execute import execute, new_run
+from fire_core.harness.run.execute import Program, Task, new_run
 from fire_core.harness.run.identity import digest, identity, without
-from fire_core.harness.run.stack import execute_stack, with_seed
+from fire_core.harness.run.stack import Stacking, execute_stack, with_seed
 from vision.trials import Trial, append, best, read_table
 
+T = TypeVar("T", bound=Task)
 FIRST = 10_000  # seed of trials
 LOWEST, HIGHEST = 0.1, 3.0  # learning rates, in units of the setting's
 STATE = ["dormant_ratio", "stable_rank", "effective_rank", "dfi", "gradient_norm", "td_fresh", "td_old"]
@@ -128,20 +129,11 @@ class Runs:
 
     def train(self, method: str, kind: str, seeds: range, options: Sequence[str]) -> list[Path]:
         """Train what is not finished; the folders of all."""
-        extra = [f"stack={len(seeds)}"] if self.setting.program == "dqn" else []
-        config = self.compose(method, kind, seeds[0], [*options, *extra])
+        config = self.compose(method, kind, seeds[0], [*options, f"stack={len(seeds)}"])
+        alone = [with_seed(config, seed) for seed in seeds]
         if self.setting.program == "dqn":
-            with diverging():
-                execute_stack(config, dqn.PROGRAM, dqn.STACKING)
-            alone = [with_seed(config, seed) for seed in seeds]
-            return [new_run(one, dqn.PROGRAM, dqn.PROGRAM.make_task(one), None).folder for one in alone]
-        folders = []
-        for seed in seeds:
-            one = self.compose(method, kind, seed, options)
-            with diverging():
-                execute(one, sac.PROGRAM)
-            folders.append(new_run(one, sac.PROGRAM, sac.PROGRAM.make_task(one), None).folder)
-        return folders
+            return train_together(config, alone, dqn.PROGRAM, dqn.STACKING)
+        return train_together(config, alone, sac.PROGRAM, sac.STACKING)
 
     def search(self, method: str) -> str:
         """The best options of a method, apart by spaces; its trials are in the table."""
@@ -176,6 +168,15 @@ class Runs:
             rows = [row for seed, folder in zip(seeds, folders, strict=True) for row in rows_of(method, seed, folder)]
             write(table, method, rows)
             print(f"{self.name} {method}: {len(rows)} rows", flush=True)
+
+
+def train_together(
+    config: DictConfig, alone: Sequence[DictConfig], program: Program[T], stacking: Stacking[T]
+) -> list[Path]:
+    """Train the runs of a stack, `alone` as each is by itself; their folders."""
+    with diverging():
+        execute_stack(config, program, stacking)
+    return [new_run(one, program, program.make_task(one), None).folder for one in alone]
 
 
 @contextlib.contextmanager

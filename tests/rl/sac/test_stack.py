@@ -1,12 +1,15 @@
 """Seeds of SAC trained together leave what each leaves alone, bit for bit."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+import rl.sac.stack.train
 from fire_core.harness.run.stack import execute_stack
 from rl.sac.train import PROGRAM, STACKING
-from tests.programs import SAC, assert_same
+from tests.programs import SAC, assert_same, rows
 
 # Sizes at which products of one network and of several are rounded alike.
 STREAM = (
@@ -16,22 +19,60 @@ STREAM = (
     "metrics=cheap",
 )  # fmt: skip
 
+# ReDo acts on each critic alone, after rows.
+SLOW = ("snp", "l2init", "redo")
 
-def folders(runs: Path) -> dict[str, Path]:
+
+def together(runs: Path, *options: str, seeds: int = 2) -> dict[str, Path]:
+    """The folders of the seeds from 0 on, by seed."""
+    execute_stack(SAC.compose(*STREAM, *options, f"stack={seeds}", f"paths.runs={runs}"), PROGRAM, STACKING)
     return {path.name.split("-")[-2].removeprefix("s"): path for path in (runs / "sac").iterdir()}
 
 
-def together(runs: Path, *options: str, stack: int = 2) -> dict[str, Path]:
-    """The folders of seeds 0 and 1, by seed."""
-    execute_stack(SAC.compose(*STREAM, *options, f"stack={stack}", f"paths.runs={runs}"), PROGRAM, STACKING)
-    return folders(runs)
-
-
-@pytest.mark.parametrize("method", ["fire"])
+@pytest.mark.parametrize("method", ["fire", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_each_seed_is_its_own_run(method: str, tmp_path: Path) -> None:
-    options = (f"method={method}",)
+    options = (f"method={method}", *(("method.threshold=0.5",) if method == "redo" else ()))
     assert STACKING.why_not(STACKING.make_tasks(SAC.compose(*STREAM, *options, "stack=2"))) is None
     stacked = together(tmp_path / "stack", *options)
     assert sorted(stacked) == ["0", "1"]
-    for seed in stacked:
-        assert_same(stacked[seed], SAC.run(tmp_path / seed, *STREAM, *options, f"seed={seed}"))
+    for seed, folder in stacked.items():
+        assert_same(folder, SAC.run(tmp_path / seed, *STREAM, *options, f"seed={seed}"))
+    assert len([row for row in rows(stacked["1"]) if "task/return" in row]) == 2
+
+
+@pytest.mark.slow
+def test_stacked_and_single_runs_resume_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = rl.sac.stack.train.Stack
+    plain = stack.interact
+
+    def stop_at(step: int) -> None:
+        def interact(self: rl.sac.stack.train.Stack) -> None:
+            plain(self)
+            if self.step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        monkeypatch.setattr(stack, "interact", interact)
+
+    options = ("method=redo", "method.threshold=0.5")
+    for step in (50, 80, 131):
+        stop_at(step)
+        with pytest.raises(SystemExit):
+            together(tmp_path / "stopped", *options, seeds=3)
+    monkeypatch.undo()
+    one = SAC.run(tmp_path / "stopped", *STREAM, *options, "seed=1")  # which the stack has begun
+    stopped, whole = (together(tmp_path / name, *options, seeds=3) for name in ("stopped", "whole"))
+    assert one == stopped["1"]
+    for seed, folder in whole.items():
+        assert_same(stopped[seed], folder)
+
+
+def test_what_cannot_be_stacked_is_named() -> None:
+    for options, said in (
+        (("num_envs=2",), "needs num_envs=1"),
+        (("method=pi",), "new modules"),
+        (("networks=simba",), "no plain perceptrons"),
+        (("trigger=every", "trigger.steps=40", "method=fire"), "trigger=every"),
+    ):
+        reason = STACKING.why_not(STACKING.make_tasks(SAC.compose(*STREAM, "stack=2", *options)))
+        assert reason is not None
+        assert said in reason
