@@ -207,6 +207,9 @@ class AgentStack(StackedRuns, ABC, Generic[T, L]):
     def begun(self, i: int) -> None:
         """A run has begun a phase."""
 
+    def ask_triggers(self) -> None:
+        """Let the methods act whose triggers say so."""
+
     # ------------------------------------------------------------------------------------------------------- the loop
 
     def load(self, states: Sequence[State | None]) -> None:
@@ -246,6 +249,7 @@ class AgentStack(StackedRuns, ABC, Generic[T, L]):
                         if self.row_due(self.step >= phase.end):
                             loop.read_clock()
                             self.make_rows()
+                        self.ask_triggers()
                         if not self.going:
                             return
                         loop.run = self.runs[self.going[0]]

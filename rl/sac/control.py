@@ -216,13 +216,13 @@ class Statistics:
     """Running mean and variance of observations (Chan et al.'s parallel update), starting from 0, 1 and count 1e-4.
 
     Args:
-        size: numbers in an observation; (S, size): of S runs, which have taken in equally many.
+        size: numbers in an observation; (S, size): of S runs; `count` is then (S, 1).
         enabled: False: observations stay as they are.
     """
 
     def __init__(self, size: int | tuple[int, int], enabled: bool = True) -> None:
-        self.mean, self.variance, self.count = np.zeros(size), np.ones(size), 1e-4
-        self.enabled = enabled
+        self.mean, self.variance, self.enabled = np.zeros(size), np.ones(size), enabled
+        self.count: float | np.ndarray = 1e-4
 
     def update(self, x: np.ndarray) -> None:
         """Take in observations (k, size), or (k, S, size)."""

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
+from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.measure import check_finite
 from fire_core.methods import Context, Net
+from fire_core.triggers import Firing
 from rl.common import checkpoint
+from rl.common.boundary import METRICS
 from rl.common.replay_store import RingStore
-from rl.sac.learner import Learner
-from rl.sac.probe import diagnose, probe_batch, probe_loss
+from rl.sac.learner import Learner, separated
+from rl.sac.probe import diagnose, pass_probe, probe_batch, probe_loss, trigger_losses
 from rl.sac.task import Task
 from rl.sac.update import NAMES, normalised, squash
 from rl.sac.workers import play_episodes
@@ -32,6 +35,29 @@ def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> Non
     """Write a checkpoint, unless a weight is not finite."""
     check_finite(learner.step, learner.sums, *learner.net.parameters())
     checkpoint.write(run, replay_store, learner, finished=learner.step >= task.total_steps)
+
+
+def start_trigger(task: Task, learner: Learner) -> Net:
+    """Make the run's trigger ready, if it has one; the networks that it measures, each critic alone."""
+    seen = learner.net if learner.trigger is None else separated(learner)[0]
+    start(
+        learner,
+        net=seen,
+        metrics=METRICS,
+        total_steps=task.total_steps,
+        after=task.steps_before_trigger,
+        losses=functools.partial(trigger_losses, task, learner, seen),
+        probe=functools.partial(pass_probe, task, learner, seen),
+    )
+    return seen
+
+
+def ask_trigger(learner: Learner, seen: Net, loss: Tensor | None) -> Firing | None:
+    """What the trigger says after a step; `loss`: the critics' in its last update, None: there was none."""
+    if not learner.updates:
+        return None
+    fresh = learner.row if learner.row.get("step") == learner.step else {}
+    return ask(learner, learner.step, seen, loss=loss, **{"return": fresh.get("train/return")})
 
 
 def decisions_made(task: Task, learner: Moment) -> int:

@@ -23,18 +23,17 @@ from fire_core.harness.run.folder import Run
 from fire_core.harness.run.stack import Stacking, execute_stack
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
-from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.loop import Loop
 from fire_core.methods import Context
 from fire_core.triggers import Firing
 from rl.common import checkpoint
-from rl.common.boundary import METRICS, update_targets
+from rl.common.boundary import update_targets
 from rl.common.replay_store import RingStore
 from rl.common.stack import make_tasks, train_together, try_state
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner, separated
-from rl.sac.phase import decisions_made, make_context, make_row, policy, save, summarise
-from rl.sac.probe import measure, pass_probe, trigger_losses
+from rl.sac.phase import ask_trigger, decisions_made, make_context, make_row, policy, save, start_trigger, summarise
+from rl.sac.probe import measure
 from rl.sac.stack.check import why_not
 from rl.sac.stack.train import Stack
 from rl.sac.task import Task
@@ -61,12 +60,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         with loading():
             checkpoint.load_replay(replay_store, learner.replay, state)
             learner.load_state_dict(task, state)
-    seen = learner.net if learner.trigger is None else separated(learner)[0]  # a trigger measures each critic alone
-    probe = functools.partial(pass_probe, task, learner, seen)
-    after = task.steps_before_trigger
-    losses = functools.partial(trigger_losses, task, learner, seen)
-    total = task.total_steps
-    start(learner, net=seen, metrics=METRICS, total_steps=total, after=after, losses=losses, probe=probe)
+    seen = start_trigger(task, learner)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run, replay_store)
     with (
@@ -97,10 +91,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                         act_after_row(learner, net, context, last=learner.step == task.total_steps)
                     run.log(learner.row)
                     loop.show(**{"phase": index, "return": learner.row["eval/return"]})
-                if learner.updates:
-                    fresh = learner.row if learner.row.get("step") == learner.step else {}
-                    if firing := ask(learner, learner.step, seen, loss=loss, **{"return": fresh.get("train/return")}):
-                        act(task, learner, run, firing)
+                if firing := ask_trigger(learner, seen, loss):
+                    act(task, learner, run, firing)
                 loop.end_step(write_checkpoint, ended)
     return summarise(learner)
 
@@ -226,7 +218,7 @@ def remember(learner: Learner, stepped: list[Stepped]) -> None:
 STACKING = Stacking(
     functools.partial(make_tasks, make=Task.from_config),
     why_not,
-    functools.partial(train_together, make=functools.partial(Stack, act=begin_phase)),
+    functools.partial(train_together, make=functools.partial(Stack, act=begin_phase, fire=act)),
     functools.partial(try_state, make=Learner.new),
 )
 

@@ -13,8 +13,6 @@ def why_not(tasks: Sequence[Task]) -> str | None:
     task, config = tasks[0], tasks[0].config
     if task.device.type != "cpu" or task.compiles or config.precision != "float32":
         return "it needs device=cpu, compile=false and precision=float32"
-    if task.trigger is not None:
-        return f"with trigger={config.trigger['name']} the method acts at steps of each seed's own"
     if config.num_envs != 1:
         return "it needs num_envs=1"
     if task.networks.kind != "mlp":

@@ -1,8 +1,9 @@
 """Runs of SAC that differ in their seed alone, trained together: what `rl.common.stack` leaves open."""
 
 import contextlib
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +17,19 @@ from fire_core.harness.stacked.method import SeparateMethods, choose_methods, ch
 from fire_core.harness.stacked.network import StackedNetworks
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Context, Method, Net
+from fire_core.triggers import Firing
 from rl.common.replay_store import RingStore
-from rl.common.stack import AgentStack, BeginPhase
+from rl.common.stack import AgentStack, BeginPhase, State
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner, separated
-from rl.sac.phase import decisions_made, make_context, make_row, save, summarise
+from rl.sac.phase import ask_trigger, decisions_made, make_context, make_row, save, start_trigger, summarise
 from rl.sac.quick import Policy, QuickUpdate
 from rl.sac.stack.update import stacked_update
 from rl.sac.task import Task
 from rl.sac.transitions import StackedTransitions, batch_at
 from rl.sac.update import NAMES, Batch, normalised
+
+Fire = Callable[[Task, Learner, Run, Firing], None]
 
 
 @dataclass
@@ -39,7 +43,7 @@ class Part:
 
 
 class Stack(AgentStack[Task, Learner]):
-    """See `AgentStack`."""
+    """See `AgentStack`; `fire`: lets the method of a run act where its trigger fired."""
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Stack(AgentStack[Task, Learner]):
         runs: Sequence[Run],
         opened: contextlib.ExitStack,
         act: BeginPhase[Task, Learner],
+        fire: Fire,
     ) -> None:
         stores = [RingStore(run.folder / "replay") for run in runs]
         super().__init__(tasks, runs, [Learner.new(task) for task in tasks], stores, opened, act)
@@ -65,7 +70,14 @@ class Stack(AgentStack[Task, Learner]):
         self.statistics = Statistics((len(runs), tasks[0].observations), self.config.normalize_observations)
         self.update: QuickUpdate | None = None
         self.policies: list[Policy] = []
+        self.fire = fire
+        self.losses: Tensor | None = None  # of the critics in the step's last update, (S,)
         self.clear_sums()
+
+    def load(self, states: Sequence[State | None]) -> None:
+        super().load(states)
+        pairs = zip(self.tasks, self.learners, strict=True)
+        self.seen = [start_trigger(task, learner) for task, learner in pairs]
 
     def take_over(self, i: int) -> None:
         learner = self.learners[i]
@@ -105,7 +117,7 @@ class Stack(AgentStack[Task, Learner]):
         several = [learner.statistics for learner in self.learners]
         self.statistics.mean = np.stack([one.mean for one in several])
         self.statistics.variance = np.stack([one.variance for one in several])
-        self.statistics.count = several[0].count  # of observations since the same step
+        self.statistics.count = np.stack([np.array([one.count]) for one in several])
 
     def write_optimizers(self) -> None:
         if self.update is not None:
@@ -115,8 +127,7 @@ class Stack(AgentStack[Task, Learner]):
     def interact(self) -> None:
         learns = decisions_made(self.tasks[0], self) >= self.config.random_steps
         actions = self.choose_actions(learns)
-        if learns:
-            self.learn()
+        self.losses = self.learn() if learns else None
         self.move(actions)
 
     @torch.inference_mode()
@@ -131,8 +142,8 @@ class Stack(AgentStack[Task, Learner]):
         noise = [torch.randn(shape, generator=learner.generator) for learner in self.learners]
         return [policy.act(x[i : i + 1], noise[i])[0][0].numpy() for i, policy in enumerate(self.policies)]
 
-    def learn(self) -> None:
-        """The updates of each run that belong to one decision."""
+    def learn(self) -> Tensor:
+        """The updates of each run that belong to one decision; the last one's critic losses, (S,)."""
         assert self.update is not None
         count, size, generators = self.config.updates, self.config.batch_size, [one.generator for one in self.learners]
         drawn = self.replay.sample(count, size, generators)
@@ -140,9 +151,11 @@ class Stack(AgentStack[Task, Learner]):
         noise = torch.stack([torch.randn(shape, generator=generator) for generator in generators], 2)
         mean, scale = self.statistics.tensors(torch.device("cpu"))
         for i in range(count):
-            self.sums += self.update(batch_at(drawn, i), noise[i], (mean[:, None], scale[:, None]))
+            found = self.update(batch_at(drawn, i), noise[i], (mean[:, None], scale[:, None]))
+            self.sums += found
             self.counted += 1
             self.updates += 1
+        return found[:, 0]
 
     def move(self, actions: list[np.ndarray]) -> None:
         """Step the environments, and append what they show to the replays."""
@@ -161,6 +174,24 @@ class Stack(AgentStack[Task, Learner]):
                 learner.returns.append(one.ended[0])
                 if task.tasks is not None:
                     learner.of_tasks.add(self.phase_step, [one.ended[0]])
+
+    def ask_triggers(self) -> None:
+        fired: dict[int, Firing] = {}
+        for i in self.going if self.tasks[0].trigger is not None else ():
+            self.bring_up_to_date(i)
+            firing = ask_trigger(self.learners[i], self.seen[i], None if self.losses is None else self.losses[i])
+            if firing is not None:
+                fired[i] = firing
+        if not fired:
+            return
+        self.write_back()
+        for i, firing in fired.items():
+            with self.as_seed(i):
+                do = functools.partial(self.fire, self.tasks[i], self.learners[i], self.runs[i], firing)
+                self.attempt(i, do)
+        for methods in self.methods.values():
+            methods.read_again()
+        self.renew_updates()
 
     def row_due(self, ended: bool) -> bool:
         return ended or self.step % self.tasks[0].eval_every == 0
@@ -187,7 +218,7 @@ class Stack(AgentStack[Task, Learner]):
         learner.waited = self.waited / len(self.runs)
         if self.update is not None:
             own.mean, own.variance = self.statistics.mean[i], self.statistics.variance[i]
-            own.count = self.statistics.count
+            own.count = float(np.asarray(self.statistics.count)[i, 0])
 
     def clear_sums(self) -> None:
         self.sums, self.counted, self.waited = torch.zeros(len(self.runs), len(NAMES)), 0, 0.0

@@ -41,6 +41,21 @@ def test_each_seed_is_its_own_run(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("trigger=every", "trigger.steps=37", "method=fire", "benchmark.boundaries=hidden"),
+        ("trigger=dormancy", "trigger.above=0.01", "trigger.every=25", "method=fire", "boundary.optimizer=new"),
+    ],
+    ids=lambda options: options[0],
+)
+def test_hidden_boundaries_and_triggers(options: tuple[str, ...], tmp_path: Path) -> None:
+    stacked = together(tmp_path / "stack", *options)
+    for seed, folder in stacked.items():
+        assert_same(folder, SAC.run(tmp_path / seed, *STREAM, *options, f"seed={seed}"))
+
+
+@pytest.mark.slow
 def test_stacked_and_single_runs_resume_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = rl.sac.stack.train.Stack
     plain = stack.interact
@@ -71,7 +86,6 @@ def test_what_cannot_be_stacked_is_named() -> None:
         (("num_envs=2",), "needs num_envs=1"),
         (("method=pi",), "new modules"),
         (("networks=simba",), "no plain perceptrons"),
-        (("trigger=every", "trigger.steps=40", "method=fire"), "trigger=every"),
     ):
         reason = STACKING.why_not(STACKING.make_tasks(SAC.compose(*STREAM, "stack=2", *options)))
         assert reason is not None
