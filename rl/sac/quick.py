@@ -126,7 +126,7 @@ class Relu:
         return self.y
 
     def backward(self, g: Tensor, found: Gradients | None) -> Tensor:
-        by_x: Tensor = aten.threshold_backward(g, self.y, 0)
+        by_x: Tensor = aten.threshold_backward.grad_input(g, self.y, 0, grad_input=g)  # nor is what comes from above
         return by_x
 
 
