@@ -14,6 +14,23 @@ Copy = nn.Module | Mapping[str, Tensor] | Sequence[Tensor]
 Source = Copy | Callable[[], Copy | None]
 
 
+def copies_of(copies: Sequence[Source]) -> list[Source]:
+    """The copies that a user gives, as a list.
+
+    Raises:
+        TypeError: one copy where a list of them is expected, or something that is no copy.
+    """
+    if not isinstance(copies, Sequence):
+        raise TypeError(f"copies={type(copies).__name__}: give a list, copies=[...]")
+    for source in copies:
+        if isinstance(source, Tensor) or not (isinstance(source, (nn.Module, Mapping, Sequence)) or callable(source)):
+            raise TypeError(
+                f"copies holds a {type(source).__name__}: each is a module, tensors by name or in order, or a function "
+                "that gives one of these; copies=[[...]] for a list of tensors"
+            )
+    return list(copies)
+
+
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by the names that they have in the bare module, tied ones once."""
     return {clean_name(name): t for part in (module.named_parameters(), module.named_buffers()) for name, t in part}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
 import hashlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +15,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.integrations.copies import Source, changed, named_weights, weights_of, write
+from fire_core.integrations.keep import Keep, find_kept, kept_tensors
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
-from fire_core.polar.options import PolarOptions
-from fire_core.reinit.fire import fire_
-from fire_core.reinit.scales import check_scaling
+from fire_core.reinit.fire import check_options, fire_
 from fire_core.triggers.trigger import Firing, Trigger
-from fire_core.weights.layout import resolve
+from fire_core.weights.layout import Entries, Selector, resolve, selectors_of
+from fire_core.weights.optimizer_state import holding
 
 log = logging.getLogger("fire_core")
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
@@ -29,48 +28,50 @@ PREFIX = "fire/"
 
 
 class FireWith(Method):
-    """`fire_` with any of its options; beside those, weights of some patterns are kept."""
+    """`fire_` with any of its options; beside those, the weights that the selectors of `keep` mean are kept."""
 
-    def __init__(self, options: Mapping[str, Any], keep: Sequence[str] = ()) -> None:
+    def __init__(self, options: Mapping[str, Any], keep: Keep = ()) -> None:
         parameters = inspect.signature(fire_).parameters
         for name in options:
             if name not in parameters or name in ("model", "optimizer"):
                 raise TypeError(f"{name!r} is no option of fire_ that can be given here")
-        self.options, self.keep = dict(options), tuple(keep)
+        self.options, self.keep = dict(options), keep
         self.values = {name: p.default for name, p in parameters.items()} | self.options
 
     def check(self, net: Net) -> None:
-        value = self.values
-        PolarOptions(value["solver"], value["iterations"], value["norm_init"], value["tol"], value["seed"])
-        check_scaling(value["scale"], value["min_norm"], value["blend"], value["variance_factor"])
-        for name, module in net.modules.items():
-            self._entries(name, module)
+        """Refuse options that `fire_` would refuse, and a layout that leaves nothing to do.
+
+        Raises:
+            ValueError: with the reason.
+        """
+        check_options(**{name: self.values[name] for name in inspect.signature(check_options).parameters})
+        entries = [entry for found in self._entries(net, self._excluded(net)).values() for entry in found]
+        if all(entry.action == "keep" for entry in entries):
+            reasons = list(dict.fromkeys(entry.reason for entry in entries if entry.kind != "vector"))
+            raise ValueError(f"nothing would be projected: {'; '.join(reasons[:3]) or 'the model has no matrices'}")
 
     def needs_init(self, net: Net) -> bool:
         """Whether it reads the initial weights: to reinitialise, or for the scale of that name."""
-        entries = [entry for name, module in net.modules.items() for entry in self._entries(name, module)]
+        entries = [entry for found in self._entries(net, self._excluded(net)).values() for entry in found]
         return self.values["scale"] == "match_init" or any(entry.action == "reinit" for entry in entries)
 
-    def _entries(self, name: str, module: nn.Module) -> Any:
+    def _entries(self, net: Net, excluded: Mapping[str, list[Selector]]) -> dict[str, Entries]:
         names = ("layout", "include", "blocks", "transposed", "example", "strict", "trainable_only")
-        return resolve(module, **{n: self.values[n] for n in names}, exclude=self._excluded(name, module))
+        options = {name: self.values[name] for name in names}
+        return {name: resolve(module, **options, exclude=excluded[name]) for name, module in net.modules.items()}
 
-    def _excluded(self, name: str, module: nn.Module) -> list[Any]:
-        given = self.values["exclude"]
-        several = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, nn.Module)) else [given]
-        return several + [weight for weight in named_weights(module) if matches(name, weight, self.keep)]
+    def _excluded(self, net: Net) -> dict[str, list[Selector]]:
+        """For each module what `fire_` is to exclude: its own option, and what `keep` means there."""
+        given: dict[str, list[Selector]] = dict.fromkeys(net.modules, selectors_of("exclude", self.values["exclude"]))
+        kept, _ = find_kept(net.modules, self._entries(net, given), self.keep)
+        return {name: [*given[name], *(e.label if e.block else e.parameter for e in kept[name])] for name in kept}
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
-        reports = {}
+        reports, excluded = {}, self._excluded(net)
         for name, module in net.modules.items():
-            options = {"init": net.init.get(name), **self.options, "exclude": self._excluded(name, module)}
+            options = {"init": net.init.get(name), **self.options, "exclude": excluded[name]}
             reports[name] = fire_(module, optimizer=context.optimizers, **options)
         return BoundaryReport(weights=reports)
-
-
-def matches(module: str, weight: str, patterns: Iterable[str]) -> bool:
-    """Whether a weight `fc.weight` of the module `actor` is meant by a pattern of `fc.weight` or `actor.fc.weight`."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in (weight, f"{module}.{weight}"))
 
 
 class Intervention:
@@ -80,7 +81,9 @@ class Intervention:
         trigger: asked after each optimizer step, on every rank.
         method: any method that acts at a boundary; None: `fire_` with `options`.
         trainable_only: frozen weights stay as they are, whatever the method.
-        keep: patterns of weights that stay as they are, whatever the method, and keep their optimizer state.
+        keep: selectors of weights that stay as they are, whatever the method, and keep their optimizer state: what
+            `exclude` of `fire_` takes (a pattern such as `"head"` or `"*.bias"`, a module, a type, a parameter), one
+            or several. With several networks a name may begin with the network's (`"actor.*"`).
         batches: for a method that takes gradients (DASH): the next training batches `(inputs, targets)`, one pass.
         loss: with them: mean loss of a batch.
         seed: of the method's own draws; the run's random numbers are left alone.
@@ -97,7 +100,7 @@ class Intervention:
         method: Method | None = None,
         *,
         trainable_only: bool = True,
-        keep: Sequence[str] = (),
+        keep: Keep = (),
         batches: Batches | None = None,
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         seed: int = 0,
@@ -110,8 +113,8 @@ class Intervention:
         if method is not None:
             check_method(method, batches is not None and loss is not None)
         self.trigger, self.batches, self.loss, self.seed = trigger, batches, loss, seed
-        self.trainable_only, self.keep = trainable_only, tuple(keep)
-        self.method = method or FireWith({"trainable_only": trainable_only, **options}, keep)
+        self.trainable_only, self.keep = trainable_only, selectors_of("keep", keep)
+        self.method = method or FireWith({"trainable_only": trainable_only, **options}, self.keep)
         self.firings = 0
         self.init: dict[str, dict[str, Tensor]] | None = None
         self.report: BoundaryReport | None = None  # of the last action
@@ -144,23 +147,34 @@ class Intervention:
         """
         self.optimizers, self.copies, self.log = list(optimizers), dict(copies or {}), log
         self.net = Net(dict(modules), {})
-        held = {id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
         for name, module in modules.items():
-            if not any(id(p) in held for p in module.parameters()):
+            if not holding(self.optimizers, module.parameters()):
                 raise ValueError(f"the optimizers hold none of the weights of {name} ({type(module).__name__})")
             for source in self.copies.get(name, ()):
                 weights_of(source, module)
+        if isinstance(self.method, FireWith):
+            self.method.keep = self.keep
         self.method.check(self.net)
+        self._kept()  # refuses a selector that matches nothing
         if not isinstance(self.method, FireWith) or self.method.needs_init(self.net):
             self.net.init = self.init = self.init or Net.of(dict(modules)).init
         self._total, self._names_known = total_steps, metrics is not None
-        self.trigger.start(self.net, metrics=metrics, total_steps=total_steps)
+        self._start(metrics)
+
+    def _start(self, metrics: Collection[str] | None) -> None:
+        try:
+            self.trigger.start(self.net, metrics=metrics, total_steps=self._total)
+        except ValueError as error:
+            if self._total is None or self.trigger.earliest() != self._total:
+                raise
+            hint = "nothing fires at the last one; to act between two runs, call fire_(model, optimizer=...) there"
+            raise ValueError(f"{error}: {hint}") from None
 
     def ask(self, step: int, /, **metrics: Tensor | float | None) -> Firing | None:
         """Ask the trigger about a step, and act if it fires."""
         if not self._names_known:
             self._names_known = True
-            self.trigger.start(self.net, metrics=tuple(metrics), total_steps=self._total)
+            self._start(tuple(metrics))
         firing = self.trigger.ask(step, self.net, **metrics)
         if firing is not None:
             self._act(firing)
@@ -199,11 +213,13 @@ class Intervention:
         """(weight, its value, its states) of all that must stay; of FIRE's own choice nothing is left to do."""
         if isinstance(self.method, FireWith):
             return []
-        found = []
-        for module, root in self.net.modules.items():
-            for name, p in named_weights(root).items():
+        found, modules = [], self.net.modules
+        entries = {name: resolve(module, {}) for name, module in modules.items()}
+        chosen = {id(tensor) for tensor in kept_tensors(modules, entries, self.keep)}
+        for root in modules.values():
+            for p in named_weights(root).values():
                 frozen = self.trainable_only and isinstance(p, nn.Parameter) and not p.requires_grad
-                if frozen or matches(module, name, self.keep):
+                if frozen or id(p) in chosen:
                     states = [(o, copy.deepcopy(o.state[p])) for o in self.optimizers if o.state.get(p)]
                     found.append((p, p.detach().clone(), states))
         return found
@@ -248,7 +264,10 @@ def check_method(method: Method, has_data: bool) -> None:
     """
     name = type(method).__name__
     if not isinstance(method, Method):
-        raise TypeError(f"method must be an object of a class in fire_core.methods, got {method!r}")
+        raise TypeError(
+            f"method must be an object of a class in fire_core.methods, got {method!r}; "
+            "say Fire(), ShrinkAndPerturb(), FullReset(), Dash() or a Chain of these"
+        )
     for hook, reason in (
         ("reshape", "puts new modules into the network, which the optimizer and the checkpoint here do not know"),
         ("optimizer", "chooses the optimizer, which here is given"),

@@ -7,16 +7,20 @@ Needs `pip install "fire-plasticity[lightning]"`.
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from fire_core.integrations.copies import Source
+from fire_core.integrations.copies import Source, copies_of
 from fire_core.integrations.intervention import Intervention
 from fire_core.methods.protocol import Method
 from fire_core.triggers.trigger import Trigger
+
+log = logging.getLogger("fire_core")
 
 
 class FireCallback(Callback):
@@ -25,6 +29,11 @@ class FireCallback(Callback):
     `Plateau("loss")` follows what `training_step` returns; other names are those of `self.log`, each taken once when it
     is new: after a validation or at the end of a training epoch. The averaged models of `WeightAveraging` (EMA) and
     `StochasticWeightAveraging` are found and follow. State goes into Lightning's checkpoints, numbers to its loggers.
+
+    It acts when the batch ends that made the step, so before the validation of an epoch whose last step that is.
+    `global_step` counts the steps of every optimizer: with manual optimization of two, `At(50)` is the 25th batch. For
+    known moments between epochs call `fire_` in a hook of the module instead (docs/in_your_loop.md). Several can stand
+    in one Trainer if they differ in trigger, method or options. Each `fit` of a new Trainer needs a new one.
 
     Args:
         trigger: when to act.
@@ -37,8 +46,16 @@ class FireCallback(Callback):
         self, trigger: Trigger, *, method: Method | None = None, copies: Sequence[Source] = (), **options: Any
     ) -> None:
         self.intervention = Intervention(trigger, method, **options)
-        self._copies, self._fresh, self._seen = copies, dict[str, Tensor | float](), {"loss"}
+        plain = {name: value for name, value in options.items() if isinstance(value, str | int | float)}
+        given = [str(trigger), *([type(method).__name__] if method else []), *(f"{k}={v}" for k, v in plain.items())]
+        self._key = f"FireCallback[{', '.join(given)}]"
+        self._copies, self._fresh, self._seen = copies_of(copies), dict[str, Tensor | float](), {"loss"}
         self._step = 0
+
+    @property
+    def state_key(self) -> str:
+        """By trigger, method and options, so that several can stand in one Trainer."""
+        return self._key
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check everything, and find the averaged models."""
@@ -91,6 +108,17 @@ class FireCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         """For Lightning's checkpoint."""
         return self.intervention.state_dict() | {"fresh": {name: float(value) for name, value in self._fresh.items()}}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take the state that another key holds: of an older version, or of one with another trigger or options."""
+        states = {key: value for key, value in checkpoint["callbacks"].items() if str(key).startswith("FireCallback")}
+        mine = [callback for callback in trainer.callbacks if isinstance(callback, FireCallback)]
+        if self.state_key in states:
+            return  # Lightning gives it
+        if len(mine) == len(states) == 1:
+            self.load_state_dict(copy.deepcopy(next(iter(states.values()))))
+        else:
+            log.warning("the checkpoint has no state of %s, which starts anew; it has %s", self._key, list(states))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From Lightning's checkpoint."""

@@ -7,6 +7,7 @@ Needs `pip install "fire-plasticity[stable-baselines3]"`.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import safe_mean
 
-from fire_core.integrations.copies import Source
+from fire_core.integrations.copies import Source, copies_of, named_weights
 from fire_core.integrations.intervention import Intervention
+from fire_core.integrations.keep import Keep
 from fire_core.methods.protocol import Method
 from fire_core.triggers.trigger import Trigger
 
@@ -37,17 +39,19 @@ class FireCallback(BaseCallback):
         method: any method that acts at a boundary; None: `fire_` with `options`.
         copies: further averaged models, of the first network.
         targets: follow, or copy: after an action target networks become copies of the trained ones.
-        keep: patterns of weights to leave alone, by default the small head of a policy and its `log_std`.
+        keep: selectors of weights to leave alone; None: the small head of a policy and its `log_std`, where there are
+            such; () leaves none alone.
         options: of `Intervention` (`trainable_only`, `batches`, `loss`, `seed`) and of `fire_`.
     """
 
     def __init__(self, trigger: Trigger, *, method: Method | None = None, copies: Sequence[Source] = (),
-                 targets: str = "follow", keep: Sequence[str] = KEEP, **options: Any) -> None:  # fmt: skip
+                 targets: str = "follow", keep: Keep | None = None, **options: Any) -> None:  # fmt: skip
         super().__init__()
         if targets not in ("follow", "copy"):
             raise ValueError(f"targets={targets} is unknown; accepted: follow, copy")
-        self.intervention = Intervention(trigger, method, keep=keep, **options)
-        self.copies, self.targets = copies, targets
+        self.intervention = Intervention(trigger, method, keep=() if keep is None else keep, **options)
+        self._default_keep = keep is None
+        self.copies, self.targets = copies_of(copies), targets
 
     def _on_training_start(self) -> None:
         names = [name for name in self.model.get_parameters() if name.endswith("optimizer")]
@@ -57,6 +61,9 @@ class FireCallback(BaseCallback):
         modules = {name: children[name] for name in self.pairs} or {"policy": self.model.policy}
         if "actor" in children:  # SAC's has no target
             modules["actor"] = children["actor"]
+        if self._default_keep:
+            names = [name for module in modules.values() for name in named_weights(module)]
+            self.intervention.keep = [pattern for pattern in KEEP if fnmatch.filter(names, pattern)]
         copies: dict[str, list[Source]] = {name: [target] for name, target in self.pairs.items()}
         copies.setdefault(next(iter(modules)), []).extend(self.copies)
         train = {name for name in self.intervention.trigger.needs() if name.startswith("train/")}

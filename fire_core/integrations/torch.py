@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.integrations.copies import Source
+from fire_core.integrations.copies import Source, copies_of
 from fire_core.integrations.intervention import Intervention
 from fire_core.integrations.steps import after_each_step, hooked_part
 from fire_core.methods.protocol import Method
@@ -58,7 +58,9 @@ class FireHook:
     ) -> None:
         several = optimizers_of(optimizer)
         self.intervention = Intervention(trigger, method, **options)
-        self.intervention.begin({"model": model}, several, {"model": copies}, total_steps=total_steps, log=log)
+        self.intervention.begin(
+            {"model": model}, several, {"model": copies_of(copies)}, total_steps=total_steps, log=log
+        )
         self.step, self._observed = 0, dict[str, Tensor | float | None]()
         part = hooked_part(several[0])
         self._removals = [

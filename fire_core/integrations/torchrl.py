@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from fire_core.integrations.copies import Source
+from fire_core.integrations.copies import Source, copies_of
 from fire_core.integrations.intervention import Intervention
 from fire_core.methods.protocol import Method
 from fire_core.triggers.trigger import Trigger
@@ -53,7 +53,7 @@ class FireHook(TrainerHookBase):
     ) -> None:
         self.intervention = Intervention(trigger, method, **options)
         self.modules = {"model": model} if isinstance(model, nn.Module) else dict(model)
-        self.optimizers, self.copies, self.step = optimizers, copies, 0
+        self.optimizers, self.copies, self.step = optimizers, copies_of(copies), 0
         self._fresh: dict[str, Tensor | float] = {}
         self._numbers: dict[str, float] | None = None
 

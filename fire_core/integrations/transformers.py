@@ -17,7 +17,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from fire_core.integrations.copies import Source
+from fire_core.integrations.copies import Source, copies_of
 from fire_core.integrations.intervention import FireWith, Intervention
 from fire_core.methods.protocol import Method, Net
 from fire_core.triggers.trigger import Trigger
@@ -46,7 +46,8 @@ class FireCallback(TrainerCallback, ExportableState):
         self, trigger: Trigger, *, method: Method | None = None, copies: Sequence[Source] = (), **options: Any
     ) -> None:
         self.intervention = Intervention(trigger, method, **options)
-        self._copies, self._fresh = copies, dict[str, float]()
+        self._copies, self._fresh = copies_of(copies), dict[str, float]()
+        self._numbers: dict[str, float] | None = None  # of an action, until the Trainer has counted its step
         self.trainer: Trainer | None = None
 
     def bind(self, trainer: Trainer) -> None:
@@ -71,7 +72,7 @@ class FireCallback(TrainerCallback, ExportableState):
             {"model": self._copies},
             metrics=names,
             total_steps=state.max_steps,
-            log=lambda step, numbers: trainer.log(numbers),
+            log=self._note,
         )
         saved = state.stateful_callbacks.get(NAME)
         if state.global_step and saved:
@@ -82,9 +83,20 @@ class FireCallback(TrainerCallback, ExportableState):
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Ask; the Trainer counts the step afterwards."""
+        """Ask, while gradients are there; the Trainer counts the step afterwards."""
         fresh, self._fresh = self._fresh, {}
         self.intervention.ask(state.global_step + 1, **fresh)
+
+    def _note(self, step: int, numbers: dict[str, float]) -> None:
+        self._numbers = numbers
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Log an action, with the step after which it was."""
+        numbers, self._numbers = self._numbers, None
+        if numbers is not None and self.trainer is not None:
+            due = control.should_log
+            self.trainer.log(numbers)
+            control.should_log = due  # `log` takes it for the step's own line, which is still to come
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any

@@ -1,9 +1,25 @@
 """The methods, one file each, and the protocol between them and the trainers.
 
 To add one: a class derived from `Method` in a file here (or anywhere importable), a yaml in `conf/method/` that names
-it in `_target_`, and a test.
+it in `_target_`, and a test. Named here are the protocol and the methods that act at a boundary, which
+`fire_core.integrations` take; all others are imported from their files.
 """
 
+from fire_core.methods.chain import Chain
+from fire_core.methods.dash import Dash
+from fire_core.methods.fire import Fire
+from fire_core.methods.full_reset import FullReset
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
+from fire_core.methods.snp import ShrinkAndPerturb
 
-__all__ = ["BoundaryReport", "Context", "Method", "Net"]
+__all__ = [
+    "BoundaryReport",
+    "Chain",
+    "Context",
+    "Dash",
+    "Fire",
+    "FullReset",
+    "Method",
+    "Net",
+    "ShrinkAndPerturb",
+]

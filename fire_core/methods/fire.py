@@ -6,9 +6,10 @@ from typing import Annotated, Any
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 from fire_core.polar.options import PolarOptions, check_word
 from fire_core.ranges import away_from_default, checked, within
-from fire_core.reinit.fire import fire_
+from fire_core.reinit.fire import IDLE, fire_
 from fire_core.reinit.scales import check_scaling
 from fire_core.weights.layout import PRESETS
+from fire_core.weights.optimizer_state import holding
 
 
 class Fire(Method):
@@ -66,20 +67,18 @@ class Fire(Method):
         }
 
     def idle_options(self) -> dict[str, str]:
-        idle = {"newton_schulz": (), "muon": ("norm_init",), "exact": ("iterations", "norm_init")}[
-            self.options["solver"]
-        ]
-        values = {name: self.options[name] for name in idle}
+        values = {name: self.options[name] for name in IDLE[self.options["solver"]]}
         return dict.fromkeys(away_from_default(Fire, values), f"solver={self.options['solver']}")
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
+        options = {name: value for name, value in self.options.items() if name not in self.idle_options()}
         reports = {
             name: fire_(
                 module,
                 layout=self.layout or net.layout,
-                optimizer=context.optimizers,
+                optimizer=holding(context.optimizers, module.parameters()),  # none of a target network
                 init=net.init[name],
-                **self.options,
+                **options,
             )
             for name, module in net.modules.items()
         }

@@ -32,6 +32,8 @@ def check_weights(entries: Iterable[Entry]) -> None:
     for entry in entries:
         if entry.parameter.device.type == "meta":
             raise ValueError(f"{entry.name} is on the meta device and holds no numbers: load the weights first")
+        if entry.parameter.is_inference() and not torch.is_inference_mode_enabled():
+            raise ValueError(f"{entry.name} was made in inference mode: build or load the model outside of that mode")
         if entry.parameter.is_complex() and entry.action == "project":
             raise ValueError(f"{entry.name} is complex, and only real weights can be projected: exclude={entry.name!r}")
         if entry.parameter.layout != torch.strided:

@@ -1,5 +1,6 @@
 """FIRE on a model: layout -> same-shape batches -> polar factors -> scale -> write in place -> report."""
 
+import inspect
 import math
 import time
 import warnings
@@ -17,13 +18,16 @@ from fire_core.polar.steps import working_dtype
 from fire_core.reinit.checks import check_finite, check_module, check_weights
 from fire_core.reinit.initial import initial_of, initial_weights
 from fire_core.reinit.project import Solve, make_rounds, project
-from fire_core.reinit.report import Kept, Report, Row
+from fire_core.reinit.report import Kept, Report, Row, running_statistics
 from fire_core.reinit.scales import check_scaling, scale_of
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
 from fire_core.weights.fused import Declared
 from fire_core.weights.layout import Layout, Selector, resolve
-from fire_core.weights.optimizer_state import optimizers_of, reset_states
+from fire_core.weights.optimizer_state import holding, optimizers_of, parameters_of, reset_states
+
+# Options of `fire_` that a solver does not read.
+IDLE = {"newton_schulz": (), "muon": ("norm_init",), "exact": ("iterations", "norm_init")}
 
 
 def fire_(
@@ -72,6 +76,8 @@ def fire_(
       learned change by a large one. `include="*lora_A*"` projects A.
     - weights that are quantised, packed, eight-bit or computed from others (parametrizations, pruning) are kept.
     - a matrix that is zero has no nearest isometry and stays zero, unless `init` holds other values for it.
+    - buffers are kept. The running statistics of batch norm are then those of the old weights: estimate them anew
+      before the model is evaluated (docs/in_your_loop.md).
 
     Every kept weight is in `report.kept` with its reason.
 
@@ -82,10 +88,11 @@ def fire_(
     Args:
         model: any module.
         solver: "newton_schulz" (the paper), "exact" or "muon"; see `PolarOptions`.
-        iterations: steps of the iterative solvers.
-        norm_init: what divides W before the first step; see `PolarOptions`.
+        iterations: steps of the iterative solvers, at least 1; refused with "exact" if it is not the default.
+        norm_init: what divides W before the first step of "newton_schulz", see `PolarOptions`; refused with another
+            solver if it is not the default.
         layout: which weights, cut how; see `layout.resolve`.
-        optimizer: optimizer(s) whose state of exactly the changed weights is reset.
+        optimizer: optimizer(s) whose state of exactly the changed weights is reset. Give all that train the model.
         init: copies of the initial weights by parameter name (`copy.deepcopy(model.state_dict())` at the start). Needed
             for `reinit` actions and the scales `match_init` and `init_norm`; fills the null space of rank-deficient and
             zero matrices.
@@ -98,7 +105,8 @@ def fire_(
             sqrt(variance_factor * max(d_out, d_in) / (d_in k)). Which to take when: docs/scales.md.
         min_norm: matrices whose Frobenius norm lies below this are left alone.
         blend: t in [0, 1] between the old spectrum and the isometric one: singular values sigma^(1-t) scale^t on the
-            old singular vectors, by SVD. 1 is the projection itself.
+            old singular vectors. 1 is the projection itself. Below 1 the result is taken from an SVD, whatever the
+            solver; `solver`, `iterations`, `norm_init` and `tol` have then no effect.
         include: selectors of weights to project beside the layout's.
         exclude: selectors of weights to keep.
         blocks: how fused weights are cut, by pattern; see `layout.resolve`.
@@ -117,17 +125,19 @@ def fire_(
         A `Report` with a row for each parameter or block.
 
     Raises:
-        TypeError: `model` is no module, or one without layers (TorchScript, export).
-        ValueError: an option that is not accepted; a NaN or Inf in a weight; a meta, complex or sparse weight; `init`
-            that lacks a needed entry or is the model's own memory. Names are given, and nothing is changed.
+        TypeError: `model` is no module, or one without layers (TorchScript, export); an optimizer in another's place.
+        ValueError: an option that is not accepted; optimizers that hold none of the model's weights; a NaN or Inf in a
+            weight; a meta, complex or sparse weight, or one made in inference mode; `init` that lacks a needed entry
+            or is the model's own memory. Names are given, and nothing is changed.
 
     Warns:
         FireWarning: nothing was projected, a matrix is zero, a weight looks fused and is not cut, an optimizer cannot
-            be reset fully. The same lines are in `report.warnings`.
+            be reset fully, a changed weight is in none of the optimizers. The same lines are in `report.warnings`.
     """
     start = time.perf_counter()
-    check_scaling(scale, min_norm, blend, variance_factor)
-    options = PolarOptions(solver, iterations, norm_init, tol, seed)
+    if isinstance(solver, Optimizer) or hasattr(solver, "param_groups"):
+        raise TypeError(f"solver is an optimizer ({type(solver).__name__}): give it as optimizer=")
+    options = check_options(solver, iterations, norm_init, scale, min_norm, blend, variance_factor, tol, seed)
     optimizers = [] if optimizer is None else optimizers_of(optimizer)
     entries = resolve(
         check_module(model),
@@ -140,11 +150,15 @@ def fire_(
         strict=strict,
         trainable_only=trainable_only,
     )
+    if optimizers and any(True for _ in model.parameters()) and not holding(optimizers, model.parameters()):
+        raise ValueError("the optimizers hold none of the model's weights: give those that train it, or none")
     report = _apply(model, entries, Solve(options, min_norm, blend, measure), scale, variance_factor, init)
     changed = [row for row in report.rows if row.action != "skip"]
     if optimizers:
-        report.optimizer_states_reset, notes = _reset(optimizers, entries, {row.name for row in changed})
-        report.warnings += notes
+        labels = {row.name for row in changed}
+        report.optimizer_states_reset, notes = _reset(optimizers, entries, labels)
+        report.warnings += [*notes, *_untrained(optimizers, entries, labels)]
+    report.statistics = running_statistics(model) if changed else 0
     report.warnings[:0] = entries.warnings
     if not any(row.action == "project" for row in changed) and (isinstance(layout, str) or not changed):
         report.warnings.insert(0, "nothing was projected; see report.kept for the reasons")
@@ -152,6 +166,47 @@ def fire_(
     for warning in report.warnings:
         warnings.warn(warning, FireWarning, stacklevel=2)
     return report
+
+
+def check_options(
+    solver: str,
+    iterations: int,
+    norm_init: str,
+    scale: str,
+    min_norm: float,
+    blend: float,
+    variance_factor: float,
+    tol: float | None,
+    seed: int,
+) -> PolarOptions:
+    """The options of `fire_` that do not depend on the model, checked before anything is changed.
+
+    Raises:
+        ValueError: one is not accepted, or differs from its default and has no effect beside the others.
+    """
+    check_scaling(scale, min_norm, blend, variance_factor)
+    options = PolarOptions(solver, iterations, norm_init, tol, seed)
+    if iterations < 1:
+        raise ValueError(f"iterations={iterations}: must be at least 1; without a step W / ||W|| would be left")
+    parameters = inspect.signature(fire_).parameters
+    for name in IDLE[solver]:
+        if (value := getattr(options, name)) != parameters[name].default:
+            raise ValueError(f"{name}={value} has no effect with solver={solver}")
+    return options
+
+
+def _untrained(optimizers: list[Optimizer], entries: list[Entry], changed: set[str]) -> list[str]:
+    """A line if weights that were changed, and are not frozen, are in none of the optimizers."""
+    held = parameters_of(optimizers)
+    found = [e for e in entries if e.label in changed and e.parameter.requires_grad and id(e.parameter) not in held]
+    names = list(dict.fromkeys(entry.name for entry in found))
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [
+        f"{len(names)} changed weights are in none of the given optimizers: {', '.join(names[:3])}{more}. If another "
+        "one trains them, give all optimizers as a list; if none does, exclude= keeps them"
+    ]
 
 
 @torch.no_grad()

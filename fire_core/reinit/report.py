@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 WIDTH = 120  # columns of a printed report
 TOLERANCE = 0.01  # of `Report.success`: half of it is about how far a singular value may be from its target
@@ -94,6 +94,7 @@ class Report:
         optimizer_states_reset: how many (optimizer, parameter) states were reset, in whole or (blocks) in part.
         warnings: what the caller must know, one line each; given as `FireWarning` too.
         seconds: the whole call.
+        statistics: how many layers keep running statistics (batch norm), which are those of the old weights.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -102,6 +103,7 @@ class Report:
     optimizer_states_reset: int = 0
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    statistics: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -146,6 +148,11 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join([*_table(self.rows), *_summary(self), *_kept_lines(self), *_warning_lines(self)])
+
+
+def running_statistics(model: nn.Module) -> int:
+    """How many layers of a model keep a running mean of their inputs."""
+    return sum(isinstance(getattr(module, "running_mean", None), Tensor) for module in model.modules())
 
 
 # ------------------------------------------------------------------------------------------------------------ printing
@@ -214,6 +221,11 @@ def _kept_lines(report: Report) -> list[str]:
         alike = (re.sub(r"\d+", "*", name), "x".join(map(str, kept.shape)))
         reasons.setdefault(kept.reason, {}).setdefault(alike, []).append(name)
     lines = [f"kept: {vectors} biases, scales and other vectors"] if vectors else []
+    if report.statistics:
+        lines.append(
+            f"kept: running statistics of {report.statistics} layers, those of the old weights: "
+            "update_bn(loader, model) before evaluating"
+        )
     for reason, groups in reasons.items():
         lines += _wrap(f"kept, {reason}:")
         for (pattern, shape), names in groups.items():

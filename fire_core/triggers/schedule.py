@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
 
 from fire_core.methods.protocol import Net
 from fire_core.ranges import Count
@@ -15,7 +17,7 @@ class At(Trigger):
         steps: after which optimizer steps, counted from 1.
 
     Raises:
-        ValueError: there are none, or one lies below 1.
+        ValueError: there are none, or one is no whole number or lies below 1.
     """
 
     name = "at"
@@ -23,9 +25,10 @@ class At(Trigger):
 
     def __init__(self, steps: int | Iterable[int]) -> None:
         super().__init__()
-        self.steps = tuple(sorted([steps] if isinstance(steps, int) else steps))
-        if not self.steps or self.steps[0] < 1:
-            raise ValueError(f"At: steps must be at least one number from 1 up, got {list(self.steps)}")
+        several: list[Any] = list(steps) if isinstance(steps, Iterable) else [steps]
+        if not several or any(isinstance(s, bool) or not isinstance(s, Integral) or int(s) < 1 for s in several):
+            raise ValueError(f"At: steps must be at least one whole number from 1 up, got {several}")
+        self.steps = tuple(sorted(map(int, several)))
 
     def __str__(self) -> str:
         shown = ", ".join(map(str, self.steps[:5])) + ", ..." * (len(self.steps) > 5)

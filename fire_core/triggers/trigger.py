@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ class Trigger:
     Attributes:
         name: in one word.
         last: the last step that was asked about.
+        missed: what was due at the run's last step, where nothing fires. Comes first if training goes on after all.
         momentary: whether its condition holds at single steps alone, which `earliest` gives exactly.
     """
 
@@ -50,6 +51,7 @@ class Trigger:
 
     def __init__(self) -> None:
         self.last: int | None = None
+        self.missed: Firing | None = None
         self._started = False
         self._total: int | None = None
 
@@ -71,7 +73,8 @@ class Trigger:
             model: what is trained.
             metrics: names of all numbers that the loop will give to `ask`; None: not known, and not checked.
             total_steps: of the run. A trigger that cannot fire before is refused. At the last step none fires, because
-                nothing would be trained after it.
+                nothing would be trained after it; if training is extended later, what was due there comes at the first
+                step.
             after: steps made before the first one that the loop will ask about.
             probe: passes a fixed batch through the model. Triggers that look at activations then use it, in evaluation
                 mode and without gradients, instead of the training's own passes: for a compiled model, and for numbers
@@ -82,7 +85,7 @@ class Trigger:
                 this model.
         """
         self.prepare(as_net(model), metrics, probe)
-        if total_steps is not None and self.earliest(after) >= total_steps:
+        if total_steps is not None and self.missed is None and self.earliest(after) >= total_steps:
             asked = f" from step {after + 1} on" if after else ""
             raise ValueError(f"{self} cannot fire within {total_steps} steps{asked}")
         self._started, self._total = True, total_steps
@@ -103,20 +106,33 @@ class Trigger:
             A `Firing`, after which the trigger takes it that the caller acts; or None.
 
         Raises:
+            TypeError: the step is no whole number, the model no module.
             ValueError: the step lies before the last one; or see `start`.
         """
+        if not hasattr(step, "__index__"):
+            raise TypeError(f"ask(step, model): the step is a whole number and comes first, got {type(step).__name__}")
         net = as_net(model)
         if not self._started:
             self.start(net, metrics=tuple(metrics))
         last = step - 1 if self.last is None else self.last
         if step < last:
-            raise ValueError(f"{self} was asked about step {last} and now about {step}: steps must not go back")
+            raise ValueError(
+                f"{self} was asked about step {last} and now about {step}: steps must not go back. Each run needs a "
+                "new trigger (hook, callback); to act between two runs, call fire_(model, optimizer=...)"
+            )
         if step == last:
             return None
         firing = self.look(last, step, net, metrics)
         self.last = step
-        if firing is None or (self._total is not None and step >= self._total):
+        if firing is None and self.missed is not None:
+            missed = self.missed
+            firing = replace(missed, step=step, reason=f"{missed.reason}, put off: step {missed.step} was the last one")
+        if firing is None:
             return None
+        if self._total is not None and step >= self._total:
+            self.missed = self.missed or firing
+            return None
+        self.missed = None
         self.acted(step)
         return firing
 
@@ -129,16 +145,20 @@ class Trigger:
         return set()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs: dicts and lists of numbers. Of metrics given as tensors, it reads what has added up.
+        """What a resume needs: dicts and lists of numbers and strings.
+
+        Of metrics given as tensors, it reads what has added up.
 
         Under distributed training each process has its own, as it has its own losses.
         """
-        return {name: getattr(self, name) for name in self.FIELDS}
+        missed = {} if self.missed is None else {"missed": asdict(self.missed)}
+        return {name: getattr(self, name) for name in self.FIELDS} | missed
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         for name in self.FIELDS:
             setattr(self, name, state[name])
+        self.missed = Firing(**state["missed"]) if "missed" in state else None
 
     def __and__(self, other: Trigger) -> Trigger:
         return Both.of(self, other)
@@ -253,5 +273,11 @@ class Both(Combined):
 
 
 def as_net(model: nn.Module | Net | None) -> Net | None:
-    """A model as the trainers hold it."""
+    """A model as the trainers hold it.
+
+    Raises:
+        TypeError: something else.
+    """
+    if not isinstance(model, nn.Module | Net | None):
+        raise TypeError(f"the model of a trigger is a module, got {type(model).__name__}")
     return Net({"model": model}, {}) if isinstance(model, nn.Module) else model

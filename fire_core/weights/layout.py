@@ -131,7 +131,7 @@ def resolve(
         ValueError: an unknown preset or action, an option of the wrong type, a selector that matches nothing, a fused
             weight that cannot be cut.
     """
-    included, excluded = _several("include", include), _several("exclude", exclude)
+    included, excluded = selectors_of("include", include), selectors_of("exclude", exclude)
     flipped = tuple(_patterns("transposed", transposed))
     if not isinstance(blocks, Mapping | None) or not all(isinstance(pattern, str) for pattern in blocks or ()):
         raise ValueError(f"blocks={blocks!r}: give a mapping from patterns to heights")
@@ -155,7 +155,7 @@ def resolve(
     for chosen in included:
         entries = _apply(entries, chosen, "project", "include")
     if isinstance(layout, (str, Mapping)):  # a weight that the caller has chosen or excluded needs no advice
-        undecided = [e for e in entries if e.action == "keep" and not any(_matches(e, chosen) for chosen in excluded)]
+        undecided = [e for e in entries if e.action == "keep" and not any(matches(e, chosen) for chosen in excluded)]
         warnings += [*advice.fused(undecided), *advice.raw_parameters(undecided, sum(e.size for e in entries))]
     for chosen in excluded:
         entries = _apply(entries, chosen, "keep", "exclude")
@@ -166,7 +166,12 @@ def resolve(
 # ----------------------------------------------------------------------------------------------- actions and selectors
 
 
-def _several(option: str, selectors: Selector | Iterable[Selector]) -> list[Selector]:
+def selectors_of(option: str, selectors: Selector | Iterable[Selector]) -> list[Selector]:
+    """One selector or several as a list.
+
+    Raises:
+        ValueError: something that is no selector.
+    """
     if isinstance(selectors, (str, type, nn.Module, Tensor)):
         return [selectors]
     if not isinstance(selectors, Iterable):
@@ -194,16 +199,15 @@ def _rules(layout: str | Mapping[str, str]) -> dict[str, str]:
 
 def _apply(entries: list[Entry], selector: Selector, action: str, option: str, optional: bool = False) -> list[Entry]:
     """Entries with `action` where `selector` matches; vectors and locked weights cannot be projected and stay."""
-    matched = [_matches(entry, selector) for entry in entries]
+    matched = [matches(entry, selector) for entry in entries]
     usable = [hit and _can(entry, action, not optional) for hit, entry in zip(matched, entries, strict=True)]
     if not optional and not any(usable):
         locked = [entry for hit, entry in zip(matched, entries, strict=True) if hit and entry.kind == "locked"]
         if locked:
-            raise ValueError(f"{option}={selector!r}: cannot {action} {locked[0].name}: {locked[0].reason}")
+            raise ValueError(f"{option}={_shown(selector)}: cannot {action} {locked[0].name}: {locked[0].reason}")
         if any(matched):
-            raise ValueError(f"{selector!r} matches only biases and scales, which hold no matrix to project")
-        near = difflib.get_close_matches(str(selector), [entry.name for entry in entries], n=3, cutoff=0.3)
-        raise ValueError(f"no parameter matches {selector!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+            raise ValueError(f"{_shown(selector)} matches only biases and scales, which hold no matrix to project")
+        raise nothing_matches(option, selector, entries)
     return [
         replace(e, action=action, reason=(e.reason or f"kept by {option}") if action == "keep" else "") if hit else e
         for hit, e in zip(usable, entries, strict=True)
@@ -219,11 +223,40 @@ def _can(entry: Entry, action: str, by_name: bool) -> bool:
     return action != "project" or entry.kind != "vector"
 
 
-def _matches(entry: Entry, selector: Selector) -> bool:
+def nothing_matches(option: str, selector: Selector, entries: Iterable[Entry]) -> ValueError:
+    """What to raise for a selector that matches none of the entries; says what is near it, and for a layout the words.
+
+    Args:
+        option: the option's name, or that and the selector, `layout['liner']`.
+        selector: what matches nothing.
+        entries: all that could match.
+    """
+    names = [*GROUPS, *dict.fromkeys(prefixes(name for entry in entries for name in entry.aliases))]
+    near = _near(selector, names) if isinstance(selector, str) else ""
+    words = f"; words: {', '.join(GROUPS)}" if option.startswith("layout") else ""
+    return ValueError(f"{option.partition('[')[0]}: no parameter matches {_shown(selector)}{near}{words}")
+
+
+def _near(pattern: str, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(pattern, list(names), n=3, cutoff=0.3)
+    return f"; near it: {', '.join(found)}" if found else ""
+
+
+def _shown(selector: Selector) -> str:
+    """In one short line."""
+    if isinstance(selector, (str, type)):
+        return repr(selector) if isinstance(selector, str) else selector.__name__
+    return f"the {type(selector).__name__} given" + (
+        f" {tuple(selector.shape)}" if isinstance(selector, Tensor) else ""
+    )
+
+
+def matches(entry: Entry, selector: Selector) -> bool:
+    """Whether a selector means this entry; see `resolve`."""
     if isinstance(selector, str):
         if selector in GROUPS:
             return entry.role in GROUPS[selector]
-        return selector == entry.label or any(fnmatchcase(name, selector) for name in _prefixes(entry.aliases))
+        return selector == entry.label or any(fnmatchcase(name, selector) for name in prefixes(entry.aliases))
     if isinstance(selector, type):
         return any(isinstance(module, selector) for module in entry.modules)
     if isinstance(selector, nn.Module):
@@ -231,7 +264,7 @@ def _matches(entry: Entry, selector: Selector) -> bool:
     return entry.parameter is selector
 
 
-def _prefixes(names: Iterable[str]) -> Iterable[str]:
+def prefixes(names: Iterable[str]) -> Iterable[str]:
     """`a.b.weight` -> a, a.b, a.b.weight."""
     for name in names:
         parts = name.split(".")
@@ -257,20 +290,20 @@ def _describe(
     model: nn.Module, blocks: Mapping[str, Declared], transposed: tuple[str, ...], reader: Reader
 ) -> tuple[list[Entry], list[str]]:
     found = topology.uses_of(model)
-    _check_patterns((*blocks, *transposed), [use for _, places in found for use in places])
+    uses = [use for _, places in found for use in places]
+    _check_patterns("blocks", blocks, uses)
+    _check_patterns("transposed", transposed, uses)
     entries = [
         entry for parameter, places in found for entry in _entries(parameter, places, blocks, transposed, reader)
     ]
-    return entries, [
-        *reader.warnings,
-        *advice.quantised(model),
-    ]
+    return entries, [*reader.warnings, *advice.quantised(model)]
 
 
-def _check_patterns(patterns: Iterable[str], uses: list[topology.Use]) -> None:
+def _check_patterns(option: str, patterns: Iterable[str], uses: list[topology.Use]) -> None:
+    names = list(dict.fromkeys(use.name for use in uses))
     for pattern in patterns:
-        if not any(fnmatchcase(use.name, pattern) for use in uses):
-            raise ValueError(f"no parameter matches {pattern!r}")
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"{option}: no parameter matches {pattern!r}{_near(pattern, names)}")
 
 
 def _entries(

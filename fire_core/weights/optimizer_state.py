@@ -124,6 +124,18 @@ def with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
         queue += [getattr(part, name, None) for name in _INNER]
 
 
+def parameters_of(optimizers: Iterable[Optimizer]) -> set[int]:
+    """`id` of every parameter that optimizers hold, also those inside a wrapper."""
+    parts = [part for optimizer in optimizers for part in with_inner(optimizer)]
+    return {id(p) for part in parts for group in part.param_groups for p in group["params"]}
+
+
+def holding(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> list[Optimizer]:
+    """Those of some optimizers that hold at least one of these parameters."""
+    wanted = {id(p) for p in parameters}
+    return [optimizer for optimizer in optimizers if parameters_of([optimizer]) & wanted]
+
+
 def _reset_counters(optimizer: Optimizer, group: dict[str, Any], whole: bool) -> list[str]:
     """Set the counters of a group back if all its parameters were reset; otherwise a line that says what continues."""
     steps = max(float(group.get("step") or 0), float(group.get("k") or 0))

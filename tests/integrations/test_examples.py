@@ -12,6 +12,7 @@ EXAMPLES = {
     "torch_loop": ("torch", "step 100: DfI"),
     "accelerate_loop": ("accelerate", "fire/dfi_after"),
     "timm_model": ("timm", "matrices projected by exact"),
+    "lightning_tasks": ("lightning", "3 optimizer states reset"),
     "lightning_trainer": ("lightning", "max_epochs=10"),
     "transformers_trainer": ("transformers", "[q]"),
     "stable_baselines3_dqn": ("stable_baselines3", "q_net.0.weight"),

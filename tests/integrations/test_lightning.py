@@ -92,6 +92,56 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
+def saved_states(path: Path) -> dict[str, dict]:
+    found = torch.load(path, weights_only=False)["callbacks"]
+    return {key: state for key, state in found.items() if key.startswith("FireCallback")}
+
+
+def test_two_in_one_trainer_keep_states_of_their_own(tmp_path, caplog):
+    def both() -> tuple[FireCallback, FireCallback]:
+        return FireCallback(At([5]), layout="all"), FireCallback(At([5]), method=ShrinkAndPerturb())
+
+    first = trainer(tmp_path, *both(), logger=False, max_epochs=1)
+    first.fit(Digits(), loader())
+    first.save_checkpoint(tmp_path / "two.ckpt")
+    assert list(saved_states(tmp_path / "two.ckpt")) == [
+        "FireCallback[At([5]), layout=all]",
+        "FireCallback[At([5]), ShrinkAndPerturb]",
+    ]
+    again = both()
+    trainer(tmp_path, *again, logger=False, max_epochs=2).fit(Digits(), loader(), ckpt_path=tmp_path / "two.ckpt")
+    assert [callback.intervention.firings for callback in again] == [1, 1]
+    third = FireCallback(At([15]))
+    trainer(tmp_path, third, logger=False, max_epochs=2).fit(Digits(), loader(), ckpt_path=tmp_path / "two.ckpt")
+    assert third.intervention.firings == 1
+    assert "the checkpoint has no state of FireCallback[At([15])], which starts anew; it has" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["FireCallback", "FireCallback[At([7])]"])
+def test_one_that_stands_alone_takes_the_state_of_another_key(tmp_path, key):
+    """That of a version without keys of their own, or of another trigger."""
+    first = trainer(tmp_path, FireCallback(At([5])), logger=False, max_epochs=1)
+    first.fit(Digits(), loader())
+    first.save_checkpoint(tmp_path / "one.ckpt")
+    content = torch.load(tmp_path / "one.ckpt", weights_only=False)
+    content["callbacks"][key] = content["callbacks"].pop("FireCallback[At([5])]")
+    torch.save(content, tmp_path / "one.ckpt")
+    again = FireCallback(At([5]))
+    trainer(tmp_path, again, logger=False, max_epochs=2).fit(Digits(), loader(), ckpt_path=tmp_path / "one.ckpt")
+    assert again.intervention.firings == 1
+    assert again.intervention.trigger.last == 20
+
+
+def test_what_was_due_at_the_last_step_comes_when_the_run_is_extended(tmp_path):
+    first = trainer(tmp_path, FireCallback(At([5, 20])), logger=False, max_epochs=2)
+    first.fit(Digits(), loader())
+    first.save_checkpoint(tmp_path / "end.ckpt")
+    model, again = Digits(), FireCallback(At([5, 20]), solver="exact")
+    trainer(tmp_path, again, logger=False, max_epochs=3).fit(model, loader(), ckpt_path=tmp_path / "end.ckpt")
+    assert again.intervention.firings == 2
+    assert [step for step, (fired, _) in model.seen.items() if fired] == [21]
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_the_averaged_model_of_lightning_follows(tmp_path, first):
     """Whichever of the two callbacks comes first."""

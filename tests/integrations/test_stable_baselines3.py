@@ -101,6 +101,12 @@ def test_the_head_is_projected_if_asked_for():
     assert all(see.seen[101].values())
 
 
+def test_what_is_named_in_keep_must_be_there():
+    for name in ("ppo", "dqn"):
+        with pytest.raises(ValueError, match=r"keep: no parameter matches 'action_nett'"):
+            make(name).learn(150, callback=FireCallback(At(100), keep="action_nett"))
+
+
 def test_other_methods_leave_the_head_alone_too():
     model = make("ppo", learning_rate=0.0)
     head, other = (model.policy.action_net.weight.clone(), model.policy.value_net.weight.clone())

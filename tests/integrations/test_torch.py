@@ -247,6 +247,10 @@ def make(**options: object) -> FireHook:
     [
         ({"trigger": 1000}, "trigger must be one of fire_core.triggers, got int"),
         ({"trigger": Every(50), "total_steps": 50}, r"Every\(50\) cannot fire within 50 steps"),
+        (
+            {"trigger": At([50, 60]), "total_steps": 50},
+            r"within 50 steps: nothing fires at the last one; .* call fire_\(",
+        ),
         ({"method": Fire}, "method must be an object of a class in fire_core.methods, got <class"),
         ({"method": "fire"}, "method must be an object of a class in fire_core.methods, got 'fire'"),
         ({"method": Dash()}, r"method=Dash needs data: give batches= .* and loss="),
@@ -262,6 +266,14 @@ def make(**options: object) -> FireHook:
         ({"exclude": "nothing*"}, "no parameter matches 'nothing"),
         ({"copies": [nn.Linear(3, 4)]}, "copies: a Linear has no weight with a name and shape of the model's"),
         ({"copies": [[torch.zeros(3)]]}, "copies: 1 tensors, and the model has 6 parameters"),
+        ({"copies": network()}, r"^copies=Sequential: give a list, copies=\[\.\.\.\]$"),
+        (
+            {"copies": [torch.zeros(3)]},
+            r"^copies holds a Tensor: each is a module, .* copies=\[\[\.\.\.\]\] for a list",
+        ),
+        ({"keep": "nothing*"}, r"keep: no parameter matches 'nothing\*'"),
+        ({"iterations": 3, "solver": "exact"}, "iterations=3 has no effect with solver=exact"),
+        ({"layout": "conv"}, "nothing would be projected: layout='conv' leaves it alone"),
         ({"model": network()}, "the optimizers hold none of the weights of model"),
         ({"optimizer": nn.Linear(3, 3)}, "expected an optimizer"),
     ],

@@ -66,6 +66,9 @@ def test_it_fires_after_the_right_steps_and_logs_through_the_trainer(tmp_path):
     rows = [row for row in trainer.state.log_history if "fire/dfi_after" in row]
     assert len(rows) == 4
     assert all(row["fire/dfi_after"] < 1e-6 for row in rows)
+    assert [row["step"] for row in rows] == [7, 14, 21, 28]
+    assert rows[0]["epoch"] == 0.7
+    assert [row["step"] for row in trainer.state.log_history if "loss" in row] == list(range(1, 31)), "its own lines"
 
 
 def test_steps_of_several_batches(tmp_path):

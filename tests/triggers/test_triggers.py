@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core.triggers import At, Dormancy, Drift, EffectiveRank, Every, GradientNorm, Plateau, Trigger
+from fire_core.triggers import At, Dormancy, Drift, EffectiveRank, Every, Firing, GradientNorm, Plateau, Trigger
 from tests.triggers.loops import mlp, train
 
 
@@ -186,8 +186,12 @@ def test_between_measurements_no_number_is_read_from_a_device(name, monkeypatch)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: At([]), r"At: steps must be at least one number from 1 up, got \[\]"),
+        (lambda: At([]), r"At: steps must be at least one whole number from 1 up, got \[\]"),
         (lambda: At([0, 3]), r"At: .* got \[0, 3\]"),
+        (lambda: At([1.5]), r"At: .* got \[1\.5\]"),
+        (lambda: At(5.0), r"At: .* got \[5\.0\]"),
+        (lambda: At([True]), r"At: .* got \[True\]"),
+        (lambda: At("12"), r"At: .* got \['1', '2'\]"),
         (lambda: Every(0), "Every: steps must be a whole number, at least 1, got 0"),
         (lambda: Every(2.5), "Every: steps must be a whole number, at least 1, got 2.5"),
         (lambda: Every("5"), "Every: steps must be a whole number, at least 1, got '5'"),
@@ -258,6 +262,39 @@ def test_an_unknown_metric_is_refused_at_the_first_step():
 def test_what_cannot_be_measured_is_refused_at_the_first_step(trigger, model, message):
     with pytest.raises(ValueError, match=message):
         trigger.ask(1, model)
+
+
+def test_arguments_of_ask_in_the_wrong_order():
+    with pytest.raises(
+        TypeError, match=r"^ask\(step, model\): the step is a whole number and comes first, got Linear$"
+    ):
+        Every(2).ask(nn.Linear(2, 2), 1)
+    with pytest.raises(TypeError, match=r"^the model of a trigger is a module, got int$"):
+        Every(2).ask(1, 1)
+    assert Every(2).ask(np.int64(2)) is not None
+
+
+def test_messages_say_what_to_do_between_two_runs():
+    trigger = At([50])
+    assert trigger.ask(60) is None
+
+
+def test_what_was_due_at_the_last_step_comes_first_if_training_goes_on():
+    def run(trigger: Trigger, first: int, total: int) -> list[Firing]:
+        trigger.start(total_steps=total, after=first - 1)
+        return [firing for step in range(first, total + 1) if (firing := trigger.ask(step))]
+
+    for make in (lambda: At([20, 50]), lambda: Every(50) | At([20]), lambda: At([20, 50]) & Every(10)):
+        trigger = make()
+        assert [firing.step for firing in run(trigger, 1, 50)] == [20]
+        saved = json.loads(json.dumps(trigger.state_dict()))
+        again = make()
+        again.load_state_dict(saved)
+        for resumed in (trigger, again):
+            fired = run(resumed, 51, 80)
+            assert [firing.step for firing in fired] == [51]
+            assert fired[0].reason.endswith("put off: step 50 was the last one")
+            assert "missed" not in resumed.state_dict()
 
 
 def test_only_triggers_combine():

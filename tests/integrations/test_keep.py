@@ -1,0 +1,149 @@
+"""`keep=` takes the selectors of `exclude=`, whatever the method; what matches nothing is refused at the start."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core import fire_
+from fire_core.integrations.intervention import Intervention
+from fire_core.methods import ShrinkAndPerturb
+from fire_core.triggers import At
+
+
+class Model(nn.Module):
+    """A body with batch norm, a fused layer and a head of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+        self.attention = nn.MultiheadAttention(6, 2)
+        self.head = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def moved(modules: dict[str, nn.Module], keep: object, **options: object) -> set[str]:
+    """Names of the matrices that an action changes."""
+    named = {f"{n}.{key}": p for n, module in modules.items() for key, p in module.named_parameters() if p.ndim > 1}
+    with torch.no_grad():
+        for p in named.values():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    before = {name: p.detach().clone() for name, p in named.items()}
+    optimizer = torch.optim.SGD(named.values(), lr=0.1)
+    intervention = Intervention(At(1), keep=keep, **options)
+    intervention.begin(modules, [optimizer])
+    assert intervention.ask(1) is not None
+    return {name.partition(".")[2] for name, p in named.items() if not torch.equal(p, before[name])}
+
+
+METHODS = [{"solver": "exact"}, {"method": ShrinkAndPerturb()}]
+HEAD = {"head.0.weight", "head.2.weight"}
+BODY = {"body.0.weight"}
+ATTENTION = {"attention.in_proj_weight", "attention.out_proj.weight"}
+
+
+@pytest.mark.parametrize("options", METHODS, ids=["fire", "snp"])
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        ((), set()),
+        ("head", HEAD),
+        (["head"], HEAD),
+        ("head.*", HEAD),
+        ("head.2.weight", {"head.2.weight"}),
+        (["body", "head"], BODY | HEAD),
+        ("attention", ATTENTION),
+        (nn.MultiheadAttention, ATTENTION),
+        ("model.head", HEAD),
+    ],
+)
+def test_selectors(options, keep, kept):
+    model = Model()
+    assert moved({"model": model}, keep, **options) == (HEAD | BODY | ATTENTION) - kept
+    if options == METHODS[0] and keep != "model.head":
+        same = Model()
+        assert {row.name.partition("[")[0] for row in fire_(same, exclude=keep)} == (HEAD | BODY | ATTENTION) - kept
+
+
+@pytest.mark.parametrize("options", METHODS, ids=["fire", "snp"])
+def test_modules_and_parameters_are_selectors(options):
+    model = Model()
+    chosen = [model.head, model.body[0].weight]
+    assert moved({"model": model}, chosen, **options) == ATTENTION
+
+
+def test_the_example_of_the_documentation():
+    page = (Path(__file__).parents[2] / "docs/in_your_loop.md").read_text()
+    (code,) = re.findall(r"```python\n([^`]*keep=[^`]*)```", page)
+    model = Model()
+    names = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    exec(code, names)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    assert names["hook"].intervention.ask(1000) is not None
+    same = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
+    assert {name for name in same if "weight" in name and "body.1" not in name} == HEAD
+
+
+def test_a_block_of_a_fused_weight():
+    model = Model()
+    assert "attention.in_proj_weight" in moved({"model": model}, "qk", solver="exact")
+    q, v = model.attention.in_proj_weight[:6], model.attention.in_proj_weight[12:]
+    assert not torch.allclose(q @ q.T, torch.eye(6), atol=1e-3)
+    assert torch.allclose(v @ v.T, torch.eye(6), atol=1e-5)
+    with pytest.raises(ValueError, match=r"keep: of attention\.in_proj_weight, q is to stay and v is not, .* method"):
+        moved({"model": Model()}, "qk", method=ShrinkAndPerturb())
+
+
+@pytest.mark.filterwarnings("ignore:nothing was projected")  # in the critic
+@pytest.mark.parametrize("options", METHODS, ids=["fire", "snp"])
+def test_names_of_several_networks(options):
+    networks = {"actor": nn.Sequential(nn.Linear(4, 4)), "critic": nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 5))}
+    assert moved(networks, "critic", **options) == {"0.weight"}
+    networks = {"actor": nn.Sequential(nn.Linear(4, 4)), "critic": nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 5))}
+    assert moved(networks, "1", **options) == {"0.weight"}
+
+
+@pytest.mark.parametrize("options", METHODS, ids=["fire", "snp"])
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        ("hed", r"^keep: no parameter matches 'hed'; near it: head"),
+        (["head", "hed"], r"^keep: no parameter matches 'hed'"),
+        (nn.LSTM, r"^keep: no parameter matches LSTM$"),
+        (3, r"^keep=3: give a pattern"),
+    ],
+)
+def test_what_matches_nothing_is_refused_at_the_start(options, keep, message):
+    model = Model()
+    with pytest.raises(ValueError, match=message):
+        Intervention(At(5), keep=keep, **options).begin({"model": model}, [torch.optim.SGD(model.parameters(), lr=0.1)])
+
+
+def test_buffers_are_kept_of_other_methods():
+    class Clear(ShrinkAndPerturb):
+        def at_boundary(self, net, context):
+            for module in net.modules.values():
+                for b in module.buffers():
+                    b.zero_()
+            return {}
+
+    for keep in ("body.1.running_var", nn.BatchNorm1d):
+        model = Model()
+        moved({"model": model}, keep, method=Clear())
+        assert torch.equal(model.body[1].running_var, torch.ones(6))
+        assert keep == nn.BatchNorm1d or model.body[1].num_batches_tracked == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "conv"}, r"^nothing would be projected: layout='conv' leaves it alone$"),
+        ({"keep": "*"}, r"^nothing would be projected: kept by exclude$"),
+    ],
+)
+def test_a_layout_that_leaves_nothing_to_do_is_refused_at_the_start(options, message):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=message):
+        Intervention(At(5), **options).begin({"model": model}, [torch.optim.SGD(model.parameters(), lr=0.1)])
