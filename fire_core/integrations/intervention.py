@@ -35,7 +35,7 @@ class FireWith(Method):
         for name in options:
             if name not in parameters or name in ("model", "optimizer"):
                 raise TypeError(f"{name!r} is no option of fire_ that can be given here")
-        self.options, self.keep = dict(options), keep
+        self.options, self.keep = dict(options), selectors_of("keep", keep)
         self.values = {name: p.default for name, p in parameters.items()} | self.options
 
     def check(self, net: Net) -> None:
@@ -63,6 +63,8 @@ class FireWith(Method):
     def _excluded(self, net: Net) -> dict[str, list[Selector]]:
         """For each module what `fire_` is to exclude: its own option, and what `keep` means there."""
         given: dict[str, list[Selector]] = dict.fromkeys(net.modules, selectors_of("exclude", self.values["exclude"]))
+        if not self.keep:
+            return given
         kept, _ = find_kept(net.modules, self._entries(net, given), self.keep)
         return {name: [*given[name], *(e.label if e.block else e.parameter for e in kept[name])] for name in kept}
 
@@ -155,7 +157,8 @@ class Intervention:
         if isinstance(self.method, FireWith):
             self.method.keep = self.keep
         self.method.check(self.net)
-        self._kept()  # refuses a selector that matches nothing
+        if not isinstance(self.method, FireWith):
+            self._chosen()  # refuses a selector that matches nothing
         if not isinstance(self.method, FireWith) or self.method.needs_init(self.net):
             self.net.init = self.init = self.init or Net.of(dict(modules)).init
         self._total, self._names_known = total_steps, metrics is not None
@@ -213,16 +216,21 @@ class Intervention:
         """(weight, its value, its states) of all that must stay; of FIRE's own choice nothing is left to do."""
         if isinstance(self.method, FireWith):
             return []
-        found, modules = [], self.net.modules
-        entries = {name: resolve(module, {}) for name, module in modules.items()}
-        chosen = {id(tensor) for tensor in kept_tensors(modules, entries, self.keep)}
-        for root in modules.values():
+        found, chosen = [], self._chosen()
+        for root in self.net.modules.values():
             for p in named_weights(root).values():
                 frozen = self.trainable_only and isinstance(p, nn.Parameter) and not p.requires_grad
                 if frozen or id(p) in chosen:
                     states = [(o, copy.deepcopy(o.state[p])) for o in self.optimizers if o.state.get(p)]
                     found.append((p, p.detach().clone(), states))
         return found
+
+    def _chosen(self) -> set[int]:
+        """`id` of every parameter and buffer that `keep` means."""
+        if not self.keep:
+            return set()
+        entries = {name: resolve(module, {}) for name, module in self.net.modules.items()}
+        return {id(tensor) for tensor in kept_tensors(self.net.modules, entries, self.keep)}
 
     @torch.no_grad()
     def _restore(self, kept: list[tuple[Tensor, Tensor, list[tuple[Optimizer, dict[str, Any]]]]]) -> None:

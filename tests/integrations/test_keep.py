@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import fire_
+from fire_core import fire_, methods
 from fire_core.integrations.intervention import Intervention
 from fire_core.methods import ShrinkAndPerturb
 from fire_core.triggers import At
@@ -72,6 +72,17 @@ def test_modules_and_parameters_are_selectors(options):
     model = Model()
     chosen = [model.head, model.body[0].weight]
     assert moved({"model": model}, chosen, **options) == ATTENTION
+
+
+def test_the_methods_that_an_integration_takes_have_a_short_name():
+    for name in ("Chain", "Dash", "Fire", "FullReset", "ShrinkAndPerturb"):
+        kind = getattr(methods, name)
+        assert issubclass(kind, methods.Method)
+        data = {"batches": lambda: iter(()), "loss": nn.functional.mse_loss} if name == "Dash" else {}
+        made = kind({"fire": methods.Fire()}) if name == "Chain" else kind()
+        assert Intervention(At(5), made, **data).method is made
+    with pytest.raises(TypeError, match=r"got 'fire'; say Fire\(\), ShrinkAndPerturb\(\), "):
+        Intervention(At(5), "fire")
 
 
 def test_the_example_of_the_documentation():
