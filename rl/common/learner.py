@@ -3,7 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
+from fire_core.harness.training.firing import ask
 from fire_core.harness.training.loop import Progress
+from fire_core.methods import Net
+from fire_core.triggers import Firing
 from rl.common.continual import Returns
 from rl.common.replay_store import Ring
 
@@ -31,3 +36,17 @@ class AgentLearner(Progress):
     def close(self) -> None:
         """End the threads and close the environments."""
         raise NotImplementedError
+
+
+def ask_trigger(learner: AgentLearner, seen: Net, loss: Tensor | None) -> Firing | None:
+    """What a run's trigger says after a step; None too if there is no trigger.
+
+    Args:
+        learner: of the run.
+        seen: the networks that the trigger measures.
+        loss: of the step's last update; None: there was none.
+    """
+    if not learner.updates:
+        return None
+    fresh = learner.row if learner.row.get("step") == learner.step else {}
+    return ask(learner, learner.step, seen, loss=loss, **{"return": fresh.get("train/return")})

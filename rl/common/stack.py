@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from omegaconf import DictConfig
+from torch import Tensor
 
 from fire_core.harness.options.checks import check_options
 from fire_core.harness.options.errors import ConfigError, TrainingError
@@ -25,8 +26,9 @@ from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row
 from fire_core.harness.training.loop import Loop
 from fire_core.methods import Context, Net
+from fire_core.triggers import Firing
 from rl.common import checkpoint
-from rl.common.learner import AgentLearner
+from rl.common.learner import AgentLearner, ask_trigger
 from rl.common.phases import Phase
 from rl.common.replay_store import RingStore
 
@@ -57,6 +59,7 @@ class Task(Protocol):
 T = TypeVar("T", bound=Task)
 L = TypeVar("L", bound=AgentLearner)
 BeginPhase = Callable[[T, L, int, Run], None]  # lets the method act at the boundary before a phase
+Fire = Callable[[T, L, Run, Firing], None]
 
 
 def make_tasks(config: DictConfig, make: Callable[[DictConfig], T]) -> list[T]:
@@ -138,6 +141,7 @@ class AgentStack(StackedRuns, ABC, Generic[T, L]):
         stores: of their replays.
         opened: closes environments, threads and files.
         act: the trainer's `begin_phase`.
+        fire: lets the method of a run act where its trigger fired.
     """
 
     def __init__(
@@ -148,15 +152,17 @@ class AgentStack(StackedRuns, ABC, Generic[T, L]):
         stores: Sequence[RingStore],
         opened: contextlib.ExitStack,
         act: "BeginPhase[T, L]",
+        fire: "Fire[T, L]",
     ) -> None:
         super().__init__(tasks, runs)
-        self.tasks, self.act, self.config = tasks, act, tasks[0].config
+        self.tasks, self.act, self.fire, self.config = tasks, act, fire, tasks[0].config
         self.learners, self.stores = list(learners), list(stores)
         for store, learner in zip(stores, learners, strict=True):
             opened.callback(store.close)
             opened.callback(learner.close)
         self.seconds, self.phase, self.phase_step, self.step, self.updates = 0.0, 0, 0, 0, 0
         self.methods: dict[str, SeparateMethods] = {}  # by network, in a phase in which they act
+        self.losses: Tensor | None = None  # of the step's last update, (S,)
 
     # ------------------------------------------------------------------------------------------- what each agent says
 
@@ -204,11 +210,12 @@ class AgentStack(StackedRuns, ABC, Generic[T, L]):
     def clear_sums(self) -> None:
         """Start counting for the next rows."""
 
+    @abstractmethod
+    def start_trigger(self, i: int) -> Net:
+        """Make a run's trigger ready, if it has one; the networks that it measures."""
+
     def begun(self, i: int) -> None:
         """A run has begun a phase."""
-
-    def ask_triggers(self) -> None:
-        """Let the methods act whose triggers say so."""
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
@@ -225,6 +232,7 @@ class AgentStack(StackedRuns, ABC, Generic[T, L]):
             self.phase, self.phase_step, self.step = learner.phase, learner.phase_step, learner.step
             self.updates = learner.updates
             self.take_over(i)
+        self.seen = [self.start_trigger(i) for i in range(len(self.runs))]
 
     def train_until(self, end: int, stop: int | None) -> None:
         """Train up to step `end`, the last of phase `stop` - 1."""
@@ -272,6 +280,29 @@ class AgentStack(StackedRuns, ABC, Generic[T, L]):
             for i in self.going:
                 self.stores[i].follow(self.learners[i].replay)
 
+    def ask_triggers(self) -> None:
+        """Let the methods act whose triggers say so."""
+        fired: dict[int, Firing] = {}
+        for i in self.going if self.learners[0].trigger is not None else ():
+            self.bring_up_to_date(i)
+            firing = ask_trigger(self.learners[i], self.seen[i], None if self.losses is None else self.losses[i])
+            if firing is not None:
+                fired[i] = firing
+        if not fired:
+            return
+        self.write_back()
+        for i, firing in fired.items():
+            with self.as_seed(i):
+                do = functools.partial(self.fire, self.tasks[i], self.learners[i], self.runs[i], firing)
+                self.attempt(i, do)
+        self.read_methods()
+
+    def read_methods(self) -> None:
+        """Go on with what the single methods and optimizers hold."""
+        for methods in self.methods.values():
+            methods.read_again()
+        self.renew_updates()
+
     def make_rows(self) -> None:
         """The rows of this step."""
         touched = bool(self.methods) and self.learners[0].method.overrides("after_epoch")
@@ -283,9 +314,7 @@ class AgentStack(StackedRuns, ABC, Generic[T, L]):
             self.bring_up_to_date(i)
             self.attempt(i, functools.partial(self.make_one_row, i))
         if touched:
-            for methods in self.methods.values():
-                methods.read_again()
-            self.renew_updates()
+            self.read_methods()
         self.clear_sums()
 
     def make_one_row(self, i: int) -> None:

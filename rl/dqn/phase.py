@@ -11,11 +11,13 @@ from torch import Tensor
 
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
+from fire_core.harness.training.firing import start
 from fire_core.harness.training.measure import check_finite, weight_numbers
 from fire_core.harness.training.plasticity import plasticity
-from fire_core.methods import Context
+from fire_core.methods import Context, Net
 from fire_core.weights.optimizer_state import parts_of
 from rl.common import checkpoint
+from rl.common.boundary import METRICS
 from rl.common.replay_store import RingStore
 from rl.dqn.changing import Changing
 from rl.dqn.evaluation import play, play_episodes
@@ -34,6 +36,19 @@ class Moment(Protocol):
 
     step: int
     phase_step: int
+
+
+def start_trigger(task: Task, learner: Learner) -> Net:
+    """Make the run's trigger ready, if it has one; the networks that it measures."""
+    start(
+        learner,
+        metrics=METRICS,
+        total_steps=task.total_steps,
+        after=task.steps_before_trigger,
+        losses=functools.partial(trigger_losses, task, learner),
+        probe=functools.partial(pass_probe, task, learner),
+    )
+    return learner.net
 
 
 def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:

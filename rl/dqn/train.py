@@ -22,12 +22,12 @@ from fire_core.harness.run.folder import Run
 from fire_core.harness.run.stack import Stacking, execute_stack
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
-from fire_core.harness.training.firing import ask, start
 from fire_core.harness.training.loop import Loop
 from fire_core.triggers import Firing
 from fire_core.weights.optimizer_state import parts_of
 from rl.common import checkpoint
-from rl.common.boundary import METRICS, update_targets
+from rl.common.boundary import update_targets
+from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
 from rl.common.stack import make_tasks, train_together, try_state
 from rl.dqn.changing import Changing
@@ -40,10 +40,9 @@ from rl.dqn.phase import (
     make_context,
     make_row,
     measure,
-    pass_probe,
     save,
+    start_trigger,
     summarise,
-    trigger_losses,
 )
 from rl.dqn.quick import QuickUpdates, acts_on_steps, quick_updates
 from rl.dqn.stack.check import why_not
@@ -71,10 +70,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         with loading():
             checkpoint.load_replay(replay_store, learner.replay, state)
             learner.load_state_dict(task, state)
-    probe = functools.partial(pass_probe, task, learner)
-    losses = functools.partial(trigger_losses, task, learner)
-    after = task.steps_before_trigger
-    start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
+    seen = start_trigger(task, learner)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run, replay_store)
     with (
@@ -105,10 +101,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                             act_after_row(learner, learner.net, make_context(task, learner), last)
                         run.log(learner.row)
                         loop.show(**{"phase": index, "return": learner.evaluated.get("eval/return", float("nan"))})
-                    if learner.updates:
-                        fresh = learner.row if learner.row.get("step") == learner.step else {}
-                        if firing := ask(learner, learner.step, loss=loss, **{"return": fresh.get("train/return")}):
-                            act(task, learner, run, firing)
+                    if firing := ask_trigger(learner, seen, loss):
+                        act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended)
     return summarise(learner)
 
@@ -172,7 +166,7 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
     )
     if boundary.optimizer == "new":
         learner.optimizer = new_optimizer(task, learner, learner.phase)
-    if firing is not None:
+    if firing is not None and learner.quick is not None:  # of the optimizer as it is now
         learner.quick = choose_updates(task, learner, task.method_acts_in(learner.phase))
 
 
@@ -281,7 +275,7 @@ def remember(learner: Learner, actions: Tensor, step: Step) -> None:
 STACKING = Stacking(
     functools.partial(make_tasks, make=Task.from_config),
     why_not,
-    functools.partial(train_together, make=functools.partial(Stack, act=begin_phase)),
+    functools.partial(train_together, make=functools.partial(Stack, act=begin_phase, fire=act)),
     functools.partial(try_state, make=Learner.new),
 )
 

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
-from fire_core.harness.training.firing import ask, start
+from fire_core.harness.training.firing import start
 from fire_core.harness.training.measure import check_finite
 from fire_core.methods import Context, Net
-from fire_core.triggers import Firing
 from rl.common import checkpoint
 from rl.common.boundary import METRICS
 from rl.common.replay_store import RingStore
@@ -50,14 +49,6 @@ def start_trigger(task: Task, learner: Learner) -> Net:
         probe=functools.partial(pass_probe, task, learner, seen),
     )
     return seen
-
-
-def ask_trigger(learner: Learner, seen: Net, loss: Tensor | None) -> Firing | None:
-    """What the trigger says after a step; `loss`: the critics' in its last update, None: there was none."""
-    if not learner.updates:
-        return None
-    fresh = learner.row if learner.row.get("step") == learner.step else {}
-    return ask(learner, learner.step, seen, loss=loss, **{"return": fresh.get("train/return")})
 
 
 def decisions_made(task: Task, learner: Moment) -> int:

@@ -28,11 +28,12 @@ from fire_core.methods import Context
 from fire_core.triggers import Firing
 from rl.common import checkpoint
 from rl.common.boundary import update_targets
+from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
 from rl.common.stack import make_tasks, train_together, try_state
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner, separated
-from rl.sac.phase import ask_trigger, decisions_made, make_context, make_row, policy, save, start_trigger, summarise
+from rl.sac.phase import decisions_made, make_context, make_row, policy, save, start_trigger, summarise
 from rl.sac.probe import measure
 from rl.sac.stack.check import why_not
 from rl.sac.stack.train import Stack

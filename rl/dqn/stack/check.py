@@ -6,7 +6,7 @@ from fire_core.harness.stacked.method import can_act_at_once
 from fire_core.harness.stacked.network import StackedNetworks, shares_weights
 from rl.common.stack import thrown_away
 from rl.dqn.learner import Learner
-from rl.dqn.quick import takes_quick_steps
+from rl.dqn.quick import acts_on_steps, takes_quick_steps
 from rl.dqn.task import Task
 
 
@@ -15,8 +15,8 @@ def why_not(tasks: Sequence[Task]) -> str | None:
     task, config = tasks[0], tasks[0].config
     if not takes_quick_steps(task) or task.replay_device.type != "cpu":
         return "it needs device=cpu, compile=off and precision=float32"
-    if task.trigger is not None:
-        return f"with trigger={config.trigger['name']} the method acts at steps of each seed's own"
+    if task.trigger is not None and acts_on_steps(task.method):
+        return f"with trigger={config.trigger['name']} what method={config.method['name']} keeps differs between seeds"
     if config.env.get("sticky") or config.env.get("life_loss"):
         return f"env={config.env['name']} repeats actions or counts lives"
     if config.num_envs != 1 or config.exploration != "each":

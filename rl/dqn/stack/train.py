@@ -13,9 +13,9 @@ from fire_core.harness.stacked.method import SeparateMethods, choose_methods, ch
 from fire_core.harness.stacked.network import StackedNetworks
 from fire_core.methods import Context, Net
 from rl.common.replay_store import RingStore
-from rl.common.stack import AgentStack, BeginPhase
+from rl.common.stack import AgentStack, BeginPhase, Fire
 from rl.dqn.learner import Learner
-from rl.dqn.phase import crossed, exploration_rate, make_context, make_row, save, summarise
+from rl.dqn.phase import crossed, exploration_rate, make_context, make_row, save, start_trigger, summarise
 from rl.dqn.quick import QuickUpdates
 from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.task import Task
@@ -30,9 +30,10 @@ class Stack(AgentStack[Task, Learner]):
         runs: Sequence[Run],
         opened: contextlib.ExitStack,
         act: BeginPhase[Task, Learner],
+        fire: Fire[Task, Learner],
     ) -> None:
         stores = [RingStore(run.folder / "replay", tasks[0].config.replay.segment) for run in runs]
-        super().__init__(tasks, runs, [Learner.new(task) for task in tasks], stores, opened, act)
+        super().__init__(tasks, runs, [Learner.new(task) for task in tasks], stores, opened, act, fire)
         self.online = StackedNetworks([learner.q for learner in self.learners])
         self.target = StackedNetworks([learner.target for learner in self.learners])
         self.replay = StackedReplay([learner.replay for learner in self.learners])
@@ -76,6 +77,7 @@ class Stack(AgentStack[Task, Learner]):
         actions = self.choose_actions()
         self.step += 1
         self.phase_step += 1
+        self.losses = None
         if since >= config.learning_starts:
             due = int(self.step * config.updates_per_step) - int(before * config.updates_per_step)
             if due:
@@ -117,6 +119,7 @@ class Stack(AgentStack[Task, Learner]):
             self.quick.optimizer.step()
             self.updates += 1
             self.updates_since += 1
+            self.losses = losses
             self.loss_sum += losses
             self.value_sum += values
             for method in self.methods.values():
@@ -141,6 +144,9 @@ class Stack(AgentStack[Task, Learner]):
         self.replay.append(frames, actions, rewards, ends)
         for i, first in begun:
             self.learners[i].replay.start(torch.arange(1), first)
+
+    def start_trigger(self, i: int) -> Net:
+        return start_trigger(self.tasks[i], self.learners[i])
 
     def evaluates(self, ended: bool) -> bool:
         """Whether this step has an evaluation."""

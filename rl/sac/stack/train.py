@@ -1,9 +1,8 @@
 """Runs of SAC that differ in their seed alone, trained together: what `rl.common.stack` leaves open."""
 
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +16,16 @@ from fire_core.harness.stacked.method import SeparateMethods, choose_methods, ch
 from fire_core.harness.stacked.network import StackedNetworks
 from fire_core.harness.training.measure import Meter
 from fire_core.methods import Context, Method, Net
-from fire_core.triggers import Firing
 from rl.common.replay_store import RingStore
-from rl.common.stack import AgentStack, BeginPhase, State
+from rl.common.stack import AgentStack, BeginPhase, Fire
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner, separated
-from rl.sac.phase import ask_trigger, decisions_made, make_context, make_row, save, start_trigger, summarise
+from rl.sac.phase import decisions_made, make_context, make_row, save, start_trigger, summarise
 from rl.sac.quick import Policy, QuickUpdate
 from rl.sac.stack.update import stacked_update
 from rl.sac.task import Task
 from rl.sac.transitions import StackedTransitions, batch_at
 from rl.sac.update import NAMES, Batch, normalised
-
-Fire = Callable[[Task, Learner, Run, Firing], None]
 
 
 @dataclass
@@ -43,7 +39,7 @@ class Part:
 
 
 class Stack(AgentStack[Task, Learner]):
-    """See `AgentStack`; `fire`: lets the method of a run act where its trigger fired."""
+    """See `AgentStack`."""
 
     def __init__(
         self,
@@ -51,10 +47,10 @@ class Stack(AgentStack[Task, Learner]):
         runs: Sequence[Run],
         opened: contextlib.ExitStack,
         act: BeginPhase[Task, Learner],
-        fire: Fire,
+        fire: Fire[Task, Learner],
     ) -> None:
         stores = [RingStore(run.folder / "replay") for run in runs]
-        super().__init__(tasks, runs, [Learner.new(task) for task in tasks], stores, opened, act)
+        super().__init__(tasks, runs, [Learner.new(task) for task in tasks], stores, opened, act, fire)
         for task in tasks:
             opened.callback(task.close)
         nets = [learner.net for learner in self.learners]
@@ -70,14 +66,7 @@ class Stack(AgentStack[Task, Learner]):
         self.statistics = Statistics((len(runs), tasks[0].observations), self.config.normalize_observations)
         self.update: QuickUpdate | None = None
         self.policies: list[Policy] = []
-        self.fire = fire
-        self.losses: Tensor | None = None  # of the critics in the step's last update, (S,)
         self.clear_sums()
-
-    def load(self, states: Sequence[State | None]) -> None:
-        super().load(states)
-        pairs = zip(self.tasks, self.learners, strict=True)
-        self.seen = [start_trigger(task, learner) for task, learner in pairs]
 
     def take_over(self, i: int) -> None:
         learner = self.learners[i]
@@ -175,23 +164,8 @@ class Stack(AgentStack[Task, Learner]):
                 if task.tasks is not None:
                     learner.of_tasks.add(self.phase_step, [one.ended[0]])
 
-    def ask_triggers(self) -> None:
-        fired: dict[int, Firing] = {}
-        for i in self.going if self.tasks[0].trigger is not None else ():
-            self.bring_up_to_date(i)
-            firing = ask_trigger(self.learners[i], self.seen[i], None if self.losses is None else self.losses[i])
-            if firing is not None:
-                fired[i] = firing
-        if not fired:
-            return
-        self.write_back()
-        for i, firing in fired.items():
-            with self.as_seed(i):
-                do = functools.partial(self.fire, self.tasks[i], self.learners[i], self.runs[i], firing)
-                self.attempt(i, do)
-        for methods in self.methods.values():
-            methods.read_again()
-        self.renew_updates()
+    def start_trigger(self, i: int) -> Net:
+        return start_trigger(self.tasks[i], self.learners[i])
 
     def row_due(self, ended: bool) -> bool:
         return ended or self.step % self.tasks[0].eval_every == 0

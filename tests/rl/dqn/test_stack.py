@@ -13,7 +13,7 @@ from rl.dqn.frames import FrameReplay
 from rl.dqn.stack.check import why_not
 from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.train import PROGRAM, STACKING
-from tests.programs import DQN, assert_same
+from tests.programs import DQN, assert_same, rows
 
 # Sizes at which products of one network and of several are rounded alike.
 STREAM = (
@@ -49,6 +49,26 @@ def test_each_seed_is_its_own_run(method: str, tmp_path: Path) -> None:
         assert_same(stacked[seed], DQN.run(tmp_path / seed, *STREAM, *options, f"seed={seed}"))
 
 
+@pytest.mark.slow
+def test_each_seed_fires_at_steps_of_its_own(tmp_path: Path) -> None:
+    options = (
+        "benchmark.tasks=2",
+        "total_steps=300",
+        "method=fire",
+        "trigger=drift",
+        "trigger.above=0.3",
+        "trigger.every=10",
+        "boundary.optimizer=new",
+    )
+    stacked = together(tmp_path / "stack", *options)
+    firings = {seed: [row for row in rows(folder) if row.get("kind") == "firing"] for seed, folder in stacked.items()}
+    fired = {seed: [row["step"] for row in several] for seed, several in firings.items()}
+    assert fired["0"]
+    assert fired["0"] != fired["2"]
+    for seed in ("0", "2"):
+        assert_same(stacked[seed], DQN.run(tmp_path / seed, *STREAM, *options, f"seed={seed}"))
+
+
 def test_a_stack_that_was_stopped_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = rl.dqn.stack.train.Stack
     plain = stack.interact
@@ -75,9 +95,10 @@ def test_what_cannot_be_stacked_is_trained_one_by_one(tmp_path: Path) -> None:
     for option, said in (
         ("num_envs=2", "needs num_envs=1"),
         ("method=pi", "new modules"),
+        ("trigger=every trigger.steps=90 method=chain method.of=[fire,redo]", "differs between seeds"),
         ("epsilon.fraction=0.5", "nothing"),
     ):
-        reason = why_not(STACKING.make_tasks(DQN.compose(*STREAM, "stack=2", option)))
+        reason = why_not(STACKING.make_tasks(DQN.compose(*STREAM, "stack=2", *option.split())))
         assert reason is None or said in reason
     found = together(tmp_path, "benchmark.tasks=1", "total_steps=150", "method=muon")
     assert all((folder / "DONE").exists() for folder in found.values())
