@@ -303,7 +303,8 @@ def _check_patterns(option: str, patterns: Iterable[str], uses: list[topology.Us
     names = list(dict.fromkeys(use.name for use in uses))
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"{option}: no parameter matches {pattern!r}{_near(pattern, names)}")
+            near = _near(pattern, names) or f"; the first are {', '.join(names[:3])}"
+            raise ValueError(f"{option}: no parameter matches {pattern!r}{near}")
 
 
 def _entries(

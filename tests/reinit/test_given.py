@@ -97,7 +97,10 @@ def test_idle_options_of_the_method_stay_idle(options):
             {"layout": {"liner": "project"}},
             "layout: no parameter matches 'liner'; near it: linear.*; words: linear, conv,",
         ),
-        ({"blocks": {"qkv": (3, 3)}}, "blocks: no parameter matches 'qkv'"),
+        (
+            {"blocks": {"qkv": (3, 3)}},
+            "blocks: no parameter matches 'qkv'; the first are body.weight, body.bias, head.0.weight",
+        ),
         ({"blocks": {"body.wieght": (3, 3)}}, "no parameter matches 'body.wieght'; near it: body.weight"),
         ({"exclude": "hed"}, "exclude: no parameter matches 'hed'; near it: head"),
         ({"exclude": network()}, "exclude: no parameter matches the ModuleDict given$"),
