@@ -231,7 +231,7 @@ def nothing_matches(option: str, selector: Selector, entries: Iterable[Entry]) -
         selector: what matches nothing.
         entries: all that could match.
     """
-    names = [*GROUPS, *dict.fromkeys(prefixes(name for entry in entries for name in entry.aliases))]
+    names = list(dict.fromkeys([*GROUPS, *prefixes(name for entry in entries for name in entry.aliases)]))
     near = _near(selector, names) if isinstance(selector, str) else ""
     words = f"; words: {', '.join(GROUPS)}" if option.startswith("layout") else ""
     return ValueError(f"{option.partition('[')[0]}: no parameter matches {_shown(selector)}{near}{words}")

@@ -102,7 +102,7 @@ def test_idle_options_of_the_method_stay_idle(options):
             "blocks: no parameter matches 'qkv'; the first are body.weight, body.bias, head.0.weight",
         ),
         ({"blocks": {"body.wieght": (3, 3)}}, "no parameter matches 'body.wieght'; near it: body.weight"),
-        ({"exclude": "hed"}, "exclude: no parameter matches 'hed'; near it: head"),
+        ({"exclude": "hed"}, "exclude: no parameter matches 'hed'; near it: head, head\\.[02]"),
         ({"exclude": network()}, "exclude: no parameter matches the ModuleDict given$"),
     ],
 )
