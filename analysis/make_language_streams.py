@@ -30,6 +30,7 @@ from analysis.options import add_figures, load_or_explain, split
 from analysis.runs import BadRun
 from analysis.stream_results import write
 
+NUMBERED = 24  # points of a figure that have numbers
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "results"
 
 
@@ -79,22 +80,33 @@ def plane(name: str, compared: pd.DataFrame, width: str = "page") -> Figure:
     narrow = width == "column"
     shape, size = ((2, 1), (style.COLUMN, 6.4)) if narrow else ((1, 2), (style.PAGE, 3.2))
     figure, axes = plt.subplots(*shape, figsize=size)
+    shown, others = split_rows(compared)
     for axis, (label, column) in zip(axes, stabilities, strict=True):
-        for number, (x, y) in enumerate(zip(compared[PLASTICITY], compared[column], strict=True), 1):
+        for x, y in zip(others[PLASTICITY], others[column], strict=True):
+            axis.plot(x.mean, y.mean, "o", color="#CCCCCC", markersize=2)
+        for method, x, y in zip(shown["method"], shown[PLASTICITY], shown[column], strict=True):
             axis.plot([x.low, x.high], [y.mean, y.mean], color="#999999", linewidth=0.8)
             axis.plot([x.mean, x.mean], [y.low, y.high], color="#999999", linewidth=0.8)
-            method = str(compared["method"].iloc[number - 1])
             axis.plot(x.mean, y.mean, "o", color=style.COLOURS.get(method, style.COLOURS["fire"]), markersize=2.5)
         axis.set_xlabel("Loss on new tasks, last quarter (plasticity: left is better)", fontsize=6.5)
         axis.set_ylabel(f"{label} (stability: low is better)", fontsize=6.5)
-    listed = "   ".join(f"{number} {method}" for number, method in enumerate(compared["method"], 1))
+    listed = "   ".join(f"{number} {method}" for number, method in enumerate(shown["method"], 1))
+    if len(others):
+        listed += f"   grey: {len(others)} more, in the table"
     words = name.replace("_", " ").capitalize()
     figure.suptitle(f"{words}: {listed}", x=0.01, ha="left", fontsize=5.5, wrap=True)
     lines = len(listed) // (75 if narrow else 170)
     figure.tight_layout(rect=(0, 0, 1, 0.98 - (0.008 if narrow else 0.03) * lines))
     for axis, (_, column) in zip(axes, stabilities, strict=True):
-        number_points(axis, [(x.mean, y.mean) for x, y in zip(compared[PLASTICITY], compared[column], strict=True)])
+        number_points(axis, [(x.mean, y.mean) for x, y in zip(shown[PLASTICITY], shown[column], strict=True)])
     return figure
+
+
+def split_rows(compared: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows that have room for a number in a figure, those that combine least (`a` before `a-b`), and the others."""
+    parts = compared["method"].str.count("-").sort_values(kind="stable")
+    first = compared.index.isin(parts.index[:NUMBERED])
+    return compared[first], compared[~first]
 
 
 def number_points(axis: Axes, points: Sequence[tuple[float, float]]) -> None:

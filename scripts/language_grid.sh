@@ -6,6 +6,7 @@
 #   scripts/language_grid.sh permuted_text   the main rows of a stream; also: domains
 #   scripts/language_grid.sh grid            isometry, scale, weights, optimizer, dial, architecture
 #   scripts/language_grid.sh mechanism       what projected q and k do to a chain of small tasks
+#   scripts/language_grid.sh unclipped       the grid's first rows without clipping of gradients
 #   scripts/language_grid.sh page            only csv, tables, figures and the page, from the runs
 #   scripts/language_grid.sh smoke           runs every part once, into runs/smoke
 #   SEEDS="1 2 3" scripts/language_grid.sh domains
@@ -95,6 +96,13 @@ method=snp
 END
 }
 
+unclipped() { # the grid's first rows without clipping of gradients
+    variants unclipped "$few" experiment=permuted_text benchmark.tasks=8 benchmark.iterations=150 grad_clip=null << END
+method=base,full_reset
+method=fire method.iterations=10 method.name=fire_10
+END
+}
+
 page() { python analysis/make_language_streams.py --runs "$runs" "$@"; }
 
 case ${1:-all} in
@@ -102,11 +110,11 @@ case ${1:-all} in
         for seed in 1 2 3; do
             for part in permuted_text mechanism domains; do SEEDS=$seed "$0" "$part"; done
         done
-        for part in permuted_text domains grid mechanism; do "$0" "$part"; done
+        for part in permuted_text domains grid mechanism unclipped; do "$0" "$part"; done
         page
         ;;
     permuted_text | domains) stream "$1" ;;
-    grid | mechanism) "$1" ;;
+    grid | mechanism | unclipped) "$1" ;;
     page) page ;;
     smoke)
         runs=${RUNS:-runs/smoke} main=1 few=1
