@@ -17,7 +17,8 @@ def find_kept(
 ) -> tuple[dict[str, list[Entry]], list[Tensor]]:
     """What the selectors of `keep` mean: entries of each module, and buffers.
 
-    A pattern that matches no name of a weight is tried with the module's name in front: `actor.latent_pi.*`.
+    A word of a layout that is the name of a module too (`head`) means both. A pattern that matches no name of a weight
+    is tried with the name in front under which the module is trained: `actor.latent_pi.*`.
 
     Args:
         modules: what is trained, by name.
@@ -30,7 +31,7 @@ def find_kept(
     kept: dict[str, list[Entry]] = {name: [] for name in modules}
     buffers: list[Tensor] = []
     for selector in selectors_of("keep", keep):
-        hits = {name: [e for e in entries[name] if matches(e, selector)] for name in modules}
+        hits = {name: [e for e in entries[name] if matches(e, selector) or _named(e, selector)] for name in modules}
         held = [b for module in modules.values() for b in _buffers(module, selector)]
         if not held and not any(hits.values()) and isinstance(selector, str):
             hits = {name: [e for e in entries[name] if _matches_below(name, e, selector)] for name in modules}
@@ -59,6 +60,11 @@ def kept_tensors(modules: Mapping[str, nn.Module], entries: Mapping[str, Sequenc
                 )
             tensors.append(e.parameter)
     return tensors
+
+
+def _named(entry: Entry, selector: Selector) -> bool:
+    """Whether a pattern is the name of the entry or of a module around it."""
+    return isinstance(selector, str) and any(fnmatchcase(name, selector) for name in prefixes(entry.aliases))
 
 
 def _matches_below(module: str, entry: Entry, pattern: str) -> bool:

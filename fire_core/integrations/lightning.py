@@ -46,8 +46,8 @@ class FireCallback(Callback):
         self, trigger: Trigger, *, method: Method | None = None, copies: Sequence[Source] = (), **options: Any
     ) -> None:
         self.intervention = Intervention(trigger, method, **options)
-        plain = {name: value for name, value in options.items() if isinstance(value, str | int | float)}
-        given = [str(trigger), *([type(method).__name__] if method else []), *(f"{k}={v}" for k, v in plain.items())]
+        named = [] if method is None else [f"{type(method).__name__}({', '.join(plain(vars(method)))})"]
+        given = [str(trigger), *named, *plain(options)]
         self._key = f"FireCallback[{', '.join(given)}]"
         self._copies, self._fresh, self._seen = copies_of(copies), dict[str, Tensor | float](), {"loss"}
         self._step = 0
@@ -111,7 +111,8 @@ class FireCallback(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Take the state that another key holds: of an older version, or of one with another trigger or options."""
-        states = {key: value for key, value in checkpoint["callbacks"].items() if str(key).startswith("FireCallback")}
+        names = ("FireCallback", type(self).__qualname__)
+        states = {key: value for key, value in checkpoint["callbacks"].items() if str(key).startswith(names)}
         mine = [callback for callback in trainer.callbacks if isinstance(callback, FireCallback)]
         if self.state_key in states:
             return  # Lightning gives it
@@ -125,3 +126,18 @@ class FireCallback(Callback):
         self._fresh = dict(state_dict["fresh"])
         self._seen |= self._fresh.keys()
         self.intervention.load_state_dict(state_dict)
+
+
+def plain(options: Mapping[str, Any]) -> list[str]:
+    """The options that are numbers, words, lists or mappings of such, as `name=value`, in the order of their names."""
+    given = {name: value for name, value in options.items() if not name.startswith("_") and is_plain(value)}
+    return [f"{name}={value!r}" for name, value in sorted(given.items())]
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is printed the same in every process."""
+    if isinstance(value, Mapping):
+        return all(map(is_plain, [*value.keys(), *value.values()]))
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return isinstance(value, str | int | float)

@@ -151,7 +151,7 @@ def fire_(
         trainable_only=trainable_only,
     )
     if optimizers and any(True for _ in model.parameters()) and not holding(optimizers, model.parameters()):
-        raise ValueError("the optimizers hold none of the model's weights: give those that train it, or none")
+        raise ValueError("the optimizers hold none of the model's weights: give those that train it; of a copy, none")
     report = _apply(model, entries, Solve(options, min_norm, blend, measure), scale, variance_factor, init)
     changed = [row for row in report.rows if row.action != "skip"]
     if optimizers:

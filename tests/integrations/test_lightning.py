@@ -105,8 +105,8 @@ def test_two_in_one_trainer_keep_states_of_their_own(tmp_path, caplog):
     first.fit(Digits(), loader())
     first.save_checkpoint(tmp_path / "two.ckpt")
     assert list(saved_states(tmp_path / "two.ckpt")) == [
-        "FireCallback[At([5]), layout=all]",
-        "FireCallback[At([5]), ShrinkAndPerturb]",
+        "FireCallback[At([5]), layout='all']",
+        "FireCallback[At([5]), ShrinkAndPerturb(coef=0.8, perturb=0.8, variant='original')]",
     ]
     again = both()
     trainer(tmp_path, *again, logger=False, max_epochs=2).fit(Digits(), loader(), ckpt_path=tmp_path / "two.ckpt")

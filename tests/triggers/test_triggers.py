@@ -277,6 +277,8 @@ def test_arguments_of_ask_in_the_wrong_order():
 def test_messages_say_what_to_do_between_two_runs():
     trigger = At([50])
     assert trigger.ask(60) is None
+    with pytest.raises(ValueError, match="Each run needs a new trigger"):
+        trigger.ask(10)
 
 
 def test_what_was_due_at_the_last_step_comes_first_if_training_goes_on():

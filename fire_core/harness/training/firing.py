@@ -74,7 +74,10 @@ def check_trigger_state(trigger: Trigger | None, state: State, asked: bool, step
     if not isinstance(saved, dict) or saved.get("kind") != str(trigger):
         raise ValueError(f"trigger must be the state of {trigger}, got {saved if saved is None else saved.get('kind')}")
     numbers = saved["state"]
-    if not isinstance(numbers, dict) or numbers.keys() != trigger.state_dict().keys():
+    if not isinstance(numbers, dict):
+        raise ValueError(f"trigger.state must have the fields of {trigger}")
+    numbers = {field: value for field, value in numbers.items() if field != "missed"}  # there after a last step only
+    if numbers.keys() != trigger.state_dict().keys() - {"missed"}:
         raise ValueError(f"trigger.state must have the fields of {trigger}")
     for field, value in numbers.items():
         if value is not None and not isinstance(value, int | float):

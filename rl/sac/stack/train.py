@@ -1,6 +1,7 @@
 """Runs of SAC that differ in their seed alone, trained together: what `rl.common.stack` leaves open."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 from fire_core.harness.run.folder import Run
 from fire_core.harness.stacked.method import SeparateMethods, choose_methods, choose_optimizer
 from fire_core.harness.stacked.network import StackedNetworks
-from fire_core.harness.training.measure import Meter
+from fire_core.harness.training.measure import Meter, check_finite
 from fire_core.methods import Context, Method, Net
 from rl.common.replay_store import RingStore
 from rl.common.stack import AgentStack, BeginPhase, Fire
@@ -147,7 +148,13 @@ class Stack(AgentStack[Task, Learner]):
         return found[:, 0]
 
     def move(self, actions: list[np.ndarray]) -> None:
-        """Step the environments, and append what they show to the replays."""
+        """Step the environments, and append what they show to the replays. Those of failed runs are given no action.
+
+        Simulators end the whole process where an action is not finite.
+        """
+        for i in list(self.going):
+            self.attempt(i, functools.partial(check_finite, self.step, torch.from_numpy(actions[i])))
+        actions = [action if i in self.going else np.zeros_like(action) for i, action in enumerate(actions)]
         before = time.monotonic()
         pairs = zip(self.learners, actions, strict=True)
         stepped = [learner.workers.workers[0].step(action) for learner, action in pairs]

@@ -151,6 +151,12 @@ def test_a_checkpoint_without_its_trigger_is_not_resumed_from() -> None:
     check_trigger_state(trigger, good, True, 1)
     check_trigger_state(trigger, {"step": 1}, False, 1)  # of a first phase in which none is asked
     check_trigger_state(None, {"step": 1}, True, 1)  # of before there were triggers
+    put_off = Every(5)  # what was due at the last step is in the state of a run's end
+    put_off.start(total_steps=10)
+    put_off.ask(5)
+    assert put_off.ask(10) is None
+    assert "missed" in put_off.state_dict()
+    check_trigger_state(trigger, {"step": 10, "trigger": trigger_state(put_off)}, True, 10)
     for wrong in (
         None,
         {"kind": "Every(6)", "state": {}},

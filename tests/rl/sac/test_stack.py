@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rl.sac.stack.train
+from fire_core.harness.options.cli import EXIT_TRAINING
 from fire_core.harness.run.stack import execute_stack
 from rl.sac.train import PROGRAM, STACKING
 from tests.programs import SAC, assert_same, rows
@@ -53,6 +54,27 @@ def test_hidden_boundaries_and_triggers(options: tuple[str, ...], tmp_path: Path
     stacked = together(tmp_path / "stack", *options)
     for seed, folder in stacked.items():
         assert_same(folder, SAC.run(tmp_path / seed, *STREAM, *options, f"seed={seed}"))
+
+
+@pytest.mark.slow
+def test_a_seed_that_diverges_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = rl.sac.stack.train.Stack
+    plain = stack.interact
+
+    def interact(self: rl.sac.stack.train.Stack) -> None:
+        seeds = [task.config.seed for task in self.tasks]
+        if self.step == 50 and 1 in seeds:
+            next(self.learners[seeds.index(1)].agent.actor.parameters()).data.fill_(float("nan"))
+        plain(self)
+
+    monkeypatch.setattr(stack, "interact", interact)
+    with pytest.raises(SystemExit) as end:
+        together(tmp_path / "stack", "method=base", seeds=3)
+    assert end.value.code == EXIT_TRAINING
+    folders = {path.name.split("-")[-2]: path for path in (tmp_path / "stack" / "sac").iterdir()}
+    assert "not finite at step 50" in (folders["s1"] / "FAILED").read_text()
+    for seed in ("0", "2"):
+        assert_same(folders[f"s{seed}"], SAC.run(tmp_path / seed, *STREAM, "method=base", f"seed={seed}"))
 
 
 @pytest.mark.slow
