@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.language_streams import COLUMNS, compare, rows_of, table
-from analysis.make_language_streams import main
+from analysis.make_language_streams import NUMBERED, main, split_rows
 from analysis.runs import BadRun, Run
 
 
@@ -70,3 +70,10 @@ def test_tables_and_planes_from_small_results(tmp_path: Path) -> None:
     assert "old" not in text
     assert text.startswith("before\n")
     assert (tmp_path / "domains.png").stat().st_size > 5000
+
+
+def test_a_figure_of_many_rows_numbers_those_that_combine_least() -> None:
+    rows = pd.DataFrame({"method": [*(f"a-{i}" for i in range(NUMBERED)), "a", "a-b-c", "b"]})
+    shown, others = split_rows(rows)
+    assert shown["method"].tolist() == [*(f"a-{i}" for i in range(NUMBERED - 2)), "a", "b"]
+    assert others["method"].tolist() == [f"a-{NUMBERED - 2}", f"a-{NUMBERED - 1}", "a-b-c"]

@@ -158,3 +158,20 @@ def test_a_layout_that_leaves_nothing_to_do_is_refused_at_the_start(options, mes
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     with pytest.raises(ValueError, match=message):
         Intervention(At(5), **options).begin({"model": model}, [torch.optim.SGD(model.parameters(), lr=0.1)])
+
+
+def test_a_word_of_a_layout_that_names_a_module_means_all_of_it() -> None:
+    model = nn.Sequential()
+    model.add_module("body", nn.Linear(6, 6))
+    model.add_module("head", nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 3)))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    intervention = Intervention(At(1), method=ShrinkAndPerturb(), keep="head")
+    intervention.begin({"model": model}, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    assert intervention.ask(1) is not None
+    assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == {
+        "body.weight",
+        "body.bias",
+    }
