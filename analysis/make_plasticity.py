@@ -5,7 +5,7 @@
     python analysis/make_plasticity.py --figures paper width=column   the figures for a paper
 
 Text between `<!-- table: name -->` and `<!-- end -->` in the page is replaced: `random_labels_digits` (a stream's
-table), `chosen random_labels_digits` (what its search chose), `ranks` (over streams), `cost`.
+table), `chosen random_labels_digits` (what its search chose), `ranks` (over the streams that have all methods), `cost`.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def make_tables(folder: Path, figures: Path | None = None, width: str = "page") 
     for name, searched in searches.items():
         more = name.removeprefix(SEARCH) not in LOSSES
         tables[f"chosen {name.removeprefix(SEARCH)}"] = formats.as_markdown(chosen(searched, more))
-    whole = {name: frame for name, frame in streams.items() if not name.startswith(VARIANTS)}
+    whole = every_method({name: frame for name, frame in streams.items() if not name.startswith(VARIANTS)})
     if len(whole) > 1:
         ranked = ranks(whole, LOSSES)
         named_streams = {name: stream_name(name) for name in whole}
@@ -107,6 +107,12 @@ def make_tables(folder: Path, figures: Path | None = None, width: str = "page") 
     if cost is not None:
         tables["cost"] = formats.as_markdown(named(cost))
     return tables
+
+
+def every_method(frames: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The streams on which the most methods have run: ranks over fewer would leave methods out."""
+    most = max((len(methods(frame)) for frame in frames.values()), default=0)
+    return {name: frame for name, frame in frames.items() if len(methods(frame)) == most}
 
 
 def check_seeds(name: str, frame: pd.DataFrame, searched: pd.DataFrame | None) -> None:

@@ -11,6 +11,7 @@ from analysis import make_plasticity
 from analysis.runs import BadRun
 from analysis.sources import load
 from analysis.stream_results import collect, compare, ranks
+from analysis.stream_results import write as write_small
 from tests.analysis.synthetic import write_run
 from tests.analysis.test_streams import stream_rows
 
@@ -86,6 +87,15 @@ def test_ranks_over_streams_have_an_interval_that_shows_what_seeds_can_tell() ->
     assert both["fire"].low < both["fire"].mean < both["fire"].high or both["fire"].high > 1
     losses = ranks({"a": clear}, ["a"]).set_index("method")["mean rank"]
     assert losses["base"].mean == 1
+
+
+def test_a_stream_on_which_few_methods_have_run_is_not_ranked(tmp_path: Path) -> None:
+    for name, methods in {"a_digits": ENDS, "b_digits": ENDS, "c_bits": ["base", "fire"]}.items():
+        write_small(frame({method: [ENDS[method]] * 5 for method in methods}), tmp_path / f"{name}.csv")
+    made = make_plasticity.make_tables(tmp_path)
+    assert "| S&P " in made["ranks"]
+    assert "C" not in made["ranks"].splitlines()[0]
+    assert "| FIRE " in made["c_bits"]
 
 
 def test_the_page_is_filled_from_runs_and_remade_from_small_results(tmp_path: Path) -> None:
