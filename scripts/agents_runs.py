@@ -59,6 +59,7 @@ class Setting:
         heads: layouts of FIRE that are methods of their own here; they take FIRE's options.
         trials: of each method.
         seeds: of a trial, and of a run.
+        trigger: options of methods that act at boundaries, where a stream has none.
     """
 
     program: str
@@ -68,6 +69,7 @@ class Setting:
     heads: dict[str, str]
     trials: int
     seeds: tuple[int, int]
+    trigger: tuple[str, ...] = ()
 
 
 SETTINGS = {
@@ -98,7 +100,18 @@ SETTINGS = {
         3,
         (2, 10),
     ),
+    "high_replay_ratio_cheetah": Setting(
+        "sac",
+        ("experiment=high_replay_ratio_cheetah",),
+        ("benchmark.tasks=6",),
+        ("base", "full_reset", "fire", "snp", "redo", "fire_exact", "l2init"),
+        SAC_HEADS,
+        3,
+        (2, 5),
+        ("trigger=every", "trigger.steps=1000"),
+    ),
 }
+WITHIN = ("base", "l2init", "redo", "cbp", "c_chain")  # methods that do nothing at boundaries
 SMOKE = ("scale=smoke", "benchmark.tasks=2")
 
 
@@ -123,7 +136,9 @@ class Runs:
         tuning = self.setting.tuning if kind == "trials" else ()
         layout = self.setting.heads.get(method)
         chosen = [f"method={method}"] if layout is None else ["method=fire", f"method.layout={layout}"]
-        named = [*quiet, *self.setting.options, *tuning, *(SMOKE if self.smoke else ()), f"seed={seed}", *chosen]
+        trigger = () if method in WITHIN else self.setting.trigger
+        smoke = (*SMOKE, *(trigger and ("trigger.steps=300",))) if self.smoke else ()
+        named = [*quiet, *self.setting.options, *tuning, *trigger, *smoke, f"seed={seed}", *chosen]
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             return hydra.compose(self.setting.program, [*named, *options])
 
@@ -145,7 +160,7 @@ class Runs:
         check_space(plain, space)
         named = [Dimension(f"method.{one.option}", one.values, one.kind) for one in space]
         whole: Any = OmegaConf.to_container(config, resolve=True)
-        setting = digest(without(identity(whole, "stack"), ("method", "seed", "boundary")))
+        setting = digest(without(identity(whole, "stack"), ("method", "seed", "boundary", "trigger")))
         table = self.tables / f"search_{self.name}.csv"
         found = read_table(table, setting, method, seeds)
         for number, choice in enumerate(trials([lr, *named], self.trials)):

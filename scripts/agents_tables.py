@@ -170,7 +170,7 @@ def make_tables(csv: Path) -> dict[str, str]:
 def main(csv: Path, figures: Path | None = None, width: str = "page") -> None:
     """Fill in the tables of the page, and draw a figure beside each csv file, or in all formats into `figures`."""
     style.use()
-    for path in sorted(csv.glob("continual_*.csv")):
+    for path in sorted(path for path in csv.glob("*.csv") if not path.stem.startswith(SEARCH)):
         figure = draw(pd.read_csv(path), width)
         plotting.save(figure, (figures or csv) / path.stem, plotting.FORMATS if figures else ["png"])
         print(f"made {path.stem}")

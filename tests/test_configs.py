@@ -35,6 +35,7 @@ OTHERS = {
     "continual_minatar": "dqn",
     "continual_double_pendulum": "sac",
     "high_replay_ratio": "sac",
+    "high_replay_ratio_cheetah": "sac",
 }
 ALL_METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 METHODS = [name for name in ALL_METHODS if name != "pi"]  # pi needs a head

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.make_plasticity import filled
-from scripts.agents_runs import COLUMNS, write
+from scripts.agents_runs import COLUMNS, Runs, write
 from scripts.agents_tables import make_tables, scores, table
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +48,14 @@ def test_a_method_s_rows_take_the_place_of_its_old_ones(tmp_path: Path) -> None:
     write(path, "base", [one | {"method": "base"}] * 3)
     with path.open(newline="") as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["fire"] * 2 + ["base"] * 3
+
+
+def test_methods_that_act_at_boundaries_take_a_trigger_where_there_is_no_boundary(tmp_path: Path) -> None:
+    runs = Runs("high_replay_ratio_cheetah", tmp_path, tmp_path, smoke=False)
+    named = {method: runs.compose(method, "runs", 0).trigger for method in ("base", "redo", "fire", "fire_head_kept")}
+    assert [one.name for one in named.values()] == ["boundary", "boundary", "every", "every"]
+    assert named["fire"].steps == 1000
+    assert runs.compose("fire", "runs", 0).benchmark.boundaries == "hidden"
 
 
 def test_the_page_has_the_tables_of_its_csv_files() -> None:
