@@ -75,6 +75,9 @@ def test_bootstrap_band_agrees_with_scipy():
 
 def test_iqm_drops_the_outer_quarters_of_all_scores_together():
     assert rl.iqm([np.array([0.0, 1, 2, 100]), np.array([-50.0, 3, 4, 5])]) == np.mean([1, 2, 3, 4])
+    for n in (3, 5, 10, 19, 20):
+        x = np.random.default_rng(n).standard_normal(n)
+        assert rl.iqm([x]) == pytest.approx(stats.trim_mean(x, 0.25))
 
 
 def test_probability_of_improvement_counts_pairs_within_environments():
