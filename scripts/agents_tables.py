@@ -4,11 +4,13 @@
     python -m scripts.agents_tables csv=docs/results/agents figures=paper width=column   the figures for a paper
 
 Text between `<!-- table: name -->` and `<!-- end -->` in agents.md, beside the folder, is replaced: of each csv its
-table (`continual_cartpole`), the networks (`state ...`) and what its search chose (`chosen ...`). A run's score is the
-mean of its tasks' returns over the last third of the tasks; seeds are the unit of all intervals.
+table (`continual_cartpole`), the networks (`state ...`) and what its search chose (`chosen ...`); of a sequence of
+games also each task's return (`tasks ...`), as games count in points of their own. A run's score is the mean of its
+tasks' returns over the last third of the tasks; seeds are the unit of all intervals.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -33,6 +35,8 @@ STATE = {
     "td_fresh": "TD error, fresh",
     "td_old": "TD error, old",
 }
+
+GAMES = {"continual_minatar": ("Space Invaders", "Asterix", "Seaquest")}  # in turn
 
 
 def scores(runs: pd.DataFrame, method: str) -> Floats:
@@ -73,6 +77,17 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
                 row[f"P(better than {other})"] = (
                     None if same else stratified(probability_of_improvement, [found[method]], [found[other]])
                 )
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def tasks_of(runs: pd.DataFrame, games: Sequence[str]) -> pd.DataFrame:
+    """The return of each method in each task, the best method first; games come round again."""
+    rows = []
+    for method in table(runs)["method"]:
+        row: dict[str, object] = {"method": method}
+        for task in range(int(runs["task"].max()) + 1):
+            row[f"{task + 1}: {games[task % len(games)]}"] = of_task(runs, str(method), task)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -162,6 +177,8 @@ def make_tables(csv: Path) -> dict[str, str]:
             tables[f"chosen {path.stem.removeprefix(SEARCH)}"] = as_markdown(chosen(rows, more=True))
             continue
         tables[path.stem] = as_markdown(named(table(rows)))
+        if path.stem in GAMES:
+            tables[f"tasks {path.stem}"] = as_markdown(named(tasks_of(rows, GAMES[path.stem])))
         if known(rows):
             tables[f"state {path.stem}"] = as_markdown(named(states(rows)))
     return tables

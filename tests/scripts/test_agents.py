@@ -11,7 +11,7 @@ import pytest
 
 from analysis.make_plasticity import filled
 from scripts.agents_runs import COLUMNS, Runs, write
-from scripts.agents_tables import make_tables, scores, table
+from scripts.agents_tables import make_tables, scores, table, tasks_of
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -38,6 +38,12 @@ def test_the_best_comes_first() -> None:
     assert found["method"].tolist() == ["fire", "base"]
     assert found["P(better than base)"][0].mean == 1.0
     assert found["P(better than base)"][1] is None
+
+
+def test_games_that_come_round_again_have_a_column_for_each_task() -> None:
+    best, other = tasks_of(frame(), ("a", "b", "c")).to_dict("records")
+    assert list(other) == ["method", "1: a", "2: b", "3: c", "4: a", "5: b", "6: c"]
+    assert [best["method"], *(one.mean for one in list(other.values())[1:])] == ["fire", 101, 91, 81, 71, 61, 51]
 
 
 def test_a_method_s_rows_take_the_place_of_its_old_ones(tmp_path: Path) -> None:
