@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from analysis import plotting, style
 from analysis.arrays import Floats
@@ -142,6 +142,7 @@ def draw(runs: pd.DataFrame, width: str = "page") -> Figure:
             axis.plot(at, means, label=style.name(method), **look)
             axis.fill_between(at, means - errors, means + errors, color=look["color"], alpha=0.15, linewidth=0)
         axis.set(title=words, xlabel=style.AXES["task"])
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if column in ("dfi", "gradient_norm", "td_fresh", "td_old"):
             logarithmic(axis)
         elif column == "return":
@@ -159,7 +160,7 @@ def logarithmic(axis: Axes) -> None:
     axis.set_yscale("log")
     few = high > 30 * max(low, 1e-9)
     axis.yaxis.set_major_locator(LogLocator(subs=(1,) if few else (1, 2, 3, 5)))
-    axis.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.yaxis.set_major_formatter(EngFormatter(sep="") if high >= 1000 else StrMethodFormatter("{x:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
