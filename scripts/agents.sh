@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# docs/results/agents.*: agents on streams of control tasks, every method tuned alike on other seeds. Hours on one core.
+# docs/results/agents.*: agents on streams of control tasks, every method tuned alike on other seeds. Hours on one core;
+# MinAtar and the high replay ratio need pip install -e ".[minatar,dmc]".
 # Started again, it goes on where it stopped: trials in the table and finished runs are skipped.
 #
-#   scripts/agents.sh                                both streams, all methods, then the tables
+#   scripts/agents.sh                                all streams, all methods, then the tables
 #   scripts/agents.sh continual_cartpole             one stream
 #   scripts/agents.sh continual_cartpole base,fire   some methods of it
 #   scripts/agents.sh page                           the tables alone, from the csv files
