@@ -55,7 +55,6 @@ class VisionConfig(Trunk):
     memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of images and filters
     compile: bool = False  # torch.compile the training passes
     cuda_graph: bool = False  # with compile=true on a GPU: replay them as CUDA graphs
-    stack: Count = 1  # seeds that are trained at once, from seed= on
 
 
 GROUPS = ("scale", "cache", "budget/vision", "budget/exceptions", "tuned/vision", "tuned/searched")
@@ -154,8 +153,8 @@ class Task:
         check_trigger_state(self.trigger, state, self.asks_in(state["phase"]), state["step"])
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers; `cuda_graph` replays the same kernels, `stack` trains other runs beside it."""
-        return identity(asdict(self.config), "cuda_graph", "stack")
+        """What shapes the run's numbers; `cuda_graph` replays the same kernels."""
+        return identity(asdict(self.config), "cuda_graph")
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of it that shapes the first phase, which is shared unless the method acts within it."""
