@@ -18,7 +18,7 @@ Options are those of `vision.train`, and:
     winners=  where the best values go, one entry for each method (conf/tuned/searched.yaml)
 
 A trial is a row of the table as soon as its seeds have ended. The same command goes on where it was stopped, runs only
-what the table lacks, and prints the best trials, which `vision.train ... tuned/searched=random_labels_digits_fire` takes.
+what the table lacks, and prints the best trials; `vision.train ... tuned/searched=random_labels_digits_fire` takes one.
 """
 
 import csv

@@ -49,7 +49,7 @@ class Ended:
         job: which job it was.
         state: "done" or "diverged"; within this module also "failed" and "stopped".
         folder: of the run.
-        seconds: of processor time that this call took, which is next to none for a run that was done before.
+        seconds: of processor time that the run took in this call, without imports and the reading of options.
         error: the exception of a job that failed.
     """
 
@@ -155,9 +155,9 @@ def run_job(job: Job) -> Ended:
     """Train the run of a job to its end in this process."""
     show_log()
     ending = functools.partial(Ended, job)
-    began = time.process_time()
     try:
         config, program = compose(job.program, job.options), program_of(job.program)
+        began = time.process_time()
         task = program.make_task(config)
         folder = new_run(config, program, task, None).folder
         try:

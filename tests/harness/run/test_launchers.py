@@ -24,7 +24,7 @@ def needs(plugin: str) -> pytest.MarkDecorator:
         absent = importlib.util.find_spec(f"hydra_plugins.{plugin}") is None
     except ModuleNotFoundError:  # no plugin at all, so not even the namespace
         absent = True
-    return pytest.mark.skipif(absent, reason=f'{plugin} is not installed: pip install -e ".[cluster]"')
+    return pytest.mark.skipif(absent, reason=f'{plugin} is not installed: pip install -e ".[dev]"')
 
 
 def run_of(folder: Path, method: str) -> Path:
