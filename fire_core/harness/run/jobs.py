@@ -144,11 +144,13 @@ def prepare_worker() -> None:
 
 
 def end_with_parent() -> None:
-    """Wait for the parent's end, then ask this process to write a checkpoint and to leave."""
+    """Wait for the parent's end, then ask this process to write a checkpoint, and to leave when it waits for a job."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
 
 
 def run_job(job: Job) -> Ended:
