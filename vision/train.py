@@ -161,10 +161,11 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
     if penalty is not None:  # on its own, so that its time is the method's
         with learner.method_meter:
             penalty.backward()
-    norm = gradient_norm(trained, config.grad_clip)
-    if checks and not is_finite(learner, norm, config.on_nan):
-        restore(kept)
-        return None
+    if config.grad_clip is not None or config.on_nan == "skip":  # else a bad gradient shows in the next step's loss
+        norm = gradient_norm(trained, config.grad_clip)
+        if checks and not is_finite(learner, norm, config.on_nan):
+            restore(kept)
+            return None
     optimizer.step()
     if acts:
         with learner.method_meter:

@@ -12,7 +12,6 @@ from torch.func import functional_call
 
 from fire_core.methods.inputs import InputWatch, first_tensor
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.stack import mean
 from fire_core.ranges import Count, NonNegative, checked
 
 
@@ -55,14 +54,14 @@ class ChurnReduction(Method):
     def watch(self, net: Net) -> Iterator[None]:
         if not self.means:
             device = next(net.parameters()).device
-            self.means = {name: Window(self.window, device, len(net.parts)) for name in ("loss", "churn")}
+            self.means = {name: Window(self.window, device) for name in ("loss", "churn")}
         with self.inputs.on(net):
             yield
 
     def penalty(self, net: Net) -> Tensor | None:
         kept, self.churn = self.inputs.kept, None
         if self.before and all(len(kept[name]) == self.inputs.steps for name in net.modules):
-            self.churn = torch.stack([self._churn(net, name) for name in net.modules], -1).mean(-1)
+            self.churn = torch.stack([self._churn(net, name) for name in net.modules]).mean()
         self.before = {
             name: {key: p.detach().clone() for key, p in module.named_parameters()}
             for name, module in net.modules.items()
@@ -80,7 +79,7 @@ class ChurnReduction(Method):
             now = outputs(dict(module.named_parameters()))
             with torch.no_grad():
                 then = outputs(self.before[name])
-        return mean((now - then).square(), net)
+        return (now - then).square().mean()
 
     def _coefficient(self) -> Tensor | float:
         loss, churn = self.means["loss"], self.means["churn"]
@@ -93,9 +92,6 @@ class ChurnReduction(Method):
         self.means["loss"].add(context.step_loss.detach().abs())
         if self.churn is not None:
             self.means["churn"].add(self.churn.detach())
-
-    def stacks(self) -> bool:
-        return True
 
     def forget_weights(self) -> None:
         self.before = {}
@@ -119,20 +115,19 @@ class Window:
     Args:
         size: how many are kept.
         device: of the numbers.
-        stack: of so many runs at once; 0: of one.
     """
 
-    def __init__(self, size: int, device: torch.device, stack: int = 0) -> None:
-        self.values, self.count = torch.zeros(*([stack] if stack else []), size, device=device), 0
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.values, self.count = torch.zeros(size, device=device), 0
 
     def add(self, value: Tensor) -> None:
         """Keep one more."""
-        self.values[..., self.count % self.values.shape[-1]].copy_(value)
+        self.values[self.count % len(self.values)].copy_(value)
         self.count += 1
 
     def mean(self) -> Tensor:
         """Of what is kept; 0 of nothing."""
-        return self.values.sum(-1) / max(1, min(self.count, self.values.shape[-1]))
+        return self.values.sum() / max(1, min(self.count, len(self.values)))
 
     def state_dict(self) -> dict[str, Any]:
         """For a resume."""

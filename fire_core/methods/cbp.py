@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.fire_paper import FirePaperCBP, chain
-from fire_core.methods.protocol import Context, Method, Net, each
+from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.variants import Variant
 from fire_core.ranges import Decay, at_least, checked
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Consumer, Units, weight
 from fire_core.units.recycle import InitialDraw, recycle_
-from fire_core.units.stacked import StackedLinear
 from fire_core.units.watch import Watch, mean_magnitude
 
 
@@ -73,19 +72,18 @@ class ContinualBackprop(Method):
             return
         self.graph = unit_graph(net.modules)
         self.seen = Watch(self.graph, mean_magnitude)
-        self.own = [(unit_graph(part.modules), InitialDraw(part.modules, part.init)) for part in net.parts or (net,)]
+        self.draw = InitialDraw(net.modules, net.init)
         if not self.state:
             device = weight(self.graph[0].producers[0].layer).device
-            shape = (*([len(net.parts)] if net.parts else []), sum(group.count for group in self.graph))
+            count = sum(units.count for units in self.graph)
             self.state = {
                 "steps": 0,
-                "age": torch.zeros(shape, device=device),
-                "utility": torch.zeros(shape, device=device),
+                "age": torch.zeros(count, device=device),
+                "utility": torch.zeros(count, device=device),
                 "debt": [0.0 for _ in self.graph],
                 "mature": [0 for _ in self.graph],
-                "young": [
-                    [(0, group.count)] for group in self.graph
-                ],  # (step at which they began, how many), oldest first
+                # (step at which they began, how many), oldest first
+                "young": [[(0, units.count)] for units in self.graph],
             }
         with self.seen.on():
             yield
@@ -98,28 +96,22 @@ class ContinualBackprop(Method):
         state = self.state
         state["steps"] += 1
         state["age"] += 1
-        used = torch.cat([seen * outgoing(units) for seen, units in zip(self.seen.read(), self.graph, strict=True)], -1)
+        used = torch.cat([seen * outgoing(units) for seen, units in zip(self.seen.read(), self.graph, strict=True)])
         state["utility"].mul_(self.decay).add_(used, alpha=1 - self.decay)
         counts = [units.count for units in self.graph]
-        ages, utilities = state["age"].split(counts, -1), state["utility"].split(counts, -1)  # views
+        ages, utilities = state["age"].split(counts), state["utility"].split(counts)  # views
         chosen = []
-        for i in range(len(self.graph)):
+        for i, units in enumerate(self.graph):
             number = self._due(i)
             if number:
                 utility = utilities[i] / (1 - self.decay ** ages[i])
                 utility = utility.masked_fill(ages[i] <= self.maturity, torch.inf)
                 index = utility.topk(number, largest=False).indices
-                ages[i].scatter_(-1, index, 0)
-                utilities[i].scatter_(-1, index, 0)
-                chosen.append((i, index))
-        if not chosen:
-            return
-        for place, ((graph, draw), (_, moment)) in enumerate(zip(self.own, each(net, context), strict=True)):
-            own = [(graph[i], index[place] if net.parts else index) for i, index in chosen]
-            recycle_(own, draw, moment.generator, moment.optimizers)
-
-    def stacks(self) -> bool:
-        return self.variant == "original"
+                ages[i].scatter_(0, index, 0)
+                utilities[i].scatter_(0, index, 0)
+                chosen.append((units, index))
+        if chosen:
+            recycle_(chosen, self.draw, context.generator, context.optimizers)
 
     def _due(self, i: int) -> int:
         """How many units of group i are to be replaced now."""
@@ -142,13 +134,13 @@ class ContinualBackprop(Method):
 
 
 def outgoing(units: Units) -> Tensor:
-    """Mean absolute outgoing weight of each unit, (units,); of a stack (S, units)."""
-    return torch.cat([_columns(consumer) for consumer in units.consumers], -2).mean(-2)
+    """Mean absolute outgoing weight of each unit, (units,)."""
+    return torch.cat([_columns(consumer) for consumer in units.consumers]).mean(0)
 
 
 def _columns(consumer: Consumer) -> Tensor:
-    """Mean absolute outgoing weights to each reader, (..., readers, units)."""
+    """Mean absolute outgoing weights to each reader, (readers, units)."""
     size = weight(consumer.layer).abs()
-    if size.ndim > 2 and not isinstance(consumer.layer, StackedLinear):
+    if size.ndim > 2:
         size = size.flatten(2).mean(2)  # over the kernel
-    return size if consumer.columns is None else size[..., consumer.columns.to(size.device)].mean(-1)
+    return size if consumer.columns is None else size[:, consumer.columns.to(size.device)].mean(-1)

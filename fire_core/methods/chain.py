@@ -76,9 +76,6 @@ class Chain(Method):
     def overrides(self, hook: str) -> bool:
         return any(method.overrides(hook) for method in self.methods.values())
 
-    def stacks(self) -> bool:
-        return all(method.can_stack() for method in self.methods.values())
-
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         acting = [method for method in self.methods.values() if method.overrides("at_boundary")]
         report = BoundaryReport()
@@ -124,7 +121,7 @@ class Chain(Method):
 
     def penalty(self, net: Net) -> Tensor | None:
         terms = [term for method in self.methods.values() if (term := method.penalty(net)) is not None]
-        return torch.stack(terms).sum(0) if terms else None
+        return torch.stack(terms).sum() if terms else None
 
     def after_step(self, net: Net, context: Context) -> None:
         for method in self.methods.values():

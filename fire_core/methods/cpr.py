@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fire_core.methods.protocol import Context, Method, Net, each
+from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.regrama import gradient_scores
 from fire_core.ranges import Count, Decay, NonNegative, Share, checked, one_of
 from fire_core.units.find import unit_graph
@@ -72,7 +72,7 @@ class CalibratedPartialResets(Method):
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
         self.graph = unit_graph(net.modules)
-        self.own = [(unit_graph(part.modules), InitialDraw(part.modules, part.init)) for part in net.parts or (net,)]
+        self.draw = InitialDraw(net.modules, net.init)
         yield
 
     @torch.no_grad()
@@ -84,15 +84,10 @@ class CalibratedPartialResets(Method):
         ]
         self.steps += 1
         if self.steps > 1 and (self.steps - 1) % self.every == 0:
-            for place, ((graph, draw), (_, moment)) in enumerate(zip(self.own, each(net, context), strict=True)):
-                for units, utility in zip(graph, self.utility, strict=True):
-                    apart = (utility[place] if net.parts else utility) - self.threshold
-                    share = self.rate * self.transform(self.sharpness * apart)
-                    reset_partly_(units, share, draw, moment.generator)
+            for units, utility in zip(self.graph, self.utility, strict=True):
+                share = self.rate * self.transform(self.sharpness * (utility - self.threshold))
+                reset_partly_(units, share, self.draw, context.generator)
             self.utility = [torch.ones_like(u) for u in self.utility]
-
-    def stacks(self) -> bool:
-        return True
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "utility": self.utility}

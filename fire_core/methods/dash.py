@@ -123,8 +123,8 @@ def smoothed_descent(net: Net, context: Context, alpha: float, in_chunks: bool) 
     single = (iter([batch]) for batch in context.batches())
     for chunk in context.chunks() if in_chunks and context.chunks is not None else single:
         gradients = mean_gradients(parameters, context.loss, chunk)
-        torch._foreach_mul_(descent, 1 - alpha)
-        torch._foreach_add_(descent, gradients, alpha=-alpha)
+        for direction, gradient in zip(descent, gradients, strict=True):
+            direction.mul_(1 - alpha).add_(gradient, alpha=-alpha)
     return dict(zip(parameters, descent, strict=True))
 
 
@@ -139,8 +139,8 @@ def mean_gradients(
         gradients = torch.autograd.grad(loss(inputs, targets), parameters, materialize_grads=True)
         if total:
             share = size / (samples + size)
-            torch._foreach_mul_(total, 1 - share)
-            torch._foreach_add_(total, gradients, alpha=share)
+            for mean, gradient in zip(total, gradients, strict=True):
+                mean.mul_(1 - share).add_(gradient, alpha=share)
         else:
             total = list(gradients)
         samples += size

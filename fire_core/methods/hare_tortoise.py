@@ -58,9 +58,6 @@ class HareTortoise(Method):
                 module.load_state_dict(self.slow[key])
         return {}
 
-    def stacks(self) -> bool:
-        return True
-
     def forget_weights(self) -> None:
         self.slow = {}  # the next phase begins with a new copy
 

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods.inputs import InputWatch
+from fire_core.methods.norms import norms
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.stack import norms
 from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units
-from fire_core.units.stacked import StackedLinear
 
 EPS = 1e-8
 
@@ -57,7 +56,7 @@ class L2EffectiveRank(Method):
             yield
 
     def penalty(self, net: Net) -> Tensor:
-        return self.weight_decay / 2 * norms(net.parameters(), net).square().sum(-1)
+        return self.weight_decay / 2 * norms(net.parameters()).square().sum()
 
     def after_step(self, net: Net, context: Context) -> None:
         self.inputs.end_step()
@@ -67,21 +66,15 @@ class L2EffectiveRank(Method):
         features: list[Tensor] = []
         with self.inputs.off(), collected(self.readers, features):
             for name, module in net.modules.items():
-                parts = zip(*self.inputs.kept[name], strict=True)
-                module(*(torch.cat(part, 1 if net.parts else 0) for part in parts))
+                module(*(torch.cat(argument) for argument in zip(*self.inputs.kept[name], strict=True)))
         self.inputs.kept = {}
         parameters = list(net.parameters())
-        if net.parts:
-            features = [x.nan_to_num() for x in features]  # of a run that has failed
-        rank = torch.stack([effective_rank(x) for x in features], -1).mean(-1)
-        gradients = torch.autograd.grad(rank.sum(), parameters, allow_unused=True)
+        rank = torch.stack([effective_rank(x) for x in features]).mean()
+        gradients = torch.autograd.grad(rank, parameters, allow_unused=True)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     parameter.add_(gradient, alpha=self.lr)
-
-    def stacks(self) -> bool:
-        return True
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "inputs": self.inputs.state_dict()}
@@ -93,14 +86,14 @@ class L2EffectiveRank(Method):
 
 def effective_rank(features: Tensor) -> Tensor:
     """exp of the entropy of the singular values of features (samples, units) divided by their sum (Roy and Vetterli,
-    2007), as a number with a gradient, of each of several (..., samples, units); between 1 and the smaller dimension.
+    2007), as a number with a gradient; between 1 and the smaller dimension.
 
     `metrics.effective_rank` is the same without `EPS`, which keeps the gradient finite where a singular value is 0; the
     last digits differ.
     """
     sizes = torch.linalg.svdvals(features.float())
-    p = sizes / sizes.sum(-1, keepdim=True).clamp(min=EPS)
-    entropy: Tensor = -(p * (p + EPS).log()).sum(-1)
+    p = sizes / sizes.sum().clamp(min=EPS)
+    entropy: Tensor = -(p * (p + EPS).log()).sum()
     return entropy.exp()
 
 
@@ -115,7 +108,7 @@ def collected(layers: list[nn.Module], into: list[Tensor]) -> Iterator[None]:
     """The inputs of these layers (samples, units), with their gradients, in the order in which they run."""
 
     def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        into.append(inputs[0] if isinstance(layer, StackedLinear) else inputs[0].flatten(0, -2))
+        into.append(inputs[0].flatten(0, -2))
 
     with ExitStack() as hooks:
         for layer in layers:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from fire_core.methods.norms import norms
 from fire_core.methods.protocol import Method, Net
-from fire_core.methods.stack import norms
 from fire_core.ranges import NonNegative, checked
 
 
@@ -31,8 +31,6 @@ class L2Init(Method):
         for key, module in net.modules.items():
             for name, parameter in module.named_parameters():  # shared ones once
                 start.setdefault(parameter, net.init[key][name])
-        apart = torch._foreach_sub(tuple(start), tuple(start.values()))  # one kernel for many weights
-        return self.coef / 2 * norms(apart, net).square().sum(-1)
-
-    def stacks(self) -> bool:
-        return True
+        # One kernel launch for all weights on a GPU; torch has no public call for it.
+        distances = torch._foreach_sub(tuple(start), tuple(start.values()))
+        return self.coef / 2 * norms(distances).square().sum()

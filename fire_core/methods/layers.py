@@ -6,8 +6,6 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.protocol import Net
-from fire_core.methods.stack import counterparts
-from fire_core.units.stacked import StackedLinear
 from fire_core.weights.layout import resolve
 
 
@@ -51,16 +49,14 @@ def hidden_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def hidden_layers_of(net: Net) -> list[nn.Module]:
-    """Those of all networks; of a stack the stacked ones."""
-    if net.parts:
-        return counterparts(net, hidden_layers_of(net.parts[0]))
+    """Those of all networks."""
     return [layer for root in net.modules.values() for layer in hidden_layers(root)]
 
 
 def matrices(layers: Iterable[nn.Module]) -> list[Tensor]:
     """Each layer's weight as a matrix (d_out, d_in k_h k_w), shared ones once; a vector stays one.
 
-    Linear layers in parallel (n, d_out, d_in) give n matrices; a stack of S runs one tensor (S, d_out, d_in).
+    Linear layers in parallel (n, d_out, d_in) give n matrices.
     """
     found: dict[Tensor, nn.Module] = {}
     for layer in layers:
@@ -68,9 +64,6 @@ def matrices(layers: Iterable[nn.Module]) -> list[Tensor]:
         found[layer.weight] = layer
     parts: list[Tensor] = []
     for weight, layer in found.items():
-        if isinstance(layer, StackedLinear):
-            parts.append(weight)
-            continue
         parallel = isinstance(layer, nn.Linear) and weight.ndim == 3
         parts += [part if part.ndim == 1 else part.flatten(1) for part in (weight.unbind() if parallel else [weight])]
     return parts

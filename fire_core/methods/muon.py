@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fire_core.methods.layers import input_layers, linear_layers, output_layers
 from fire_core.methods.protocol import Method, Net
-from fire_core.methods.stack import stacked_parameters
 from fire_core.methods.variants import Variant
 from fire_core.ranges import Decay, NonNegative, Positive, checked
 from fire_core.weights.layout import resolve
@@ -57,26 +56,18 @@ class MuonOptimizer(Method):
     def optimizer(
         self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     ) -> torch.optim.Optimizer:
-        one = net.parts[0] if net.parts else net
-        hidden = hidden_weights(one, self.variant)
-        rest = [p for p in one.parameters() if p not in hidden]
+        hidden = hidden_weights(net, self.variant)
+        rest = [p for p in net.parameters() if p not in hidden]
         groups: dict[float, list[nn.Parameter]] = {}
         for parameter in hidden:
             groups.setdefault(self._factor(parameter), []).append(parameter)
-        if net.parts:
-            rest = stacked_parameters(net, rest)
-            groups = {factor: stacked_parameters(net, params) for factor, params in groups.items()}
         parts: list[torch.optim.Optimizer] = []
         if groups:
             rates = [{"params": params, "lr": self.lr * factor} for factor, params in groups.items()]
-            kind = StackedMuon if net.parts else FilterMuon
-            parts.append(kind(rates, weight_decay=0.0, momentum=self.momentum))
+            parts.append(FilterMuon(rates, weight_decay=0.0, momentum=self.momentum))
         if rest:
             parts.append(torch.optim.AdamW(rest, lr=self.adam_lr, betas=self.betas, eps=self.eps, weight_decay=0.0))
         return CombinedOptimizer(*parts)
-
-    def stacks(self) -> bool:
-        return True
 
     def owned(self, net: Net) -> Iterable[nn.Parameter]:
         """The weights that Muon itself trains."""
@@ -156,31 +147,6 @@ class FilterMuon(torch.optim.Muon):
                 grads.append(as_matrix(laid_out_as(parameter, parameter.grad)))
                 muon_momentum_bufs.append(as_matrix(state["momentum_buffer"]))
         return False  # no complex numbers
-
-
-class StackedMuon(FilterMuon):
-    """Muon for the matrices of S networks, (S, m, n) each: on each as `FilterMuon` acts on it, bit for bit on a CPU."""
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step."""
-        for group in self.param_groups:
-            momentum, (a, b, c) = group["momentum"], group["ns_coefficients"]
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                moved = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
-                X = parameter.grad.lerp(moved, momentum).to(torch.bfloat16)  # (S, m, n)
-                tall = X.shape[1] > X.shape[2]
-                X = X.mT if tall else X
-                X = X / torch.linalg.vector_norm(X, dim=(1, 2), keepdim=True).clamp(min=group["eps"])
-                for _ in range(group["ns_steps"]):
-                    gram = torch.bmm(X, X.mT)
-                    X = torch.baddbmm(X, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
-                rate = group["lr"] * math.sqrt(max(1, parameter.shape[1] / parameter.shape[2]))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(X.mT if tall else X, alpha=-rate)
 
 
 class CombinedOptimizer(torch.optim.Optimizer):

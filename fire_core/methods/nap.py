@@ -52,13 +52,14 @@ class NormalizeAndProject(Method):
         if self.steps % self.every:
             return
         self.targets = self.targets or [
-            (held, torch.stack(torch._foreach_norm([net.init[key][name] for name in names])).norm())
+            (held, nn.utils.get_total_norm([net.init[key][name] for name in names]))
             for key, root in net.modules.items()
             for names, held in projected(root)
         ]
         for tensors, target in self.targets:
-            size = torch.stack(torch._foreach_norm(tensors)).norm()
-            torch._foreach_mul_(tensors, (target / size.clamp(min=1e-12)).to(tensors[0].dtype))
+            factor = (target / nn.utils.get_total_norm(tensors).clamp(min=1e-12)).to(tensors[0].dtype)
+            for tensor in tensors:
+                tensor.mul_(factor)
 
     def state_dict(self) -> dict[str, int]:
         return {"steps": self.steps}

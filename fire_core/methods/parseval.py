@@ -46,7 +46,6 @@ class Parseval(Method):
     def penalty(self, net: Net) -> Tensor:
         original = self.variant == "original"
         groups: dict[tuple[int, ...], list[Tensor]] = {}  # equal shapes go through one batched product
-        # (d_out, d_in) or (d,); of a stack (S, d_out, d_in)
         for weight in matrices(hidden_layers_of(net)) if original else weights(net):
             groups.setdefault((weight.device.index or 0, *weight.shape), []).append(weight)
         terms = []
@@ -55,11 +54,8 @@ class Parseval(Method):
                 terms.append((torch.stack(group).square() - self.scale).square().sum())
                 continue
             factor = (WIDTH / group[0].shape[-2]) ** 2 if original else 1.0
-            terms.append(factor * _Distance.apply(torch.stack(group, -3), self.scale))
-        return self.coef * torch.stack(terms).sum(0)
-
-    def stacks(self) -> bool:
-        return self.variant == "original"
+            terms.append(factor * _Distance.apply(torch.stack(group), self.scale))
+        return self.coef * torch.stack(terms).sum()
 
     def check(self, net: Net) -> None:
         if self.variant == "original" and not hidden_layers_of(net):
@@ -77,7 +73,7 @@ def weights(net: Net) -> list[Tensor]:
 
 
 class _Distance(torch.autograd.Function):
-    """sum ||W W^T - s I||_F^2 over W (..., b, m, n), with its gradient 4 (W W^T - s I) W.
+    """sum ||W W^T - s I||_F^2 over W (b, m, n), with its gradient 4 (W W^T - s I) W.
 
     Autograd would take three products where these are two; with the shorter side's Gram matrix they are small too:
     ||W W^T - s I||^2 = ||W^T W - s I||^2 + s^2 (m - n), and both have the same gradient.
@@ -85,15 +81,15 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, W: Tensor, s: float) -> Tensor:
-        b, m, n = W.shape[-3:]
+        b, m, n = W.shape
         wide = m <= n
-        gram = W @ W.mT if wide else W.mT @ W  # (..., b, k, k) with k = min(m, n)
+        gram = W @ W.mT if wide else W.mT @ W  # (b, k, k) with k = min(m, n)
         gram.diagonal(dim1=-2, dim2=-1).sub_(s)
         ctx.save_for_backward(W, gram)
         ctx.wide = wide
-        return gram.square().sum((-3, -2, -1)) + s**2 * b * max(0, m - n)
+        return gram.square().sum() + s**2 * b * max(0, m - n)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         W, gram = ctx.saved_tensors
-        return (gram @ W if ctx.wide else W @ gram) * (4 * gradient)[..., None, None, None], None
+        return (gram @ W if ctx.wide else W @ gram) * (4 * gradient), None

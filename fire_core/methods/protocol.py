@@ -1,6 +1,6 @@
 """What a method sees of a trainer, and when it is asked to act."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,15 +20,12 @@ class Net:
         init: for each module its `state_dict` (parameters and buffers) at the start of the run.
         layout: which weights a projection touches, by name (see `fire_core.weights.layout`).
         targets: target networks (slowly updated copies), by their module's name, where training has such.
-        parts: of a stack of S runs, the networks of each, whose weights are views of those of `modules`, (S, ...), as
-            are those of `init`. Empty otherwise. See `Method.stacks`.
     """
 
     modules: dict[str, nn.Module]
     init: dict[str, dict[str, Tensor]]
     layout: str = "all"
     targets: dict[str, nn.Module] = field(default_factory=dict)
-    parts: "Sequence[Net]" = ()
 
     @classmethod
     def of(cls, modules: dict[str, nn.Module], layout: str = "all") -> "Net":
@@ -73,10 +70,9 @@ class Context:
         chunks: the next phase's training data in the order in which they came, oldest first, in pieces of the size of
             the first phase's data; each piece in batches, unshuffled. None where the trainer has no such order.
         last_tested: (n) -> the last n samples of the phase's test data, in batches. None where there are none.
-        step_loss: after a step, the task's mean loss of that step, on the device, without a gradient; of a stack (S,).
+        step_loss: after a step, the task's mean loss of that step, on the device, without a gradient.
         loss: mean loss of the task for a batch.
         optimizers: those of the phase that ends; a method resets their state of the weights that it changes.
-        part: of a stack, the moment of one of its runs, by its place. A stack's own has neither draws nor optimizers.
     """
 
     phase: int
@@ -88,16 +84,6 @@ class Context:
     chunks: Callable[[], Iterator[Iterator[tuple[Tensor, Tensor]]]] | None = None
     last_tested: Callable[[int], Iterator[tuple[Tensor, Tensor]]] | None = None
     step_loss: Tensor | None = None
-    part: "Callable[[int], Context] | None" = None
-
-
-def each(net: Net, context: Context) -> Iterator[tuple[Net, Context]]:
-    """The networks and the moment of each run of a stack; of a run alone, what is given."""
-    if context.part is None:
-        yield net, context
-        return
-    for place, part in enumerate(net.parts):
-        yield part, context.part(place)
 
 
 @dataclass
@@ -119,9 +105,6 @@ class BoundaryReport:
         """The numbers, and a table of each module's weights below its name."""
         numbers = [f"{name} {value:.4g}" for name, value in self.numbers.items()]
         return "\n".join([*numbers, *(f"{name}:\n{report}" for name, report in self.weights.items())])
-
-
-STEP_HOOKS = ("penalty", "after_step", "watch", "optimizer")  # of which the work is done at each step
 
 
 class Method:
@@ -153,23 +136,6 @@ class Method:
     def overrides(self, hook: str) -> bool:
         """Whether the method does something in this hook."""
         return getattr(type(self), hook) is not getattr(Method, hook)
-
-    def stacks(self) -> bool:
-        """Whether its hooks at each step act on the networks of many runs at once (`Net.parts`), on each as if alone.
-
-        A penalty is then (S,), and each tensor of the state has S as its first dimension; other values in the state are
-        the same for all runs. Where this is False, the hooks are called for each run.
-        """
-        return False
-
-    def can_stack(self) -> bool:
-        """`stacks`, unless a class derived from the one that says so has hooks of its own; True without such hooks."""
-
-        def place(name: str) -> int:
-            return next(i for i, kind in enumerate(type(self).__mro__) if name in vars(kind))
-
-        own = [hook for hook in STEP_HOOKS if self.overrides(hook)]
-        return not own or (self.stacks() and all(place("stacks") <= place(hook) for hook in own))
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float] | BoundaryReport:
         """Act between two phases, in place.

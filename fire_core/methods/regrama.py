@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fire_core.methods.protocol import Context, Method, Net, each
+from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units, weight
 from fire_core.units.recycle import InitialDraw, recycle_masked_
-from fire_core.units.stacked import StackedLinear
 
 
 class ReGraMa(Method):
@@ -44,13 +43,9 @@ class ReGraMa(Method):
         self.steps += 1
         if self.steps % self.every:
             return
-        for own, moment in each(net, context):
-            graph = unit_graph(own.modules)
-            masks = [gradient_scores(units) <= self.threshold for units in graph]
-            recycle_masked_(graph, masks, InitialDraw(own.modules, own.init), moment.generator, moment.optimizers)
-
-    def stacks(self) -> bool:
-        return True
+        graph = unit_graph(net.modules)
+        masks = [gradient_scores(units) <= self.threshold for units in graph]
+        recycle_masked_(graph, masks, InitialDraw(net.modules, net.init), context.generator, context.optimizers)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps}
@@ -60,12 +55,11 @@ class ReGraMa(Method):
 
 
 def gradient_scores(units: Units) -> Tensor:
-    """Mean |gradient| of each unit's incoming weights over the layer's mean, (units,); of a stack (S, units)."""
+    """Mean |gradient| of each unit's incoming weights over the layer's mean, (units,)."""
     parts = []
     for producer in units.producers:
         kernel = weight(producer.layer)
         gradient = torch.zeros_like(kernel) if kernel.grad is None else kernel.grad
-        dim = 1 if isinstance(producer.layer, StackedLinear) else 0
-        parts.append(gradient.narrow(dim, producer.start, units.count).flatten(dim + 1).abs())
-    size = torch.cat(parts, -1).mean(-1)
-    return size / (size.mean(-1, keepdim=True) + 1e-8)
+        parts.append(gradient[producer.start : producer.start + units.count].flatten(1).abs())
+    size = torch.cat(parts, 1).mean(1)
+    return size / (size.mean() + 1e-8)

@@ -1,7 +1,7 @@
 """SNR, self-normalised resets (Farias and Jozefiak, "Self-Normalized Resets for Plasticity in Continual Learning",
 ICLR 2025, arXiv 2410.20098; public code: ajozefiak/SelfNormalizedResets, `src/algorithms/snr.py`)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.fire_paper import FirePaperSilences, chain
-from fire_core.methods.protocol import Context, Method, Net, each
+from fire_core.methods.protocol import Context, Method, Net
 from fire_core.methods.variants import Variant
 from fire_core.ranges import Count, at_least, checked, within
 from fire_core.units.find import unit_graph
@@ -67,48 +67,42 @@ class SelfNormalizedResets(Method):
     def watch(self, net: Net) -> Iterator[None]:
         self.layers = chain(net.modules) if self.variant == "fire_paper" else None
         self.graph = unit_graph(net.modules) if self.layers is None else []
-        parts = net.parts or ((net,) if self.layers is None else ())
-        self.own = [(unit_graph(part.modules), InitialDraw(part.modules, part.init)) for part in parts]
+        self.draw = InitialDraw(net.modules, net.init)
         self.seen: Any = Watch(self.graph, peak) if self.layers is None else self.layers.watch_snr()
         with self.seen.on():
             yield
 
     def after_step(self, net: Net, context: Context) -> None:
         peaks = self.seen.read()
-        fired = torch.cat(peaks, -1) > 0  # (all units,), of a stack (S, all units)
+        fired = torch.cat(peaks) > 0  # (all units,)
         if self.silences is None:
-            self.silences = self._new(fired.shape, self.seen.samples, fired.device)
+            self.silences = self._new(len(fired), self.seen.samples, fired.device)
         silent = self.silences.step(fired, self.seen.samples)
         if at_hand(silent.device) and not silent.any():
             return
-        counts = [part.shape[-1] for part in peaks]
+        masks = torch.split(silent, [len(peaks_of_layer) for peaks_of_layer in peaks])
         if self.layers is not None:
-            self.layers.recycle_(torch.split(silent, counts), context)
-            return
-        for place, ((graph, draw), (_, moment)) in enumerate(zip(self.own, each(net, context), strict=True)):
-            own = silent[place] if net.parts else silent
-            recycle_masked_(graph, torch.split(own, counts), draw, moment.generator, moment.optimizers)
-
-    def stacks(self) -> bool:
-        return self.variant == "original"
+            self.layers.recycle_(masks, context)
+        else:
+            recycle_masked_(self.graph, masks, self.draw, context.generator, context.optimizers)
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         if isinstance(self.silences, Silences):
             self.silences.end_epoch()
         return {}
 
-    def _new(self, shape: Sequence[int], batch: int, device: torch.device) -> "Silences | FirePaperSilences":
+    def _new(self, units: int, batch: int, device: torch.device) -> "Silences | FirePaperSilences":
         options = (self.percentile, self.every, self.max_age, self.growth)
         if self.variant == "fire_paper":
-            return FirePaperSilences(shape[0], *options, device=device)
-        return Silences(shape, *options, batch=batch, device=device)
+            return FirePaperSilences(units, *options, device=device)
+        return Silences(units, *options, batch=batch, device=device)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.silences is None else self.silences.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
-            self.silences = self._new(state["age"].shape, state.get("batch", 1), state["age"].device)
+            self.silences = self._new(len(state["age"]), state.get("batch", 1), state["age"].device)
             self.silences.load_state_dict(state)
 
 
@@ -123,7 +117,7 @@ class Silences:
     same as long as all batches have one size.
 
     Args:
-        shape: (units,); of a stack (S, units).
+        units: how many.
         percentile, every, max_age, growth: see `SelfNormalizedResets`.
         batch: samples of a batch.
         device: of the state.
@@ -131,7 +125,7 @@ class Silences:
 
     def __init__(
         self,
-        shape: Sequence[int],
+        units: int,
         percentile: float,
         every: int,
         max_age: int,
@@ -141,10 +135,10 @@ class Silences:
     ) -> None:
         self.percentile, self.every, self.max_age, self.growth, self.batch = percentile, every, max_age, growth, batch
         self.epochs = 0
-        self.age = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.age = torch.zeros(units, dtype=torch.int64, device=device)
         self.threshold = torch.full_like(self.age, max_age // 2)
-        # [..., unit, n]: silences of n batches since the last update; column 0 takes units that fire again at once
-        self.counts = torch.zeros(*shape, max_age // batch + 2, dtype=torch.int32, device=device)
+        # [unit, n]: silences of n batches since the last update; column 0 takes units that fire again at once
+        self.counts = torch.zeros(units, max_age // batch + 2, dtype=torch.int32, device=device)
 
     @torch.no_grad()
     def step(self, fired: Tensor, samples: int) -> Tensor:
@@ -158,8 +152,8 @@ class Silences:
 
     def _count(self, ended: Tensor) -> None:
         """Count the silences of these units, (units,), as ended."""
-        length = (self.age / self.batch).round().long().clamp(max=self.counts.shape[-1] - 1)
-        self.counts.scatter_add_(-1, length[..., None], ended[..., None].to(self.counts.dtype))
+        length = (self.age / self.batch).round().long().clamp(max=self.counts.shape[1] - 1)
+        self.counts.scatter_add_(1, length[:, None], ended[:, None].to(self.counts.dtype))
 
     @torch.no_grad()
     def end_epoch(self) -> None:
@@ -167,10 +161,10 @@ class Silences:
         self.epochs += 1
         if self.epochs % self.every:
             return
-        counts = self.counts[..., 1:]
-        share = counts.cumsum(-1) / counts.sum(-1, keepdim=True)  # nan without a silence
-        percentile = ((share >= self.percentile).int().argmax(-1) + 1) * self.batch
-        percentile = torch.where(share[..., 0].isnan(), 0, percentile)
+        counts = self.counts[:, 1:]
+        share = counts.cumsum(1) / counts.sum(1, keepdim=True)  # nan without a silence
+        percentile = ((share >= self.percentile).int().argmax(1) + 1) * self.batch
+        percentile = torch.where(share[:, 0].isnan(), 0, percentile)
         grown = (self.threshold * self.growth).long()
         moved = torch.where(percentile < self.threshold, percentile, grown)
         self.threshold = moved.clamp(self.batch, max(self.max_age, self.batch))

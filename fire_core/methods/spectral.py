@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods.layers import linear_layers, matrices
+from fire_core.methods.norms import norms
 from fire_core.methods.protocol import Method, Net
-from fire_core.methods.stack import norms, total
 from fire_core.ranges import Count, NonNegative, checked
 
 START = 20  # power iterations at the first step; from then on the vectors follow the weights
@@ -49,32 +49,27 @@ class SpectralRegularisation(Method):
             for matrix in matrices(linear_layers(root).values()):
                 groups.setdefault(tuple(matrix.shape[-2:]), []).append(matrix)
             for (m, n), group in groups.items():
-                sizes = self._largest(f"{key} {m}x{n}", torch.stack(group, -3))
-                terms.append((sizes**self.k - 1).square().sum(-1))
-            biases, scales = vectors(root, stacked=bool(net.parts))
+                sizes = self._largest(f"{key} {m}x{n}", torch.stack(group))
+                terms.append((sizes**self.k - 1).square().sum())
+            biases, scales = vectors(root)
             if biases:
-                terms.append((norms(biases, net) ** (2 * self.k)).sum(-1))
-            terms += [total((scale - 1).square(), net) for scale in scales]
-        return torch.stack(terms).sum(0) * self.coef
+                terms.append((norms(biases) ** (2 * self.k)).sum())
+            terms += [(scale - 1).square().sum() for scale in scales]
+        return torch.stack(terms).sum() * self.coef
 
     def _largest(self, key: str, W: Tensor) -> Tensor:
-        """Estimates of the largest singular values of W (..., b, m, n), (..., b); their vectors are kept for the next
-        step."""
+        """Estimates of the largest singular values of W (b, m, n), (b,); their vectors are kept for the next step."""
         with torch.no_grad():
             v, iterations = self.vectors.get(key), self.iterations
             if v is None:
                 first = torch.arange(W.shape[-1], device=W.device).cos().to(W.dtype)  # like random, the same everywhere
-                v = self.vectors.setdefault(key, first.expand(*W.shape[:-2], -1).clone())
+                v = self.vectors.setdefault(key, first.expand(len(W), -1).clone())
                 iterations = max(START, iterations)
             for _ in range(iterations):
-                moved = product(W.mT, product(W, v[..., None]))[..., 0]  # (..., b, n)
+                moved = (W.mT @ (W @ v[..., None]))[..., 0]  # (b, n)
                 v.copy_(moved / moved.norm(dim=-1, keepdim=True).clamp(min=1e-12))
-        stretched: Tensor = _Product.apply(W, v[..., None].clone()) if W.ndim > 3 else W @ v[..., None].clone()
-        sizes: Tensor = torch.linalg.vector_norm(stretched, dim=(-2, -1))
+        sizes: Tensor = torch.linalg.vector_norm(W @ v[..., None].clone(), dim=(-2, -1))
         return sizes
-
-    def stacks(self) -> bool:
-        return True
 
     def state_dict(self) -> dict[str, Any]:
         return {"vectors": self.vectors}
@@ -83,42 +78,16 @@ class SpectralRegularisation(Method):
         self.vectors = state["vectors"]
 
 
-def product(W: Tensor, x: Tensor) -> Tensor:
-    """W x; of a stack (S, b, ...) equal bit for bit to each run's, whose one matrix goes through another kernel."""
-    if W.ndim > 3 and W.shape[1] == 1:
-        return torch.stack([one @ column for one, column in zip(W, x, strict=True)])
-    return W @ x
-
-
-class _Product(torch.autograd.Function):
-    """`product` of (S, b, m, n) and (S, b, n, 1), with a gradient by the first."""
-
-    @staticmethod
-    def forward(ctx: Any, W: Tensor, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return product(W, x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return gradient * x.mT, None
-
-
-def vectors(root: nn.Module, stacked: bool = False) -> tuple[list[Tensor], list[Tensor]]:
-    """All biases (of layers in parallel, each by itself) and the scales of norms, shared ones once.
-
-    `stacked`: of S networks, (S, n) each.
-    """
+def vectors(root: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """All biases (of layers in parallel, each by itself) and the scales of norms, shared ones once."""
     biases: dict[Tensor, int] = {}
     scales: dict[Tensor, None] = {}
     for module in root.modules():
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         if not isinstance(weight, Tensor):
             continue
-        if weight.ndim == 1 + stacked:
+        if weight.ndim == 1:
             scales[weight] = None
         if isinstance(bias, Tensor):
             biases[bias] = int(getattr(module, "n", 1))  # of layers in parallel (rl.sac.networks) how many
-    if stacked:
-        return list(biases), list(scales)
     return [part for bias, n in biases.items() for part in bias.view(n, -1)], list(scales)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.stack import over_parts, total
 from fire_core.ranges import Positive, checked
 
 BETAS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
@@ -49,8 +48,7 @@ class Trac(Method):
         device = self.before[0].device
         self.betas = torch.tensor(BETAS, dtype=torch.float64, device=device)  # once: a GPU waits for it
         if not self.state:
-            stacked = (len(net.parts),) if net.parts else ()
-            zeros = torch.zeros(*stacked, len(BETAS), dtype=torch.float64, device=device)
+            zeros = torch.zeros(len(BETAS), dtype=torch.float64, device=device)
             self.state = {
                 "start": [p.clone() for p in self.before],
                 "s": zeros.clone(),
@@ -69,26 +67,23 @@ class Trac(Method):
     def after_step(self, net: Net, context: Context) -> None:
         state, parameters = self.state, list(net.parameters())
         betas = self.betas
-        inverse = (1 / (state["s"].sum(-1) + self.eps)).float()
+        inverse = (1 / (state["s"].sum() + self.eps)).float()
         moved = [i for i, p in enumerate(parameters) if p.grad is not None]
         paths = {}
         for i in moved:
             path = self.before[i] - state["start"][i]
-            paths[i] = path.mul_(over_parts(inverse.to(path.dtype), path, net))
-        products = [total(paths[i] * parameters[i].grad, net).double() for i in moved]
-        h = torch.stack(products, -1).sum(-1, keepdim=True)  # (1,), of a stack (S, 1)
+            paths[i] = path.mul_(inverse.to(path.dtype))
+        products = [(paths[i] * parameters[i].grad).sum().double() for i in moved]
+        h = torch.stack(products).sum()
         state["variance"] = betas**2 * state["variance"] + h**2
         state["sigma"] = betas * state["sigma"] - h
         ratio = state["sigma"] / (math.sqrt(2) * state["variance"].sqrt() + self.eps)
         state["s"] = self.scale / UNIT * erfi(ratio)
-        factor = state["s"].sum(-1).clamp(min=0)
+        factor = state["s"].sum().clamp(min=0)
         for i in moved:
             path = paths[i].add_(parameters[i] - self.before[i])
-            path.mul_(over_parts(factor.to(path.dtype), path, net))
+            path.mul_(factor.to(path.dtype))
             parameters[i].copy_(path.add_(state["start"][i]))
-
-    def stacks(self) -> bool:
-        return True
 
     def state_dict(self) -> dict[str, Any]:
         return self.state

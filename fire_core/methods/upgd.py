@@ -2,11 +2,10 @@
 Forgetting in Continual Learning", ICLR 2024, arXiv 2404.00781; public code: mohmdelsayed/upgd, `weight_upgd`)."""
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fire_core.methods.protocol import Method, Net
 from fire_core.ranges import Decay, NonNegative, Positive, checked
@@ -41,10 +40,7 @@ class UPGD(Method):
     def optimizer(
         self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     ) -> torch.optim.Optimizer:
-        return PerturbedDescent(net.parameters(), stack=len(net.parts), **self.options)
-
-    def stacks(self) -> bool:
-        return True
+        return PerturbedDescent(net.parameters(), **self.options)
 
 
 class PerturbedDescent(torch.optim.Optimizer):
@@ -52,17 +48,11 @@ class PerturbedDescent(torch.optim.Optimizer):
 
     Args:
         params: parameters.
-        stack: of so many runs, each parameter (S, ...); 0: of one.
         **options: lr, weight_decay, beta, sigma.
-
-    Attributes:
-        as_run: of a stack, a context in which torch draws what the run of this place would draw alone.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], stack: int = 0, **options: float) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], **options: float) -> None:
         super().__init__(params, options)
-        self.stack = stack
-        self.as_run: Callable[[int], AbstractContextManager[Any]] = nullcontext
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -75,33 +65,13 @@ class PerturbedDescent(torch.optim.Optimizer):
                 state["step"], state["utility"] = torch.zeros(()), torch.zeros_like(p)
             state["step"] += 1
             state["utility"].mul_(group["beta"]).addcmul_(p.grad, p, value=group["beta"] - 1)
-            largest.append(state["utility"].flatten(1).amax(1) if self.stack else state["utility"].max())
+            largest.append(state["utility"].max())
         if not active:
             return
-        top = torch.stack(largest).amax(0)
-        noises = self.draw([p for p, _ in active])
-        for (p, group), noise in zip(active, noises, strict=True):
+        top = torch.stack(largest).max()
+        for p, group in active:
             state = self.state[p]
             corrected = state["utility"] / (1 - group["beta"] ** state["step"].item())
-            useless = 1 - self.sigmoid(corrected.div_(top.view(-1, *[1] * (p.ndim - 1)) if self.stack else top))
-            noise.mul_(group["sigma"]).add_(p.grad).mul_(useless)
+            useless = 1 - corrected.div_(top).sigmoid_()
+            noise = torch.randn_like(p).mul_(group["sigma"]).add_(p.grad).mul_(useless)
             p.mul_(1 - group["lr"] * group["weight_decay"]).add_(noise, alpha=-group["lr"])
-
-    def draw(self, parameters: list[nn.Parameter]) -> list[Tensor]:
-        """Standard normal numbers for each parameter."""
-        if not self.stack:
-            return [torch.randn_like(p) for p in parameters]
-        noises = [torch.empty_like(p) for p in parameters]
-        for run in range(self.stack):
-            with self.as_run(run):
-                for noise in noises:
-                    noise[run].normal_()
-        return noises
-
-    def sigmoid(self, x: Tensor) -> Tensor:
-        """The logistic function in place, rounded for each run of a stack as alone: kernels take 32 numbers at once."""
-        if not self.stack or x[0].numel() % 32 == 0:
-            return x.sigmoid_()
-        for part in x:
-            part.sigmoid_()
-        return x

@@ -39,12 +39,9 @@ class WeightClipping(Method):
                 if layer in spared:
                     continue
                 assert isinstance(layer.weight, Tensor)
-                # A linear layer's weight may be a stack of matrices, as of twin critics or of several seeds.
+                # A linear layer's weight may be several matrices (n, d_out, d_in), as of twin critics.
                 inputs = layer.in_features if isinstance(layer, nn.Linear) else math.prod(layer.weight.shape[1:])
                 bound = self.zeta / math.sqrt(inputs)
                 for parameter in (layer.weight, layer.bias):
                     if isinstance(parameter, Tensor):
                         parameter.clamp_(-bound, bound)
-
-    def stacks(self) -> bool:
-        return self.clip_last_layer

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from fire_core.methods.l2init import L2Init
+from fire_core.methods.norms import norms
 from fire_core.methods.protocol import Net
-from fire_core.methods.stack import norms
 
 
 class WeightDecay(L2Init):
@@ -18,7 +18,4 @@ class WeightDecay(L2Init):
     """
 
     def penalty(self, net: Net) -> Tensor:
-        return self.coef / 2 * norms(net.parameters(), net).square().sum(-1)
-
-    def stacks(self) -> bool:
-        return True
+        return self.coef / 2 * norms(net.parameters()).square().sum()

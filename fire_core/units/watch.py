@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.units.graph import Consumer, Units, weight
-from fire_core.units.stacked import StackedLinear
 
 
 def mean_magnitude(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -59,15 +58,14 @@ class Watch:
             with torch.no_grad():
                 x = inputs[0].detach()
                 channel = x.ndim - (layer.weight.ndim - 1 if isinstance(layer, _ConvNd) else 1)
-                stacked = isinstance(layer, StackedLinear)  # x is (S, b, inputs)
-                value = self.reduce(x, [d for d in range(int(stacked), x.ndim) if d != channel])  # (..., inputs)
-                seen[layer] = value if columns is None else value[..., columns].mean(-1)  # (..., units)
-                self.samples = x.shape[int(stacked)]
+                value = self.reduce(x, [d for d in range(x.ndim) if d != channel])  # (inputs,)
+                seen[layer] = value if columns is None else value[columns].mean(-1)  # (units,)
+                self.samples = len(x)
 
         return look
 
     def read(self) -> list[Tensor]:
-        """For each group of units a (units,) tensor, of a stack (S, units), the mean over its consumers.
+        """For each group of units a (units,) tensor, the mean over its consumers.
 
         Raises:
             RuntimeError: there was no forward pass since the hooks were registered.

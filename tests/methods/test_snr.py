@@ -47,7 +47,7 @@ def test_many_units_are_many_lists(every: int, batch: int) -> None:
     dice = random.Random(every)
     units, options = 40, (0.8, every, 60, 1.5)
     chances = [*(dice.uniform(0.02, 0.9) for _ in range(units - 2)), 1.0, 0.0]
-    together = Silences((units,), *options, batch=batch)
+    together = Silences(units, *options, batch=batch)
     alone = [Lists(*options, batch) for _ in range(units)]
     resets = 0
     for _ in range(12):
@@ -70,7 +70,7 @@ def test_the_percentile_has_an_effect(percentiles: tuple[float, float]) -> None:
     resets, ends = [], []
     for percentile in percentiles:
         generator = torch.Generator().manual_seed(0)
-        silences = Silences((400,), percentile, 1, 20_000, 2.0, batch=256)
+        silences = Silences(400, percentile, 1, 20_000, 2.0, batch=256)
         chance = torch.rand(400, generator=generator)
         total = torch.zeros(400)
         for _ in range(4):

@@ -97,7 +97,7 @@ def test_redo_finds_and_recycles_the_same_units() -> None:
 def test_snr_counts_and_resets_as_the_original(layer: str, percentile: float) -> None:
     """SelfNormalizedResets: ages, resets at every step, thresholds after every task (one pass over its data)."""
     data, key = public.load("snr"), f"{layer}.{percentile}"
-    silences = Silences((12,), percentile, data["every"], data["max_age"], data["growth"], batch=data["batch"])
+    silences = Silences(12, percentile, data["every"], data["max_age"], data["growth"], batch=data["batch"])
     for task in range(data["tasks"]):
         for step in range(task * data["steps"], (task + 1) * data["steps"]):
             reset = silences.step(torch.from_numpy(data[f"fired.{key}"][step]), data["batch"])
