@@ -20,6 +20,7 @@ SCRIPTS = {
     "bench_overhead": ("--rounds 1 scale=smoke", "wall"),
     "bench_projection": ("--models dqn --repeats 1 --threads 1 --no-memory", "dqn"),
     "bench_sac": ("--actor-width 8 --critic-width 8 --batch 4 --seconds 0.05 --threads 1 --rounds 1", "x plain"),
+    "bench_streams": ("--methods base,fire --rounds 1 benchmark.tasks=2 epochs=1", "x base"),
     "bench_triggers": ("--batch 2 --sequences 1 --rounds 1 --threads 1 --mini-batches 2", "Readiness"),
     "bench_vision": ("--steps 1 --rounds 1 benchmark.tasks=2 epochs=1", "a plain loop's time over this one's"),
     "benchmark_analysis": ("--runs 4 --rows 20", "runs ls"),
