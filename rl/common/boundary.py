@@ -17,7 +17,7 @@ METRICS = ("loss", "return")  # for triggers: of each step, and of each row, the
 
 @dataclass
 class Boundary:
-    """What restarts at a boundary, beside what the method does to the weights: conf/boundary.yaml has words and values."""
+    """What restarts at a boundary, beside what the method does to the weights: conf/boundary.yaml tells all."""
 
     optimizer: Annotated[str, one_of("new", "forget", "keep")] = MISSING
     target: Annotated[str, one_of("copy", "keep")] = MISSING

@@ -50,9 +50,9 @@ class Change:
 class ContinualControl:
     """Tasks of equal length, one after the other.
 
-    Where boundaries are known, the agent starts each task at its first exploration rate, conf/boundary.yaml says what else
-    restarts, and methods act there. Where they are hidden, none of this happens; a method acts where its trigger says
-    (`trigger=`).
+    Where boundaries are known, the agent starts each task at its first exploration rate, conf/boundary.yaml says what
+    else restarts, and methods act there. Where they are hidden, none of this happens; a method acts where its trigger
+    says (`trigger=`).
 
     Args:
         tasks: how many.
