@@ -21,7 +21,13 @@ RESULTS = ROOT / "docs" / "results"
 def frame() -> pd.DataFrame:
     """Two methods, three seeds, six tasks; base loses 10 a task, fire stays."""
     rows = [
-        {"method": method, "seed": seed, "task": task, "return": 100 + seed - (10 * task if method == "base" else 0)}
+        {
+            "method": method,
+            "seed": seed,
+            "task": task,
+            "return": 100 + seed - (10 * task if method == "base" else 0),
+            "evaluation": 200 + task,
+        }
         for method in ("base", "fire")
         for seed in range(3)
         for task in range(6)
@@ -39,6 +45,7 @@ def test_the_best_comes_first() -> None:
     assert found["method"].tolist() == ["fire", "base"]
     assert found["P(better than base)"][0].mean == 1.0
     assert found["P(better than base)"][1] is None
+    assert [one.mean for one in found["evaluation, last third"]] == [204.5, 204.5]
 
 
 def test_games_that_come_round_again_have_a_column_for_each_task() -> None:
