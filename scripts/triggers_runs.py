@@ -20,6 +20,7 @@ import hydra
 from omegaconf import OmegaConf
 
 from fire_core.harness.options.cli import CONF, Outcome
+from fire_core.harness.run import provenance
 from fire_core.harness.run.execute import run_to_end
 from scripts.triggers_streams import FIRE_ALONE, METHODS, SEEDS, STREAMS, TUNING, When
 
@@ -48,6 +49,7 @@ class Runs:
             row = dict(zip(KEYS, key, strict=True)) | self.train(stream, method, when, seed)
             with open(self.file, "a") as file:
                 file.write(json.dumps(row) + "\n")
+            provenance.write(self.file, provenance.of_process(STREAMS[stream].program), stream, more=True)
             self.found[key] = row
         found: dict[str, Any] = self.found[key]
         return found
