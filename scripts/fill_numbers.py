@@ -15,10 +15,10 @@ PAGE may be a committed `.csv` as well, for numbers that no table has. ROW then 
 COLUMN which numbers; the mean over seeds is written, or another part: `low` and `high` (95 % t-interval), `se`, `n`,
 `least`, `most`, `median`. `ROW minus ROW` is the difference, paired by seed, `ROW over ROW` the ratio of means.
 
-`<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. The numbers of the HEADLINES stand
-on files of today's numerics alone, or the check fails: between `<!-- rows: PAGE -->` and `<!-- end -->` they show those
-rows of a page's table of which this is so, and name the others. The file of a table is `page.csv` beside `page.md`, with
-`<!-- source: FILE -->` above it FILE (below docs/), and within `<!-- table: name -->` `page/name.csv`.
+`<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. The numbers of the HEADLINES
+stand on files of today's numerics alone, or the check fails: between `<!-- rows: PAGE -->` and `<!-- end -->` they show
+those rows of a page's table of which this is so, and name the others. The file of a table is `page.csv` beside
+`page.md`, with `<!-- source: FILE -->` above it FILE (below docs/), and within `<!-- table: name -->` `page/name.csv`.
 """
 
 import argparse
@@ -236,7 +236,7 @@ def is_current(key: str) -> bool:
 
 
 def headline(name: str, target: Path) -> str:
-    """The rows of a page's table whose numbers are all of today's numerics, for another page, and which rows are not."""
+    """The rows of a page's table whose numbers are all of today's numerics, for another page; the others by name."""
     page = ROOT / "docs" / name
     lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
 
@@ -249,10 +249,11 @@ def headline(name: str, target: Path) -> str:
             shown.append(moved(line))
         else:
             left.append(re.search(r"\[(.*?)\]", line)[1])  # type: ignore[index]
-    text = "\n".join([*lines[:2], *shown]) + "\n\n" if shown else ""
+    text = "\n".join(["", *lines[:2], *shown, "", ""]) if shown else "\n"
     if left:
         where = os.path.relpath(page, target.parent)
-        text += f"Not run yet with today's numerics ([their numbers, with the commit of each]({where})): {'; '.join(left)}.\n"
+        text += f"Not run yet with today's numerics ([their numbers, with the commit of each]({where})): "
+        text += "; ".join(left) + ".\n\n"
     return text
 
 

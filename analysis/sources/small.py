@@ -1,7 +1,7 @@
 """Small results kept in the repository: `name.csv` with the rows of many runs, `name.runs.json` with their configs.
 
-They hold what figures and tables need, so that both can be regenerated without the runs; `name.provenance.json` says what
-made them.
+They hold what figures and tables need, so that both can be regenerated without the runs; `name.provenance.json` says
+what made them.
 """
 
 import json
