@@ -5,7 +5,8 @@
     python analysis/make_plasticity.py --figures paper width=column   the figures for a paper
 
 Text between `<!-- table: name -->` and `<!-- end -->` in the page is replaced: `random_labels_digits` (a stream's
-table), `chosen random_labels_digits` (what its search chose), `ranks` (over the streams that have all methods), `cost`.
+table), `chosen random_labels_digits` (what its search chose), `ranks` (over the streams that have all methods),
+`ranks without variants` (without FIRE exact and combinations), `cost`.
 """
 
 import argparse
@@ -113,7 +114,11 @@ def make_tables(folder: Path, figures: Path | None = None, width: str = "page") 
         ranked = ranks(whole, LOSSES)
         named_streams = {name: stream_name(name) for name in whole}
         called = names(ranked["method"], *(options[name] for name in whole))
-        tables["ranks"] = formats.as_markdown(named(ranked.rename(columns=named_streams), called))
+        # FIRE is not to be ranked against itself.
+        variants = [method for method in called if "+" in method or method == "fire_exact"]
+        others = {name: frame[~frame["method"].isin(variants)] for name, frame in whole.items()}
+        for table, frame in {"ranks": ranked, "ranks without variants": ranks(others, LOSSES)}.items():
+            tables[table] = formats.as_markdown(named(frame.rename(columns=named_streams), called))
         figure = overview_figure(whole, called, width)
         plotting.save(figure, (figures or folder) / "overview", plotting.FORMATS if figures else ["png"])
     if cost is not None:
