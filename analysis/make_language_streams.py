@@ -27,8 +27,10 @@ from analysis import formats, plotting, style
 from analysis.language_streams import PLASTICITY, STABILITY, compare, read, table
 from analysis.make_plasticity import filled
 from analysis.options import add_figures, load_or_explain, split
+from analysis.provenance import entry_of
 from analysis.runs import BadRun
 from analysis.stream_results import write
+from fire_core.harness.run import provenance
 
 NUMBERED = 24  # points of a figure that have numbers
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "results"
@@ -54,14 +56,16 @@ def main(argv: list[str] | None = None) -> int:
         for folder in sorted(args.runs.glob("[a-z]*")) if args.runs else []:
             sources = {"runs": [str(folder)], "no_cache": True, "include_unfinished": False, "classes": "seen"}
             if (found := load_or_explain("make_language_streams", argparse.Namespace(**sources))) is not None:
-                write(table(found[0]), args.results / f"{folder.name}.csv")
+                path = args.results / f"{folder.name}.csv"
+                write(table(found[0]), path)
+                provenance.write(path, entry_of(found[0]))
     except BadRun as error:
         print(f"make_language_streams: {error}", file=sys.stderr)
         return 1
     tables = {}
     for name, frame in read(args.results).items():
         compared = compare(frame)
-        tables[name] = formats.as_markdown(compared)
+        tables[name] = formats.as_markdown(named(compared))
         figure = plane(name, compared, args.width)
         plotting.save(figure, (args.figures or args.results) / name, plotting.FORMATS if args.figures else ["png"])
         print(f"made {name}: {len(compared)} methods, seeds {compared['n'].min()} to {compared['n'].max()}")
@@ -69,6 +73,13 @@ def main(argv: list[str] | None = None) -> int:
         args.page.write_text(filled(args.page.read_text(encoding="utf-8"), tables), encoding="utf-8")
         print("now python scripts/fill_numbers.py, which brings the numbers in the text up to the tables")
     return 0
+
+
+def named(compared: pd.DataFrame) -> pd.DataFrame:
+    """The methods that have a name of their own under it; variants keep the names under which they ran."""
+    columns = {column: f"vs {style.name(column[3:])}" for column in map(str, compared) if column.startswith("vs ")}
+    renamed = [style.NAMES.get(method, method) for method in compared["method"]]
+    return compared.rename(columns=columns).assign(method=renamed)
 
 
 def plane(name: str, compared: pd.DataFrame, width: str = "page") -> Figure:

@@ -5,13 +5,15 @@
     python analysis/make_plasticity.py --figures paper width=column   the figures for a paper
 
 Text between `<!-- table: name -->` and `<!-- end -->` in the page is replaced: `random_labels_digits` (a stream's
-table), `chosen random_labels_digits` (what its search chose), `ranks` (over the streams that have all methods), `cost`.
+table), `chosen random_labels_digits` (what its search chose), `ranks` (over the streams that have all methods),
+`ranks without variants` (without FIRE exact and combinations), `cost`.
 """
 
 import argparse
 import re
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
@@ -26,9 +28,12 @@ from matplotlib.transforms import ScaledTranslation
 
 from analysis import formats, plotting, style
 from analysis.estimates import band, mean
+from analysis.forms import names, winners
 from analysis.options import add_figures, load_or_explain, split
+from analysis.provenance import entry_of
 from analysis.runs import BadRun
-from analysis.stream_results import by_seed, collect, compare, methods, ranks, read, write
+from analysis.stream_results import by_seed, collect, compare, methods, name_of, ranks, read, write
+from fire_core.harness.run import provenance
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "results"
 LOSSES = ("slowly_changing_regression_bits",)  # streams of which less is better
@@ -58,7 +63,9 @@ def main(argv: list[str] | None = None) -> int:
             if collected is None:
                 return 1
             for name, frame in collect(collected[0]).items():
-                write(frame, args.results / f"{VARIANTS * args.variants}{name}.csv")
+                path = args.results / f"{VARIANTS * args.variants}{name}.csv"
+                write(frame, path)
+                provenance.write(path, entry_of([run for run in collected[0] if name_of(run) == name]))
         tables = make_tables(args.results, args.figures, args.width)
     except BadRun as error:
         print(f"make_plasticity: {error}", file=sys.stderr)
@@ -86,13 +93,18 @@ def make_tables(folder: Path, figures: Path | None = None, width: str = "page") 
     streams = {path.stem: read(path) for path in sorted(folder.glob("*.csv")) if not path.stem.startswith(SEARCH)}
     searches = {path.stem: pd.read_csv(path) for path in sorted(folder.glob(f"{SEARCH}*.csv"))}
     cost = streams.pop("cost", None)
-    tables = {}
+    tables, options = {}, dict[str, dict[str, str]]()
     for name, frame in streams.items():
         searched = searches.get(SEARCH + name.removeprefix(VARIANTS))
         check_seeds(name, frame, searched)
-        found = compare(frame, name.removeprefix(VARIANTS) not in LOSSES)
-        tables[name] = formats.as_markdown(named(found))
-        figure = stream_figure(name, frame, found, width)
+        more = name.removeprefix(VARIANTS) not in LOSSES
+        found = compare(frame, more)
+        # FIRE's variants run at its defaults; of a stream every method has what the stream's search chose.
+        variants = name.startswith(VARIANTS)
+        options[name] = {} if searched is None or variants else winners(searched, more)
+        called = names(methods(frame), options[name])
+        tables[name] = formats.as_markdown(named(found, called))
+        figure = stream_figure(name, frame, found, called, width)
         plotting.save(figure, (figures or folder) / name, plotting.FORMATS if figures else ["png"])
     for name, searched in searches.items():
         more = name.removeprefix(SEARCH) not in LOSSES
@@ -101,11 +113,16 @@ def make_tables(folder: Path, figures: Path | None = None, width: str = "page") 
     if len(whole) > 1:
         ranked = ranks(whole, LOSSES)
         named_streams = {name: stream_name(name) for name in whole}
-        tables["ranks"] = formats.as_markdown(named(ranked.rename(columns=named_streams)))
-        figure = overview_figure(whole, list(ranked["method"]), width)
+        called = names(ranked["method"], *(options[name] for name in whole))
+        # FIRE is not to be ranked against itself.
+        variants = [method for method in called if "+" in method or method == "fire_exact"]
+        others = {name: frame[~frame["method"].isin(variants)] for name, frame in whole.items()}
+        for table, frame in {"ranks": ranked, "ranks without variants": ranks(others, LOSSES)}.items():
+            tables[table] = formats.as_markdown(named(frame.rename(columns=named_streams), called))
+        figure = overview_figure(whole, called, width)
         plotting.save(figure, (figures or folder) / "overview", plotting.FORMATS if figures else ["png"])
     if cost is not None:
-        tables["cost"] = formats.as_markdown(named(cost))
+        tables["cost"] = formats.as_markdown(named(cost, names(cost["method"])))
     return tables
 
 
@@ -127,17 +144,10 @@ def check_seeds(name: str, frame: pd.DataFrame, searched: pd.DataFrame | None) -
             raise BadRun(f"{name}: options were chosen on seed {min(both)}, which is reported")
 
 
-def named(frame: pd.DataFrame) -> pd.DataFrame:
+def named(frame: pd.DataFrame, called: Mapping[str, str]) -> pd.DataFrame:
     """Methods and references as they are written in figures."""
-    renamed = frame.rename(columns={c: f"vs {style.name(c[3:])}" for c in map(str, frame) if c.startswith("vs ")})
-    return renamed.assign(method=[label(method) for method in frame["method"]])
-
-
-def label(method: str) -> str:
-    """The name of a method, of a chain or of a variant such as `fire (blend=0.5)`."""
-    name, _, detail = method.partition(" (")
-    text = " + ".join(style.name(part) for part in name.split("+"))
-    return f"{text} ({detail}" if detail else text
+    columns = {column: f"vs {called[column[3:]]}" for column in map(str, frame) if column.startswith("vs ")}
+    return frame.rename(columns=columns).assign(method=[called[method] for method in frame["method"]])
 
 
 def chosen(searched: pd.DataFrame, more: bool) -> pd.DataFrame:
@@ -146,7 +156,11 @@ def chosen(searched: pd.DataFrame, more: bool) -> pd.DataFrame:
     for method in methods(searched):
         trials = searched[searched["method"] == method].sort_values("trial").fillna({"options": ""})
         known = trials.dropna(subset="score").sort_values("score", ascending=not more, kind="stable")
-        row = {"method": label(method), "trials": len(trials), "diverged": len(trials) - len(known)}
+        row = {
+            "method": names([method], winners(trials, more))[method],
+            "trials": len(trials),
+            "diverged": len(trials) - len(known),
+        }
         row |= {"defaults": float(trials["score"].iloc[0])}
         if len(known):
             best = known.iloc[0]
@@ -160,11 +174,12 @@ def stream_name(name: str) -> str:
     return style.name(name.removeprefix(VARIANTS).rpartition("_")[0])
 
 
-def overview_figure(frames: dict[str, pd.DataFrame], order: list[str], width: str) -> Figure:
+def overview_figure(frames: dict[str, pd.DataFrame], called: Mapping[str, str], width: str) -> Figure:
     """A panel for each stream with every method's mean over tasks; methods stand in one order in all.
 
-    In a column the panels stand two beside each other.
+    In a column the panels stand two beside each other. `called`: the methods in their order, and their names.
     """
+    order = list(called)
     palette = style.Palette(order)
     across = 2 if width == "column" else len(frames)
     down = -(-len(frames) // across)
@@ -178,7 +193,7 @@ def overview_figure(frames: dict[str, pd.DataFrame], order: list[str], width: st
             colour = palette.line(method)["color"]
             panel.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=1.2)
             panel.plot(estimate.mean, row, "o", color=colour, markersize=3)
-        panel.set_yticks(range(len(order)), [label(method) for method in order])
+        panel.set_yticks(range(len(order)), [called[method] for method in order])
         panel.set_xlim(0, None if name in LOSSES else 1.02)
         panel.set_title(stream_name(name), fontsize=7)
         panel.grid(axis="y", linewidth=0.3, alpha=0.5)
@@ -188,13 +203,13 @@ def overview_figure(frames: dict[str, pd.DataFrame], order: list[str], width: st
     return figure
 
 
-def draw_tasks(left: Axes, frame: pd.DataFrame, drawn: list[str], palette: style.Palette, loss: bool) -> None:
-    """The value at the end of each task, of some methods."""
-    for place, method in enumerate(drawn):
+def draw_tasks(left: Axes, frame: pd.DataFrame, called: Mapping[str, str], palette: style.Palette, loss: bool) -> None:
+    """The value at the end of each task, of the methods that `called` names."""
+    for place, (method, name) in enumerate(called.items()):
         look = palette.line(method.partition(" (")[0], place if " (" in method else 0)
         values = frame[frame["method"] == method].pivot(index="seed", columns="task", values="value")
         low, high = band(values.to_numpy(float), "sem")
-        left.plot(values.columns, values.mean(), **look, label=label(method))
+        left.plot(values.columns, values.mean(), **look, label=name)
         left.fill_between(values.columns, low, high, color=look["color"], alpha=0.16, linewidth=0)
     left.set_xlabel(style.AXES["task"])
     left.set_ylabel("Squared error of a task" if loss else "Accuracy at the end of a task")
@@ -205,7 +220,9 @@ def draw_tasks(left: Axes, frame: pd.DataFrame, drawn: list[str], palette: style
     left.legend(loc="upper center", bbox_to_anchor=(0.45, 0), bbox_transform=below, ncols=3, fontsize=6)
 
 
-def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame, width: str = "page") -> Figure:
+def stream_figure(
+    name: str, frame: pd.DataFrame, found: pd.DataFrame, called: Mapping[str, str], width: str = "page"
+) -> Figure:
     """Left: the value at the end of each task, of the references and the best; right: all methods' means.
 
     In a column the second panel stands below the first. Where there is one task, the second stands alone.
@@ -213,7 +230,7 @@ def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame, width: st
     order = list(found["method"])
     references = [method for method in ("base", "full_reset", "fire") if method in order]
     others = [method for method in order if method not in references]
-    drawn = [m for m in order if m in references or m in others[: LINES - len(references)]]
+    drawn = {m: called[m] for m in order if m in references or m in others[: LINES - len(references)]}
     palette = style.Palette(method.partition(" (")[0] for method in order)
     narrow, height = width == "column", max(2.6, 0.15 * len(order) + 0.9)
     size, ratios = ((style.COLUMN, 2.8 + height), [2.8, height]) if narrow else ((style.PAGE, height), [1.0])
@@ -232,7 +249,7 @@ def stream_figure(name: str, frame: pd.DataFrame, found: pd.DataFrame, width: st
         colour = palette.line(method.partition(" (")[0])["color"]
         right.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=1.2)
         right.plot(estimate.mean, row, "o", color=colour, markersize=3)
-    right.set_yticks(range(len(order)), [label(method) for method in order])
+    right.set_yticks(range(len(order)), [called[method] for method in order])
     right.invert_yaxis()
     right.set_xlim(0, None if loss else 1.02)
     right.set_xlabel(across)

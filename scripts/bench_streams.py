@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fire_core.harness.options.cli import Outcome
+from fire_core.harness.run import provenance
 from fire_core.harness.run.execute import new_run, run_to_end
 from vision.train import PROGRAM
 from vision.tune import fitting, parse
@@ -68,6 +69,7 @@ def main() -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         with args.out.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+        provenance.write(args.out, provenance.of_process("vision"))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,11 @@ PAGE may be a committed `.csv` as well, for numbers that no table has. ROW then 
 `method=base & task>=8` (a column of the file or, beside `name.runs.json`, an option of the run; `*` matches any text),
 COLUMN which numbers; the mean over seeds is written, or another part: `low` and `high` (95 % t-interval), `se`, `n`,
 `least`, `most`, `median`. `ROW minus ROW` is the difference, paired by seed, `ROW over ROW` the ratio of means.
+
+`<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. The numbers of the HEADLINES
+stand on files of today's numerics alone, or the check fails: between `<!-- rows: PAGE -->` and `<!-- end -->` they show
+those rows of a page's table of which this is so, and name the others. The file of a table is `page.csv` beside
+`page.md`, with `<!-- source: FILE -->` above it FILE (below docs/), and within `<!-- table: name -->` `page/name.csv`.
 """
 
 import argparse
@@ -22,6 +27,7 @@ import fnmatch
 import functools
 import json
 import math
+import os
 import re
 import statistics
 import sys
@@ -31,9 +37,15 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from fire_core.harness.run import provenance
+
 ROOT = Path(__file__).resolve().parent.parent
+HEADLINES = ("README.md", "docs/index.md")
 MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
 BEGINS = re.compile(r"^[ ]*<!--=(.*?)-->", re.M)
+BLOCK = re.compile(r"(<!-- rows: (.+?) -->\n)(.*?)(<!-- end -->)", re.S)
+SOURCE = re.compile(r"<!-- (?:(source|table): (.+?)|end) -->")
+LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#]+)")
 NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 CONDITION = re.compile(r"([^=<>]+?)\s*(>=|<=|=)\s*(.*)")
 PARTS = {
@@ -48,11 +60,16 @@ class StaleError(Exception):
 
 
 @functools.cache
-def tables_of(page: Path) -> list[tuple[str, Table]]:
-    """The tables of a page in their order, each with the heading above it."""
-    found: list[tuple[str, Table]] = []
+def tables_of(page: Path) -> list[tuple[str, Table, Path]]:
+    """The tables of a page in their order, each with the heading above it and the file that it is made from."""
+    found: list[tuple[str, Table, Path]] = []
     heading, columns = "", list[str]()
+    of_page = source = page.with_suffix(".csv")
     for line in page.read_text(encoding="utf-8").splitlines():
+        if comment := SOURCE.fullmatch(line.strip()):
+            if comment[1] == "source":
+                of_page = ROOT / "docs" / comment[2]
+            source = page.with_suffix("") / f"{of_table(comment[2])}.csv" if comment[1] == "table" else of_page
         line = re.sub(r"<!--.*?-->", "", line)  # a cell may hold a mark itself
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
         if line.startswith("#") or re.fullmatch(r"\*\*.*\*\*", line):
@@ -61,10 +78,16 @@ def tables_of(page: Path) -> list[tuple[str, Table]]:
             columns = []
         elif not columns:
             columns = cells
-            found.append((heading, {}))
+            found.append((heading, {}, source))
         elif set(line) - set("|-: "):
             found[-1][1].update({(cells[0], column): cell for column, cell in zip(columns, cells, strict=False)})
     return found
+
+
+def of_table(name: str) -> str:
+    """The file of a table: a page has several of one file, such as `state continual_cartpole`."""
+    kind, _, rest = name.rpartition(" ")
+    return f"search_{rest}" if kind == "chosen" else rest
 
 
 @functools.cache
@@ -151,33 +174,107 @@ def value(key: str) -> str:
         StaleError: there is no such page, cell or part.
     """
     where, *rest = [part.strip() for part in key.split(";")]
+    if rest == ["numerics"]:
+        return provenance.in_words(page_of(key))
     if len(rest) not in (3, 4):
         raise StaleError(f"{key}: PAGE; ROW; COLUMN; [PART;] FORMAT")
     row, column, part, form = rest if len(rest) == 4 else [*rest[:2], "", rest[2]]
-    name, _, heading = where.partition("#")
-    page = ROOT / "docs" / name
-    if not page.is_file():
-        raise StaleError(f"{key}: there is no docs/{name}")
+    page = page_of(key)
     times, _, form = form.rpartition(" ")
     if page.suffix == ".csv":
         return written(from_rows(page, row, column, part) * float(times or 1), form)
-    for above, table in tables_of(page):
+    cell = re.sub(r"(?<=\d),(?=\d{3}\b)", "", cell_of(page, where, row, column, key)[0])
+    found = re.search(PARTS[part] if part else f"({NUMBER})", cell)
+    if found is None:
+        raise StaleError(f"{key}: the cell is {cell!r}")
+    return written(float(found[1]) * float(times or 1), form)
+
+
+def page_of(key: str) -> Path:
+    """The page or file that a mark names.
+
+    Raises:
+        StaleError: there is none.
+    """
+    name = key.split(";")[0].partition("#")[0].strip()
+    page = ROOT / "docs" / name
+    if not page.is_file():
+        raise StaleError(f"{key}: there is no docs/{name}")
+    return page
+
+
+def cell_of(page: Path, where: str, row: str, column: str, key: str) -> tuple[str, Path]:
+    """A cell of a page's table, and the file that the table is made from.
+
+    Raises:
+        StaleError: no table has this row and column.
+    """
+    heading = where.partition("#")[2]
+    for above, table, source in tables_of(page):
         if (not heading or above == heading) and (row, column) in table:
-            cell = re.sub(r"(?<=\d),(?=\d{3}\b)", "", table[row, column])
-            found = re.search(PARTS[part] if part else f"({NUMBER})", cell)
-            if found is None:
-                raise StaleError(f"{key}: the cell is {table[row, column]!r}")
-            return written(float(found[1]) * float(times or 1), form)
+            return table[row, column], source
     raise StaleError(f"{key}: no table has this row and column")
 
 
-def renewed(text: str) -> tuple[str, list[str]]:
-    """A page with its numbers written anew, and a line for each that was another or cannot be found."""
-    wrong = [f"a line begins with a mark, where markdown ends the paragraph: {key}" for key in BEGINS.findall(text)]
+def source_of(key: str) -> Path | None:
+    """The committed file that the number of a mark comes from; None for a mark that asks for the numerics.
+
+    Raises:
+        StaleError: there is no such page or cell.
+    """
+    where, *rest = [part.strip() for part in key.split(";")]
+    page = page_of(key)
+    if rest == ["numerics"] or page.suffix == ".csv":
+        return None if rest == ["numerics"] else page
+    return cell_of(page, where, rest[0], rest[1], key)[1]
+
+
+def is_current(key: str) -> bool:
+    """Whether the number of a mark was made with today's numerics."""
+    source = source_of(key)
+    return source is None or provenance.is_current(source)
+
+
+def headline(name: str, target: Path) -> str:
+    """The rows of a page's table whose numbers are all of today's numerics, for another page; the others by name."""
+    page = ROOT / "docs" / name
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+
+    def moved(line: str) -> str:
+        return LINK.sub(lambda link: os.path.relpath(page.parent / link[1], target.parent), line)
+
+    shown, left = [], []
+    for line in lines[2:]:
+        if all(is_current(key) for _, key, _, _ in MARK.findall(line)):
+            shown.append(moved(line))
+        else:
+            left.append(re.search(r"\[(.*?)\]", line)[1])  # type: ignore[index]
+    text = "\n".join(["", *lines[:2], *shown, "", ""]) if shown else "\n"
+    if left:
+        where = os.path.relpath(page, target.parent)
+        text += f"Not run yet with today's numerics ([their numbers, with the commit of each]({where})): "
+        text += "; ".join(left) + ".\n\n"
+    return text
+
+
+def renewed(text: str, page: Path | None = None) -> tuple[str, list[str]]:
+    """A page with its numbers written anew, and a line for each that was another or cannot be found.
+
+    Args:
+        text: of the page.
+        page: if it is one of the HEADLINES, whose numbers must be of today's numerics.
+    """
+    before = text
+    if page is not None:
+        text = BLOCK.sub(lambda block: block[1] + headline(block[2], page) + block[4], text)
+    wrong = ["the rows of another page have changed"] if text != before else []
+    wrong += [f"a line begins with a mark, where markdown ends the paragraph: {key}" for key in BEGINS.findall(text)]
 
     def one(match: re.Match[str]) -> str:
         try:
             now = value(match[2])
+            if page is not None and not is_current(match[2]):
+                wrong.append(f"{match[2].strip()}: not of today's numerics; take it out, or run it again")
         except StaleError as error:
             wrong.append(str(error))
             return match[0]
@@ -193,7 +290,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     check, count = parser.parse_args().check, 0
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        text, wrong = renewed(page.read_text(encoding="utf-8"))
+        is_headline = str(page.relative_to(ROOT)) in HEADLINES
+        text, wrong = renewed(page.read_text(encoding="utf-8"), page if is_headline else None)
         for line in wrong:
             print(f"{page.relative_to(ROOT)}: {line}")
         count += len(wrong)

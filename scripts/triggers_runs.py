@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fire_core.harness.options.errors import TrainingError
+from fire_core.harness.run import provenance
 from fire_core.harness.run.jobs import Ended, Job, compose, program_of, run_jobs
 from fire_core.harness.tune.search import rows_of
 from scripts.triggers_streams import FIRE_ALONE, METHODS, SEEDS, STREAMS, TUNING, When
@@ -52,6 +53,7 @@ class Runs:
             row = dict(zip(KEYS, file_key(key), strict=True)) | self.row_of(key[0], ended)
             with open(self.file, "a") as file:
                 file.write(json.dumps(row) + "\n")
+            provenance.write(self.file, provenance.of_process(STREAMS[key[0]].program), key[0], more=True)
             self.found[file_key(key)] = row
             shutil.rmtree(ended.folder)
         shutil.rmtree(self.folder / "training", ignore_errors=True)

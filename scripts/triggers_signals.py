@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fire_core.harness.run import provenance
 from fire_core.harness.training import seeding
 from fire_core.methods import Net
 from fire_core.triggers import Dormancy, Drift, EffectiveRank, GradientNorm
@@ -136,6 +137,7 @@ def main(out: Path, smoke: bool = False) -> None:
                 rows = "".join(json.dumps(head | row) + "\n" for row in checkpoints(task))
                 with open(file, "a") as kept:  # one write, so that a kill leaves whole runs
                     kept.write(rows)
+                provenance.write(file, provenance.of_process("vision"), stream, more=True)
 
 
 if __name__ == "__main__":

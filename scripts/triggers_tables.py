@@ -16,6 +16,7 @@ import pandas as pd
 
 from analysis.estimates import Estimate, Paired, holm, mean, paired
 from analysis.formats import as_markdown
+from fire_core.harness.run import provenance
 
 TUNING, OWN = "tuning", 100  # the arm of the runs on which settings were chosen, and the first of their seeds
 SIGNALS = {
@@ -71,10 +72,14 @@ def keep(out: Path, csv: Path) -> None:
     found = found.sort_values("order", kind="stable").drop(columns="order")
     columns = ["stream", "method", "arm", *(name for name in found if name not in ("stream", "method", "arm"))]
     found[columns].to_csv(csv / "runs.csv", index=False, float_format="%.6g", lineterminator="\n")
+    for stream, entry in provenance.read(out / "runs.jsonl").items():
+        provenance.write(csv / "runs.csv", entry, stream)
     if not (out / "signals.jsonl").exists():
         return
     signals = pd.DataFrame(map(json.loads, (out / "signals.jsonl").read_text().splitlines()))
     signals.to_csv(csv / "signals.csv", index=False, float_format="%.6g", lineterminator="\n")
+    for stream, entry in provenance.read(out / "signals.jsonl").items():
+        provenance.write(csv / "signals.csv", entry, stream)
 
 
 def online(runs: pd.DataFrame) -> dict[int, float]:

@@ -48,6 +48,18 @@ def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 120
 
 
+CONTROLS = {"full_reset", "weight_decay"}
+NO_METHODS = {"base", "chain", "fire", "fire_exact"}
+
+
+def test_methods_are_counted_as_they_are() -> None:
+    """FIRE once, however it is computed; controls are no rivals."""
+    names = {path.stem for path in (ROOT / "conf/method").glob("*.yaml")}
+    assert names >= CONTROLS | NO_METHODS
+    rivals = len(names - CONTROLS - NO_METHODS)
+    assert f"| FIRE, {rivals} rivals, {len(CONTROLS)} controls, and chains |" in README
+
+
 def commands(text: str) -> list[list[str]]:
     """The options of each command of vision that a text shows, with the first of several values."""
     found = re.findall(r"python -m vision\.train ((?:[^\s`#&]+=[^\s`#&]+ ?)+)", re.sub(r"\\\n#? *", "", text))

@@ -1,6 +1,7 @@
 """Small results kept in the repository: `name.csv` with the rows of many runs, `name.runs.json` with their configs.
 
-They hold what figures and tables need, so that both can be regenerated without the runs.
+They hold what figures and tables need, so that both can be regenerated without the runs; `name.provenance.json` says
+what made them.
 """
 
 import json
@@ -14,7 +15,9 @@ import pandas as pd
 from analysis.arrays import Ints
 from analysis.boundaries import FLAG, join
 from analysis.privacy import public_config, public_environment
+from analysis.provenance import entry_of
 from analysis.runs import METRICS, BadRun, LeftOut, Run
+from fire_core.harness.run import provenance
 
 MAIN = [key for key in METRICS if not key.startswith("train/")]
 COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, *MAIN, "train/return")
@@ -74,9 +77,10 @@ def write(runs: Sequence[Run], file: Path, with_paths: bool = False) -> list[Pat
         about["identity"] = {"common": alike, "runs": own}
     file.parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(file, index=False, float_format="%.6g", lineterminator="\n")
+    provenance.write(file, entry_of(runs))
     other = file.with_suffix(".runs.json")
     other.write_text(json.dumps(about, indent=1, default=str) + "\n", encoding="utf-8")
-    return [file, other]
+    return [file, other, provenance.file_of(file)]
 
 
 def kept_rows(run: Run) -> Ints:

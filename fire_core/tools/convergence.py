@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from fire_core.harness.run import provenance
 from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import polar
 from fire_core.polar.options import NORM_INITS, SOLVERS
@@ -278,6 +279,7 @@ def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str, 
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
+    provenance.write(out / "convergence.csv", provenance.of_process(None) | {"command": command})
     try:
         plot(rows, [out / "convergence.png", out / "convergence.pdf"], width)
     except ImportError:

@@ -66,7 +66,7 @@ def test_tables_and_planes_from_small_results(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("before\n<!-- table: domains -->\nold\n<!-- end -->\nafter\n")
     assert main([f"results={tmp_path}", f"page={tmp_path}/page.md"]) == 0
     text = (tmp_path / "page.md").read_text()
-    assert "| fire " in text
+    assert "| FIRE " in text
     assert "old" not in text
     assert text.startswith("before\n")
     assert (tmp_path / "domains.png").stat().st_size > 5000

@@ -12,6 +12,7 @@ from analysis.runs import BadRun
 from analysis.sources import load
 from analysis.stream_results import collect, compare, ranks
 from analysis.stream_results import write as write_small
+from fire_core.harness.run import provenance
 from tests.analysis.synthetic import write_run
 from tests.analysis.test_streams import stream_rows
 
@@ -119,6 +120,7 @@ def test_the_page_is_filled_from_runs_and_remade_from_small_results(tmp_path: Pa
     assert "| FIRE " in made
     assert "| Base   | 3      | 1        | 0.1      | 0.2  | lr=0.1" in made
     assert (results / "random_labels_digits.png").stat().st_size > 1000
+    assert provenance.read(results / "random_labels_digits.csv")["*"]["precision"] == "float32"
     assert make_plasticity.main(where) == 0
     assert page.read_text() == made
 

@@ -22,9 +22,9 @@ def test_places_are_left_out_unless_asked_for(asked: bool, tmp_path: Path) -> No
     options = [f"runs={tmp_path / 'runs'}", *(["with_paths=true"] if asked else [])]
     assert make_figures.main([*options, f"out={tmp_path / 'out'}", f"export={tmp_path / 'small.csv'}"]) == 0
     assert make_report.main([*options, f"out={tmp_path / 'report.html'}"]) == 0
-    for file in ("small.runs.json", "small.csv", "report.html"):
+    for file in ("small.runs.json", "small.csv", "small.provenance.json", "report.html"):
         text = (tmp_path / file).read_text()
-        assert ("secret_folder" in text) == (asked and file != "small.csv"), file
+        assert ("secret_folder" in text) == (asked and file in ("small.runs.json", "report.html")), file
         assert (str(tmp_path) in text) == (asked and file == "report.html"), file
         if not asked:
             for name in (getpass.getuser(), platform.node()):

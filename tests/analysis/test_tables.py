@@ -106,7 +106,7 @@ def test_table_10_has_the_exact_projection_and_what_it_is_measured_by(tmp_path):
     ):
         write_run(tmp_path, method, hyper=hyper)
     frame = tables.convergence([only_setting(tmp_path)])
-    assert list(frame["method"]) == ["Base", "Full reset", "FIRE", "FIRE (exact)"]
+    assert list(frame["method"]) == ["Base", "Full reset", "FIRE", "FIRE exact"]
     assert list(frame["final"].map(lambda cell: cell.mean)) == pytest.approx([0.80, 0.86, 0.87, 0.82])
     assert list(frame["layout"].fillna("")) == ["", "", "qk", "qk"]
     assert "norm_init" not in frame, "a column that no row fills"

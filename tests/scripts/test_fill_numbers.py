@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fire_core.harness.run import NUMERICS, provenance
 from scripts import fill_numbers as numbers
 from tests.zygote import ROOT
 
@@ -64,6 +65,47 @@ def test_numbers_from_committed_rows(tmp_path, monkeypatch) -> None:
     options = {"one": {"seed": 1, "method": {"name": "x"}}, "two": {"seed": 1, "method": {"name": "y"}}}
     (tmp_path / "docs/r.runs.json").write_text(json.dumps({"runs": options}))
     assert numbers.value("r.csv; method.name=x; value; .1f") == "2.0"
+
+
+def test_a_row_leaves_the_headline_until_it_has_been_run_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(numbers, "ROOT", tmp_path)
+    results = tmp_path / "docs/results"
+    (results / "streams").mkdir(parents=True)
+    for name in ("a", "b", "streams/c"):
+        (results / f"{name}.csv").write_text("method,value\nx,1\n")
+        old = {"program": "vision", "numerics": "4 or older", "commit": "abcdefgh"}
+        provenance.write(results / f"{name}.csv", old)
+    table = "| method | final |\n|---|---|\n| FIRE | 1 |\n"
+    (results / "a.md").write_text(table)
+    (results / "d.md").write_text(f"<!-- source: results/b.csv -->\n{table}")
+    (results / "streams.md").write_text(f"<!-- table: c -->\n{table}<!-- end -->\n")
+    marks = {"a": "a.md", "d": "d.md", "c": "streams.md"}
+    rows = [f"| [{n}]({f}) | <!--=results/{f}; FIRE; final; .0f-->1<!--/--> |" for n, f in marks.items()]
+    (results / "all.md").write_text("\n".join(["| where | FIRE |", "|---|---|", *rows, ""]))
+    readme, block = tmp_path / "README.md", "<!-- rows: results/all.md -->\n<!-- end -->\n"
+
+    def made() -> str:
+        numbers.tables_of.cache_clear()
+        return numbers.renewed(block, readme)[0]
+
+    assert "(docs/results/all.md)): a; d; c." in made()
+    assert "| where" not in made()
+    again = old | {"numerics": NUMERICS["vision"]}
+    for number, name in enumerate(("a", "b", "streams/c"), 1):
+        provenance.write(results / f"{name}.csv", again)
+        assert made().count("docs/results/") - ("Not run" in made()) == number
+    assert "| [d](docs/results/d.md) | <!--=results/d.md; FIRE; final; .0f-->1<!--/--> |" in made()
+    assert "Not run" not in made()
+    asked = "<!--=results/a.csv; numerics-->x<!--/-->"
+    assert f">numerics {NUMERICS['vision']}, commit abcdefg<" in numbers.renewed(asked, readme)[0]
+
+
+def test_a_number_of_old_numerics_in_a_headline_is_named() -> None:
+    """The first result of all lies in the repository as it was then."""
+    mark = "is <!--=results/gpt_tiny.csv; method.name=fire & seed=0; step; most; .0f-->0<!--/-->"
+    (line,) = (line for line in numbers.renewed(mark, ROOT / "README.md")[1] if "today's" in line)
+    assert line.startswith("results/gpt_tiny.csv; method.name=fire")
+    assert not [line for line in numbers.renewed(mark)[1] if "today's" in line], "other pages may have it"
 
 
 @pytest.mark.parametrize(

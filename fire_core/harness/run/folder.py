@@ -19,12 +19,8 @@ import hashlib
 import json
 import logging
 import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,13 +28,13 @@ import torch
 
 from fire_core.harness.options.errors import ConfigError, TrainingError
 from fire_core.harness.run import PRUNED, checkpoint
+from fire_core.harness.run.environment import environment
 from fire_core.harness.run.identity import described
 from fire_core.harness.run.lock import FolderLock, NoLocks
 from fire_core.harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 KEPT_BOUNDARIES = 100  # of a run, whose singular values and rows about single weights are kept
-PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "gymnasium", "ale-py", "wandb", "scikit-learn")
 
 FILES = {
     "metrics.jsonl", "config.yaml", "identity.json", "env.json", "spectra.json", "weights.json", "DONE", "FAILED",
@@ -343,52 +339,3 @@ class Run:
             raise TrainingError(
                 f"cannot finish {self.folder} ({error.strerror or error}): make room and start the same command again"
             ) from None
-
-
-def environment() -> dict[str, Any]:
-    """Versions, git commit and hardware of this process."""
-    versions: dict[str, str | None] = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": ["python", *sys.orig_argv[1:]],
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": processor_name(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "packages": versions,
-        "git": git_commit(),
-    }
-
-
-def processor_name() -> str:
-    """The CPU's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor()
-
-
-def git_commit() -> str | None:
-    """The commit of this code, with `-dirty` when tracked files are changed; None outside a checkout."""
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--match="],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()

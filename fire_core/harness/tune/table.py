@@ -12,6 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.run import provenance
 
 HEADER = """\
 # @package _global_
@@ -74,8 +75,8 @@ def read_table(path: Path, setting: str, method: str, seeds: Sequence[int]) -> d
     return found
 
 
-def append(path: Path, trial: Trial, seeds: Sequence[int]) -> None:
-    """Add a row, and the table if there is none."""
+def append(path: Path, trial: Trial, seeds: Sequence[int], program: str = "vision") -> None:
+    """Add a row, with its provenance, and the table if there is none. `program` trained it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = [
         trial.setting,
@@ -90,6 +91,7 @@ def append(path: Path, trial: Trial, seeds: Sequence[int]) -> None:
         if new:
             writer.writerow(columns(seeds))
         writer.writerow(values)
+    provenance.write(path, provenance.of_process(program), trial.method, more=True)
 
 
 def best(trials: Sequence[Trial], more: bool) -> Trial | None:

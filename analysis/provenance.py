@@ -1,0 +1,13 @@
+"""The provenance of tables that are made from runs."""
+
+from collections.abc import Sequence
+
+from analysis.runs import Run, from_config
+from fire_core.harness.run import provenance
+
+
+def entry_of(runs: Sequence[Run]) -> provenance.Entry:
+    """The common entry of runs, from their identities and environments."""
+    return provenance.joined(
+        [provenance.of_run(run.identity or from_config(run.config), run.environment) for run in runs]
+    )

@@ -1,0 +1,89 @@
+"""What made a committed table: the file beside it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fire_core.harness.run import NUMERICS, provenance
+from tests.zygote import ROOT
+
+NOW = {"program": "vision", "numerics": NUMERICS["vision"], "commit": "abc", "command": "x", "cpu": "y"}
+TABLES = sorted((ROOT / "docs" / "results").rglob("*.csv"))
+
+
+def test_an_entry_of_this_process_says_everything() -> None:
+    entry = provenance.of_process("vision")
+    assert list(entry) == list(provenance.FIELDS)
+    assert entry["numerics"] == NUMERICS["vision"]
+    assert entry["cpu"]
+    assert entry["command"].startswith("python")
+    assert provenance.of_process(None)["numerics"] is None
+
+
+def test_commands_name_no_folders_and_no_tracker() -> None:
+    command = [
+        "python",
+        "/home/me/clone/run.py",
+        "seed=1",
+        "paths.runs=/home/me/x",
+        "data=~/y/z.csv",
+        "tracker.entity=me",
+    ]
+    assert provenance.shown(command) == "python run.py seed=1 data=z.csv"
+
+
+def test_entries_of_runs_are_joined_and_their_differences_kept(tmp_path: Path) -> None:
+    folders = []
+    for number, numerics in enumerate((4, 5, 5)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        identity = {"program": "dqn", "numerics": numerics, "precision": "bfloat16"}
+        (folder / "identity.json").write_text(json.dumps({"run": identity, "execution": {}}))
+        about = {"git": "abc", "processor": "EPYC", "command": ["python", "-m", "rl.dqn"]}
+        (folder / "env.json").write_text(json.dumps(about))
+        folders.append(folder)
+    entry = provenance.of_folders(folders)
+    assert (entry["numerics"], entry["precision"], entry["cpu"]) == ([4, 5], "bfloat16", "EPYC")
+    assert entry["command"] == "python -m rl.dqn"
+
+
+@pytest.mark.parametrize(
+    ("parts", "current"),
+    [
+        ([{}], True),
+        ([{"numerics": f"{NUMERICS['vision']} or older"}], False),
+        ([{"numerics": NUMERICS["vision"] - 1}], False),
+        ([{}, {"numerics": NUMERICS["vision"] - 1}], False),
+        ([{"numerics": [NUMERICS["vision"] - 1, NUMERICS["vision"]]}], False),
+        ([], False),
+    ],
+)
+def test_a_table_is_current_if_all_its_parts_are(parts: list[dict], current: bool, tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    for number, changed in enumerate(parts):
+        provenance.write(table, NOW | changed, f"method {number}")
+    assert provenance.is_current(table) == current
+
+
+def test_a_part_is_replaced_or_added_to(tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    provenance.write(table, NOW, "base")
+    provenance.write(table, NOW | {"commit": "def"}, "fire")
+    provenance.write(table, NOW | {"commit": "ghi"}, "fire", more=True)
+    assert provenance.read(table)["fire"]["commit"] == ["def", "ghi"]
+    assert provenance.in_words(table) == f"numerics {NUMERICS['vision']}, commit abc and def and ghi"
+    provenance.write(table, NOW)
+    assert list(provenance.read(table)) == [provenance.ALL]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
+def test_every_committed_table_says_what_made_it(table: Path) -> None:
+    """Tables of today's numerics say all of it; older ones what git and their runs.json know."""
+    entries = provenance.read(table)
+    assert entries, f"{table} has no {provenance.file_of(table).name}"
+    for part, entry in entries.items():
+        assert set(entry) == set(provenance.FIELDS), part
+        assert entry["commit"], part
+        if isinstance(entry["numerics"], int) and entry["numerics"] > 4:
+            assert None not in entry.values(), part
