@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fire_core.harness.run import provenance
 from fire_core.harness.run.jobs import Job, run_jobs
 from fire_core.harness.tune.search import Search, rows_of, tune
 from fire_core.harness.tune.table import best
@@ -161,7 +162,9 @@ class Runs:
             folders[method][seed] = ended.folder
             if len(folders[method]) == len(seeds):
                 rows = [row for seed in seeds for row in task_rows(method, seed, folders[method][seed])]
-                write(self.tables / f"{self.name}.csv", method, rows)
+                table = self.tables / f"{self.name}.csv"
+                write(table, method, rows)
+                provenance.write(table, provenance.of_folders(folders[method].values()), method)
                 print(f"{self.name} {method}: {len(rows)} rows", flush=True)
 
 
