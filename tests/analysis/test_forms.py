@@ -63,5 +63,9 @@ def test_no_row_of_a_search_calls_another_form_fire(page: str) -> None:
 
 
 OTHERS = [
-    ("norm_init", "spectral"), ("blend", "0."), ("scale", "orthogonal"), ("scale", "keep_norm"), ("scale", "match_init"),
-]  # fmt: skip
+    ("norm_init", "spectral"),
+    ("blend", "0."),
+    ("scale", "orthogonal"),
+    ("scale", "keep_norm"),
+    ("scale", "match_init"),
+]
