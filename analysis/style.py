@@ -34,10 +34,12 @@ COLOURS = {
     "spectral": "#882888",
     "l2_er": "#D010B8",
     "trac": "#8888E8",
+    "random_isometry": "#58D028",
+    "optimizer_reset": "#D0B8D0",
 }
 SPARE = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#88CCEE")  # chains and methods of others
 # A mark beside the colour for the methods whose colours are no well-known ones.
-MARKS = dict(zip([*COLOURS][12:], "os^vDPX<>phd", strict=True))
+MARKS = dict(zip([*COLOURS][12:], "os^vDPX<>phd*8", strict=True))
 DASHES = {"base": (0, (4, 1.5)), "full_reset": (0, (1.2, 1.2))}
 VARIANT_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)), (0, (8, 2)))
 NAMES = {
@@ -65,6 +67,8 @@ NAMES = {
     "spectral": "Spectral reg.",
     "l2_er": "L2-ER",
     "trac": "TRAC",
+    "random_isometry": "Random isometry",
+    "optimizer_reset": "Optimizer reset",
     "fire_head_reinit": "FIRE, last layer reset",
     "fire_head_kept": "FIRE, last layer kept",
     "fire_linear_reinit": "FIRE, linear head reset",

@@ -51,15 +51,14 @@ train() { # stream, methods: those that are no chains in one sweep
 
 variants() { # each changes one thing in FIRE as it is by default; all at the stream's default rate, nothing tuned
     local where=(experiment=plasticity_random_labels "${seeds[@]}" "${small[@]}" "paths.runs=$runs/variants") name options
-    python -m vision.train "${where[@]}" method=base,full_reset,fire,fire_exact -m
+    python -m vision.train "${where[@]}" method=base,full_reset,fire,fire_exact,random_isometry -m
+    python -m vision.train "${where[@]}" method=optimizer_reset method.name=only_optimizer_reset -m
     while read -r name options; do
         # shellcheck disable=SC2086  # several options
         python -m vision.train "${where[@]}" method=fire "method.name=$name" $options -m < /dev/null
     done << 'END'
 optimizer_kept method._target_=scripts.ingredients.KeepsOptimizer
-only_optimizer_reset method._target_=scripts.ingredients.ResetsOptimizer
 only_norm method._target_=scripts.ingredients.Rescales
-random_isometry method._target_=scripts.ingredients.RandomIsometry
 blend_${method.blend} method.blend=0.0,0.25,0.5,0.75
 steps_${method.iterations} method.iterations=1,2,5,20
 norm_init_spectral method.norm_init=spectral

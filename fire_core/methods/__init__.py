@@ -9,7 +9,9 @@ from fire_core.methods.chain import Chain
 from fire_core.methods.dash import Dash
 from fire_core.methods.fire import Fire
 from fire_core.methods.full_reset import FullReset
+from fire_core.methods.optimizer_reset import OptimizerReset
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
+from fire_core.methods.random_isometry import RandomIsometry
 from fire_core.methods.snp import ShrinkAndPerturb
 
 __all__ = [
@@ -21,5 +23,7 @@ __all__ = [
     "FullReset",
     "Method",
     "Net",
+    "OptimizerReset",
+    "RandomIsometry",
     "ShrinkAndPerturb",
 ]

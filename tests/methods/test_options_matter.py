@@ -32,6 +32,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "l2_er": [{"every": 4, "lr": 0.1}],
     "muon": [{"eps": 1e-3}],
     "parseval": [{"scale": 0.5}],
+    "random_isometry": [{"scale": "variance_factor"}],
     "redo": [{"threshold": 0.7, "samples": 4, "every": 2}],
     "regrama": [{"threshold": 0.7, "every": 4}],
     "snp": [{"perturb": 0.1}],
