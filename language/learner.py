@@ -89,12 +89,13 @@ class Learner(Progress):
 
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
         """Go on from `state_dict`'s state, which is rank 0's."""
+        if state["method"] is not None:  # None: from a first phase that another method's run may have trained
+            self.method.load_state_dict(state["method"])
+            self.method.reshape(self.net)
         self.optimizer = new_optimizer(task, self, state["phase"])
         state = to_shards(state, self.model, self.optimizer)
         self.model.load_state_dict(state["model"])
         self.net.init["model"] = state["init"]
-        if state["method"] is not None:  # None: from a first phase that another method's run may have trained
-            self.method.load_state_dict(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
         seeding.set_rng_state(state["rng"])
         load_trigger(self.trigger, state.get("trigger"))

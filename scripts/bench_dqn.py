@@ -3,7 +3,6 @@
     python scripts/bench_dqn.py                       the paper's sizes: 4 environments, an update a step, batch 32
     python scripts/bench_dqn.py --threads 2 precision=bfloat16 compile=default     options of rl.dqn
     python scripts/bench_dqn.py device=cuda compile=reduce-overhead                a GPU
-    python scripts/bench_dqn.py --small               updates of a small perceptron, of one run and of ten seeds
     python scripts/bench_dqn.py --store 40000         the replay on disk: seconds and bytes for this many real frames
 
 The plain loop is that of single-file implementations: Gymnasium's AsyncVectorEnv with wrapped environments, a
@@ -35,16 +34,12 @@ import torch.nn.functional as F
 from PIL import Image
 
 from fire_core.harness.options.cli import CONF
-from fire_core.harness.stacked.network import StackedNetworks
-from fire_core.harness.stacked.optimizer import StackedAdam
 from rl.common.replay_store import RingStore
 from rl.dqn.frames import FrameReplay
 from rl.dqn.learner import Learner, new_optimizer, on_device, targets_of
 from rl.dqn.networks import NatureCNN
-from rl.dqn.quick import QuickUpdates
-from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.task import Task
-from rl.dqn.train import choose_updates, interact, learn, train_step
+from rl.dqn.train import interact, train_step
 
 START = 2000  # steps of random play before the first update, in both loops
 
@@ -212,91 +207,6 @@ def bench_store(frames: int, game: str) -> None:
     )
 
 
-class PlainUpdate:
-    """The update of single-file implementations for a perceptron: numpy replay, eager Adam.
-
-    Args:
-        rows: of the replay, which is full.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self.q, self.target = (
-            torch.nn.Sequential(
-                torch.nn.Linear(8, 64),
-                torch.nn.ReLU(),
-                torch.nn.Linear(64, 64),
-                torch.nn.ReLU(),
-                torch.nn.Linear(64, 2),
-            )
-            for _ in range(2)
-        )
-        self.optimizer = torch.optim.Adam(self.q.parameters(), lr=1e-3)
-        draw = np.random.default_rng(0)
-        self.observations, self.following = (draw.normal(size=(rows, 8)).astype(np.float32) for _ in range(2))
-        self.actions, self.rewards = draw.integers(2, size=rows), np.ones(rows, np.float32)
-        self.dones = (draw.random(rows) < 0.05).astype(np.float32)
-
-    def __call__(self) -> None:
-        """Of 64 transitions."""
-        row = np.random.randint(0, len(self.actions), 64)  # noqa: NPY002
-        columns = (self.observations, self.following, self.actions, self.rewards, self.dones)
-        x, following, action, reward, done = (torch.as_tensor(column[row]) for column in columns)
-        with torch.no_grad():
-            y = reward + 0.99 * self.target(following).max(1).values * (1 - done)
-        loss = F.smooth_l1_loss(self.q(x).gather(1, action[:, None]).squeeze(1), y)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-
-
-def small_updates(seeds: int) -> Callable[[], object]:
-    """The update of continual CartPole, with its sampling; of one run, or of several seeds at once."""
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose("dqn", ["experiment=continual_cartpole", "tracker=none"])
-    task = Task.from_config(config)
-    learners = [Learner.new(task) for _ in range(seeds)]
-    networks = [StackedNetworks([getattr(learner, name) for learner in learners]) for name in ("q", "target")]
-    for learner in learners:
-        learner.optimizer = new_optimizer(task, learner, 0)
-    replay = StackedReplay([learner.replay for learner in learners])
-    draw = np.random.default_rng(0)
-    for _ in range(5000):
-        frames = draw.normal(size=(seeds, 8)).astype(np.float32)
-        replay.append(frames, draw.integers(2, size=seeds), np.ones(seeds), draw.random(seeds) < 0.05)
-    if seeds == 1:
-        learner = learners[0]
-        learner.quick = choose_updates(task, learner, acts=False)
-        assert learner.quick is not None
-        return lambda: learn(task, learner, 1, acts=False)
-    optimizer = StackedAdam([learner.optimizer for learner in learners if learner.optimizer is not None], networks[0])
-    quick = QuickUpdates(networks[0], networks[1], optimizer, task.config.gamma)
-
-    def run() -> None:
-        x, following, actions, *rest = replay.sample(64, [learner.sampling for learner in learners])
-        quick.step(x, actions, quick.targets(following, *rest))
-
-    return run
-
-
-def bench_small(rounds: int, seconds: float) -> None:
-    """Print updates a second of the plain loop, of this one, and of ten seeds at once, in turn."""
-    torch.set_num_threads(1)
-    turns: dict[str, Callable[[], object]]
-    turns = {"plain eager": PlainUpdate(5000), "one run": small_updates(1), "ten seeds at once": small_updates(10)}
-    rates: dict[str, list[float]] = {name: [] for name in turns}
-    for _ in range(rounds):
-        for name, turn in turns.items():
-            rates[name].append(rate(turn, seconds, 1, torch.device("cpu")))
-    for name, values in rates.items():
-        print(f"{name:18} {statistics.median(values):8.0f} updates/s (from {min(values):.0f} to {max(values):.0f})")
-    for label, a, b in (
-        ("one run / plain eager", "one run", "plain eager"),
-        ("time of ten seeds / of one run", "one run", "ten seeds at once"),
-    ):
-        ratios = [x / y for x, y in zip(rates[a], rates[b], strict=True)]
-        print(f"{label}: {statistics.median(ratios):.2f} (from {min(ratios):.2f} to {max(ratios):.2f})")
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -305,11 +215,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch, in both loops")
     parser.add_argument("--capacity", type=int, default=20_000, help="of both replays")
     parser.add_argument("--store", type=int, default=0, help="measure the replay on disk with this many frames instead")
-    parser.add_argument("--small", action="store_true", help="measure small networks instead")
     parser.add_argument("overrides", nargs="*", help="options of rl.dqn")
     given = parser.parse_args()
-    if given.small:
-        return bench_small(given.rounds, given.seconds)
     overrides = [*given.overrides, f"threads={given.threads}"]
     task, learner, store = ours(overrides, given.capacity)
     config, device = task.config, task.device

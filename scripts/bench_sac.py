@@ -2,7 +2,6 @@
 
     python scripts/bench_sac.py                                  the paper's sizes: 51 numbers, 19 actions, batch 256
     python scripts/bench_sac.py --compile --threads 1            with torch.compile too
-    python scripts/bench_sac.py --jax                            beside the same update in JAX (pip install jax), a core
     python scripts/bench_sac.py --device cuda --compile --graph  a GPU
     python scripts/bench_sac.py --env Humanoid-v5                environment steps a second: threads, processes
 
@@ -11,7 +10,6 @@ medians over the rounds.
 """
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -30,7 +28,6 @@ from torch import Tensor, nn
 
 from rl.sac.control import Control
 from rl.sac.networks import Networks, plain_critic
-from rl.sac.quick import QuickUpdate
 from rl.sac.update import Batch, CudaGraph, Temperature, Update, adamw, compiled
 from rl.sac.workers import Workers
 
@@ -177,17 +174,14 @@ def random_batch(size: int, o: int, a: int, device: str, generator: torch.Genera
 def rate(function: Callable[..., Tensor], given: tuple[object, ...], seconds: float, device: str) -> float:
     """Calls a second."""
     began, calls = time.perf_counter(), 0
-    while (now := time.perf_counter()) - began < seconds or calls < 2:
+    while time.perf_counter() - began < seconds or calls < 2:
         function(*given)
         calls += 1
         if device == "cuda" and calls % 50 == 0:
             torch.cuda.synchronize()
     if device == "cuda":
         torch.cuda.synchronize()
-        now = time.perf_counter()
-    else:
-        now = time.perf_counter()
-    return calls / (now - began)
+    return calls / (time.perf_counter() - began)
 
 
 def bench_updates(args: argparse.Namespace) -> None:
@@ -200,8 +194,6 @@ def bench_updates(args: argparse.Namespace) -> None:
     variants: dict[str, Callable[..., Tensor]] = {"plain eager": plain_like(ours(exact, o, a, device), exact, o, a)}
     for name, sizes in (("float32", exact), ("bfloat16", fast)):
         variants[f"rl.sac, {name}"] = ours(sizes, o, a, device)
-        if (name, device) == ("float32", "cpu"):
-            variants["rl.sac, float32, no autograd"] = QuickUpdate.of(ours(sizes, o, a, device))
         if args.compile:
             variants[f"rl.sac, {name}, compiled"] = compiled(ours(sizes, o, a, device))
         if args.graph:
@@ -221,34 +213,6 @@ def bench_updates(args: argparse.Namespace) -> None:
     for name, own in rates.items():
         ratio = statistics.median(x / y for x, y in zip(own, rates["plain eager"], strict=True))
         print(f"{name:32} {statistics.median(own):8.1f}   {ratio:5.2f} x plain")
-
-
-def bench_jax(rounds: int, seconds: float) -> None:
-    """Beside the same update in JAX, at two sizes, in turn; the process keeps to one core, so that none has threads."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    try:
-        from scripts.sac_in_jax import JaxSac
-    except ImportError:
-        raise SystemExit("--jax needs JAX: pip install jax") from None
-    torch.set_num_threads(1)
-    for o, a, size, how in ((17, 6, 128, (64, 1, 128, 1)), (51, 19, 256, (128, 1, 512, 2))):
-        sizes = Networks("simba", *how)
-        batch, noise = random_batch(size, o, a, "cpu", torch.Generator().manual_seed(1))
-        given = batch, noise, (torch.zeros(o), torch.ones(o))
-        jax, torch_s = JaxSac(ours(sizes, o, a, "cpu")), QuickUpdate.of(ours(sizes, o, a, "cpu"))
-        plain = plain_like(ours(sizes, o, a, "cpu"), sizes, o, a)
-        for _ in range(5):  # the same numbers
-            np.testing.assert_allclose(jax(*given), torch_s(*given).numpy(), rtol=1e-2, atol=1e-2)
-        turns: dict[str, Callable[..., Any]] = {"JAX, jitted": jax, "rl.sac": torch_s, "plain eager": plain}
-        rates: dict[str, list[float]] = {name: [] for name in turns}
-        for _ in range(rounds):
-            for name, function in turns.items():
-                rates[name].append(rate(function, given, seconds, "cpu"))
-        print(f"updates/s, one thread; {o} observations, {a} actions, batch {size}, actor {how[:2]}, critics {how[2:]}")
-        for name, own in rates.items():
-            ratios = [x / y for x, y in zip(own, rates["JAX, jitted"], strict=True)]
-            spread = f"{statistics.median(ratios):.2f} x JAX (from {min(ratios):.2f} to {max(ratios):.2f})"
-            print(f"{name:12} {statistics.median(own):8.1f}   {spread}")
 
 
 def bench_steps(args: argparse.Namespace) -> None:
@@ -292,11 +256,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--graph", action="store_true", help="CUDA graphs")
-    parser.add_argument("--jax", action="store_true", help="time the update beside JAX's instead")
     parser.add_argument("--env", help="time this environment instead")
     args = parser.parse_args()
-    if args.jax:
-        return bench_jax(args.rounds, args.seconds)
     torch.set_num_threads(args.threads)
     bench_steps(args) if args.env else bench_updates(args)
 

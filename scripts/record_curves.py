@@ -4,8 +4,8 @@
     python scripts/record_curves.py vision dqn         these
     python scripts/record_curves.py --check            compares, records nothing
 
-A changed number is recorded only if NUMERICS was raised. It is part of the identity of every run and every cached first
-phase, so no cache and no finished run with the old numbers is used for the new ones. New columns and
+A changed number is recorded only if the program's NUMERICS was raised. It is part of the identity of every run and every
+cached first phase, so no cache and no finished run with the old numbers is used for the new ones. New columns and
 new cases are recorded at any time.
 """
 
@@ -30,26 +30,26 @@ def main() -> None:
     parser.add_argument("programs", nargs="*", metavar="program", help=", ".join(MODULES))
     parser.add_argument("--check", action="store_true", help="compare only")
     arguments = parser.parse_args()
-    history, format_ = series.history(), str(NUMERICS)
+    history = series.history()
     if unknown := set(arguments.programs) - set(MODULES):
         parser.error(f"unknown: {', '.join(unknown)}; programs are {', '.join(MODULES)}")
     zygote = Zygote(*MODULES.values())
     for program in arguments.programs or MODULES:
-        key = f"{program}, {series.environment(program)}"
+        recorded_under = history.setdefault(program, {})
+        numerics, place = str(NUMERICS[program]), series.environment(program)
         with tempfile.TemporaryDirectory() as folder:
             curves = series.run_cases(program, CASES[program], Path(folder), zygote)
         if (series.FOLDER / f"{program}.json").exists():
-            place, recorded = series.read(program)
-            changed = series.differences(program, recorded, curves, exact=place == series.environment(program))
+            recorded_at, recorded = series.read(program)
+            changed = series.differences(program, recorded, curves, exact=recorded_at == place)
             print(*changed, f"{program}: {len(changed)} numbers differ", sep="\n")
-            known = any(name.startswith(f"{program}, ") for name in history.get(format_, {}))
-            if changed and known and not arguments.check:
-                raise SystemExit(f"numbers changed, and NUMERICS is still {format_}: raise it, then record again")
+            if changed and numerics in recorded_under and not arguments.check:
+                raise SystemExit(f"numbers changed, and NUMERICS is still {numerics}: raise it, then record again")
             if changed and arguments.check:
                 raise SystemExit(1)
         if not arguments.check:
             series.write(program, curves)
-            history.setdefault(format_, {})[key] = series.digest(program)
+            recorded_under.setdefault(numerics, {})[place] = series.digest(program)
             series.HISTORY.write_text(json.dumps(history, indent=1) + "\n")
             print(f"{program}: {len(curves)} runs recorded")
     zygote.close()

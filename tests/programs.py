@@ -70,7 +70,7 @@ class Program:
 
 ALIKE = ("scale=smoke", "tracker=none", "progress=false", "threads=1")
 VISION = Program(
-    "vision", "vision.train", (*ALIKE, "benchmark=warm_start", "model=small_resnet", "model.width=4", "batch_size=128")
+    "vision", "vision.train", (*ALIKE, "benchmark=warm_start", "model=small_resnet", "model.width=8", "batch_size=128")
 )
 LONG = ("method=fire", "epochs=20")  # of VISION: some seconds in each phase
 LANGUAGE = Program(

@@ -86,7 +86,6 @@ def test_it_needs_torch_alone(wheel: Path) -> None:
         "timm",
         "dmc",
         "minatar",
-        "jax",
         "cluster",
         "zoo",
         "docs",

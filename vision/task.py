@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import inspect
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
@@ -61,7 +62,6 @@ class VisionConfig(Trunk):
     memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of images and filters
     compile: bool = False  # torch.compile the training passes
     cuda_graph: bool = False  # with compile=true on a GPU: replay them as CUDA graphs
-    stack: Count = 1  # seeds that are trained at once, from seed= on
 
 
 GROUPS = ("scale", "cache", "budget/vision", "budget/exceptions", "tuned/vision", "tuned/searched")
@@ -162,8 +162,8 @@ class Task:
         check_trigger_state(self.trigger, state, self.asks_in(state["phase"]), state["step"])
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers; `cuda_graph` replays the same kernels, `stack` trains other runs beside it."""
-        return identity(asdict(self.config), "cuda_graph", "stack")
+        """What shapes the run's numbers; `cuda_graph` replays the same kernels."""
+        return identity(asdict(self.config), "cuda_graph")
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of it that shapes the first phase, which is shared unless the method acts within it."""
@@ -188,10 +188,12 @@ class Task:
         """Optimizer steps before the first that a trigger is asked about."""
         return sum(phase.steps(self.config.batch_size) for phase in self.phases[: self.benchmark.methods_from_phase])
 
-    @property
+    @functools.cached_property
     def memory_format(self) -> torch.memory_format:
         """The layout of images and filters in memory; the numbers' order, not their values."""
-        return torch.channels_last if self.config.memory_format == "channels_last" else torch.contiguous_format
+        if self.config.memory_format == "contiguous" or (self.device.type == "cpu" and has_narrow_shortcut(self.model)):
+            return torch.contiguous_format
+        return torch.channels_last
 
     @property
     def headline(self) -> str:
@@ -252,6 +254,16 @@ def build_model(config: VisionConfig, data: ImageData) -> nn.Module:
     options = {key: value for key, value in config.model.items() if key != "layout"}
     model: nn.Module = build("model", options, nn.Module, **{key: also[key] for key in also if key in accepted})
     return model
+
+
+def has_narrow_shortcut(model: nn.Module) -> bool:
+    """Whether a strided 1x1 convolution reads fewer than 8 channels.
+
+    On CPUs without AVX-512, oneDNN's gradient of such a filter from channels-last images writes past its buffer: wrong
+    numbers or a crash (oneDNN issue 6035, in torch 2.14).
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    return any(c.kernel_size == (1, 1) and c.stride != (1, 1) and c.in_channels < 8 for c in convolutions)
 
 
 def compiled(model: nn.Module, cuda_graph: bool = False) -> nn.Module:

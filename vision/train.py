@@ -18,7 +18,6 @@ from fire_core.harness.options.trigger import acts_at_boundaries
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
-from fire_core.harness.run.stack import Stacking, execute_stack
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
 from fire_core.harness.training.firing import ask, start
@@ -39,9 +38,6 @@ from vision.phase import (
     summarise,
     trigger_losses,
 )
-from vision.stack import train as stacked
-from vision.stack.alone import Steps, steps_without_autograd
-from vision.stack.check import make_tasks, try_state, why_not
 from vision.task import METRICS, Task, compiled
 
 SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
@@ -50,7 +46,7 @@ SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # b
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="vision")
 def main(config: DictConfig) -> float:
     """Train one configuration to its end; returns the benchmark's headline, which `hydra/sweeper=optuna` optimises."""
-    return execute(config, PROGRAM) if config.stack == 1 else execute_stack(config, PROGRAM, STACKING)
+    return execute(config, PROGRAM)
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
@@ -68,13 +64,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     after = task.steps_before_trigger
     start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
     title = f"{config.method['name']} seed {config.seed}"
-    quick: Steps | None = None
-
-    def write_checkpoint() -> None:
-        if quick is not None:
-            quick.write_back()
-        save(task, learner, run)
-
+    write_checkpoint = functools.partial(save, task, learner, run)
     with Loop(learner, run, task.total_steps, title, config.progress) as loop, no_denormals():
         for index, phase in enumerate(task.phases[:stop]):
             if index < learner.phase:
@@ -86,14 +76,10 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
             if config.compile and (acts or learner.forward is learner.model):
                 learner.forward = compiled(learner.model, config.cuda_graph)
-            quick = None if asks else steps_without_autograd(task, learner, acts)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for images, labels in batches(task, index, start=learner.phase_step):
                     set_rate_factor(learner.optimizer, rate_factor(task, index, learner.phase_step))
-                    if quick is not None:
-                        quick.take(images, labels)
-                    else:
-                        loss = train_step(task, learner, images, labels, acts)
+                    loss = train_step(task, learner, images, labels, acts)
                     learner.phase_step += 1
                     learner.step += 1
                     loop.advance()
@@ -103,18 +89,12 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                         learner.row = make_row(task, learner)
                         if acts:
                             last = learner.step == task.total_steps
-                            if quick is not None:
-                                quick.write_back()
                             act_after_row(learner, learner.net, make_context(task, learner), last)
-                            if quick is not None:
-                                quick.read_again()
                         run.log(learner.row)
                         loop.show(**{key: learner.row[key] for key in SHOWN if key in learner.row})
                     if asks and (firing := ask(learner, learner.step, loss=loss)):
                         act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended=learner.phase_step == steps)
-            if quick is not None:
-                quick.write_back()
     return summarise(vars(learner))
 
 
@@ -181,10 +161,11 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
     if penalty is not None:  # on its own, so that its time is the method's
         with learner.method_meter:
             penalty.backward()
-    norm = gradient_norm(trained, config.grad_clip)
-    if checks and not is_finite(learner, norm, config.on_nan):
-        restore(kept)
-        return None
+    if config.grad_clip is not None or config.on_nan == "skip":  # else a bad gradient shows in the next step's loss
+        norm = gradient_norm(trained, config.grad_clip)
+        if checks and not is_finite(learner, norm, config.on_nan):
+            restore(kept)
+            return None
     optimizer.step()
     if acts:
         with learner.method_meter:
@@ -218,8 +199,6 @@ def restore(kept: list[tuple[Tensor, Tensor]]) -> None:
     for buffer, old in kept:
         buffer.copy_(old)
 
-
-STACKING = Stacking(make_tasks, why_not, functools.partial(stacked.train, begin_phase=begin_phase), try_state)
 
 if __name__ == "__main__":
     run_program(main, "vision")

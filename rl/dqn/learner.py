@@ -21,8 +21,6 @@ from rl.common.learner import AgentLearner
 from rl.dqn.changing import Changing
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import Batch, FrameReplay
-from rl.dqn.quick import QuickUpdates
-from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, td_target
 
@@ -55,8 +53,6 @@ class Learner(AgentLearner):
     sampling: torch.Generator
     passes: Passes
     helper: ThreadPoolExecutor | None  # a second core, which computes the targets of the next updates
-    quick: QuickUpdates | None = None  # of the phase; None: by autograd
-    sampler: StackedReplay | None = None  # draws from the replay in fewer calls, where it can
     loss_sum: Tensor  # over the updates since the last row, as the next two
     value_sum: Tensor  # of the mean value of the actions that were taken
     updates_since: int = 0
@@ -117,8 +113,6 @@ class Learner(AgentLearner):
     def state_dict(self) -> dict[str, Any]:
         """All but the replay, see `rl.common.checkpoint`."""
         assert self.optimizer is not None
-        if self.quick is not None:
-            self.quick.write_back()
         return {
             "q": self.q.state_dict(),
             "target": self.target.state_dict(),
@@ -212,6 +206,8 @@ def targets_of(task: Task, learner: Learner, batch: Batch) -> list[Callable[[], 
     if learner.helper is None:
         # The next replay of a CUDA graph writes over its output.
         return [part.detach for part in torch.split(learner.passes.bootstrap(*inputs).clone(), size)]
+    if len(batch.actions) == size:  # nothing is trained meanwhile, so there is nothing to be ahead of
+        return [learner.passes.bootstrap(*inputs).detach]
     parts = zip(*(torch.split(part, size) for part in inputs), strict=True)
     return [learner.helper.submit(learner.passes.bootstrap, *part).result for part in parts]
 

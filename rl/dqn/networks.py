@@ -7,10 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.activations import Activation, activation_of, units_of
-from fire_core.harness.stacked.layers import ToFloat
 from fire_core.methods.pi import Injected
 from fire_core.ranges import Count, Width, checked, within
 from fire_core.units.graph import Consumer, Producer, Units, between
+
+
+class ToFloat(nn.Module):
+    """Integers or truth values as float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
 
 
 class QNetwork(nn.Module):

@@ -1,9 +1,9 @@
-"""What the loops of `rl.dqn` share, of one run or of a stack: exploration, rows, evaluation, what methods see."""
+"""What the loop of `rl.dqn` does between its updates: exploration, rows, evaluation, what methods see."""
 
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,13 +31,6 @@ ATARI = "rl.dqn.atari.make"
 BATCHES = 16  # for a method, at the midpoint or after a row
 
 
-class Moment(Protocol):
-    """Where a learner, or several that train as one, stand."""
-
-    step: int
-    phase_step: int
-
-
 def start_trigger(task: Task, learner: Learner) -> Net:
     """Make the run's trigger ready, if it has one; the networks that it measures."""
     start(
@@ -62,7 +55,7 @@ def crossed(step: int, by: int, every: int) -> bool:
     return step // every > (step - by) // every
 
 
-def exploration_rate(task: Task, learner: Moment) -> float:
+def exploration_rate(task: Task, learner: Learner) -> float:
     """Chance of a random action."""
     options, config = task.config.epsilon, task.config
     length = config.total_steps if task.benchmark is None else task.benchmark.steps

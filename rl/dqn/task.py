@@ -83,7 +83,6 @@ class DQNConfig(Trunk):
     optimizer: Group = MISSING
     benchmark: OptionalGroup = None  # a stream of tasks; null: two halves in one environment
     num_envs: Envs = 4
-    stack: Count = 1  # so many seeds at once, from `seed` on, as one batched network; each with a run folder of its own
     total_steps: Count = MISSING
     midpoint: Count = MISSING  # where the method acts
     updates_per_step: Annotated[float, within(0, 1000, open_low=True)] = 1.0
@@ -203,7 +202,7 @@ class Task:
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""
-        what = identity(asdict(self.config), "stack")  # which trains other runs beside it
+        what = identity(asdict(self.config))
         if self.config.eval.episodes is None:  # as before there was the option
             what["eval"] = without(what["eval"], ("episodes",))
         return what if self.benchmark else without(what, ("benchmark",))  # as before there were streams

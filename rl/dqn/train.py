@@ -19,7 +19,6 @@ from fire_core.harness.options.trigger import acts_at_boundaries
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
-from fire_core.harness.run.stack import Stacking, execute_stack
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
 from fire_core.harness.training.loop import Loop
@@ -29,7 +28,6 @@ from rl.common import checkpoint
 from rl.common.boundary import update_targets
 from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
-from rl.common.stack import make_tasks, train_together, try_state
 from rl.dqn.changing import Changing
 from rl.dqn.episodes import Step
 from rl.dqn.evaluation import epsilon_greedy
@@ -44,10 +42,6 @@ from rl.dqn.phase import (
     start_trigger,
     summarise,
 )
-from rl.dqn.quick import QuickUpdates, acts_on_steps, quick_updates
-from rl.dqn.stack.check import why_not
-from rl.dqn.stack.train import Stack
-from rl.dqn.stacked_replay import StackedReplay
 from rl.dqn.task import Task
 from rl.dqn.update import huber
 
@@ -55,7 +49,7 @@ from rl.dqn.update import huber
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="dqn")
 def main(config: DictConfig) -> float:
     """Train one configuration to its end; returns the final return, which `hydra/sweeper=optuna` maximises."""
-    return execute(config, PROGRAM) if config.stack == 1 else execute_stack(config, PROGRAM, STACKING)
+    return execute(config, PROGRAM)
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
@@ -84,7 +78,6 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             if index > learner.phase or learner.step == 0:
                 begin_phase(task, learner, index, run)
             acts = task.method_acts_in(index)
-            learner.quick = choose_updates(task, learner, acts)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 while learner.step < phase.end:
                     loss = interact(task, learner, acts)
@@ -110,20 +103,9 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
 PROGRAM = Program(Task.from_config, train, groups=("env",))
 
 
-def choose_updates(task: Task, learner: Learner, acts: bool) -> QuickUpdates | None:
-    """Updates without autograd for the phase that begins or goes on, where they are the same."""
-    assert learner.optimizer is not None
-    learner.sampler = StackedReplay([learner.replay]) if StackedReplay.fits(learner.replay) else None
-    if acts and acts_on_steps(learner.method):
-        return None
-    return quick_updates(task, learner.q, learner.target, learner.optimizer)
-
-
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
     """Let the method act at the boundary before phase `index`, measure what it did, and take the phase's optimizer."""
     config = task.config
-    if learner.quick is not None:
-        learner.quick.write_back()
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.phase, learner.phase_step = index, 0
     if index == 0:
@@ -151,8 +133,6 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
     context.optimizers = parts_of(learner.optimizer) if boundary.optimizer == "forget" else []
     if firing is not None:
         context.generator = seeding.generator(task.config.seed, "firing", learner.step)
-        if learner.quick is not None:
-            learner.quick.write_back()
     act_at_boundary(
         learner,
         context,
@@ -166,8 +146,6 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
     )
     if boundary.optimizer == "new":
         learner.optimizer = new_optimizer(task, learner, learner.phase)
-    if firing is not None and learner.quick is not None:  # of the optimizer as it is now
-        learner.quick = choose_updates(task, learner, task.method_acts_in(learner.phase))
 
 
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
@@ -195,9 +173,7 @@ def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
     """Epsilon-greedy actions for what the environments show, (envs,)."""
     env, rate = learner.env, exploration_rate(task, learner)
     best = torch.zeros(env.envs, dtype=torch.int64)
-    if rate < 1 and learner.quick is not None:
-        best = learner.quick.greedy(env.observations[None])[0]
-    elif rate < 1:
+    if rate < 1:
         best = best_actions(task, learner, env.observations, acts)
     return epsilon_greedy(best, task.actions, rate, learner.exploring, task.config.exploration == "shared")
 
@@ -205,35 +181,12 @@ def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
 def learn(task: Task, learner: Learner, updates: int, acts: bool) -> Tensor:
     """Make this many updates; the loss of the last."""
     size = task.config.batch_size
-    if learner.quick is not None:
-        return quick_steps(task, learner, learner.quick, updates)
     batch = on_device(task, learner.replay.sample(updates * size, learner.sampling))
     targets = targets_of(task, learner, batch)
     observations, actions = (torch.split(part, size) for part in (batch.frames[:, :-1], batch.actions))
     for i in range(updates):
         loss = train_step(task, learner, observations[i], actions[i], targets[i](), acts)
     return loss
-
-
-def quick_steps(task: Task, learner: Learner, quick: QuickUpdates, updates: int) -> Tensor:
-    """`learn` without autograd."""
-    size = task.config.batch_size
-    if learner.sampler is not None:
-        x, following, actions, rewards, terminated = learner.sampler.sample(updates * size, [learner.sampling])
-        rewards = rewards.sign() if task.config.reward_clip else rewards
-    else:
-        batch = on_device(task, learner.replay.sample(updates * size, learner.sampling))
-        x, following, actions = batch.frames[None, :, :-1], batch.frames[None, :, 1:], batch.actions[None]
-        rewards, terminated = batch.rewards[None], batch.terminated[None]
-    targets = quick.targets(following, rewards, terminated)
-    for begin in range(0, updates * size, size):
-        part = slice(begin, begin + size)
-        loss, value = quick.step(x[:, part], actions[:, part], targets[:, part])
-        learner.updates += 1
-        learner.updates_since += 1
-        learner.loss_sum += loss[0]
-        learner.value_sum += value[0]
-    return loss[0]
 
 
 def train_step(
@@ -271,13 +224,6 @@ def remember(learner: Learner, actions: Tensor, step: Step) -> None:
         if isinstance(learner.env.emulator, Changing):
             learner.of_tasks.add(learner.phase_step, step.returns)
 
-
-STACKING = Stacking(
-    functools.partial(make_tasks, make=Task.from_config),
-    why_not,
-    functools.partial(train_together, make=functools.partial(Stack, act=begin_phase, fire=act)),
-    functools.partial(try_state, make=Learner.new),
-)
 
 if __name__ == "__main__":
     sys.exit("start it by its package: python -m rl.dqn")

@@ -17,7 +17,6 @@ from fire_core.methods import Method, Net
 from rl.common.learner import AgentLearner
 from rl.sac.control import Statistics
 from rl.sac.networks import Actor, Critics, part, plain_critic
-from rl.sac.quick import quick_update
 from rl.sac.task import Task
 from rl.sac.transitions import Transitions
 from rl.sac.update import NAMES, Batch, CudaGraph, Temperature, Update, adamw, compiled
@@ -35,7 +34,7 @@ class Learner(AgentLearner):
     workers: Workers
     generator: torch.Generator  # of action noise, noise within updates and the choice of transitions
     agent: Update = field(init=False)  # the networks' update, with the optimizers
-    update: Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor] = field(init=False)  # the same, made fast
+    update: Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor] = field(init=False)  # it as it is called
     waited: float = 0.0  # of `seconds`, for environments
     sums: Tensor  # over the updates since the last row, of what `NAMES` says
     counted: int = 0  # these updates
@@ -84,8 +83,6 @@ class Learner(AgentLearner):
             meter = None if task.compiles or task.records else self.method_meter
             self.agent.penalty = functools.partial(penalty, self.method, self.net, meter)
         self.update = compiled(self.agent) if task.compiles else self.agent
-        if not task.compiles and not task.records and self.trigger is None:  # a trigger may look at training passes
-            self.update = quick_update(self.agent) or self.agent
         if task.records:
             self.update = CudaGraph(self.update)
 

@@ -1,8 +1,8 @@
-"""What the loops of `rl.sac` share, of one run or of a stack: actions, rows, evaluation, what methods see."""
+"""What the loop of `rl.sac` does between its updates: actions, rows, evaluation, what methods see."""
 
 import functools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +21,6 @@ from rl.sac.probe import diagnose, pass_probe, probe_batch, probe_loss, trigger_
 from rl.sac.task import Task
 from rl.sac.update import NAMES, normalised, squash
 from rl.sac.workers import play_episodes
-
-
-class Moment(Protocol):
-    """Where a learner, or several that train as one, stand."""
-
-    step: int
-    phase_step: int
 
 
 def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:
@@ -51,7 +44,7 @@ def start_trigger(task: Task, learner: Learner) -> Net:
     return seen
 
 
-def decisions_made(task: Task, learner: Moment) -> int:
+def decisions_made(task: Task, learner: Learner) -> int:
     """By all environments, since the replay began to fill."""
     return (learner.phase_step if task.knows_boundaries else learner.step) * task.config.num_envs
 

@@ -54,7 +54,6 @@ class SacConfig(Trunk):
     boundary: Boundary = field(default_factory=Boundary)
     env_steps: Count = MISSING  # of the whole run, over all environments, repeats counted
     num_envs: Annotated[int, within(1, 1024)] = 1
-    stack: Count = 1  # so many seeds at once, from `seed` on, as one batched network; each with a run folder of its own
     random_steps: Count = 5000  # decisions taken at random, in each run's beginning; then learning begins
     updates: Annotated[int, within(1, 1000)] = 2  # for each decision (of all environments together)
     batch_size: Width = 256
@@ -184,7 +183,7 @@ class Task:
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""
-        what = identity(asdict(self.config), "stack")  # which trains other runs beside it
+        what = identity(asdict(self.config))
         return what if self.tasks else without(what, ("benchmark",))  # as before there were streams
 
     def first_phase_identity(self) -> dict[str, Any] | None:

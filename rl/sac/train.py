@@ -20,7 +20,6 @@ from fire_core.harness.options.trigger import acts_at_boundaries
 from fire_core.harness.run.checkpoint import loading
 from fire_core.harness.run.execute import Program, execute
 from fire_core.harness.run.folder import Run
-from fire_core.harness.run.stack import Stacking, execute_stack
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
 from fire_core.harness.training.loop import Loop
@@ -30,13 +29,10 @@ from rl.common import checkpoint
 from rl.common.boundary import update_targets
 from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
-from rl.common.stack import make_tasks, train_together, try_state
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner, separated
 from rl.sac.phase import decisions_made, make_context, make_row, policy, save, start_trigger, summarise
 from rl.sac.probe import measure
-from rl.sac.stack.check import why_not
-from rl.sac.stack.train import Stack
 from rl.sac.task import Task
 from rl.sac.transitions import batch_at
 from rl.sac.update import Batch, Temperature
@@ -46,7 +42,7 @@ from rl.sac.workers import Stepped
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="sac")
 def main(config: DictConfig) -> float:
     """Train one configuration to its end; returns the final return, which `hydra/sweeper=optuna` maximises."""
-    return execute(config, PROGRAM) if config.stack == 1 else execute_stack(config, PROGRAM, STACKING)
+    return execute(config, PROGRAM)
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
@@ -215,13 +211,6 @@ def remember(learner: Learner, stepped: list[Stepped]) -> None:
     learner.replay.add(Batch(*(torch.from_numpy(np.array(column, np.float32)) for column in columns)))
     learner.returns += [s.ended[0] for s in stepped if s.ended is not None]
 
-
-STACKING = Stacking(
-    functools.partial(make_tasks, make=Task.from_config),
-    why_not,
-    functools.partial(train_together, make=functools.partial(Stack, act=begin_phase, fire=act)),
-    functools.partial(try_state, make=Learner.new),
-)
 
 if __name__ == "__main__":
     sys.exit("start it by its package: python -m rl.sac")

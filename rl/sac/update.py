@@ -89,6 +89,7 @@ def temperature_loss(log_temperature: Tensor, entropy: Tensor, target_entropy: f
 @torch.no_grad()
 def move_target_(target: nn.Module, source: nn.Module, tau: float) -> None:
     """target <- (1 - tau) target + tau source, every parameter."""
+    # One call for all tensors, which torch has under a private name alone: a call for each costs more than the numbers.
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
 
 
@@ -228,6 +229,6 @@ class CudaGraph:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):  # records, does not compute
                 self.out = self.function(Batch(*self.given[:5]), self.given[5], (self.given[6], self.given[7]))
-        torch._foreach_copy_(self.given, given)
+        torch._foreach_copy_(self.given, given)  # one launch for all; torch has no public name for it
         self.graph.replay()
         return self.out

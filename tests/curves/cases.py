@@ -14,7 +14,7 @@ COMMON = ("scale=smoke", "tracker=none", "progress=false", "threads=1", "seed=0"
 FIRST = ("benchmark=warm_start", "dataset.pixel_noise=0.4")
 PERCEPTRON = ("model.hidden=64", "model.depth=5", "model.norm=true")
 PLAIN = ("batch_size=16", "model.norm=false")  # batch norm keeps every unit from falling silent
-RESNET = ("model=small_resnet", "model.width=4")
+RESNET = ("model=small_resnet", "model.width=8")
 CHUNKS = ("benchmark.chunks=4", "epochs=1", "batch_size=64")
 FIRST_VISION = {
     **{

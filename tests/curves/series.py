@@ -4,6 +4,8 @@ import hashlib
 import json
 import math
 import os
+import platform
+import re
 import sys
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -16,14 +18,15 @@ from tests.curves.cases import CASES, COMMON, MODULES, write_texts
 from tests.zygote import Zygote
 
 FOLDER = Path(__file__).parent
-HISTORY = FOLDER / "history.json"  # {NUMERICS: {environment: digest of the numbers}}
+HISTORY = FOLDER / "history.json"  # {program: {NUMERICS: {environment: digest of the numbers}}}
+SETTINGS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")  # of the libraries, which choose kernels by them
 
 # Columns that were recorded under another name than they have now: {program: {recorded: now}}.
 RENAMED: dict[str, dict[str, str]] = {"vision": {}, "language": {"epoch": "iteration"}, "dqn": {}, "sac": {}}
 # Differ from run to run, or say where a row stands.
 IGNORED = ("seconds", "method/seconds", "method/peak_bytes", "seconds/waiting", "tokens_per_second", "mfu")
 IGNORED += ("boundary/seconds", "boundary/peak_bytes", "step", "kind")
-# Elsewhere than where they were recorded (another torch or CPU) numbers may differ: measured by recording with
+# Elsewhere than where they were recorded (another torch, CPU or setting) numbers may differ: measured by recording with
 # ATEN_CPU_CAPABILITY=default and avx2 and comparing with AVX512. Worst: the loss of Muon 2.5e-4, the sharpness (a power
 # iteration) 8e-3 of the largest number of their column; a part of a few hundred samples or units 0.12; the DfI after
 # an exact projection, which is rounding alone, 1e-11.
@@ -67,15 +70,30 @@ def run_cases(program: str, names: Iterable[str], folder: Path, zygote: Zygote) 
 
 
 def environment(program: str) -> str:
-    """What the last bits of a program's numbers depend on beside its code."""
+    """What the last bits of a program's numbers depend on beside its code.
+
+    Two CPUs of one capability take other kernels: libraries choose them by the model.
+    """
     needs = {
         "vision": ("scikit-learn",),
         "language": (),
         "dqn": ("gymnasium", "ale-py"),
         "sac": ("gymnasium", "mujoco"),
     }
-    parts = [f"torch {torch.__version__}", torch.backends.cpu.get_cpu_capability(), sys.platform, os.uname().machine]
+    parts = [f"torch {torch.__version__}", torch.backends.cpu.get_cpu_capability(), cpu_model(), sys.platform]
+    parts += [f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ]
     return ", ".join(parts + [f"{name} {version(name)}" for name in ("numpy", *needs[program])])
+
+
+def cpu_model() -> str:
+    """Maker, family, model and stepping of the CPU, which a virtual machine's name for it may not tell."""
+    fields = ("vendor_id", "cpu family", "model", "stepping")
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:  # not Linux
+        return f"{platform.machine()} {platform.processor()}"
+    values = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in first.splitlines() if ":" in line)
+    return " ".join(values.get(name, platform.machine()) for name in fields)
 
 
 def differences(program: str, recorded: Curves, now: Curves, exact: bool) -> list[str]:
@@ -136,7 +154,7 @@ def digest(program: str) -> str:
     return hashlib.sha256((FOLDER / f"{program}.json").read_bytes()).hexdigest()[:16]
 
 
-def history() -> dict[str, dict[str, str]]:
-    """What was recorded under which NUMERICS: {NUMERICS: {program, environment: digest}}."""
-    found: dict[str, dict[str, str]] = json.loads(HISTORY.read_text()) if HISTORY.exists() else {}
-    return found
+def history() -> dict[str, dict[str, dict[str, str]]]:
+    """What was recorded under which NUMERICS: {program: {NUMERICS: {environment: digest}}}."""
+    recorded: dict[str, dict[str, dict[str, str]]] = json.loads(HISTORY.read_text()) if HISTORY.exists() else {}
+    return recorded

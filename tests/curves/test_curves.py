@@ -33,7 +33,7 @@ PARTS = [
 
 @pytest.mark.parametrize(("program", "names"), PARTS)
 def test_numbers_are_those_recorded(program: str, names: list[str], tmp_path: Path, zygote: Zygote) -> None:
-    """Bit for bit on the same torch and CPU capability, within a tolerance elsewhere; nothing is lost."""
+    """Bit for bit with the same torch on the same model of CPU, within a tolerance elsewhere; nothing is lost."""
     place, recorded = series.read(program)
     assert list(recorded) == list(CASES[program]), "record the curves anew: python scripts/record_curves.py"
     now = series.run_cases(program, names, tmp_path, zygote)
@@ -46,9 +46,9 @@ def test_numbers_are_those_recorded(program: str, names: list[str], tmp_path: Pa
 def test_changed_numbers_need_a_new_format(program: str) -> None:
     """What is recorded was recorded under today's NUMERICS: caches and finished runs of other numbers have another."""
     place, _ = series.read(program)
-    history = series.history()
-    assert str(NUMERICS) == max(history, key=int), "NUMERICS was raised: python scripts/record_curves.py"
-    assert history[str(NUMERICS)][f"{program}, {place}"] == series.digest(program), (
+    history = series.history()[program]
+    assert str(NUMERICS[program]) == max(history, key=int), "NUMERICS was raised: python scripts/record_curves.py"
+    assert history[str(NUMERICS[program])][place] == series.digest(program), (
         "numbers were changed by hand or under the same NUMERICS: raise it, then python scripts/record_curves.py"
     )
 

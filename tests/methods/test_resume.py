@@ -1,12 +1,17 @@
 """Methods with a state: a run that is interrupted and resumed ends as an undisturbed one, bit for bit."""
 
+import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import language.train
 import vision.train
-from tests.programs import VISION, assert_same, rows, summary
+from language.model import GPT
+from tests.programs import LANGUAGE, VISION, assert_same, final_state, rows, summary
 
 OPTIONS = ("benchmark=continual", "benchmark.chunks=2", "dataset.train_size=512", "model.stages=2")
 METHODS = {
@@ -26,6 +31,26 @@ METHODS = {
 ROUGH = {"snr": ("batch_size=32", "lr=1.0")}  # units do fall silent then
 
 
+class Headed(nn.Module):
+    """A perceptron that names its head, so that plasticity injection can replace it."""
+
+    injectable = ("head",)
+
+    def __init__(self, num_classes: int, in_channels: int, image_size: int, **_: object) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(in_channels * image_size**2, 16), nn.Linear(16, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(images.flatten(1)).relu())
+        return logits
+
+
+class InjectableGPT(GPT):
+    """A GPT in which the second layer of an MLP may be injected, since its head is tied to the embedding."""
+
+    injectable = ("transformer.h.0.mlp.c_proj",)
+
+
 class Cut(Exception):
     """The end of the first process."""
 
@@ -42,20 +67,49 @@ def test_cut_and_go_on(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     calm = VISION.run(tmp_path / "calm", *OPTIONS, *method)
     base = VISION.run(tmp_path / "base", *OPTIONS, *ROUGH.get(name, ()), "method=base")
     assert rows(base)[-1]["train/loss"] != rows(calm)[-1]["train/loss"], "the method did nothing here"
-    real, steps, last = vision.train.Loop.advance, 0, rows(calm)[-1]["step"]
+    cut_before_end(monkeypatch, vision.train, rows(calm)[-1]["step"])
+    with pytest.raises(Cut):
+        VISION.run(tmp_path / "rough", *OPTIONS, *method)
+    rough = VISION.run(tmp_path / "rough", *OPTIONS, *method)
+    assert_same(rough, calm)
+
+
+def cut_before_end(monkeypatch: pytest.MonkeyPatch, trainer: ModuleType, last: int) -> None:
+    """Checkpoint at each third step, and raise a `Cut` some steps after the last checkpoint, in the last phase."""
+    real, steps = trainer.Loop.advance, 0
 
     def step_or_cut(*arguments: object) -> None:
         nonlocal steps
         steps += 1
-        if steps == last - 1:  # in the last phase, some steps after a checkpoint
+        if steps == last - 1:
             raise Cut
         real(*arguments)
 
-    monkeypatch.setattr(vision.train.Loop, "advance", step_or_cut)
-    monkeypatch.setattr(vision.train.Run, "checkpoint_due", property(lambda _: steps % 3 == 0))
+    monkeypatch.setattr(trainer.Loop, "advance", step_or_cut)
+    monkeypatch.setattr(trainer.Run, "checkpoint_due", property(lambda _: steps % 3 == 0))
+
+
+@pytest.mark.parametrize("program", ["vision", "language"])
+def test_a_network_with_injected_modules_is_resumed(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The method has put modules into a model of the user's own: a resume puts them there before it loads weights."""
+    kind, trainer, model, head = {
+        "vision": (VISION, vision.train, Headed, "head"),
+        "language": (LANGUAGE, language.train, InjectableGPT, InjectableGPT.injectable[0]),
+    }[program]
+    options = ["method=pi", f"model._target_={__name__}.{model.__name__}"]
+    calm = kind.run(tmp_path / "calm", *options)
+    assert f"{head}.new.weight" in final_state(calm)["model"], "nothing was injected"
+    last = rows(calm)[-1]["step"]
+    cut_before_end(monkeypatch, trainer, last)
     with pytest.raises(Cut):
-        VISION.run(tmp_path / "rough", *OPTIONS, *method)
-    rough = VISION.run(tmp_path / "rough", *OPTIONS, *method)
+        kind.run(tmp_path / "rough", *options)
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        rough = kind.run(tmp_path / "rough", *options)
+    (resumed,) = (int(step) for step in re.findall(r"resumed at step (\d+)", caplog.text))
+    assert resumed > last - 6, "the newest checkpoint could not be loaded"
     assert_same(rough, calm)
 
 

@@ -17,7 +17,6 @@ SCRIPTS = {
     ),
     "bench_language": ("--batch 1 --steps 1 --turns 2 --threads 1 --no-compile --precision float32", "tokens"),
     "bench_methods": ("--batch 2 --threads 1 --rounds 1", "%"),
-    "bench_minatar": ("--rounds 1 --frames 40 --games breakout", "breakout"),
     "bench_overhead": ("--rounds 1 scale=smoke", "wall"),
     "bench_projection": ("--models dqn --repeats 1 --threads 1 --no-memory", "dqn"),
     "bench_sac": ("--actor-width 8 --critic-width 8 --batch 4 --seconds 0.05 --threads 1 --rounds 1", "x plain"),
@@ -44,7 +43,7 @@ def test_every_script_is_tested() -> None:
         "site_report",
         "fill_numbers",
     }
-    others |= {"agents_runs", "agents_tables", "sac_in_jax"}  # the last one needs JAX
+    others |= {"agents_runs", "agents_tables"}
     assert programs == {*SCRIPTS, *others}
     for path in (ROOT / "scripts").glob("*.sh"):
         assert subprocess.run(["bash", "-n", str(path)]).returncode == 0, path

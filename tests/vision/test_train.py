@@ -1,5 +1,7 @@
 """Details of the loop: batches, evaluation, and networks that cannot take the images."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -61,7 +63,7 @@ def test_evaluation_leaves_frozen_parts_in_evaluation_mode() -> None:
 def test_class_incremental_accuracy_is_on_the_classes_seen_and_on_all() -> None:
     """Against plain counting; of ten classes in four phases two never come, and are in "all"."""
     task = trainer.Task.from_config(
-        VISION.compose("benchmark=class_incremental", "benchmark.chunks=4", "eval_batch_size=50")
+        VISION.compose("benchmark=class_incremental", "benchmark.chunks=4", "eval_batch_size=50", "seed=3")
     )
     learner = trainer.Learner.new(task)
     images, labels = task.test_batch(0, torch.arange(len(task.data.test_labels)))
@@ -83,3 +85,18 @@ def test_class_incremental_accuracy_is_on_the_classes_seen_and_on_all() -> None:
 def test_other_benchmarks_have_one_accuracy() -> None:
     task = trainer.Task.from_config(VISION.compose("benchmark=continual"))
     assert list(evaluate(task, trainer.Learner.new(task))) == ["test/accuracy"]
+
+
+def test_narrow_residual_networks_keep_their_images_contiguous_on_a_cpu() -> None:
+    """oneDNN's kernel for channels-last images is wrong there on some CPUs; their gradients are those of float64."""
+    formats = {}
+    for width in (4, 8):
+        task = trainer.Task.from_config(VISION.compose("dataset=digits", f"model.width={width}", "device=cpu"))
+        formats[width] = task.memory_format
+        learner, (images, labels) = trainer.Learner.new(task), next(trainer.batches(task, 0))
+        exact = copy.deepcopy(learner.model).double()
+        task.loss(learner.model(images), labels).backward()
+        task.loss(exact(images.double()), labels).backward()
+        for (name, parameter), truth in zip(learner.model.named_parameters(), exact.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad.double(), truth.grad, rtol=1e-3, atol=1e-5, msg=name)
+    assert formats == {4: torch.contiguous_format, 8: torch.channels_last}

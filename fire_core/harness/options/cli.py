@@ -42,6 +42,8 @@ CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
 PLUGINS = 'pip install -e ".[cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
 NO_NAME = "Config group override must be a string or a list"  # of method=null, method=1
+# Options of earlier versions, each with what is said in its place.
+REMOVED = {"stack": "seeds are jobs of a sweep now: 'seed=range(20)' hydra/launcher=cores -m (docs/programs.md)"}
 CONF = Path(__file__).parents[3] / "conf"
 SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in any process, write how they ended
 
@@ -207,6 +209,8 @@ def one_line(error: BaseException, config_name: str | None = None) -> str:
     if NO_NAME in text:
         return _of_no_name(sys.argv[1:])
     key = re.search(r"Could not override '([^']+)'", text)
+    if key and key[1] in REMOVED:
+        return f"option {key[1]} is gone; {REMOVED[key[1]]}"
     if key:
         parent, _, name = key[1].rpartition(".")
         return f"option {key[1]} is unknown{_near(name, _keys(parent, config_name))}"

@@ -5,17 +5,15 @@ checkpointed and resumed like any run: many processes at once train it once, and
 continues its work.
 """
 
-import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fire_core.harness.options.errors import ConfigError, TrainingError
-from fire_core.harness.run import NUMERICS
 from fire_core.harness.run.folder import Run
 from fire_core.harness.run.identity import digest
 from fire_core.harness.run.lock import NoLocks
@@ -39,7 +37,8 @@ def shared_first_phase(
     Args:
         cache: folder of the cache.
         name: readable part of the entry's name.
-        shape: the part of the identity that shapes the first phase (without the method and the later phases).
+        shape: the part of the identity that shapes the first phase (without the method and the later phases); it
+            holds the program's NUMERICS.
         config_yaml: the whole config, for the reader of the entry.
         train: trains the first phase within the given run (resuming it) and returns the summary that marks it done.
         device: where the state's tensors go.
@@ -54,7 +53,6 @@ def shared_first_phase(
     Raises:
         TrainingError: training cannot continue, or there is no room in the cache for the phase's end.
     """
-    shape = {**shape, "numerics": NUMERICS}
     folder = cache / f"{name}-{digest(shape, 12)}"
     for _ in range(ATTEMPTS):
         entry = Run(folder, shape, config_yaml, every_seconds=every_seconds, keep=1, wait=True, check=check)
@@ -74,85 +72,22 @@ def shared_first_phase(
     return None
 
 
-def shared_first_phases(
-    cache: Path,
-    names: Sequence[str],
-    shapes: Sequence[dict[str, Any]],
-    config_yamls: Sequence[str],
-    train: Callable[[Sequence[int], Sequence[Run]], Sequence[dict[str, Any] | TrainingError]],
-    device: torch.device | str = "cpu",
-    every_seconds: float = 60.0,
-    checks: Sequence[Callable[[dict[str, Any]], None] | None] | None = None,
-) -> list[tuple[dict[str, Any], str] | None]:
-    """`shared_first_phase` of several runs that train together; None for those that are not shared.
-
-    Args:
-        cache: folder of the cache.
-        names: of each run, as `name` there. All processes give runs in one order, so that none waits for another in a
-            circle.
-        shapes: of each run.
-        config_yamls: of each run.
-        train: trains the first phase of the runs at these places within these entries; summaries, or why it failed.
-        device: where the states' tensors go.
-        every_seconds: between checkpoints while training.
-        checks: of each run, as `check` there; None: none.
-    """
-    shapes = [{**shape, "numerics": NUMERICS} for shape in shapes]
-    folders = [cache / f"{name}-{digest(shape, 12)}" for name, shape in zip(names, shapes, strict=True)]
-    entries = [
-        Run(folder, shape, yaml, every_seconds=every_seconds, keep=1, wait=True, check=check)
-        for folder, shape, yaml, check in zip(
-            folders, shapes, config_yamls, checks or [None] * len(folders), strict=True
-        )
-    ]
-    try:
-        with contextlib.ExitStack() as opened:
-            for entry in entries:
-                opened.enter_context(entry)
-            found = [_take(entry, device) for entry in entries]
-            missing = [i for i, state in enumerate(found) if state is None]
-            if missing:
-                log.info("training the first phase of %d runs, shared through %s", len(missing), cache)
-                for i, summary in zip(missing, train(missing, [entries[i] for i in missing]), strict=True):
-                    found[i] = None if isinstance(summary, TrainingError) else _finish(entries[i], summary, device)
-            return found
-    except NoLocks as error:
-        log.warning("the first phases are not shared through %s: %s", cache, error)
-    except (ConfigError, TrainingError, OSError) as error:
-        if not any(entry.removed for entry in entries):
-            raise
-        log.warning("%s was removed under way (%s): the first phases are not shared", cache, error)
-    return [None] * len(entries)
-
-
 def _take_or_train(
     entry: Run, train: Callable[[Run], dict[str, Any]], device: torch.device | str
 ) -> tuple[dict[str, Any], str] | None:
     """State and rows of an entry, which is finished first if need be; None if it lost its checkpoint since."""
-    if found := _take(entry, device):
-        return found
+    if entry.done is not None:
+        if taken := _read(entry, device):
+            log.info("first phase taken from %s: %.1f s saved", entry.folder, taken[0]["seconds"])
+            return taken
+        log.warning("first phase in %s is damaged: training it again", entry.folder)
+        empty(entry.folder)
     log.info("training the first phase, shared through %s", entry.folder)
-    return _finish(entry, train(entry), device)
-
-
-def _take(entry: Run, device: torch.device | str) -> tuple[dict[str, Any], str] | None:
-    """State and rows of a finished entry; None if it is none, emptied if it is damaged."""
-    if entry.done is None:
-        return None
-    if found := _read(entry, device):
-        log.info("first phase taken from %s: %.1f s saved", entry.folder, found[0]["seconds"])
-        return found
-    log.warning("first phase in %s is damaged: training it again", entry.folder)
-    empty(entry.folder)
-    return None
-
-
-def _finish(entry: Run, summary: dict[str, Any], device: torch.device | str) -> tuple[dict[str, Any], str] | None:
-    """Mark an entry that was just trained as finished; its state and rows, None if it lost its checkpoint."""
-    found = _read(entry, device)
-    if found is not None:
+    summary = train(entry)
+    trained = _read(entry, device)
+    if trained is not None:
         entry.finish(summary)
-    return found
+    return trained
 
 
 def empty(folder: Path) -> None:

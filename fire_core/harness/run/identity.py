@@ -18,14 +18,14 @@ PLACES = ("root", "download", "cache")  # of a data set: where its files are; on
 
 
 def identity(config: dict[str, Any], *also_without: str) -> dict[str, Any]:
-    """The part of a resolved configuration that shapes a run's numbers, with the version of the numerics."""
+    """The part of a resolved configuration that shapes a run's numbers, with the version of its program's numerics."""
     part = without(config, (*NOT_IDENTITY, *also_without))
     if isinstance(part.get("dataset"), dict):
         part["dataset"] = without(part["dataset"], PLACES)
     if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers
         del part["trigger"]
     part["device"] = resolve_device(str(config["device"])).type
-    return {**part, "numerics": NUMERICS}
+    return {**part, "numerics": NUMERICS[str(config["program"])]}
 
 
 def described(what: dict[str, Any]) -> dict[str, Any]:

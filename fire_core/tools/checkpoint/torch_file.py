@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode  # loads a file's shapes alone; it has no public name
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from fire_core.tools.checkpoint.stored import CheckpointError, Stored

@@ -18,7 +18,7 @@ from rl.dqn.learner import Learner
 from rl.dqn.phase import diagnose
 from rl.dqn.task import Task
 from rl.dqn.train import begin_phase, exploration_rate, interact
-from tests.programs import ATARI, DQN, Program, assert_same, final_state, rows, same
+from tests.programs import ATARI, DQN, Program, assert_same, rows, same
 
 STREAM = (
     "benchmark=continual_control", "benchmark.tasks=4", "benchmark.steps=100", "benchmark.size=6", "total_steps=400",
@@ -141,20 +141,6 @@ def test_a_run_that_was_stopped_ends_the_same(
             DQN.run(tmp_path / "stopped", *options)
     monkeypatch.undo()
     assert_same(DQN.run(tmp_path / "stopped", *options), whole)
-
-
-def test_updates_without_autograd_are_the_same_where_a_trigger_fires(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = (*STREAM, "benchmark.boundaries=hidden", "method=fire", "trigger=every", "trigger.steps=60")
-    quick = DQN.run(tmp_path / "quick", *options)
-    monkeypatch.setattr(rl.dqn.train, "choose_updates", lambda *_: None)
-    plain = DQN.run(tmp_path / "plain", *options)
-    assert rows(quick) == rows(plain)
-    assert sum(row.get("kind") == "firing" for row in rows(quick)) == 6
-    one, other = final_state(quick), final_state(plain)
-    assert same(one["q"], other["q"])
-    assert same(one["optimizer"]["state"], other["optimizer"]["state"])
 
 
 @pytest.mark.parametrize(

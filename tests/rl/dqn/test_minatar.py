@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-import rl.dqn.train
 from fire_core.harness.options.errors import ConfigError
 from rl.dqn.changing import Changing
 from rl.dqn.learner import Learner
 from rl.dqn.minatar import GAMES, MinAtar, make
 from rl.dqn.networks import MinAtarCNN
 from rl.dqn.task import Task
-from tests.programs import DQN, Program, rows, same
+from tests.programs import DQN, Program, rows
 
 TINY = (
     "env=minatar_breakout", "num_envs=2", "model.filters=4", "model.hidden=16", "total_steps=160", "midpoint=80",
@@ -88,25 +87,6 @@ def test_a_stream_of_games_trains(tmp_path: Path) -> None:
     assert [row["phase"] for row in ends] == [0, 1, 2]
     assert not any("eval/normalized_return" in row for row in ends)  # Atari's scores of the same names are others
     assert all(0 <= row["plasticity/dormant_ratio"] <= 1 for row in ends)
-
-
-@pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
-def test_updates_without_autograd_give_the_same_numbers(memory_format: str) -> None:
-    pytest.importorskip("minatar")
-    ends = []
-    for quick in (True, False):
-        task = Task.from_config(compose(*TINY, f"memory_format={memory_format}", "updates_per_step=0.5"))
-        learner = Learner.new(task)
-        rl.dqn.train.begin_phase(task, learner, 0)
-        if quick:
-            learner.quick = rl.dqn.train.choose_updates(task, learner, False)
-            assert learner.quick is not None
-        while learner.step < 80:
-            rl.dqn.train.interact(task, learner, acts=False)
-        assert learner.updates > 10
-        ends.append((learner.q.state_dict(), learner.target.state_dict()))
-        learner.close()
-    assert same(*ends)
 
 
 def test_the_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,0 @@
-"""Networks of several seeds as one batched network, with one optimizer: what the trainers' `stack=` share."""

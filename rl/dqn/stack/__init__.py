@@ -1,1 +1,0 @@
-"""Many seeds of one configuration trained at once, as one batched network: `stack=10`."""
