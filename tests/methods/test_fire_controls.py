@@ -191,14 +191,13 @@ def test_programs_refuse_it_where_the_next_phase_has_a_new_optimizer(method: tup
                 program.run(tmp_path, method[0], *method[1:], f"boundary.optimizer={how}")
 
 
-def test_streams_and_triggers_keep_the_optimizer_that_it_resets(tmp_path: Path) -> None:
-    stream = ("benchmark=permuted", "benchmark.tasks=2", "model=mlp", "model.hidden=8", "model.depth=1")
-    for options in (stream, ("trigger=every", "trigger.steps=3", "model=mlp", "model.hidden=8", "model.depth=1")):
-        folder = VISION.run(tmp_path / options[0].replace("=", "_"), "method=optimizer_reset", "epochs=1", *options)
-        acted = [row for row in rows(folder) if "kind" in row]
-        kind = acted[0]["kind"]
-        assert acted[0][f"{kind}/optimizer_states_reset"] == 4, "two layers have two weights and two biases"
-        assert acted[0][f"{kind}/sfe"] == 0
+@pytest.mark.parametrize("options", [("benchmark=permuted", "benchmark.tasks=2"), ("trigger=every", "trigger.steps=3")])
+def test_streams_and_triggers_keep_the_optimizer_that_it_resets(options: tuple[str, ...], tmp_path: Path) -> None:
+    row = next(
+        row for row in rows(VISION.run(tmp_path, "method=optimizer_reset", "epochs=1", *options)) if "kind" in row
+    )
+    assert row[f"{row['kind']}/optimizer_states_reset"] > 10  # weights, biases and norms of a residual network
+    assert row[f"{row['kind']}/sfe"] == 0
 
 
 @pytest.mark.parametrize("program", ["dqn", "sac"])

@@ -36,6 +36,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "redo": [{"threshold": 0.7, "samples": 4, "every": 2}],
     "regrama": [{"threshold": 0.7, "every": 4}],
     "snp": [{"perturb": 0.1}],
+    "swr": [{"every": 4, "factor": 0.3, "decay": 0.5}, {"every": 4, "factor": 0.1, "pruning": "proportional"}],
     "trac": [{"scale": 0.2}],
     "snr": [{"percentile": 0.8, "every": 1, "max_age": 64}],
 }
