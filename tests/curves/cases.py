@@ -40,6 +40,7 @@ FIRST_VISION = {
     # In `warm_start` the second phase has a new optimizer anyway.
     "digits optimizer_reset": ("method=optimizer_reset", "benchmark=permuted", "benchmark.tasks=3", "lr=1e-3"),
     "digits swr": ("method=swr", "method.every=5", "method.factor=0.1"),
+    "digits adamo": ("method=adamo",),
     "digits base layer norm": ("method=base", "model.norm=layer"),
     "digits base crelu": ("method=base", "model.activation=crelu"),
     "digits base fourier": ("method=base", "model.activation=fourier"),

@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parents[2] / "conf" / "method"
 METHODS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "chain")
 # What makes a method act within the few steps below. Each option must matter under one of the settings at least.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "adamo": [{"eps": 1e-3}],
     "cbp": [{"rate": 0.1, "maturity": 3}, {"rate": 0.1, "maturity": 3, "variant": "fire_paper"}],
     "c_chain": [{"warmup": 10, "window": 6}],
     "cpr": [{"rate": 0.5, "every": 4}],
