@@ -41,6 +41,7 @@ FIRST_VISION = {
     "digits optimizer_reset": ("method=optimizer_reset", "benchmark=permuted", "benchmark.tasks=3", "lr=1e-3"),
     "digits swr": ("method=swr", "method.every=5", "method.factor=0.1"),
     "digits adamo": ("method=adamo",),
+    "digits fuse": ("method=fuse",),
     "digits base layer norm": ("method=base", "model.norm=layer"),
     "digits base crelu": ("method=base", "model.activation=crelu"),
     "digits base fourier": ("method=base", "model.activation=fourier"),
