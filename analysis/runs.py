@@ -166,9 +166,30 @@ class Run:
         values = values[~np.isnan(values)]
         return float(values[-1]) if len(values) else float("nan")
 
+    @property
+    def phases(self) -> pd.Series:
+        """The phase of each row; 0 where a run has logged none."""
+        return self.history["phase"] if "phase" in self.history else pd.Series(0, self.history.index)
+
+    @property
+    def after_the_act(self) -> pd.DataFrame:
+        """The rows after the first boundary, where methods act; of a run without a boundary, all."""
+        phase = self.phases
+        rows: pd.DataFrame = self.history.loc[(phase > phase.min()) | (phase.max() == phase.min())]
+        return rows
+
+    @property
+    def last_quarter(self) -> pd.DataFrame:
+        """The rows of the last quarter of the last phase."""
+        step, phase = self.history["step"], self.phases
+        start = step[phase < phase.max()].max() if phase.nunique() > 1 else 0
+        rows: pd.DataFrame = self.history.loc[step > step.max() - (step.max() - start) / 4]
+        return rows
+
     def best(self, metric: str | None = None) -> float:
+        """The best value after the act: what all methods of a sweep share is not theirs."""
         metric = metric or self.metric
-        values = self.history[metric].where(np.isfinite)
+        values = self.after_the_act[metric].where(np.isfinite)
         return float(values.max() if METRICS.get(metric, ("", True))[1] else values.min())
 
 

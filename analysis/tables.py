@@ -18,7 +18,9 @@ REFERENCES = ("base", "fire")  # what each method is compared with
 def results(setting: Setting, test: str = "t", interval: str = "t") -> pd.DataFrame:
     """One row a method: final and best value, and the paired differences of the final one to base and to FIRE.
 
-    Of a stream of tasks, the columns of `streams.numbers`; the first takes the place of the final value.
+    Of a stream of tasks, the columns of `streams.numbers`; the first takes the place of the final value. Of agents the
+    other return too: that of training episodes beside evaluations, and of greedy evaluations where tasks are scored by
+    training episodes. The column before it is the primary one, which differences are taken of.
 
     Args:
         setting: what was run.
@@ -39,10 +41,22 @@ def results(setting: Setting, test: str = "t", interval: str = "t") -> pd.DataFr
             columns[name] = over_seeds(lambda run, name=name: said[run].get(name, np.nan))  # type: ignore[misc]
     else:
         columns |= {"final": over_seeds(Run.final), "best": over_seeds(Run.best)}
+    for name, of in other_returns(setting).items():
+        columns[name] = over_seeds(of)
     references = {method: group for method in REFERENCES if (group := setting.group(method)) is not None}
     for method, column in comparisons(setting.groups, references, test).items():
         columns[f"vs {style.name(method)}"] = list(column)
     return pd.DataFrame(columns)
+
+
+def other_returns(setting: Setting) -> dict[str, Callable[[Run], float]]:
+    """The return of agents that is not primary, by its column: of training or of evaluation, if all runs have it."""
+    runs = [run for group in setting.groups for run in group.runs]
+    if setting.metric == "task/return" and all("eval/return" in run.history for run in runs):
+        return {"evaluation, all tasks": lambda run: streams.mean(streams.values(run.history, "eval/return"))}
+    if setting.metric == "eval/return" and all("train/return" in run.history for run in runs):
+        return {"training return": lambda run: float(run.last_quarter["train/return"].mean())}
+    return {}
 
 
 def comparisons(

@@ -3,37 +3,25 @@
     python -m scripts.agents_runs out=FOLDER [csv=FOLDER] [setting=NAME] [method=NAMES] [smoke=true]
 
 Every method is tuned alike, on seeds of its own and fewer tasks: its defaults and points that fill its space
-(`fire_core.harness.options.search`), the learning rate before all. Then it is run with its best options on the seeds
-that are reported. Trials that are in the table and runs that are finished are skipped; so it goes on where it stopped.
-Of each run the csv has a row for each task: its return, and the state of the networks as the task ended.
+(`fire_core.harness.tune.space`), the learning rate before all. Then it is run with its best options on the seeds that
+are reported. Runs are jobs, as many at once as cores. Trials that are in the table and runs that are finished are
+skipped; so it goes on where it stopped. Of each run the csv has a row for each task: its return, and the state of the
+networks as the task ended.
 """
 
-import contextlib
 import csv
-import json
-import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import hydra
-from omegaconf import DictConfig, OmegaConf
+from fire_core.harness.run.jobs import Job, run_jobs
+from fire_core.harness.tune.search import Search, rows_of, tune
+from fire_core.harness.tune.table import best
 
-import rl.dqn.train as dqn
-import rl.sac.train as sac
-from fire_core.harness.options.cli import CONF, EXIT_TRAINING
-from fire_core.harness.options.search import Dimension, check_space, space_of, trials
-from fire_core.harness.run.execute import Program, Task, new_run
-from fire_core.harness.run.identity import digest, identity, without
-from fire_core.harness.run.stack import Stacking, execute_stack, with_seed
-from vision.trials import Trial, append, best, read_table
-
-T = TypeVar("T", bound=Task)
 FIRST = 10_000  # seed of trials
-LOWEST, HIGHEST = 0.1, 3.0  # learning rates, in units of the setting's
 STATE = ["dormant_ratio", "stable_rank", "effective_rank", "dfi", "gradient_norm", "td_fresh", "td_old"]
 COLUMNS = ["method", "seed", "task", "return", "evaluation", *STATE]
 # FIRE with other treatments of the last layers: back to their initial weights, left as they are; and both layers of the
@@ -130,98 +118,56 @@ class Runs:
         self.seeds = (1, 2) if smoke else self.setting.seeds
         self.trials = 2 if smoke else self.setting.trials
 
-    def compose(self, method: str, kind: str, seed: int, options: Sequence[str] = ()) -> Any:
-        """The configuration of the first of several runs; `kind`: trials or runs."""
+    def options_of(self, method: str, kind: str, best: str = "") -> list[str]:
+        """The options of a method's runs, all but the seed; `kind` is trials or runs."""
         quiet = ["tracker=none", "cache=off", "progress=false", f"paths.runs={self.out}/{self.name}/{kind}"]
         tuning = self.setting.tuning if kind == "trials" else ()
         layout = self.setting.heads.get(method)
         chosen = [f"method={method}"] if layout is None else ["method=fire", f"method.layout={layout}"]
         trigger = () if method in WITHIN else self.setting.trigger
         smoke = (*SMOKE, *(trigger and ("trigger.steps=300",))) if self.smoke else ()
-        named = [*quiet, *self.setting.options, *tuning, *trigger, *smoke, f"seed={seed}", *chosen]
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            return hydra.compose(self.setting.program, [*named, *options])
+        return [*quiet, *self.setting.options, *tuning, *trigger, *smoke, *chosen, *best.split()]
 
-    def train(self, method: str, kind: str, seeds: range, options: Sequence[str]) -> list[Path]:
-        """Train what is not finished; the folders of all."""
-        config = self.compose(method, kind, seeds[0], [*options, f"stack={len(seeds)}"])
-        alone = [with_seed(config, seed) for seed in seeds]
-        if self.setting.program == "dqn":
-            return train_together(config, alone, dqn.PROGRAM, dqn.STACKING)
-        return train_together(config, alone, sac.PROGRAM, sac.STACKING)
-
-    def search(self, method: str) -> str:
-        """The best options of a method, apart by spaces; its trials are in the table."""
-        seeds = range(FIRST, FIRST + self.seeds[0])
-        config = self.compose(method, "trials", FIRST)
-        lr = Dimension("lr", (LOWEST * config.lr, HIGHEST * config.lr), "log")
-        space = space_of(method)
-        plain: Any = OmegaConf.to_container(config.method, resolve=True)
-        check_space(plain, space)
-        named = [Dimension(f"method.{one.option}", one.values, one.kind) for one in space]
-        whole: Any = OmegaConf.to_container(config, resolve=True)
-        setting = digest(without(identity(whole, "stack"), ("method", "seed", "boundary", "trigger")))
-        table = self.tables / f"search_{self.name}.csv"
-        found = read_table(table, setting, method, seeds)
-        for number, choice in enumerate(trials([lr, *named], self.trials)):
-            if number not in found:
-                options = [f"{option}={value}" for option, value in choice.items()]
-                scores = tuple(score(folder) for folder in self.train(method, "trials", seeds, options))
-                found[number] = Trial(setting, method, number, " ".join(options), scores)
-                append(table, found[number], seeds)
-                print(f"{self.name} {method} {number} {' '.join(options)}: {found[number].score:.2f}", flush=True)
-        chosen = best(list(found.values()), more=True)
-        return "" if chosen is None else chosen.options
+    def search(self, methods: Sequence[str]) -> dict[str, str]:
+        """The best options of each method, apart by spaces; the trials are in the table."""
+        search = Search(
+            self.setting.program,
+            lambda method: self.options_of(method, "trials"),
+            self.trials,
+            range(FIRST, FIRST + self.seeds[0]),
+            self.tables / f"search_{self.name}.csv",
+            ("task/return",),
+            varying=("method", "seed", "boundary", "trigger"),
+        )
+        chosen = {method: best(trials, more=True) for method, trials in tune(search, methods).items()}
+        return {method: "" if trial is None else trial.options for method, trial in chosen.items()}
 
     def collect(self, methods: Sequence[str]) -> None:
-        """Run these methods with their best options, and write the table of all that is there after each."""
-        table = self.tables / f"{self.name}.csv"
-        for method in methods:
-            options = self.search("fire" if method in self.setting.heads else method).split()
-            seeds = range(self.seeds[1])
-            folders = self.train(method, "runs", seeds, options)
-            rows = [row for seed, folder in zip(seeds, folders, strict=True) for row in rows_of(method, seed, folder)]
-            write(table, method, rows)
-            print(f"{self.name} {method}: {len(rows)} rows", flush=True)
+        """Run these methods with their best options; a method is in the table as soon as its runs have ended."""
+        sources = {method: "fire" if method in self.setting.heads else method for method in methods}
+        options = self.search(list(dict.fromkeys(sources.values())))
+        seeds = range(self.seeds[1])
+        jobs = {
+            Job(self.setting.program, (*self.options_of(method, "runs", options[source]), f"seed={seed}")): (
+                method,
+                seed,
+            )
+            for method, source in sources.items()
+            for seed in seeds
+        }
+        folders: dict[str, dict[int, Path]] = {method: {} for method in methods}
+        for ended in run_jobs(jobs):
+            method, seed = jobs[ended.job]
+            folders[method][seed] = ended.folder
+            if len(folders[method]) == len(seeds):
+                rows = [row for seed in seeds for row in task_rows(method, seed, folders[method][seed])]
+                write(self.tables / f"{self.name}.csv", method, rows)
+                print(f"{self.name} {method}: {len(rows)} rows", flush=True)
 
 
-def train_together(
-    config: DictConfig, alone: Sequence[DictConfig], program: Program[T], stacking: Stacking[T]
-) -> list[Path]:
-    """Train the runs of a stack, `alone` as each is by itself; their folders."""
-    with diverging():
-        execute_stack(config, program, stacking)
-    return [new_run(one, program, program.make_task(one), None).folder for one in alone]
-
-
-@contextlib.contextmanager
-def diverging() -> Iterator[None]:
-    """Runs that diverge end a program; what else ends it ends this one too."""
-    try:
-        yield
-    except SystemExit as end:
-        if end.code != EXIT_TRAINING:
-            raise
-
-
-def read(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run; none of one that never began."""
-    file = folder / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def score(folder: Path) -> float:
-    """The mean of the returns of the last half of the tasks; NaN of a run that did not end."""
-    returns = [row["task/return"] for row in read(folder) if "task/return" in row]
-    late = returns[len(returns) // 2 :]
-    return math.fsum(late) / len(late) if late and (folder / "DONE").exists() else math.nan
-
-
-def rows_of(method: str, seed: int, folder: Path) -> list[dict[str, Any]]:
+def task_rows(method: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     """A row for each task of a finished run; none of one that diverged."""
-    if not (folder / "DONE").exists():
-        return []
-    written = read(folder)
+    written = rows_of(folder)
     before = {row["phase"] - 1: row for row in written if row.get("kind") == "boundary"}
     return [
         {"method": method, "seed": seed, "task": row["phase"], "return": row["task/return"]}

@@ -5,8 +5,9 @@
 
 Text between `<!-- table: name -->` and `<!-- end -->` in agents.md, beside the folder, is replaced: of each csv its
 table (`continual_cartpole`), the networks (`state ...`) and what its search chose (`chosen ...`); of a sequence of
-games also each task's return (`tasks ...`), as games count in points of their own. A run's score is the mean of its
-tasks' returns over the last third of the tasks; seeds are the unit of all intervals.
+games also each task's returns (`tasks ...`, `evaluations ...`), as games count in points of their own. A run's score is
+the mean of its tasks' returns over the last third of the tasks; seeds are the unit of all intervals. The primary metric
+is the return of training episodes, `return`: order, IQM and probabilities are of it. Greedy evaluations stand beside it.
 """
 
 import sys
@@ -39,10 +40,10 @@ STATE = {
 GAMES = {"continual_minatar": ("Space Invaders", "Asterix", "Seaquest")}  # in turn
 
 
-def scores(runs: pd.DataFrame, method: str) -> Floats:
+def scores(runs: pd.DataFrame, method: str, metric: str = "return") -> Floats:
     """Of each seed the mean return over the last third of the tasks."""
     here = runs[(runs["method"] == method) & (runs["task"] >= last_third(runs))]
-    return here.groupby("seed")["return"].mean().to_numpy(np.float64)
+    return here.groupby("seed")[metric].mean().to_numpy(np.float64)
 
 
 def last_third(runs: pd.DataFrame) -> int:
@@ -51,10 +52,10 @@ def last_third(runs: pd.DataFrame) -> int:
     return tasks - max(1, tasks // 3)
 
 
-def of_task(runs: pd.DataFrame, method: str, task: int) -> Estimate:
+def of_task(runs: pd.DataFrame, method: str, task: int, metric: str = "return") -> Estimate:
     """The mean return of one task."""
     here = runs[(runs["method"] == method) & (runs["task"] == task)]
-    return mean(here["return"].tolist())
+    return mean(here[metric].tolist())
 
 
 def table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -77,17 +78,18 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
                 row[f"P(better than {other})"] = (
                     None if same else stratified(probability_of_improvement, [found[method]], [found[other]])
                 )
+        row["evaluation, last third"] = mean(scores(runs, method, "evaluation").tolist())
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def tasks_of(runs: pd.DataFrame, games: Sequence[str]) -> pd.DataFrame:
-    """The return of each method in each task, the best method first; games come round again."""
+def tasks_of(runs: pd.DataFrame, games: Sequence[str], metric: str = "return") -> pd.DataFrame:
+    """A return of each method in each task, the method of the best training return first; games come round again."""
     rows = []
     for method in table(runs)["method"]:
         row: dict[str, object] = {"method": method}
         for task in range(int(runs["task"].max()) + 1):
-            row[f"{task + 1}: {games[task % len(games)]}"] = of_task(runs, str(method), task)
+            row[f"{task + 1}: {games[task % len(games)]}"] = of_task(runs, str(method), task, metric)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -179,7 +181,8 @@ def make_tables(csv: Path) -> dict[str, str]:
             continue
         tables[path.stem] = as_markdown(named(table(rows)))
         if path.stem in GAMES:
-            tables[f"tasks {path.stem}"] = as_markdown(named(tasks_of(rows, GAMES[path.stem])))
+            for name, metric in (("tasks", "return"), ("evaluations", "evaluation")):
+                tables[f"{name} {path.stem}"] = as_markdown(named(tasks_of(rows, GAMES[path.stem], metric)))
         if known(rows):
             tables[f"state {path.stem}"] = as_markdown(named(states(rows)))
     return tables

@@ -20,7 +20,7 @@ from typing import Any
 from fire_core.harness.options.cli import Outcome
 from fire_core.harness.run.execute import new_run, run_to_end
 from vision.train import PROGRAM
-from vision.tune import compose, fitting, parse
+from vision.tune import fitting, parse
 
 COLUMNS = ["method", "milliseconds a step", "over base", "lowest", "highest", "rounds", "state (KB)"]
 
@@ -39,6 +39,7 @@ def run_once(config: Any) -> tuple[float, int, int]:
 
 
 def main() -> None:
+    """Time the runs, print a line a method, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("overrides", nargs="*", help="options of vision.train")
     parser.add_argument("--methods", help="separated by commas; all that can act on the network")
@@ -46,17 +47,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a table")
     args = parser.parse_intermixed_args()
     stream = ["experiment=plasticity_random_labels", "benchmark.tasks=2", *args.overrides]
-    search = parse([*stream, "method=base", "stack=1"])
+    search = parse([*stream, "method=base"]).search
     methods = args.methods.split(",") if args.methods else fitting(search)
-    configs = {method: compose(search, method) for method in methods}
-    found: dict[str, list[tuple[float, int, int]]] = {method: [] for method in methods}
+    configs = {method: search.compose(method) for method in methods}
+    runs_of: dict[str, list[tuple[float, int, int]]] = {method: [] for method in methods}
     for _ in range(args.rounds):
         for method, config in configs.items():
             with multiprocessing.get_context("fork").Pool(1) as pool:
-                found[method].append(pool.apply(run_once, (config,)))
+                runs_of[method].append(pool.apply(run_once, (config,)))
     rows = []
-    for method, runs in found.items():
-        ratios = sorted(one[0] / base[0] for one, base in zip(runs, found[methods[0]], strict=True))
+    for method, runs in runs_of.items():
+        ratios = sorted(run[0] / base[0] for run, base in zip(runs, runs_of[methods[0]], strict=True))
         step = statistics.median(seconds / steps for seconds, steps, _ in runs)
         middle, ends = statistics.median(ratios), (ratios[0], ratios[-1])
         numbers = [1000 * step, middle, *ends]

@@ -2,22 +2,17 @@
 
     python scripts/bench_vision.py                                  # the digits default
     python scripts/bench_vision.py model=resnet18 --size 32 --batch 256 --threads 2 --steps 2 precision=bfloat16
-    python scripts/bench_vision.py --stack 20 benchmark=random_labels ...   # and many seeds at once, with whole runs
 
 The plain loop is a DataLoader without workers, over PIL images and torchvision transforms (over tensors where the data
-are no images), float32, eager, `loss.item()` at each step. All train the same network from the same weights on the same
-data; the whole loop is compared, data included. Whole runs are those of `vision.train`, with boundaries, rows and
-checkpoints, without a tracker and a shared first phase. With one thread the clock is the process's own processor
-time, which other programs on the machine disturb least. Ratios are medians over rounds.
+are no images), float32, eager, `loss.item()` at each step. Both train the same network from the same weights and on the
+same data; the whole loop is compared, data included. With one thread the clock is the process's own processor time,
+which other programs on the machine disturb least. Ratios are medians over rounds.
 """
 
 import argparse
-import contextlib
-import io
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import hydra
@@ -28,17 +23,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision import transforms
 
 import vision.train as trainer
-from fire_core.harness.options.cli import CONF, Outcome
-from fire_core.harness.run.execute import run_to_end
-from fire_core.harness.run.stack import execute_stack, with_seed
+from fire_core.harness.options.cli import CONF
 from fire_core.weights.optimizer_state import set_rate_factor
 from vision.benchmarks import Phase
 from vision.data import ImageData
 from vision.learner import Learner
 from vision.phase import batches, no_denormals
-from vision.stack.alone import steps_without_autograd
-from vision.stack.data import PhaseData
-from vision.stack.train import Stack
 from vision.task import Task, compiled
 
 
@@ -72,7 +62,6 @@ def ours(task: Task, steps: int) -> Callable[[], None]:
     trainer.begin_phase(task, learner, 0)
     if task.config.compile:
         learner.forward = compiled(learner.model, task.config.cuda_graph)
-    quick = steps_without_autograd(task, learner, acts=False)
 
     @no_denormals()
     def go() -> None:
@@ -80,9 +69,6 @@ def ours(task: Task, steps: int) -> Callable[[], None]:
         for number, (images, labels) in enumerate(batches(task, 0)):
             if number == steps:
                 break
-            if quick is not None:
-                quick.take(images, labels)
-                continue
             set_rate_factor(learner.optimizer, 1.0)
             trainer.train_step(task, learner, images, labels, acts=False)
         learner.loss_sum.item()
@@ -119,37 +105,6 @@ def plain(task: Task, steps: int) -> Callable[[], None]:
     return go
 
 
-def stacked(tasks: list[Task], steps: int) -> Callable[[], None]:
-    """`steps` steps of the loop over many seeds at once."""
-    stack = Stack(tasks, [None] * len(tasks), [None] * len(tasks), trainer.begin_phase)  # type: ignore[list-item]
-    stack.begin_phase(0)
-    stack.begin_steps(acts=False)
-
-    @no_denormals()
-    def go() -> None:
-        for number, (images, labels) in enumerate(PhaseData(tasks, 0).batches(0)):
-            if number == steps:
-                break
-            stack.train_step(images, labels)
-
-    return go
-
-
-def whole(config: Any, stack: int) -> Callable[[], None]:
-    """A whole run, or `stack` of them at once, in a folder that is removed."""
-
-    def go() -> None:
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-            config.paths.runs, config.stack = folder, stack
-            if stack > 1:
-                execute_stack(config, trainer.PROGRAM, trainer.STACKING)
-            else:
-                one = with_seed(config, config.seed)
-                run_to_end(one, trainer.PROGRAM, trainer.PROGRAM.make_task(one), Outcome(""))
-
-    return go
-
-
 def measure(loops: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
     """Seconds of each loop in each round, the loops taking turns."""
     seconds: dict[str, list[float]] = {name: [] for name in loops}
@@ -162,12 +117,6 @@ def measure(loops: dict[str, Callable[[], None]], rounds: int, clock: Callable[[
     return seconds
 
 
-def show_ratio(name: str, above: Iterable[float], below: Iterable[float], times: float = 1.0) -> None:
-    """The median of the rounds' ratios, and their range."""
-    ratios = sorted(times * a / b for a, b in zip(above, below, strict=True))
-    print(f"{name:<44} {statistics.median(ratios):8.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}, {len(ratios)} rounds)")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("overrides", nargs="*", help="options of vision.train")
@@ -176,7 +125,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--stack", type=int, default=1, help="seeds that are trained at once")
     args = parser.parse_intermixed_args()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         quiet = ["tracker=none", "cache=off", "progress=false", f"threads={args.threads}"]
@@ -184,27 +132,18 @@ def main() -> None:
     if args.batch:
         config.batch_size = args.batch
     clock = time.process_time if args.threads == 1 else time.perf_counter
-    config.stack = args.stack
-    tasks = trainer.STACKING.make_tasks(config)
-    for task in tasks:
-        if args.size:
-            task.data = synthetic(config.batch_size * 8, args.size, 10).to(task.device)
-        if args.size or args.stack == 1:
-            task.phases = [Phase(np.arange(len(task.data.train_labels)), np.arange(1), epochs=10**6)]
-    loops = {"plain": plain(tasks[0], args.steps), "ours": ours(tasks[0], args.steps)}
-    if args.stack > 1:
-        loops["stacked"] = stacked(tasks, args.steps)
-    seconds = measure(loops, args.rounds, clock)
+    task = trainer.PROGRAM.make_task(config)
+    if args.size:
+        task.data = synthetic(config.batch_size * 8, args.size, 10).to(task.device)
+    task.phases = [Phase(np.arange(len(task.data.train_labels)), np.arange(1), epochs=10**6)]
+    seconds = measure({"plain": plain(task, args.steps), "ours": ours(task, args.steps)}, args.rounds, clock)
     for name, times in seconds.items():
-        images = args.steps * config.batch_size * (args.stack if name == "stacked" else 1)
-        print(f"{name:<8} {images / statistics.median(times):10.0f} images/s")
-    show_ratio("a plain loop's time over this one's", seconds["plain"], seconds["ours"])
-    if args.stack > 1:
-        n = args.stack
-        show_ratio(f"a plain loop's time over a seed's of {n}", seconds["plain"], seconds["stacked"], n)
-        show_ratio(f"steps of {n} seeds over those of one", seconds["stacked"], seconds["ours"])
-        runs = measure({"one": whole(config, 1), "all": whole(config, n)}, args.rounds, clock)
-        show_ratio(f"whole runs of {n} seeds over that of one", runs["all"], runs["one"])
+        print(f"{name:<8} {args.steps * config.batch_size / statistics.median(times):10.0f} images/s")
+    ratios = sorted(a / b for a, b in zip(seconds["plain"], seconds["ours"], strict=True))
+    middle = statistics.median(ratios)
+    print(
+        f"a plain loop's time over this one's {middle:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}, {args.rounds} rounds)"
+    )
 
 
 if __name__ == "__main__":

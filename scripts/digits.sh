@@ -17,7 +17,7 @@ for made in digits:mlp digits_resnet:small_resnet; do
     setting=(benchmark=warm_start dataset.pixel_noise=0.4 model="$model")
     if [ "$model" = mlp ]; then setting+=(model.hidden=64 model.depth=5 model.norm=true); fi
     python -m vision.train "${setting[@]}" method=$methods "seed=$seeds" tracker=none paths.runs="$runs/$name" \
-        ${small[@]+"${small[@]}"} -m
+        ${small[@]+"${small[@]}"} hydra/launcher=cores -m
     python analysis/make_figures.py --runs "$runs/$name" --out "$figures/$name" --export "$results/$name.csv"
     cp "$figures/$name/warm_start-digits-$model.png" "$results/$name.png"
 done

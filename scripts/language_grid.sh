@@ -15,20 +15,21 @@ cd "$(dirname "$0")/.."
 runs=${RUNS:-runs/language_streams}
 main=${SEEDS:-1 2 3 4 5 6 7 8 9 10} few=${SEEDS:-1 2 3 4 5}
 small=(tracker=none progress=false checkpoint.keep=1)
+parallel=(hydra/launcher=cores -m) # as many runs at once as cores, one thread each
 parts="method=fire method._target_=scripts.language_ingredients.Parts"
 
-train() { # folder, seed, options: of one run, or with -m of several in one process
+train() { # folder, seeds, options of a sweep
     local folder=$1 seed=$2
     shift 2
     python -m language.train "$@" "seed=$seed" "paths.runs=$runs/$folder" "cache.dir=$runs/.cache" \
-        "${small[@]}" < /dev/null
+        "${small[@]}" "${parallel[@]}" < /dev/null
 }
 
 stream() { # name: seed by seed, so that a sweep that is stopped has whole seeds
     local seed
     for seed in $main; do
-        train "$1" "$seed" "experiment=$1" method=base,full_reset,snp,fire_exact -m
-        train "$1" "$seed" "experiment=$1" method=fire method.iterations=5,10 'method.name=fire_${method.iterations}' -m
+        train "$1" "$seed" "experiment=$1" method=base,full_reset,snp,fire_exact
+        train "$1" "$seed" "experiment=$1" method=fire method.iterations=5,10 'method.name=fire_${method.iterations}'
     done
 }
 
@@ -38,7 +39,7 @@ variants() { # folder, seeds, experiment and its options: reads variants, a line
     while read -r line; do
         [[ -z $line || $line == \#* ]] && continue
         # shellcheck disable=SC2086  # several options
-        train "$folder" "${seeds// /,}" "$@" $line -m
+        train "$folder" "${seeds// /,}" "$@" $line
     done
 }
 

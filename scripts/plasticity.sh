@@ -8,7 +8,7 @@
 #   scripts/plasticity.sh random_labels base,fire  some methods of it
 #   scripts/plasticity.sh variants                 FIRE's ingredients on random labels
 #   scripts/plasticity.sh page                     only tables, figures and the page, from the runs
-#   STACK=10 scripts/plasticity.sh variants        fewer seeds; the same command without it adds the others
+#   SEEDS=10 scripts/plasticity.sh variants        fewer seeds; the same command without it adds the others
 #   scripts/plasticity.sh smoke                    runs every part once, into runs/smoke
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,7 +17,8 @@ runs=${RUNS:-runs/plasticity}
 # and pi (it has no declared head); swr, adamo, fuse, random_isometry and optimizer_reset came after the committed search.
 methods=base,full_reset,fire,snp,fire_exact,dash,redo,l2init,weight_decay,weight_clipping,regrama,cpr,upgd,hare_tortoise
 methods+=,parseval,muon,cbp,snr,spectral,fire+weight_decay,fire+muon,l2_er,c_chain,trac
-small=(tracker=none cache=off progress=false) table=() seeds=(seed=1 "stack=${STACK:-20}") page=()
+small=(tracker=none cache=off progress=false) table=() page=()
+parallel=(hydra/launcher=cores -m) # as many runs at once as cores, one thread each
 
 # Tasks of a trial of the search: fewer than the twenty (a hundred, permuted_online) that are reported, but not so few that
 # what declines later looks good: with six, the search chose a FIRE that fell behind a full reset after ten.
@@ -29,6 +30,7 @@ search_of() {
         *) echo trials=17 benchmark.tasks=10 ;;
     esac
 }
+seeds() { echo "seed=range(1,$((${SEEDS:-$1} + 1)))"; }
 data_of() { case $1 in slowly_changing_regression) echo bits ;; *) echo digits ;; esac; }
 
 tune() { # stream, methods
@@ -40,22 +42,31 @@ tune() { # stream, methods
 train() { # stream, methods: those that are no chains in one sweep
     local stream=$1 plain chain where=() found
     found="tuned/searched=${stream}_$(data_of "$stream")_"
-    where=("experiment=plasticity_$stream" "${seeds[@]}" "${small[@]}" "paths.runs=$runs/runs")
-    if [ "$stream" = slowly_changing_regression ]; then where+=("stack=${STACK:-100}" benchmark.tasks=100); fi
+    where=("experiment=plasticity_$stream" "${small[@]}" "paths.runs=$runs/runs")
+    if [ "$stream" = slowly_changing_regression ]; then
+        where+=("$(seeds 100)" benchmark.tasks=100)
+    else
+        where+=("$(seeds 20)")
+    fi
     plain=$(tr , '\n' <<< "$2" | grep -v + | paste -sd, -)
-    if [ -n "$plain" ]; then python -m vision.train "${where[@]}" "method=$plain" "$found\${method}" -m; fi
+    if [ -n "$plain" ]; then python -m vision.train "${where[@]}" "method=$plain" "$found\${method}" "${parallel[@]}"; fi
     for chain in $(tr , '\n' <<< "$2" | grep + || true); do
-        python -m vision.train "${where[@]}" method=chain "method.of=[${chain//+/,}]" "$found$chain"
+        python -m vision.train "${where[@]}" method=chain "method.of=[${chain//+/,}]" "$found$chain" "${parallel[@]}"
     done
 }
 
 variants() { # each changes one thing in FIRE as it is by default; all at the stream's default rate, nothing tuned
+<<<<<<< HEAD
     local where=(experiment=plasticity_random_labels "${seeds[@]}" "${small[@]}" "paths.runs=$runs/variants") name options
     python -m vision.train "${where[@]}" method=base,full_reset,fire,fire_exact,random_isometry -m
     python -m vision.train "${where[@]}" method=optimizer_reset method.name=only_optimizer_reset -m
+=======
+    local where=(experiment=plasticity_random_labels "$(seeds 20)" "${small[@]}" "paths.runs=$runs/variants") name options
+    python -m vision.train "${where[@]}" method=base,full_reset,fire,fire_exact "${parallel[@]}"
+>>>>>>> 20792d1b94a65d560a891dae94a42d975b328e0c
     while read -r name options; do
         # shellcheck disable=SC2086  # several options
-        python -m vision.train "${where[@]}" method=fire "method.name=$name" $options -m < /dev/null
+        python -m vision.train "${where[@]}" method=fire "method.name=$name" $options "${parallel[@]}" < /dev/null
     done << 'END'
 optimizer_kept method._target_=scripts.ingredients.KeepsOptimizer
 only_norm method._target_=scripts.ingredients.Rescales
@@ -76,8 +87,8 @@ what=${1:-all}
 case $what in
     all) for stream in random_labels permuted permuted_online warm_start slowly_changing_regression; do "$0" "$stream"; done && "$0" variants ;;
     smoke)
-        runs=${RUNS:-runs/smoke} small+=(scale=smoke) seeds=(seed=1 stack=2)
-        table=(scale=smoke trials=2 stack=2 "table=$runs/results/search_random_labels_digits.csv" "winners=$runs/winners.yaml")
+        runs=${RUNS:-runs/smoke} small+=(scale=smoke) SEEDS=2
+        table=(scale=smoke trials=2 seeds=2 "table=$runs/results/search_random_labels_digits.csv" "winners=$runs/winners.yaml")
         page=(--results "$runs/results" --page "$runs/page.md")
         tune random_labels base,fire
         train random_labels base,fire

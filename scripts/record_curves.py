@@ -4,8 +4,8 @@
     python scripts/record_curves.py vision dqn         these
     python scripts/record_curves.py --check            compares, records nothing
 
-A changed number is recorded only if the program's NUMERICS was raised. It is part of the identity of every run and every
-cached first phase, so no cache and no finished run with the old numbers is used for the new ones. New columns and
+A changed number is recorded only if the program's NUMERICS was raised. It is part of the identity of every run and of
+every cached first phase, so no cache and no finished run with the old numbers is used for the new ones. New columns and
 new cases are recorded at any time.
 """
 

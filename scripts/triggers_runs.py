@@ -3,27 +3,27 @@
     python -m scripts.triggers_runs out=FOLDER [streams=permuted_text,...] [methods=fire,...] [seeds=10] [smoke=true]
 
 First each trigger's setting is chosen with FIRE on seeds of its own, by the stream's score. Then every method is run
-under the known boundary, each trigger, three fixed schedules, and never. One line of `runs.jsonl` a run; started again,
-it goes on where it stopped. Seed after seed, so that what is there at any moment is balanced.
+under the known boundary, each trigger, three fixed schedules, and never. Runs are jobs, as many at once as cores; one
+line of `runs.jsonl` a run; started again, it goes on where it stopped. Seed after seed, so that what is there at any
+moment is balanced.
 """
 
 import json
 import shutil
 import statistics
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra
-from omegaconf import OmegaConf
-
-from fire_core.harness.options.cli import CONF, Outcome
-from fire_core.harness.run.execute import run_to_end
+from fire_core.harness.options.errors import TrainingError
+from fire_core.harness.run.jobs import Ended, Job, compose, program_of, run_jobs
+from fire_core.harness.tune.search import rows_of
 from scripts.triggers_streams import FIRE_ALONE, METHODS, SEEDS, STREAMS, TUNING, When
 
 ALIKE = ("tracker=none", "progress=false", "cache=off", "threads=1", "checkpoint.every_seconds=3600")
+KEYS = ("stream", "method", "when", "seed")
+Key = tuple[str, str, When, int]
 
 
 class Runs:
@@ -39,57 +39,65 @@ class Runs:
         folder.mkdir(parents=True, exist_ok=True)
         lines = self.file.read_text().splitlines() if self.file.exists() else []
         self.found = {tuple(row[key] for key in KEYS): row for row in map(json.loads, lines)}
-        self.bases: dict[tuple[str, str], Any] = {}
+        self.lengths: dict[str, tuple[int, int]] = {}
 
-    def of(self, stream: str, method: str, when: When, seed: int) -> dict[str, Any]:
-        """What one run gave; it is trained if it is not there yet."""
-        key = (stream, method, str(when), seed)
-        if key not in self.found:
-            row = dict(zip(KEYS, key, strict=True)) | self.train(stream, method, when, seed)
+    def make(self, keys: Iterable[Key]) -> None:
+        """Train the runs that are not there yet; their folders are not kept."""
+        jobs = {self.job(*key): key for key in keys if file_key(key) not in self.found}
+        shutil.rmtree(self.folder / "training", ignore_errors=True)  # of runs that were stopped
+        for ended in run_jobs(jobs):
+            key = jobs[ended.job]
+            if ended.state == "diverged":
+                raise TrainingError(f"{' '.join(ended.job.options)} diverged")
+            row = dict(zip(KEYS, file_key(key), strict=True)) | self.row_of(key[0], ended)
             with open(self.file, "a") as file:
                 file.write(json.dumps(row) + "\n")
-            self.found[key] = row
-        found: dict[str, Any] = self.found[key]
-        return found
+            self.found[file_key(key)] = row
+            shutil.rmtree(ended.folder)
+        shutil.rmtree(self.folder / "training", ignore_errors=True)
 
-    def train(self, stream: str, method: str, when: When, seed: int) -> dict[str, Any]:
-        """Train one run, with its processor time; the folder is not kept."""
-        kind, config = STREAMS[stream], self.compose(stream, method)
-        config.seed = seed
-        config.trigger = OmegaConf.create(when.config)
-        shutil.rmtree(config.paths.runs, ignore_errors=True)  # of a run that was stopped
-        begin = time.process_time()
-        task = kind.trains.make_task(config)
-        summary = run_to_end(config, kind.trains, task, Outcome(""))
-        seconds = time.process_time() - begin
-        (file,) = Path(config.paths.runs).glob("*/*/metrics.jsonl")
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        shutil.rmtree(config.paths.runs)
+    def job(self, stream: str, method: str, when: When, seed: int) -> Job:
+        """The job of a run."""
+        return Job(STREAMS[stream].program, (*self.options(stream, method), *when.chosen, f"seed={seed}"))
+
+    def row_of(self, stream: str, ended: Ended) -> dict[str, Any]:
+        """What a run gave, with its processor time."""
+        kind = STREAMS[stream]
+        rows = rows_of(ended.folder)
         acted, last = [row for row in rows if "kind" in row], [row for row in rows if "kind" not in row][-1]
-        steps, numbers = [row["step"] for row in acted], last | summary
+        steps, numbers = [row["step"] for row in acted], last | json.loads((ended.folder / "DONE").read_text())
         return {
             "online": numbers[kind.score],
             "task_end": numbers[kind.at_end],
-            "seconds": seconds,
+            "seconds": ended.seconds,
             "method_seconds": sum(row["method/seconds"] for row in acted),
             "steps": steps,
-            **alarms(steps, kind.length(config, task), len(task.phases)),
+            **alarms(steps, *self.length_and_tasks(stream)),
         }
+
+    def length_and_tasks(self, stream: str) -> tuple[int, int]:
+        """The steps of a task of a stream, and how many tasks it has."""
+        if stream not in self.lengths:
+            kind, config = STREAMS[stream], self.compose(stream, METHODS[0])
+            task = program_of(kind.program).make_task(config)
+            self.lengths[stream] = kind.length(config, task), len(task.phases)
+        return self.lengths[stream]
+
+    def options(self, stream: str, method: str) -> list[str]:
+        """The options of a stream and a method."""
+        kind = STREAMS[stream]
+        smoke = kind.smoke if self.smoke else ()
+        return [*kind.options, *ALIKE, *smoke, f"method={method}", f"paths.runs={self.folder}/training"]
 
     def compose(self, stream: str, method: str) -> Any:
         """The configuration of a stream and a method."""
-        if (stream, method) not in self.bases:
-            kind = STREAMS[stream]
-            options = (*kind.options, *ALIKE, *(kind.smoke if self.smoke else ()))
-            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-                found = hydra.compose(
-                    kind.program, [*options, f"method={method}", f"paths.runs={self.folder}/training"]
-                )
-            self.bases[stream, method] = found
-        return self.bases[stream, method].copy()
+        return compose(STREAMS[stream].program, self.options(stream, method))
 
 
-KEYS = ("stream", "method", "when", "seed")
+def file_key(key: Key) -> tuple[str, str, str, int]:
+    """A run as its row in the file names it."""
+    stream, method, when, seed = key
+    return stream, method, str(when), seed
 
 
 def alarms(steps: list[int], length: int, tasks: int) -> dict[str, Any]:
@@ -112,15 +120,18 @@ def alarms(steps: list[int], length: int, tasks: int) -> dict[str, Any]:
 
 def chosen(runs: Runs, stream: str) -> Iterator[tuple[str, When]]:
     """Each trigger at the setting with the best score of FIRE on the tuning seeds."""
-    kind = STREAMS[stream]
-    for name, grid in kind.grids.items():
-        settings = [When(name, options) for options in (grid[:1] if runs.smoke else grid)]
-        seeds = TUNING[:1] if runs.smoke else TUNING
-        scores = {
-            str(when): kind.sign * statistics.fmean(runs.of(stream, "fire", when, seed)["online"] for seed in seeds)
-            for when in settings
-        }
-        yield name, max(settings, key=lambda when: scores[str(when)])
+    kind, seeds = STREAMS[stream], TUNING[:1] if runs.smoke else TUNING
+    settings = {
+        name: [When(name, options) for options in (grid[:1] if runs.smoke else grid)]
+        for name, grid in kind.grids.items()
+    }
+    runs.make((stream, "fire", when, seed) for several in settings.values() for when in several for seed in seeds)
+
+    def score(when: When) -> float:
+        return kind.sign * statistics.fmean(runs.found[stream, "fire", str(when), seed]["online"] for seed in seeds)
+
+    for name, several in settings.items():
+        yield name, max(several, key=score)
 
 
 def arms(runs: Runs, stream: str) -> list[tuple[str, str, When]]:
@@ -142,10 +153,12 @@ def main(out: Path, streams: Sequence[str], methods: Sequence[str], seeds: Seque
     names = json.loads(file.read_text()) if file.exists() else {}
     names |= {stream: [(method, arm, str(when)) for method, arm, when in compared[stream]] for stream in streams}
     file.write_text(json.dumps(names, indent=1) + "\n")
-    for seed in seeds[:1] if smoke else seeds:
-        for stream, several in compared.items():
-            for method, _, when in several:
-                runs.of(stream, method, when, seed)
+    runs.make(
+        (stream, method, when, seed)
+        for seed in (seeds[:1] if smoke else seeds)
+        for stream, several in compared.items()
+        for method, _, when in several
+    )
 
 
 if __name__ == "__main__":

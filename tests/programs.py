@@ -217,3 +217,15 @@ def wait_for(condition: Callable[[], T], seconds: float = 120) -> T:
 def wait_until_held(child: int) -> None:
     """Until a child that `holds` (tests.faults) has stopped itself."""
     wait_for(lambda: Path(f"/proc/{child}/stat").read_text().rsplit(") ", 1)[1].startswith("T"))
+
+
+def alive(group: int) -> bool:
+    """Whether a process of a group is there that is not waiting to be buried."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, member = (folder / "stat").read_text().rsplit(") ", 1)[1].split()[:3]
+        except OSError:
+            continue
+        if int(member) == group and state != "Z":
+            return True
+    return False

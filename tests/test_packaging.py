@@ -121,5 +121,6 @@ def test_types_are_seen_from_outside(python: Path, tmp_path: Path) -> None:
 
 def test_the_version_is_the_same_everywhere() -> None:
     assert f"\nversion: {fire_core.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-    newest = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    sections = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
+    newest = next(section for section in sections if section != "## Unreleased")
     assert newest.startswith(f"## {fire_core.__version__}, ")

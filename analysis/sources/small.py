@@ -17,7 +17,7 @@ from analysis.privacy import public_config, public_environment
 from analysis.runs import METRICS, BadRun, LeftOut, Run
 
 MAIN = [key for key in METRICS if not key.startswith("train/")]
-COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, *MAIN)
+COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, *MAIN, "train/return")
 PREFIXES = ("boundary/", "firing/", "method/", "eval/")
 OF_STREAMS = ("train/accuracy", "train/loss", "online/accuracy", "online/loss")
 POINTS = 200  # rows kept of a run
@@ -85,8 +85,12 @@ def kept_rows(run: Run) -> Ints:
     if run.is_stream:
         return np.flatnonzero(history[run.x].notna())  # a row a task
     keep = {0, last, *np.linspace(0, last, min(POINTS, last + 1)).astype(int)}
-    values = history[run.metric]
-    keep |= {int(values.argmax()), int(values.argmin()), int(np.flatnonzero(values.notna())[-1])}
+    for values in (history[run.metric], run.after_the_act[run.metric]):
+        if values.notna().any():
+            keep |= set(np.flatnonzero(history.index.isin([values.idxmax(), values.idxmin()])).tolist())
+    keep.add(int(np.flatnonzero(history[run.metric].notna())[-1]))
+    if "train/return" in history:
+        keep |= set(np.flatnonzero(history.index.isin(run.last_quarter.index)).tolist())
     if "phase" in history:
         first = np.flatnonzero(np.diff(history["phase"])) + 1
         keep |= {*first.tolist(), *(first - 1).tolist()}

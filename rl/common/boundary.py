@@ -1,51 +1,32 @@
-"""Target networks and optimizers at a boundary: the options `boundary.*` of both agents."""
+"""What restarts at a boundary: the options `boundary.*` of both agents."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
-from hydra.utils import get_class
-from omegaconf import OmegaConf
+from omegaconf import MISSING
 
-from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Context, Method, Net
 from fire_core.methods.chain import Chain
+from fire_core.ranges import one_of
 from fire_core.weights.layout import resolve
 
 METRICS = ("loss", "return")  # for triggers: of each step, and of each row, the mean over training episodes that ended
 
 
-def boundary_of_chain(
-    program: str, option: str, otherwise: str, of: str | Sequence[str], parts: Mapping[str, Any]
-) -> str:
-    """`${boundary_of_chain:dqn,target,act,${method.of},${method.parts}}`: `boundary.<option>` of a chain.
+@dataclass
+class Boundary:
+    """What restarts at a boundary, beside what the method does to the weights: conf/boundary.yaml tells all."""
 
-    It is that of the first part that acts at a boundary, so that `fire` and `fire` with more differ in the rest only.
-    The optimizer is new where a part brings one.
+    optimizer: Annotated[str, one_of("new", "forget", "keep")] = MISSING
+    target: Annotated[str, one_of("copy", "keep")] = MISSING
+    replay: Annotated[str, one_of("new", "keep")] = MISSING
 
-    Args:
-        program: whose table of conf/tuned says what each method alone has.
-        option: of `boundary`.
-        otherwise: the program's default.
-        of: the parts in their order; a name that is unknown is refused where the chain is built.
-        parts: the options of every method by name.
-    """
-    classes = {
-        name: get_class(parts[name]["_target_"]) for name in ([of] if isinstance(of, str) else of) if name in parts
-    }
-    if option == "optimizer" and any(_overrides(method, "optimizer") for method in classes.values()):
-        return "new"
-    first = next((name for name, method in classes.items() if _overrides(method, "at_boundary")), None)
-    table = OmegaConf.load(CONF / "tuned" / f"{program}.yaml")
-    return str(OmegaConf.select(table, f"{first}.boundary.{option}", default=otherwise))
-
-
-def _overrides(method: type, hook: str) -> bool:
-    return getattr(method, hook, None) is not getattr(Method, hook)
-
-
-OmegaConf.register_new_resolver("boundary_of_chain", boundary_of_chain, replace=True)
+    @property
+    def restarts_networks(self) -> bool:
+        """Whether something restarts where a trigger fires, whatever the method does."""
+        return bool({"new", "copy"} & {self.optimizer, self.target})
 
 
 def check_boundary(method: Method, name: str, *, optimizer: str, target: str) -> None:
@@ -75,18 +56,20 @@ def check_boundary(method: Method, name: str, *, optimizer: str, target: str) ->
         raise ConfigError(f"method={name} acts on target networks itself: take boundary.target=keep or copy")
 
 
-def update_targets(method: Method, net: Net, context: Context, how: str) -> None:
+def update_targets(method: Method, net: Net, context: Context | None, how: str) -> None:
     """Update the target networks of `net` as the option says.
 
     Args:
-        method: it has just acted on `net.modules`.
+        method: of the run.
         net: with its targets.
-        context: that the method acted with.
+        context: with which the method has just acted on `net.modules`; None: it has not, so `act` and `follow` keep.
         how: act: the method acts on the target's own weights too. follow: the same, then the weights that it projects
             are copied from the trained network (biases stay the target's own). copy: the target becomes a copy of the
             trained network. keep: it stays as it is.
     """
     if how in ("act", "follow"):
+        if context is None:
+            return
         method.at_boundary(Net(net.targets, net.init, net.layout), context)
     for name, target in net.targets.items():
         trained = net.modules[name]

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from fire_core.harness.options.errors import ConfigError
@@ -51,9 +50,9 @@ class Change:
 class ContinualControl:
     """Tasks of equal length, one after the other.
 
-    Where boundaries are known, the agent starts each task with an empty replay, a target network that is a copy of the
-    trained one, its first exploration rate and, if it normalises observations, new statistics of them; and methods act
-    there. Where they are hidden, none of this happens; a method acts where its trigger says (`trigger=`).
+    Where boundaries are known, the agent starts each task at its first exploration rate, conf/boundary.yaml says what
+    else restarts, and methods act there. Where they are hidden, none of this happens; a method acts where its trigger
+    says (`trigger=`).
 
     Args:
         tasks: how many.
@@ -190,20 +189,6 @@ def check_acts(benchmark: ContinualControl | None, method: Method, name: str, at
         )
 
 
-def optimizer_at_tasks(of: Any, parts: Any) -> str:
-    """`${optimizer_at_tasks:${method},${oc.select:method.parts,null}}`: `boundary.optimizer` of continual control.
-
-    new: of a method that brings an optimizer or new parameters, alone or within a chain. forget: of all others, so
-    that a method resets the optimizer's state of what it changes, and whoever changes nothing keeps it.
-    """
-    nodes = [of] if parts is None else [parts[name] for name in ([of["of"]] if isinstance(of["of"], str) else of["of"])]
-    kinds = [get_class(node["_target_"]) for node in nodes]
-    hooks = ("optimizer", "reshape")
-    brings = any(getattr(kind, hook, None) is not getattr(Method, hook) for kind in kinds for hook in hooks)
-    return "new" if brings else "forget"
-
-
-OmegaConf.register_new_resolver("optimizer_at_tasks", optimizer_at_tasks, replace=True)
 OmegaConf.register_new_resolver("times", lambda a, b: int(a) * int(b), replace=True)
 OmegaConf.register_new_resolver("part", lambda a, b: max(1, int(a) // int(b)), replace=True)
 

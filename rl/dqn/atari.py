@@ -138,7 +138,7 @@ def make(
     noop_max: Annotated[int, within(0, 1_000_000)] = 0,
     fire_reset: bool = False,
     life_loss: bool = False,
-    max_frames: Annotated[int, within(1, NEVER)] = 400_000,
+    max_frames: Annotated[int, within(1, NEVER)] = 108_000,
     threads: Threads = None,
 ) -> Episodes:
     """Environments for `rl.dqn`; the options are those of `asterix` in conf/envs/dqn.yaml.

@@ -145,9 +145,9 @@ class Learner(AgentLearner):
         self.sampling.set_state(state["sampling"].cpu())
         seeding.set_rng_state(state["rng"])
         load_trigger(self.trigger, state.get("trigger"))
+        self.replay.begins = list(state["begins"])
         if task.benchmark is not None:
             self.of_tasks.load_state_dict(state["of_tasks"])
-            self.replay.begins = list(state["begins"])
             self.begin_task()
         if self.step < task.total_steps and not self.env.load_state_dict(state["env"]):
             log.warning("this version of the emulator does not repeat its episodes: new ones begin")

@@ -23,7 +23,7 @@ from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from fire_core.triggers import Trigger
-from rl.common.boundary import METRICS, check_boundary
+from rl.common.boundary import METRICS, Boundary, check_boundary
 from rl.common.continual import ContinualControl, check_acts
 from rl.common.phases import Phase, split
 from rl.dqn.changing import Changing
@@ -63,13 +63,10 @@ class Evaluation:
 
 
 @dataclass
-class Boundary:
-    """What happens to the optimizer and the target network at the midpoint, beside what the method does to weights."""
+class DQNBoundary(Boundary):
+    """What restarts at a boundary."""
 
-    # forget: what the method changed.
-    optimizer: Annotated[str, one_of("keep", "forget", "new")] = "keep"
-    # follow: act, then take over what was projected; copy: of the network.
-    target: Annotated[str, one_of("act", "follow", "copy", "keep")] = "act"
+    target: Annotated[str, one_of("copy", "keep", "act", "follow")] = MISSING
 
 
 @dataclass
@@ -97,7 +94,7 @@ class DQNConfig(Trunk):
     exploration: Annotated[str, one_of("each", "shared")] = "each"
     epsilon: Epsilon = field(default_factory=Epsilon)
     replay: Replay = field(default_factory=Replay)
-    boundary: Boundary = field(default_factory=Boundary)
+    boundary: DQNBoundary = field(default_factory=DQNBoundary)
     eval: Evaluation = field(default_factory=Evaluation)
     log_every: Count = MISSING  # steps between two rows; an epoch for methods that count in those
     metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at the midpoint
@@ -107,7 +104,7 @@ class DQNConfig(Trunk):
     compile: Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotune")] = "off"
 
 
-GROUPS = ("scale", "cache", "budget/dqn", "budget/continual", "budget/exceptions", "tuned/dqn")
+GROUPS = ("scale", "cache", "budget/dqn", "budget/continual", "budget/exceptions", "tuned/dqn", "boundary")
 register("dqn", DQNConfig, *GROUPS, presets=("fig4a", "agents"), envs=("dqn",))
 
 
@@ -187,6 +184,7 @@ class Task:
             metrics=METRICS,
             after=task.steps_before_trigger,
             total_steps=task.total_steps,
+            restarts=options.boundary.restarts_networks,
         )
         if not acts_at_boundaries(options.trigger) and method.overrides("optimizer"):
             raise ConfigError(
@@ -228,7 +226,7 @@ class Task:
     @property
     def steps_before_trigger(self) -> int:
         """Agent steps before the first with updates, about which a trigger is asked first."""
-        return -(-self.config.learning_starts // self.config.num_envs) * self.config.num_envs
+        return (self.config.learning_starts // self.config.num_envs + 1) * self.config.num_envs
 
     def method_acts_in(self, index: int) -> bool:
         """Whether the method shapes what happens within phase `index`; the first half is shared by all methods."""
@@ -236,13 +234,18 @@ class Task:
 
     @property
     def knows_boundaries(self) -> bool:
-        """Whether the agent starts each phase anew, as `ContinualControl` says."""
+        """Whether the agent is told where each task of a stream starts."""
         return self.benchmark is not None and self.benchmark.known
 
     @property
-    def hides_boundaries(self) -> bool:
-        """Whether nothing happens between two phases but that the task changes."""
-        return self.benchmark is not None and not self.benchmark.known
+    def restarts_at_boundaries(self) -> bool:
+        """Whether `boundary` applies between two phases: at the midpoint if methods act there, and at known tasks."""
+        return acts_at_boundaries(self.config.trigger) if self.benchmark is None else self.benchmark.known
+
+    @property
+    def empties_replay(self) -> bool:
+        """Whether each phase starts with an empty replay, so that learning starts anew."""
+        return self.restarts_at_boundaries and self.config.boundary.replay == "new"
 
     def new_replay(self) -> FrameReplay:
         """An empty replay."""
@@ -269,8 +272,11 @@ def check_schedule(config: DictConfig) -> None:
             f"midpoint={config.midpoint} in steps of num_envs={config.num_envs} must come before "
             f"total_steps={config.total_steps}"
         )
-    if config.learning_starts >= config.midpoint:
-        raise ConfigError(f"learning_starts={config.learning_starts} must come before midpoint={config.midpoint}")
+    if config.learning_starts >= config.midpoint - config.num_envs:
+        raise ConfigError(
+            f"learning_starts={config.learning_starts} must come before midpoint={config.midpoint}, by more than "
+            f"num_envs={config.num_envs}"
+        )
     if config.learning_starts < config.num_envs:
         raise ConfigError(f"learning_starts must be at least num_envs={config.num_envs}, got {config.learning_starts}")
 
@@ -284,10 +290,10 @@ def check_task_length(config: DictConfig) -> None:
     steps = config.benchmark.steps
     if steps % config.num_envs:
         raise ConfigError(f"benchmark.steps={steps} must be a multiple of num_envs={config.num_envs}")
-    if not config.num_envs <= config.learning_starts < steps:
+    if not config.num_envs <= config.learning_starts < steps - config.num_envs:
         raise ConfigError(
             f"learning_starts={config.learning_starts} must be at least num_envs={config.num_envs} and less than "
-            f"benchmark.steps={steps}"
+            f"benchmark.steps={steps} less num_envs"
         )
 
 

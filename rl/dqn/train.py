@@ -22,6 +22,7 @@ from fire_core.harness.run.folder import Run
 from fire_core.harness.training import seeding
 from fire_core.harness.training.boundary import act_after_row, act_at_boundary
 from fire_core.harness.training.loop import Loop
+from fire_core.methods import Context
 from fire_core.triggers import Firing
 from fire_core.weights.optimizer_state import parts_of
 from rl.common import checkpoint
@@ -110,27 +111,30 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
     learner.phase, learner.phase_step = index, 0
     if index == 0:
         learner.optimizer = new_optimizer(task, learner, index)
-    elif acts_at_boundaries(config.trigger) and not task.hides_boundaries:
-        act(task, learner, run)
-        learner.passes = build_passes(task, learner.net)
-    if index > 0 and task.benchmark is not None:
-        begin_task(task, learner)
+    elif task.restarts_at_boundaries:
+        if acts_at_boundaries(config.trigger):
+            act(task, learner, run)
+            learner.passes = build_passes(task, learner.net)
+        else:
+            restart(task, learner)
+        if task.empties_replay:
+            learner.replay.forget()
+    if index > 0 and (task.benchmark is not None or task.empties_replay):
+        begin_episodes(task, learner)
 
 
-def begin_task(task: Task, learner: Learner) -> None:
-    """The next task of a stream: new episodes, and where its boundary is known an empty replay and a new target."""
-    if task.knows_boundaries:
-        learner.replay.forget()
-        learner.target.load_state_dict(learner.q.state_dict())
-    learner.begin_task()
+def begin_episodes(task: Task, learner: Learner) -> None:
+    """Let new episodes begin, in a stream those of the next task."""
+    if task.benchmark is not None:
+        learner.begin_task()
+        learner.of_tasks.begin_task()
     learner.replay.start(torch.arange(learner.env.envs), learner.env.begin())
-    learner.of_tasks.begin_task()
 
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
     """Let the method act at the midpoint, or where the trigger fired, and do what `boundary.*` says."""
-    boundary, context = task.config.boundary, make_context(task, learner)
-    context.optimizers = parts_of(learner.optimizer) if boundary.optimizer == "forget" else []
+    context = make_context(task, learner)
+    context.optimizers = parts_of(learner.optimizer) if task.config.boundary.optimizer == "forget" else []
     if firing is not None:
         context.generator = seeding.generator(task.config.seed, "firing", learner.step)
     act_at_boundary(
@@ -141,9 +145,15 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
         run=run,
         measure=functools.partial(measure, task, learner),
         level=task.config.metrics,
-        afterwards=functools.partial(update_targets, learner.method, learner.net, context, boundary.target),
+        afterwards=functools.partial(restart, task, learner, context),
         firing=firing,
     )
+
+
+def restart(task: Task, learner: Learner, context: Context | None = None) -> None:
+    """Restart target and optimizer as `boundary` says; `context`: with which the method has acted, if it has."""
+    boundary = task.config.boundary
+    update_targets(learner.method, learner.net, context, boundary.target)
     if boundary.optimizer == "new":
         learner.optimizer = new_optimizer(task, learner, learner.phase)
 
@@ -156,10 +166,10 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     actions = choose_actions(task, learner, acts)
     env.send(actions)
     before = learner.step
-    since = learner.phase_step if task.knows_boundaries else before  # the replay began to fill
+    since = learner.phase_step if task.empties_replay else before  # the replay began to fill
     learner.step += config.num_envs
     learner.phase_step += config.num_envs
-    if since >= config.learning_starts:
+    if since > config.learning_starts:
         due = int(learner.step * config.updates_per_step) - int(before * config.updates_per_step)
         if due:
             loss = learn(task, learner, due, acts)

@@ -128,9 +128,9 @@ class Learner(AgentLearner):
             module.load_state_dict(state["modules"][name])
         for name, module in self.net.targets.items():
             module.load_state_dict(state["targets"][name])
+        self.replay.begin = state["begin"]
         if task.tasks is not None:
             self.of_tasks.load_state_dict(state["of_tasks"])
-            self.replay.begin = state["begin"]
             self.workers.choose(self.phase)
         for key in self.PARTS:
             getattr(self, key).load_state_dict(state[key])

@@ -46,7 +46,7 @@ def start_trigger(task: Task, learner: Learner) -> Net:
 
 def decisions_made(task: Task, learner: Learner) -> int:
     """By all environments, since the replay began to fill."""
-    return (learner.phase_step if task.knows_boundaries else learner.step) * task.config.num_envs
+    return (learner.phase_step if task.empties_replay else learner.step) * task.config.num_envs
 
 
 @torch.inference_mode()

@@ -23,7 +23,7 @@ from fire_core.harness.training.plasticity import LEVELS
 from fire_core.methods import Method, Net
 from fire_core.ranges import Count, Decay, NonNegative, Positive, Width, one_of, within
 from fire_core.triggers import Trigger
-from rl.common.boundary import METRICS, check_boundary
+from rl.common.boundary import METRICS, Boundary, check_boundary
 from rl.common.continual import ContinualControl, check_acts
 from rl.common.phases import Phase, split
 from rl.sac.control import Control, time_limit
@@ -33,13 +33,16 @@ from rl.sac.workers import Tasks, Worker
 
 
 @dataclass
-class Boundary:
-    """What restarts at the midpoint, beside what the method does to the weights of actor and critics."""
+class SacBoundary(Boundary):
+    """What restarts at a boundary."""
 
-    optimizer: Annotated[str, one_of("new", "forget", "keep")] = "new"  # forget: what the method changed
-    temperature: Annotated[str, one_of("new", "keep")] = "keep"
-    target: Annotated[str, one_of("copy", "keep")] = "keep"  # copy: of the critics as the method left them
-    statistics: Annotated[str, one_of("new", "keep")] = "keep"  # of observations
+    temperature: Annotated[str, one_of("new", "keep")] = MISSING
+    statistics: Annotated[str, one_of("new", "keep")] = MISSING  # of observations
+
+    @property
+    def restarts_networks(self) -> bool:
+        """Whether something restarts where a trigger fires, whatever the method does."""
+        return super().restarts_networks or self.temperature == "new"
 
 
 @dataclass
@@ -51,7 +54,7 @@ class SacConfig(Trunk):
     env: Group = MISSING
     networks: Group = MISSING
     benchmark: OptionalGroup = None  # a stream of tasks; null: two halves in one environment
-    boundary: Boundary = field(default_factory=Boundary)
+    boundary: SacBoundary = field(default_factory=SacBoundary)
     env_steps: Count = MISSING  # of the whole run, over all environments, repeats counted
     num_envs: Annotated[int, within(1, 1024)] = 1
     random_steps: Count = 5000  # decisions taken at random, in each run's beginning; then learning begins
@@ -79,7 +82,7 @@ REFUSED = (
     "by a penalty or after a row, such as full_reset, snp, pi, fire, redo and l2init"
 )
 NO_PLACE = {hook: REFUSED.format(hook=hook) for hook in ("optimizer", "watch", "after_step")}
-GROUPS = ("scale", "cache", "budget/sac", "budget/continual", "budget/exceptions", "tuned/sac")
+GROUPS = ("scale", "cache", "budget/sac", "budget/continual", "budget/exceptions", "boundary")
 register("sac", SacConfig, *GROUPS, presets=("fig4b", "agents"), envs=("dqn",))  # to say whose they are
 
 
@@ -170,6 +173,7 @@ class Task:
             metrics=METRICS,
             after=task.steps_before_trigger,
             total_steps=task.total_steps,
+            restarts=options.boundary.restarts_networks,
         )
         return task
 
@@ -216,14 +220,14 @@ class Task:
         return "eval/return" if self.tasks is None else "task/return"
 
     @property
-    def knows_boundaries(self) -> bool:
-        """Whether the agent starts each phase anew, as `ContinualControl` says."""
-        return self.tasks is not None and self.tasks.benchmark.known
+    def restarts_at_boundaries(self) -> bool:
+        """Whether `boundary` applies between two phases: at the midpoint if methods act there, and at known tasks."""
+        return acts_at_boundaries(self.config.trigger) if self.tasks is None else self.tasks.benchmark.known
 
     @property
-    def hides_boundaries(self) -> bool:
-        """Whether nothing happens between two phases but that the task changes."""
-        return self.tasks is not None and not self.tasks.benchmark.known
+    def empties_replay(self) -> bool:
+        """Whether each phase starts with an empty replay, so that learning starts anew."""
+        return self.restarts_at_boundaries and self.config.boundary.replay == "new"
 
     @property
     def repeat(self) -> int:

@@ -98,27 +98,29 @@ PROGRAM = Program(Task.from_config, train, groups=("env",))
 
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
-    """Let the method act at the boundary before phase `index`, restart what `boundary` says, measure what it did."""
+    """Let the method act at the boundary before phase `index`, measure what it did, restart what `boundary` says."""
     config = task.config
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.generator = seeding.generator(config.seed, "stream", index)
     learner.phase, learner.phase_step = index, 0
     if index > 0:
-        if acts_at_boundaries(config.trigger) and not task.hides_boundaries:
+        if not task.restarts_at_boundaries:
+            learner.prepare(task, learner.agent.optimizers)  # the phase may have a penalty
+        elif acts_at_boundaries(config.trigger):
             act(task, learner, run)
         else:
-            learner.prepare(task, learner.agent.optimizers)  # the phase may have a penalty
+            restart(task, learner)
+        if task.empties_replay:
+            learner.replay.forget()
+        if task.restarts_at_boundaries and config.boundary.statistics == "new":
+            learner.statistics = Statistics(task.observations, config.normalize_observations)
         if task.tasks is not None:
             begin_task(task, learner)
     learner.clear_sums()
 
 
 def begin_task(task: Task, learner: Learner) -> None:
-    """The next task of a stream: new episodes, and where its boundary is known an empty replay, a new target."""
-    if task.knows_boundaries:
-        learner.replay.forget()
-        learner.net.targets["critic"].load_state_dict(learner.net.modules["critic"].state_dict())
-        learner.statistics = Statistics(task.observations, task.config.normalize_observations)
+    """Let new episodes begin, those of the next task of a stream."""
     learner.workers.choose(learner.phase)
     learner.workers.begin()
     learner.of_tasks.begin_task()
@@ -143,14 +145,12 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
     )
 
 
-def restart(task: Task, learner: Learner, context: Context) -> None:
-    """Restart what `boundary` in the configuration says, beside the weights."""
+def restart(task: Task, learner: Learner, context: Context | None = None) -> None:
+    """Restart temperature, target and optimizers as `boundary` says; `context`: with which the method has acted."""
     how = task.config.boundary
     if how.temperature == "new":
         learner.temperature.load_state_dict(Temperature(task.config.temperature).state_dict())
     update_targets(learner.method, learner.net, context, how.target)
-    if how.statistics == "new":
-        learner.statistics = Statistics(task.observations, task.config.normalize_observations)
     learner.prepare(task, None if how.optimizer == "new" else learner.agent.optimizers)
 
 

@@ -148,3 +148,25 @@ def test_text_does_not_invent_an_interval():
     assert formats.show(Estimate(0.5, np.nan, np.nan, 1)) == "0.5000"
     assert formats.show(None) == formats.show(float("nan")) == "–"
     assert formats.show(Estimate(0.01234, 0.0111, 0.0139, 3), short=True) == "0.0123 [0.0111, 0.0139]"
+
+
+def phases(values: tuple[float, ...], **also: tuple[float, ...]) -> list[dict[str, float]]:
+    """Rows of two equal phases of four steps each."""
+    columns = {"eval/return": values, **also}
+    return [{"step": i + 1, "phase": i // 4} | {key: of[i] for key, of in columns.items()} for i in range(len(values))]
+
+
+def test_best_is_of_what_came_after_the_act(tmp_path):
+    """A best value of the first half, which all methods share, says nothing of a method."""
+    write_run(tmp_path, metric="eval/return", rows_=phases((1.0, 9.0, 2.0, 2.0, 3.0, 5.0, 4.0, 4.5)))
+    frame = tables.results(only_setting(tmp_path))
+    assert (frame["final"][0].mean, frame["best"][0].mean) == (4.5, 5.0)
+
+
+def test_tables_of_agents_have_both_returns(tmp_path):
+    training = (1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 7.0)
+    rows = phases((1.0, 9.0, 2.0, 2.0, 3.0, 5.0, 4.0, 4.5), **{"train/return": training})
+    write_run(tmp_path, metric="eval/return", rows_=rows)
+    frame = tables.results(only_setting(tmp_path))
+    assert frame["training return"][0].mean == 7.0  # of the last quarter of the last phase
+    assert list(frame)[2:5] == ["final", "best", "training return"]

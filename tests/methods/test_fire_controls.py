@@ -10,7 +10,7 @@ from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Context, Fire, Net, OptimizerReset, RandomIsometry
 from fire_core.metrics import dfi
 from fire_core.weights.layout import resolve
-from tests.programs import DQN, LANGUAGE, SAC, VISION, compose, rows
+from tests.programs import DQN, LANGUAGE, SAC, VISION, rows
 
 
 class Network(nn.Module):
@@ -198,13 +198,3 @@ def test_streams_and_triggers_keep_the_optimizer_that_it_resets(options: tuple[s
     )
     assert row[f"{row['kind']}/optimizer_states_reset"] > 10  # weights, biases and norms of a residual network
     assert row[f"{row['kind']}/sfe"] == 0
-
-
-@pytest.mark.parametrize("program", ["dqn", "sac"])
-def test_agents_restart_what_the_methods_are_controls_of(program: str) -> None:
-    def boundary(method: str) -> object:
-        return compose(program, f"method={method}").boundary
-
-    assert boundary("random_isometry") == boundary("fire")
-    others = {"target": "keep", **({"temperature": "keep", "statistics": "keep"} if program == "sac" else {})}
-    assert boundary("optimizer_reset") == {"optimizer": "forget", **others}

@@ -121,7 +121,7 @@ def test_epsilon(case: str) -> None:
 
 def compose(method: str) -> Any:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("dqn", [f"method={method}", "variant=fire_paper"])
+        return hydra.compose("dqn", [f"method={method}", "variant=fire_paper", "boundary=dqn_paper"])
 
 
 def act(method: Method, net: Net, optimizer: torch.optim.Optimizer, config: Any) -> torch.optim.Optimizer:

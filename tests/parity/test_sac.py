@@ -261,10 +261,11 @@ def reinit_cases() -> dict[str, Method]:
 
 @pytest.mark.parametrize("case", sorted(FACTS["reinit"]))
 def test_reinitialisation_and_what_restarts(case: str) -> None:
-    """Weights, optimizers, temperature and target after the method and `boundary` of conf/tuned/sac."""
+    """Weights, optimizers, temperature and target after the method and boundary=sac_paper."""
     facts, method = FACTS["reinit"][case], reinit_cases()[case]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose("sac", [f"method={case.split('_')[0] if case.startswith('fire') else case}"])
+        name = case.split("_")[0] if case.startswith("fire") else case
+        config = hydra.compose("sac", [f"method={name}", "boundary=sac_paper"])
     pre, init = trees("agent.pre"), trees("agent.init")
     how, small = sizes(*pre), FACTS["small_agent"]
     obs, act = small["obs_dim"], small["act_dim"]

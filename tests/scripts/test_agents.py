@@ -12,6 +12,7 @@ import pytest
 from analysis.make_plasticity import filled
 from scripts.agents_runs import COLUMNS, Runs, write
 from scripts.agents_tables import make_tables, scores, table, tasks_of
+from tests.programs import compose
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -20,7 +21,13 @@ RESULTS = ROOT / "docs" / "results"
 def frame() -> pd.DataFrame:
     """Two methods, three seeds, six tasks; base loses 10 a task, fire stays."""
     rows = [
-        {"method": method, "seed": seed, "task": task, "return": 100 + seed - (10 * task if method == "base" else 0)}
+        {
+            "method": method,
+            "seed": seed,
+            "task": task,
+            "return": 100 + seed - (10 * task if method == "base" else 0),
+            "evaluation": 200 + task,
+        }
         for method in ("base", "fire")
         for seed in range(3)
         for task in range(6)
@@ -38,6 +45,7 @@ def test_the_best_comes_first() -> None:
     assert found["method"].tolist() == ["fire", "base"]
     assert found["P(better than base)"][0].mean == 1.0
     assert found["P(better than base)"][1] is None
+    assert [one.mean for one in found["evaluation, last third"]] == [204.5, 204.5]
 
 
 def test_games_that_come_round_again_have_a_column_for_each_task() -> None:
@@ -58,10 +66,11 @@ def test_a_method_s_rows_take_the_place_of_its_old_ones(tmp_path: Path) -> None:
 
 def test_methods_that_act_at_boundaries_take_a_trigger_where_there_is_no_boundary(tmp_path: Path) -> None:
     runs = Runs("high_replay_ratio_cheetah", tmp_path, tmp_path, smoke=False)
-    named = {method: runs.compose(method, "runs", 0).trigger for method in ("base", "redo", "fire", "fire_head_kept")}
+    methods = ("base", "redo", "fire", "fire_head_kept")
+    named = {method: compose("sac", *runs.options_of(method, "runs")).trigger for method in methods}
     assert [one.name for one in named.values()] == ["boundary", "boundary", "every", "every"]
     assert named["fire"].steps == 1000
-    assert runs.compose("fire", "runs", 0).benchmark.boundaries == "hidden"
+    assert compose("sac", *runs.options_of("fire", "runs")).benchmark.boundaries == "hidden"
 
 
 def test_the_page_has_the_tables_of_its_csv_files() -> None:

@@ -10,14 +10,14 @@ from omegaconf import OmegaConf
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError
+from fire_core.harness.tune.search import search_space
+from fire_core.harness.tune.table import Trial, append, best, read_table, write_winner
 from fire_core.methods import Method
 from tests.programs import compose
 from tests.zygote import Zygote
-from vision.trials import Trial, append, best, read_table, write_winner
-from vision.tune import compose as compose_trial
-from vision.tune import parse, reported_seeds, search_space
+from vision.tune import RESULTS, parse, reported_seeds
 
-TINY = ("benchmark.tasks=2", "benchmark.samples=64", "epochs=1", "model.hidden=8", "stack=2")
+TINY = ("benchmark.tasks=2", "benchmark.samples=64", "epochs=1", "model.hidden=8", "seeds=2", "workers=1")
 WHERE = ("table=table.csv", "winners=winners.yaml")
 SEARCHED = OmegaConf.load(CONF / "tuned" / "searched.yaml")
 
@@ -61,7 +61,7 @@ def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygot
     [
         (("seed=0", "benchmark=warm_start"), "seed=0 is reported in docs/results: choose with others"),
         (("trials=0",), "trials=0 must be a whole number of at least 1"),
-        (("stack=x",), "stack=x must be a whole number"),
+        (("seeds=x",), "seeds=x must be a whole number"),
         (("--methods=fire",), "options are written option=value"),
         (("method=fire,fire",), "names fire twice"),
     ],
@@ -82,11 +82,23 @@ def test_seeds_are_read_from_committed_results(tmp_path: Path) -> None:
 
 
 def test_the_rate_is_searched_for_every_method_and_parts_of_a_chain_by_their_names() -> None:
-    search = parse(["method=base"])
-    assert [one.option for one in search_space("base", compose_trial(search, "base"))] == ["lr"]
-    space = search_space("fire+l2init", compose_trial(search, "fire+l2init"))
+    search = parse(["method=base"]).search
+    assert [one.option for one in search_space("base", search.compose("base"))] == ["lr"]
+    space = search_space("fire+l2init", search.compose("fire+l2init"))
     assert {"lr", "method.parts.fire.blend", "method.parts.l2init.coef"} <= {one.option for one in space}
     assert space[0].values == pytest.approx((3e-4, 9e-3))
+
+
+@pytest.mark.parametrize(
+    ("stream", "tasks"),
+    [("random_labels", 10), ("permuted", 10), ("permuted_online", 30), ("slowly_changing_regression", 30)],
+)
+def test_committed_tables_are_of_the_settings_that_their_commands_have_now(stream: str, tasks: int) -> None:
+    search = parse([f"experiment=plasticity_{stream}", f"benchmark.tasks={tasks}", "method=base"]).search
+    assert search.table.parent == RESULTS / "plasticity"
+    for method in ("base", "fire", "fire+muon"):
+        known = read_table(search.table, search.setting(method), method, search.seeds)
+        assert method == "fire+muon" or 0 in known
 
 
 def test_a_table_of_other_options_or_seeds_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ USER_ERRORS = (ConfigError, TrainingError, HydraException, OmegaConfBaseExceptio
 OUT_OF_MEMORY = "can't allocate memory|not enough memory|out of memory"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
-PLUGINS = 'pip install -e ".[cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
+PLUGINS = 'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
 NO_NAME = "Config group override must be a string or a list"  # of method=null, method=1
 # Options of earlier versions, each with what is said in its place.
 REMOVED = {"stack": "seeds are jobs of a sweep now: 'seed=range(20)' hydra/launcher=cores -m (docs/programs.md)"}

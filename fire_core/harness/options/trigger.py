@@ -81,6 +81,7 @@ def check_trigger(
     metrics: Collection[str],
     after: int,
     total_steps: int,
+    restarts: bool = False,
 ) -> None:
     """Refuse a trigger that can start nothing, or can never fire.
 
@@ -93,6 +94,7 @@ def check_trigger(
         metrics: names of the numbers that the trainer gives with each step.
         after: optimizer steps before the first that the trigger is asked about.
         total_steps: optimizer steps of the run.
+        restarts: whether something beside the method's own act restarts where the trigger fires.
 
     Raises:
         ConfigError: with the reason.
@@ -100,7 +102,7 @@ def check_trigger(
     if acts_at_boundaries(node):
         return
     chosen = f"trigger={node['name']}"
-    if not method.overrides("at_boundary"):
+    if not method.overrides("at_boundary") and (trigger is None or not restarts):
         raise ConfigError(f"{chosen} starts what a method does at boundaries: method={name} does nothing there")
     if method.overrides("reshape"):
         raise ConfigError(f"{chosen}: method={name} puts in new modules, which it can do at boundaries only")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core import metrics
+from fire_core.harness.options.errors import TrainingError
 from fire_core.methods import Net
 from fire_core.units.find import unit_graph
 from fire_core.units.watch import Watch, mean_magnitude
@@ -29,6 +30,9 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap", ranks
         loss: of the probe batch; each call passes it through the network.
         level: off, cheap or full.
         ranks: whether cheap has `effective_rank` and `srank` too.
+
+    Raises:
+        TrainingError: the features are not finite, as in a network that has diverged.
     """
     if level == "off":
         return {}
@@ -50,6 +54,8 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap", ranks
                 loss, [p for p in net.parameters() if p.requires_grad], 20, generator=torch.Generator().manual_seed(0)
             )
     for seen in [x.flatten(0, -2) for x in features]:  # (probe, features)
+        if not torch.isfinite(seen).all():
+            raise TrainingError("the activations of the last hidden layer are not finite. Lower lr=")
         numbers["stable_rank"] = metrics.stable_rank(seen).item()
         if level == "full" or ranks:
             numbers["effective_rank"] = metrics.effective_rank(seen).item()

@@ -5,6 +5,9 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import hydra
@@ -14,8 +17,8 @@ import yaml
 
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.config import OWN_THREADS, set_up_torch
-from tests.programs import LONG, VISION, assert_same, lines, only_run, wait_for
-from tests.zygote import Zygote
+from tests.programs import LONG, VISION, alive, assert_same, lines, only_run, wait_for
+from tests.zygote import ROOT, Zygote
 
 
 def needs(plugin: str) -> pytest.MarkDecorator:
@@ -24,7 +27,7 @@ def needs(plugin: str) -> pytest.MarkDecorator:
         absent = importlib.util.find_spec(f"hydra_plugins.{plugin}") is None
     except ModuleNotFoundError:  # no plugin at all, so not even the namespace
         absent = True
-    return pytest.mark.skipif(absent, reason=f'{plugin} is not installed: pip install -e ".[cluster]"')
+    return pytest.mark.skipif(absent, reason=f'{plugin} is not installed: pip install -e ".[dev]"')
 
 
 def run_of(folder: Path, method: str) -> Path:
@@ -63,6 +66,44 @@ def test_side_by_side_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> No
         assert [len(re.findall(rf"{state} .*accuracy", line)) for line in table] == [1, 0, 1, 0], answer.err
         assert [line.count("failed    lr must be positive, got 0.0") for line in table] == [0, 1, 0, 1]
     assert_same(run_of(tmp_path, "fire"), calm)
+
+
+@needs("hydra_joblib_launcher")
+@pytest.mark.slow
+def test_a_diverging_job_of_many_seeds_leaves_the_others_and_a_first_phase_is_trained_once(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    options = VISION.tiny("seed=range(2)", "method=base,fire", "lr=1e-3,1e30", "-m")
+    answer = zygote.run(tmp_path, "vision.train", "hydra/launcher=cores", "hydra.launcher.n_jobs=2", *options)
+    assert answer.code == 3
+    table = [line for line in answer.err.splitlines() if re.search("  (done|failed)  ", line)]
+    assert [line.count("  failed  ") for line in table] == [0, 1] * 4
+    assert len(list(tmp_path.glob("runs/vision/*/DONE"))) == 4
+    assert len(list(tmp_path.glob("runs/.cache/*/DONE"))) == 2
+
+
+@needs("hydra_joblib_launcher")
+@pytest.mark.slow
+@pytest.mark.parametrize("signal_of", [os.kill, os.killpg])
+def test_ctrl_c_leaves_finished_runs_finished_and_no_worker(
+    tmp_path: Path, signal_of: Callable[[int, int], None]
+) -> None:
+    options = [*VISION.tiny("seed=range(3)", *LONG), "hydra/launcher=cores", "hydra.launcher.n_jobs=2", "-m"]
+    command = [sys.executable, "-m", "vision.train", *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def default() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, preexec_fn=default) as sweep:
+        wait_for(lambda: list(tmp_path.glob("runs/vision/*/DONE")))
+        signal_of(sweep.pid, signal.SIGINT)
+        assert sweep.wait() != 0
+        wait_for(lambda: not alive(sweep.pid), 30)
+    finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/vision/*/DONE")}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert len(list(tmp_path.glob("runs/vision/*/DONE"))) == 3
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
 
 
 @needs("hydra_submitit_launcher")

@@ -1,10 +1,11 @@
-"""What happens to optimizers and targets at a boundary under a chain."""
+"""What restarts at a boundary: the table, and targets that follow a chain."""
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from fire_core.harness.options.cli import CONF
 from fire_core.methods import Context, Net
 from fire_core.methods.chain import Chain
 from fire_core.methods.fire import Fire
@@ -21,24 +22,52 @@ def boundary(program: str, *options: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("program", ["dqn", "sac"])
-@pytest.mark.parametrize("first", ["fire", "fire_exact", "snp", "full_reset"])
-def test_a_chain_restarts_what_its_first_part_alone_restarts(program: str, first: str) -> None:
-    alone = boundary(program, f"method={first}")
-    for parts in (f"{first},redo", f"l2init,{first}"):
-        assert boundary(program, "method=chain", f"method.of=[{parts}]") == alone, parts
+METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+POLICY = {"optimizer": "new", "target": "copy", "replay": "keep"}
+OF_SAC = {"temperature": "new", "statistics": "keep"}
 
 
-def test_chains_of_others() -> None:
-    assert boundary("dqn", "method=chain") == boundary("dqn", "method=fire") | {"optimizer": "new"}  # Muon's
-    assert boundary("dqn", "method=chain", "method.of=[fire,snp]")["target"] == "follow"
-    assert boundary("dqn", "method=chain", "method.of=[snp,fire]")["target"] == "act"
-    for program in ("dqn", "sac"):
-        never = boundary(program, "method=chain", "method.of=[redo,l2init]")
-        assert never == boundary(program, "method=base")
-    chosen = boundary("dqn", "method=chain", "method.of=[fire,redo]", "boundary.target=keep", "boundary.optimizer=new")
-    assert chosen == {"optimizer": "new", "target": "keep"}
-    assert boundary("sac", "method=chain", "method.of=[fire,l2init]", "boundary.temperature=keep")["target"] == "copy"
+@pytest.mark.parametrize("method", METHODS)
+def test_one_policy_for_every_method_and_for_base(method: str) -> None:
+    """Injection alone departs, since it leaves the outputs as they are."""
+    injects = method == "pi"
+    target = {"target": "keep"} if injects else {}
+    temperature = {"temperature": "keep"} if injects else {}
+    assert boundary("dqn", f"method={method}") == POLICY | target
+    assert boundary("sac", f"method={method}") == POLICY | OF_SAC | target | temperature
+    between = {"replay": "new"}
+    assert boundary("dqn", "experiment=continual_cartpole", f"method={method}") == POLICY | target | between
+    stream = boundary("sac", "experiment=continual_double_pendulum", f"method={method}")
+    assert stream == POLICY | {"statistics": "new"} | {"temperature": "new"} | target | temperature | between
+    hidden = boundary("dqn", "experiment=continual_cartpole", "benchmark.boundaries=hidden", f"method={method}")
+    assert hidden == POLICY | target
+
+
+def test_an_option_wins_over_the_table() -> None:
+    chosen = boundary(
+        "dqn", "method=chain", "method.of=[fire,redo]", "boundary.target=keep", "boundary.optimizer=forget"
+    )
+    assert chosen == POLICY | {"target": "keep", "optimizer": "forget"}
+
+
+def test_the_paper_s_presets_do_what_the_authors_code_does() -> None:
+    """tests/parity holds the numbers of the first four; the authors' code has no injection for SAC."""
+    expected = {
+        "base": ("keep", "act", ("keep", "keep", "keep")),
+        "full_reset": ("keep", "act", ("new", "new", "copy")),
+        "snp": ("keep", "act", ("new", "new", "copy")),
+        "fire": ("keep", "follow", ("new", "new", "copy")),
+        "pi": ("new", "keep", ("new", "keep", "keep")),
+    }
+    for method, (optimizer, target, of_sac) in expected.items():
+        dqn = boundary("dqn", "experiment=fig4a_asterix", f"method={method}")
+        assert dqn == {"optimizer": optimizer, "target": target, "replay": "keep"}, method
+        sac = boundary("sac", "experiment=fig4b_h1_walk", f"method={method}")
+        assert sac == dict(zip(("optimizer", "temperature", "target"), of_sac, strict=True)) | {
+            "statistics": "keep",
+            "replay": "keep",
+        }
+    assert set(boundary("sac", "experiment=dmc100k").values()) == {"keep"}
 
 
 def network(seed: int) -> nn.Module:

@@ -44,12 +44,23 @@ def test_a_known_boundary_empties_the_replay_and_copies_the_target() -> None:
     updates = learner.updates
     for _ in range(9):
         interact(task, learner, acts=False)
-    _, drawn = learner.replay.draw(200, torch.Generator().manual_seed(0))
-    assert int(drawn.min()) > learner.replay.begins[0]
+    env, drawn = learner.replay.draw(200, torch.Generator().manual_seed(0))
+    assert (drawn > torch.tensor(learner.replay.begins)[env]).all()
     assert learner.updates == updates  # the replay fills again before anything is learnt
     while learner.phase_step < 60:
         interact(task, learner, acts=False)
     assert learner.updates > updates
+
+
+@pytest.mark.parametrize(
+    "options", [("method=base",), ("method=redo",), ("method=fire", "trigger=every", "trigger.steps=50")]
+)
+def test_a_known_boundary_restarts_the_same_whatever_the_method(options: tuple[str, ...]) -> None:
+    """Also where a trigger says when the method acts: base is compared with what restarts as it does."""
+    _, learner = at_task(1, *options)
+    assert learner.optimizer is not None
+    assert not learner.optimizer.state
+    assert same(learner.target.state_dict(), learner.q.state_dict())
 
 
 def test_a_hidden_boundary_leaves_all_as_it_is() -> None:

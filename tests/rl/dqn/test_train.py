@@ -1,5 +1,6 @@
 """The trainer: what it does when, what it writes, what it refuses."""
 
+import copy
 import functools
 import gc
 import itertools
@@ -69,6 +70,72 @@ def test_nothing_is_learnt_before_learning_starts() -> None:
     _, learner = learner_of(steps=40)
     assert learner.updates == 0
     assert same(learner.q.state_dict(), learner.net.init["q"])
+
+
+def test_the_first_update_comes_a_step_after_learning_starts() -> None:
+    """The authors' code compares with > the steps made before: 20,004 where learning starts at 20,000."""
+    task, learner = learner_of("num_envs=4", "learning_starts=40", steps=44)
+    assert learner.updates == 0
+    assert task.steps_before_trigger == 44
+    interact(task, learner, acts=False)
+    assert learner.updates > 0
+
+
+def at_midpoint(*overrides: str) -> tuple[Learner, dict[str, Any], dict[str, Any]]:
+    """A learner behind the midpoint; its networks and its optimizer's state just before."""
+    task, learner = learner_of("updates_per_step=1", *overrides, steps=160)
+    assert learner.optimizer is not None
+    optimizer = copy.deepcopy(learner.optimizer.state_dict()["state"])
+    before = copy.deepcopy({"q": learner.q.state_dict(), "target": learner.target.state_dict()})
+    assert optimizer
+    assert not same(before["q"], before["target"])
+    begin_phase(task, learner, 1)
+    return learner, before, optimizer
+
+
+@pytest.mark.parametrize("method", ["base", "redo", "l2init", "cbp", "c_chain", "fire", "full_reset", "snp"])
+def test_what_restarts_at_the_midpoint_is_the_same_for_every_method(method: str) -> None:
+    learner, before, _ = at_midpoint(f"method={method}")
+    assert learner.optimizer is not None
+    assert not learner.optimizer.state
+    assert same(learner.target.state_dict(), learner.q.state_dict())
+    assert same(learner.q.state_dict(), before["q"]) == (method not in ("fire", "full_reset", "snp"))
+    assert len(learner.replay) > 0
+
+
+def test_base_runs_on_unbroken_as_in_the_paper() -> None:
+    learner, before, optimizer = at_midpoint("method=base", "boundary=dqn_paper")
+    assert learner.optimizer is not None
+    assert same(learner.optimizer.state_dict()["state"], optimizer)
+    assert same({"q": learner.q.state_dict(), "target": learner.target.state_dict()}, before)
+
+
+@pytest.mark.parametrize("parts", ["redo,l2init", "fire,muon"])
+def test_the_target_copies_a_chain_s_network(parts: str) -> None:
+    learner, _, _ = at_midpoint("method=chain", f"method.of=[{parts}]")
+    assert same(learner.target.state_dict(), learner.q.state_dict())
+
+
+def test_an_emptied_replay_fills_again_before_anything_is_learnt() -> None:
+    task, learner = learner_of("boundary.replay=new", steps=200)
+    begin_phase(task, learner, 1)
+    updates = learner.updates
+    while learner.phase_step < 42:
+        interact(task, learner, acts=False)
+    assert learner.updates == updates
+    env, drawn = learner.replay.draw(200, torch.Generator().manual_seed(0))
+    assert (drawn > torch.tensor(learner.replay.begins)[env]).all()
+    while learner.phase_step < 60:
+        interact(task, learner, acts=False)
+    assert learner.updates > updates
+
+
+def test_a_trigger_restarts_the_networks_state_without_a_method_that_acts(tmp_path: Path) -> None:
+    """The control of methods that act where a trigger fires: replay and exploration go on."""
+    folder = DQN.run(tmp_path, "method=base", "trigger=every", "trigger.steps=160")
+    assert [row["step"] for row in rows(folder) if row.get("kind") == "firing"] == [160, 320]
+    with pytest.raises(ConfigError, match="method=base does nothing there"):
+        DQN.run(tmp_path, "method=base", "trigger=every", "boundary.optimizer=keep", "boundary.target=keep")
 
 
 def test_targets_of_one_pass_are_those_of_each_batch() -> None:
@@ -180,6 +247,8 @@ def test_the_paper_s_settings() -> None:
         assert (config.batch_size, config.gamma, config.lr) == (facts["batch"], facts["gamma"], facts["lr"])
         assert config.optimizer.eps == facts["adam_eps"]
         assert (config.eval.every, config.eval.steps, config.eval.epsilon) == (facts["eval_every"], 125_000, 0.001)
+        assert config.eval.num_envs == facts["num_envs"]  # 31,250 steps of each
+        assert config.env.max_frames == 4 * 27_000  # frames; ALE's own limit
         assert (config.epsilon.start, config.epsilon.end, config.epsilon.fraction) == (1, 0.01, 0.1)
         assert (config.env.sticky, config.env.sticky_per, config.env.noop_max) == (0.25, "decision", 0)
         assert config.replay.capacity == 1_000_000
@@ -203,8 +272,8 @@ BAD = {
     "replay.capacity=4": "replay.capacity=4 is too small",
     "replay.capacity=1000000000000": "replay.capacity=1000000000000 needs .* fits",
     "env.game=NoSuch-v0": "env.game=NoSuch-v0",
-    "boundary.target=away": "accepted: act, follow, copy, keep",
-    "boundary.optimizer=sell": "accepted: keep, forget, new",
+    "boundary.target=away": "accepted: copy, keep, act, follow",
+    "boundary.optimizer=sell": "accepted: new, forget, keep",
     "device=cuda:99": "device=cuda:99",
 }
 

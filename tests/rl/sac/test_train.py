@@ -1,5 +1,6 @@
 """The SAC program: each method through the midpoint, what restarts there, sharing, pre-emption, errors, composition."""
 
+import copy
 import errno
 import json
 import os
@@ -15,12 +16,13 @@ from omegaconf import OmegaConf
 
 from fire_core.harness.options.cli import CONF
 from fire_core.harness.options.errors import ConfigError, TrainingError
+from fire_core.triggers import Firing
 from rl.common.replay_store import Ring, RingStore
 from rl.sac import train as sac
 from rl.sac.control import Control
 from rl.sac.learner import Learner
 from rl.sac.task import Task
-from tests.programs import SAC, assert_same, compose, final_state, only_run, rows, wait_for
+from tests.programs import SAC, assert_same, compose, final_state, only_run, rows, same, wait_for
 from tests.zygote import Zygote
 
 METHODS = ("base", "full_reset", "snp", "pi", "fire", "fire_exact", "redo", "parseval")
@@ -75,16 +77,21 @@ def test_fire_exact_reaches_isometry_and_pi_leaves_the_weights(sweep: dict[str, 
     assert {"head.old.weight", "head.new.weight", "head.frozen.weight"} <= names.keys()
 
 
-def midpoint(method: str, *overrides: str) -> tuple[Task, Learner, dict[str, torch.Tensor]]:
-    """A learner just behind the midpoint, and its weights before it."""
-    config = SAC.compose(f"method={method}", "networks.critic_depth=2", *overrides)
-    task = Task.from_config(config)
+def trained_learner(method: str, *overrides: str) -> tuple[Task, Learner]:
+    """A learner that has made some updates."""
+    task = Task.from_config(SAC.compose(f"method={method}", "networks.critic_depth=2", *overrides))
     learner = Learner.new(task)
     for _ in range(60):
         learner.workers.send(sac.choose_actions(task, learner))
         sac.remember(learner, learner.workers.receive())
     for _ in range(30):
         sac.learn(task, learner)
+    return task, learner
+
+
+def midpoint(method: str, *overrides: str) -> tuple[Task, Learner, dict[str, torch.Tensor]]:
+    """A learner just behind the midpoint, and its weights before it."""
+    task, learner = trained_learner(method, *overrides)
     before = {
         k: v.clone() for name, m in learner.net.modules.items() for k, v in m.state_dict(prefix=f"{name}.").items()
     }
@@ -109,28 +116,62 @@ def test_a_run_closes_its_environments(tmp_path: Path, monkeypatch: pytest.Monke
     assert {id(env) for env in opened} == {id(env) for env in closed}
 
 
-@pytest.mark.parametrize("method", ["base", "full_reset", "snp", "fire"])
-def test_what_restarts_at_the_midpoint(method: str) -> None:
-    """As golden's sac_facts.json says of the three resets (tests/parity holds the numbers); base keeps the rest."""
+@pytest.mark.parametrize("method", ["base", "redo", "l2init", "full_reset", "snp", "fire"])
+def test_what_restarts_at_the_midpoint_is_the_same_for_every_method(method: str) -> None:
+    """As golden's sac_facts.json says of the three resets (tests/parity holds the numbers)."""
     task, learner, before = midpoint(method)
-    resets = method != "base"
     agent, target = learner.agent, learner.net.targets["critic"].state_dict()
     assert all(not optimizer.state for optimizer in agent.optimizers.values())
-    new = agent.temperature().item() == pytest.approx(task.config.temperature, rel=1e-7)
-    assert new == resets
-    same = all(torch.equal(value, target[name]) for name, value in agent.critic.state_dict().items())
-    assert same == resets
+    assert agent.temperature().item() == pytest.approx(task.config.temperature, rel=1e-7)
+    assert same(agent.critic.state_dict(), target)
     assert learner.statistics.count > 1
     for name, module in learner.net.modules.items():
         for key, value in module.state_dict().items():
             kept, initial = torch.equal(value, before[f"{name}.{key}"]), torch.equal(value, learner.net.init[name][key])
-            expected = {"base": (True, False), "full_reset": (False, True), "snp": (False, False)}
-            vector = value.ndim == 1
-            assert (kept, initial) == expected.get(method, (vector, False)), (name, key)
+            expected = {"full_reset": (False, True), "snp": (False, False), "fire": (value.ndim == 1, False)}
+            assert (kept, initial) == expected.get(method, (True, False)), (name, key)
+
+
+def test_base_runs_on_unbroken_as_in_the_paper() -> None:
+    task, learner = trained_learner("base", "boundary=sac_paper")
+    before = copy.deepcopy(
+        {key: learner.state_dict()[key] for key in ("optimizers", "temperature", "targets", "modules")}
+    )
+    sac.begin_phase(task, learner, 1)
+    learner.close()
+    after = learner.state_dict()
+    assert all(same(value, after[key]) for key, value in before.items())
+    assert all(optimizer["state"] for optimizer in after["optimizers"].values())
+    assert learner.temperature().item() != pytest.approx(task.config.temperature, rel=1e-7)
+
+
+def test_an_emptied_replay_fills_again_before_anything_is_learnt() -> None:
+    task, learner = trained_learner("base", "boundary.replay=new")
+    sac.begin_phase(task, learner, 1)
+    updates = learner.updates
+    for _ in range(100):
+        sac.interact(task, learner)
+    assert learner.updates == updates
+    sac.interact(task, learner)
+    learner.close()
+    assert learner.updates == updates + task.config.updates
+
+
+def test_a_firing_restarts_the_networks_and_leaves_the_data() -> None:
+    """Whatever the method does: base with a trigger is the control of the others."""
+    options = ("trigger=every", "trigger.steps=50", "boundary.statistics=new", "boundary.replay=new")
+    task, learner = trained_learner("base", *options)
+    sac.act(task, learner, None, Firing(30, "every", "as a test", {}))
+    learner.close()
+    assert all(not optimizer.state for optimizer in learner.agent.optimizers.values())
+    assert learner.temperature().item() == pytest.approx(task.config.temperature, rel=1e-7)
+    assert same(learner.agent.critic.state_dict(), learner.net.targets["critic"].state_dict())
+    assert learner.statistics.count > 1
+    assert learner.replay.begin == 0
 
 
 def test_injection_leaves_outputs_as_they_are() -> None:
-    task, learner, _ = midpoint("base")
+    task, learner, _ = midpoint("base", "boundary.target=keep")
     _, injected, _ = midpoint("pi")
     x, action = torch.randn(5, task.observations), torch.rand(5, task.actions)
     for one, other in zip(learner.actor(x), injected.actor(x), strict=True):
@@ -229,6 +270,7 @@ def test_experiments_are_the_papers() -> None:
             c = compose("sac", f"experiment=fig4b_h1_{name}", f"method={method}")
             assert (c.env.task, c.env_steps, c.env.action_repeat, c.updates) == (task, 1_000_000, 2, 2)
             assert (c.batch_size, c.replay_size, c.random_steps, c.tau) == (256, 1_000_000, 5000, 0.005)
+            assert c.eval_every == 20_000
             assert (c.lr, c.weight_decay, c.temperature, c.target_entropy) == (1e-4, 1e-2, 0.01, -0.5)
             sizes = c.networks
             assert (sizes.kind, sizes.actor_width, sizes.actor_depth) == ("simba", 128, 1)
