@@ -34,10 +34,15 @@ COLOURS = {
     "spectral": "#882888",
     "l2_er": "#D010B8",
     "trac": "#8888E8",
+    "random_isometry": "#58D028",
+    "optimizer_reset": "#D0B8D0",
+    "swr": "#5810B8",
+    "adamo": "#885888",
+    "fuse": "#A05828",
 }
 SPARE = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#88CCEE")  # chains and methods of others
 # A mark beside the colour for the methods whose colours are no well-known ones.
-MARKS = dict(zip([*COLOURS][12:], "os^vDPX<>phd", strict=True))
+MARKS = dict(zip([*COLOURS][12:], "os^vDPX<>phd*8H12", strict=True))
 DASHES = {"base": (0, (4, 1.5)), "full_reset": (0, (1.2, 1.2))}
 VARIANT_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)), (0, (8, 2)))
 NAMES = {
@@ -67,6 +72,11 @@ NAMES = {
     "spectral": "Spectral reg.",
     "l2_er": "L2-ER",
     "trac": "TRAC",
+    "random_isometry": "Random isometry",
+    "optimizer_reset": "Optimizer reset",
+    "swr": "SWR",
+    "adamo": "AdamO",
+    "fuse": "Fusion",
     "fire_head_reinit": "FIRE, last layer reset",
     "fire_head_kept": "FIRE, last layer kept",
     "fire_linear_reinit": "FIRE, linear head reset",

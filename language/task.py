@@ -11,7 +11,13 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor
 
 from fire_core.harness.options.build import build
-from fire_core.harness.options.checks import Group, check_method, check_optimizer, check_options
+from fire_core.harness.options.checks import (
+    Group,
+    check_method,
+    check_optimizer,
+    check_optimizer_stays,
+    check_options,
+)
 from fire_core.harness.options.config import Trunk, autocast, set_up_torch
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.memory import check_network_fits
@@ -111,6 +117,8 @@ class Task:
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model, method = build_model(config, tokenizer.vocab_size), build("method", config.method, Method)
         check_works(config, group, model, method)
+        stays = benchmark.keeps_optimizer or build_trigger(config.trigger) is not None
+        check_optimizer_stays(method, name=config.method.name, stays=stays, why=f"benchmark={config.benchmark.name}")
         check_optimizer(config.optimizer)
         corpora = {
             name: load(Path(config.paths.data), options, tokenizer, local=options["local"])

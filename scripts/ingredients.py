@@ -1,8 +1,9 @@
 """What FIRE consists of, one thing at a time: methods for `scripts/plasticity.sh variants` alone.
 
-    python -m vision.train method=fire method._target_=scripts.ingredients.RandomIsometry method.name=random_isometry
+    python -m vision.train method=fire method._target_=scripts.ingredients.KeepsOptimizer method.name=optimizer_kept
 
-They take FIRE's options, also those that they do not use, so that `method=fire` can name them.
+They take FIRE's options, also those that they do not use, so that `method=fire` can name them. Two more of FIRE's
+ingredients are methods like others: `method=optimizer_reset` and `method=random_isometry`.
 """
 
 import math
@@ -24,17 +25,6 @@ class KeepsOptimizer(Fire):
         return super().at_boundary(net, replace(context, optimizers=[]))
 
 
-class ResetsOptimizer(Method):
-    """The optimizer's state is reset and nothing else happens."""
-
-    def __init__(self, **options: Any) -> None:
-        pass
-
-    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        reset_optimizer_state(context.optimizers, net.parameters())
-        return {}
-
-
 class Rescales(Method):
     """Linear weights get the Frobenius norm that FIRE gives them, and keep their shape; their optimizer state is reset.
 
@@ -52,17 +42,6 @@ class Rescales(Method):
             weight.mul_(math.sqrt(rows / columns * min(rows, columns)) / weight.norm())
         reset_optimizer_state(context.optimizers, weights)
         return {}
-
-
-class RandomIsometry(Fire):
-    """FIRE on Gaussian matrices in place of the weights: isometries that know nothing of what was learned."""
-
-    def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
-        with torch.no_grad():
-            for weight in linear_weights(net):
-                weight.copy_(torch.randn(weight.shape, generator=context.generator))
-        done = super().at_boundary(net, context)
-        return BoundaryReport(measuring=done.measuring)  # the trainer measures; FIRE's report is about the Gaussians
 
 
 def linear_weights(net: Net) -> list[Tensor]:

@@ -14,7 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${RUNS:-runs/plasticity}
 # Slow ones last, so that what is there is worth reading as early as it can be. Not there: nap (this network has no norms)
-# and pi (it has no declared head).
+# and pi (it has no declared head); swr, adamo, fuse, random_isometry and optimizer_reset came after the committed search.
 methods=base,full_reset,fire,snp,fire_exact,dash,redo,l2init,weight_decay,weight_clipping,regrama,cpr,upgd,hare_tortoise
 methods+=,parseval,muon,cbp,snr,spectral,fire+weight_decay,fire+muon,l2_er,c_chain,trac
 small=(tracker=none cache=off progress=false) table=() page=()
@@ -56,16 +56,20 @@ train() { # stream, methods: those that are no chains in one sweep
 }
 
 variants() { # each changes one thing in FIRE as it is by default; all at the stream's default rate, nothing tuned
+<<<<<<< HEAD
+    local where=(experiment=plasticity_random_labels "${seeds[@]}" "${small[@]}" "paths.runs=$runs/variants") name options
+    python -m vision.train "${where[@]}" method=base,full_reset,fire,fire_exact,random_isometry -m
+    python -m vision.train "${where[@]}" method=optimizer_reset method.name=only_optimizer_reset -m
+=======
     local where=(experiment=plasticity_random_labels "$(seeds 20)" "${small[@]}" "paths.runs=$runs/variants") name options
     python -m vision.train "${where[@]}" method=base,full_reset,fire,fire_exact "${parallel[@]}"
+>>>>>>> 20792d1b94a65d560a891dae94a42d975b328e0c
     while read -r name options; do
         # shellcheck disable=SC2086  # several options
         python -m vision.train "${where[@]}" method=fire "method.name=$name" $options "${parallel[@]}" < /dev/null
     done << 'END'
 optimizer_kept method._target_=scripts.ingredients.KeepsOptimizer
-only_optimizer_reset method._target_=scripts.ingredients.ResetsOptimizer
 only_norm method._target_=scripts.ingredients.Rescales
-random_isometry method._target_=scripts.ingredients.RandomIsometry
 blend_${method.blend} method.blend=0.0,0.25,0.5,0.75
 steps_${method.iterations} method.iterations=1,2,5,20
 norm_init_spectral method.norm_init=spectral

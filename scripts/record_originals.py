@@ -34,6 +34,7 @@ CLONES = {
     "l2_er": "KevinGuo27/lop-jax",
     "spectral": "KevinGuo27/lop-jax",
     "c_chain": "bluecontra/C-CHAIN",
+    "swr": "JFernando4/collas_2025_swr_paper",
 }
 RECORDERS = {name: getattr(rivals, name, None) or getattr(paper, name) for name in CLONES}
 

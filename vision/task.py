@@ -14,7 +14,13 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fire_core.harness.options.build import build, find_target
-from fire_core.harness.options.checks import Group, check_method, check_optimizer, check_options
+from fire_core.harness.options.checks import (
+    Group,
+    check_method,
+    check_optimizer,
+    check_optimizer_stays,
+    check_options,
+)
 from fire_core.harness.options.config import Trunk, autocast, resolve_device, set_up_torch
 from fire_core.harness.options.errors import ConfigError, one_line
 from fire_core.harness.options.memory import check_network_fits
@@ -109,6 +115,8 @@ class Task:
         task.check_takes_images()
         net = Net({"model": model}, {})
         check_method(method, net, name=config.method.name, network=network)
+        stays = benchmark.keeps_optimizer or trigger is not None
+        check_optimizer_stays(method, name=config.method.name, stays=stays, why=f"benchmark={config.benchmark.name}")
         check_trigger(
             options.trigger,
             trigger,

@@ -9,7 +9,10 @@ from fire_core.methods.chain import Chain
 from fire_core.methods.dash import Dash
 from fire_core.methods.fire import Fire
 from fire_core.methods.full_reset import FullReset
+from fire_core.methods.fuse import Fuse
+from fire_core.methods.optimizer_reset import OptimizerReset
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
+from fire_core.methods.random_isometry import RandomIsometry
 from fire_core.methods.snp import ShrinkAndPerturb
 
 __all__ = [
@@ -19,7 +22,10 @@ __all__ = [
     "Dash",
     "Fire",
     "FullReset",
+    "Fuse",
     "Method",
     "Net",
+    "OptimizerReset",
+    "RandomIsometry",
     "ShrinkAndPerturb",
 ]

@@ -61,6 +61,7 @@ class Chain(Method):
         self.apart = apart
         self.acts_within_phases = any(method.acts_within_phases for method in methods.values())
         self.follows_gradients = any(method.follows_gradients for method in methods.values())
+        self.acts_on_optimizer_alone = any(method.acts_on_optimizer_alone for method in methods.values())
 
     def check(self, net: Net) -> None:
         for method in self.methods.values():

@@ -116,8 +116,11 @@ class Method:
             in which it is active, which is then not shared with other methods. Those hooks are called in phases in
             which the benchmark lets methods act.
         follows_gradients: whether it acts at a boundary by gradients of the loss, which a target network does not have.
+        acts_on_optimizer_alone: whether all that it does at a boundary is to the optimizers' state. Programs refuse it
+            where a boundary brings a new optimizer anyway.
     """
 
+    acts_on_optimizer_alone = False
     acts_within_phases = False
     follows_gradients = False
     spares_frozen = False

@@ -41,6 +41,11 @@ def check_boundary(method: Method, name: str, *, optimizer: str, target: str) ->
     Raises:
         ConfigError: the method cannot work with these.
     """
+    if method.acts_on_optimizer_alone and optimizer != "forget":
+        instead = "brings a new one" if optimizer == "new" else "keeps it whole"
+        raise ConfigError(
+            f"method={name} resets the optimizer's state, while boundary.optimizer={optimizer} {instead}: take forget"
+        )
     reshapes = method.overrides("reshape")
     if (reshapes or method.overrides("optimizer")) and optimizer != "new":
         what = "new parameters" if reshapes else "an optimizer of its own"

@@ -75,6 +75,44 @@ def clipping(clone: Path) -> Arrays:
     return record | {"option.zeta": 0.8, "option.lr": 0.05}
 
 
+def swr(clone: Path) -> Arrays:
+    """Steps of descent, each followed by a look at the weights and then by SWR, in all its forms."""
+    import torch
+    from torch.nn import functional as F
+
+    found = extract(
+        clone / "src" / "swr_functions" / "selective_weight_reinitialization.py",
+        "compute_utility", "prune_weights", "SelectiveWeightReinitialization", torch=torch,
+        np=SimpleNamespace(random=np.random.RandomState(0)), Optimizer=torch.optim.Optimizer,
+    )  # fmt: skip
+    options: Arrays = {"every": 2, "steps": 6, "threshold": 0.3, "proportional": 0.15, "decay": 0.6}
+    record = dict(options)
+    for utility, pruning, decay in itertools.product(
+        ("gradient", "magnitude"), ("threshold", "proportional"), (0.0, options["decay"])
+    ):
+        case = f"{utility}.{pruning}.{'running' if decay else 'now'}."
+        torch.manual_seed(0)
+        # With ReLU whole rows would have no gradient, and which of several equal utilities is the least is open.
+        net = torch.nn.Sequential(*(torch.nn.Tanh() if i % 2 else one for i, one in enumerate(perceptron(6, 8, 5, 3))))
+        count = len(list(net.parameters()))
+        method = found.SelectiveWeightReinitialization(
+            net.parameters(), utility, pruning, [0.0] * count, [0.5] * count, [True] * count,
+            options["every"], options[pruning], decay,
+        )  # fmt: skip
+        descent = torch.optim.SGD(net.parameters(), lr=0.1)
+        record |= numbers(net, f"{case}start.")
+        for t in range(options["steps"]):
+            x = torch.randn(12, 6)
+            y = x[:, :3].argmax(1)
+            descent.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            descent.step()
+            record |= {f"{case}x@{t}": x.numpy(), f"{case}y@{t}": y.numpy(), **numbers(net, f"{case}stepped@{t}.")}
+            method.step()
+            record |= numbers(net, f"{case}after@{t}.")
+    return record
+
+
 def trac(clone: Path) -> Arrays:
     import scipy.special
     import torch

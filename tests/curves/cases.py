@@ -36,6 +36,12 @@ FIRST_VISION = {
     "digits nap layer norm": ("method=nap", "model.norm=layer"),
     "digits l2_er": ("method=l2_er", "method.lr=0.01"),
     "digits c_chain": ("method=c_chain", "method.warmup=20", "method.scale=1.0"),
+    "digits random_isometry": ("method=random_isometry",),
+    # In `warm_start` the second phase has a new optimizer anyway.
+    "digits optimizer_reset": ("method=optimizer_reset", "benchmark=permuted", "benchmark.tasks=3", "lr=1e-3"),
+    "digits swr": ("method=swr", "method.every=5", "method.factor=0.1"),
+    "digits adamo": ("method=adamo",),
+    "digits fuse": ("method=fuse",),
     "digits base layer norm": ("method=base", "model.norm=layer"),
     "digits base crelu": ("method=base", "model.activation=crelu"),
     "digits base fourier": ("method=base", "model.activation=fourier"),

@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parents[2] / "conf" / "method"
 METHODS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "chain")
 # What makes a method act within the few steps below. Each option must matter under one of the settings at least.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "adamo": [{"eps": 1e-3}],
     "cbp": [{"rate": 0.1, "maturity": 3}, {"rate": 0.1, "maturity": 3, "variant": "fire_paper"}],
     "c_chain": [{"warmup": 10, "window": 6}],
     "cpr": [{"rate": 0.5, "every": 4}],
@@ -32,9 +33,11 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "l2_er": [{"every": 4, "lr": 0.1}],
     "muon": [{"eps": 1e-3}],
     "parseval": [{"scale": 0.5}],
+    "random_isometry": [{"scale": "variance_factor"}],
     "redo": [{"threshold": 0.7, "samples": 4, "every": 2}],
     "regrama": [{"threshold": 0.7, "every": 4}],
     "snp": [{"perturb": 0.1}],
+    "swr": [{"every": 4, "factor": 0.3, "decay": 0.5}, {"every": 4, "factor": 0.1, "pruning": "proportional"}],
     "trac": [{"scale": 0.2}],
     "snr": [{"percentile": 0.8, "every": 1, "max_age": 64}],
 }

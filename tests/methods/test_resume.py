@@ -24,6 +24,7 @@ METHODS = {
     "c_chain": ("warmup=4", "window=6", "scale=1.0"),
     "l2_er": ("every=4", "lr=0.1"),
     "nap": ("every=2",),
+    "swr": ("every=3", "factor=0.5", "decay=0.9"),
     "spectral": ("coef=0.1",),
     "dash": ("variant=step", "every=3", "alpha=0", "rate=1.0"),
 }

@@ -13,6 +13,7 @@ from fire_core.methods import Context, Method, Net
 from fire_core.methods.cpr import CalibratedPartialResets
 from fire_core.methods.hare_tortoise import HareTortoise
 from fire_core.methods.regrama import ReGraMa, gradient_scores
+from fire_core.methods.swr import SelectiveWeightReinitialization
 from fire_core.methods.trac import Trac, erfi
 from fire_core.methods.upgd import UPGD
 from fire_core.methods.weight_clipping import WeightClipping
@@ -97,6 +98,92 @@ def test_twin_critics_are_clipped_as_two_layers() -> None:
         critics.weight.fill_(3)
     WeightClipping(2.0).after_step(Net({"m": nn.Sequential(critics)}, {}), Context(0, 0, torch.Generator()))
     assert (critics.weight == 1).all()  # 2 / sqrt(4 inputs)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.6])
+@pytest.mark.parametrize("pruning", ["threshold", "proportional"])
+@pytest.mark.parametrize("utility", ["gradient", "magnitude"])
+def test_swr_replaces_the_same_weights_as_the_public_code(utility: str, pruning: str, decay: float) -> None:
+    """Each step begins with the recorded weights. Draws differ, and with them what becomes of the part of a weight that
+    is left over of a share: the smaller set of replaced weights then lies within the larger.
+    """
+    data, case = public.load("swr"), f"{utility}.{pruning}.{'running' if decay else 'now'}."
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
+    net.load_state_dict(public.tensors("swr", f"{case}start."))
+    own = Net.of({"model": net})
+    method = SelectiveWeightReinitialization(utility, pruning, data[pruning], data["every"], decay=decay)
+    replaced = spared = 0
+    for t in range(data["steps"]):
+        net.zero_grad()
+        x, y = (torch.from_numpy(data[case + name][t]) for name in ("x", "y"))
+        F.cross_entropy(net(x), y).backward()
+        stepped, after = (public.tensors("swr", f"{case}{when}.", t) for when in ("stepped", "after"))
+        net.load_state_dict(stepped)
+        method.after_step(own, Context(0, t, torch.Generator().manual_seed(t)))
+        for name, parameter in net.named_parameters():
+            ours, theirs = parameter != stepped[name], after[name] != stepped[name]
+            if pruning == "threshold":
+                assert torch.equal(ours, theirs), (t, name)
+            else:
+                assert torch.equal(ours & theirs, ours if ours.sum() < theirs.sum() else theirs), (t, name)
+                share = data[pruning] * parameter.numel() * (t % data["every"] == data["every"] - 1)
+                assert {int(ours.sum()), int(theirs.sum())} <= {math.floor(share), math.ceil(share)}
+            assert torch.isin(parameter[ours], own.init["model"][name]).all()
+            replaced, spared = replaced + int(ours.sum()), spared + int((~ours).sum())
+        net.load_state_dict(after)
+    assert replaced > 20
+    assert spared > 20
+
+
+def test_swr_draws_from_the_initial_distribution_or_takes_its_mean() -> None:
+    for reinit in ("resample", "mean"):
+        net = nn.Sequential(nn.Linear(400, 50), nn.LayerNorm(50), nn.Linear(50, 3))
+        nn.init.zeros_(net[0].bias)
+        own = Net.of({"m": net})
+        with torch.no_grad():
+            for p in net.parameters():
+                p.fill_(7.0)
+                p.grad = torch.zeros_like(p)
+        method = SelectiveWeightReinitialization(factor=1.0, every=1, reinit=reinit)
+        method.after_step(own, Context(0, 0, torch.Generator().manual_seed(0)))
+        assert (net[0].bias == 0).all()
+        assert (net[1].weight == 1).all()
+        assert (net[1].bias == 0).all()
+        if reinit == "mean":
+            assert (net[0].weight == 0).all()
+            assert (net[2].bias == 0).all(), "drawn at initialisation, with mean 0"
+        else:
+            assert net[0].weight.abs().max() <= 0.05  # uniform in 1 / sqrt(400)
+            assert net[0].weight.std().item() == pytest.approx(0.05 / 3**0.5, rel=0.02)
+
+
+def test_swr_leaves_alone_what_the_step_did_not_train_and_the_optimizers_state() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))
+    net[0].requires_grad_(False)
+    own, optimizer = Net.of({"m": net}), torch.optim.Adam(net[1].parameters(), lr=0.1)
+    net(torch.randn(6, 4)).square().sum().backward()
+    optimizer.step()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    moments = [state["exp_avg"].clone() for state in optimizer.state.values()]
+    method = SelectiveWeightReinitialization("magnitude", "proportional", 1.0, 1)
+    method.after_step(own, Context(0, 0, torch.Generator(), optimizers=[optimizer]))
+    assert [name for name, p in net.named_parameters() if not torch.equal(p, before[name])] == ["1.weight", "1.bias"]
+    assert all(torch.equal(state["exp_avg"], old) for state, old in zip(optimizer.state.values(), moments, strict=True))
+
+
+def test_swr_takes_the_share_on_average() -> None:
+    """0.3 of one weight: in three of ten times."""
+    net, counts = nn.Linear(1, 1, bias=False), 0
+    own = Net.of({"m": net})
+    for t in range(2000):
+        with torch.no_grad():
+            net.weight.fill_(5.0)
+        net.weight.grad = torch.ones_like(net.weight)
+        method = SelectiveWeightReinitialization("magnitude", "proportional", 0.3, 1)
+        method.after_step(own, Context(0, t, torch.Generator().manual_seed(t)))
+        counts += int(net.weight.item() != 5.0)
+    assert counts / 2000 == pytest.approx(0.3, abs=0.04)
 
 
 def test_trac() -> None:
@@ -219,6 +306,10 @@ def test_weight_decay() -> None:
         (CalibratedPartialResets, {"every": 0}), (CalibratedPartialResets, {"transform": "step"}),
         (HareTortoise, {"momentum": 1}), (HareTortoise, {"every": 0}),
         (WeightDecay, {"coef": -1}),
+        (SelectiveWeightReinitialization, {"factor": 0}), (SelectiveWeightReinitialization, {"every": 0}),
+        (SelectiveWeightReinitialization, {"utility": "random"}), (SelectiveWeightReinitialization, {"pruning": "x"}),
+        (SelectiveWeightReinitialization, {"factor": 1.5, "pruning": "proportional"}),
+        (SelectiveWeightReinitialization, {"reinit": "x"}), (SelectiveWeightReinitialization, {"decay": 1}),
     ],
 )  # fmt: skip
 def test_refused_options(method: type[Method], options: dict[str, float]) -> None:

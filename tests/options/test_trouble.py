@@ -24,8 +24,8 @@ VISION = {
     "threads=100000": "threads must be in [1, ",
     "batch_size=1 model.norm=true": "batch_size=1 is too small, or a phase has one image: model=mlp has batch norm",
     "benchmark=continual benchmark.chunks=1280 model.norm=true": "batch_size=1 is too small, or a phase has one image",
-    "method=null": "method=null is unknown; accepted: base, ",
-    "method=1": "method=1 is unknown; accepted: base, ",
+    "method=null": "method=null is unknown; accepted: adamo, base, ",
+    "method=1": "method=1 is unknown; accepted: adamo, base, ",
     "tracker=null": "tracker=null is unknown; accepted: none, ",
     "cache=null": "cache=null is unknown; accepted: off, on",
     "cache.dir=null": "cache.dir must be a folder, got null",
@@ -49,7 +49,7 @@ VISION = {
     "--cfg=abc": "argument --cfg/-c: invalid choice: 'abc'",
     "-m seed=": "seed=: Value '' of type 'str' could not be converted to Integer",
     "-m seed=0,abc": "seed=abc: Value 'abc' of type 'str' could not be converted to Integer",
-    "-m method=null": "method=null is unknown; accepted: base, ",
+    "-m method=null": "method=null is unknown; accepted: adamo, base, ",
     "-m method=fier": "method=fier is unknown (did you mean fire?)",
 }
 LANGUAGE = {
@@ -66,7 +66,7 @@ LANGUAGE = {
 }
 DQN = {
     "env=cartpole seed=-1": f"{SEED}-1",
-    "env=cartpole method=null": "method=null is unknown; accepted: base, ",
+    "env=cartpole method=null": "method=null is unknown; accepted: adamo, base, ",
     "env=asterix model=q_mlp": "model=q_mlp: q_mlp needs vectors, got observations of shape (4, 84, 84)",
     "env=cartpole model=nature_cnn": "model=nature_cnn: nature_cnn needs images",
     "env=cartpole midpoint=1199": "midpoint=1199 in steps of num_envs=4 must come before total_steps=1200",

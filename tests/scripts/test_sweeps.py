@@ -180,6 +180,6 @@ def test_variants_of_fire_have_names_and_compose(tmp_path: Path) -> None:
     first, *sweeps, page = commands(tmp_path, "plasticity.sh", "variants", RUNS="there")
     assert "method=base,full_reset,fire,fire_exact" in first
     names = [re.findall(r"method\.name=(\S+)", line)[0] for line in sweeps]
-    assert len(set(names)) == len(names) == 12
+    assert len(set(names)) == len(names) == 11
     assert any(name == "steps_${method.iterations}" for name in names)
     assert page.endswith("--runs there/variants --variants")

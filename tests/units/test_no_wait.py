@@ -18,6 +18,7 @@ from fire_core.methods.nap import NormalizeAndProject
 from fire_core.methods.regrama import ReGraMa
 from fire_core.methods.snr import SelfNormalizedResets
 from fire_core.methods.spectral import SpectralRegularisation
+from fire_core.methods.swr import SelectiveWeightReinitialization
 from fire_core.methods.trac import Trac
 from fire_core.methods.weight_clipping import WeightClipping
 from fire_core.units import recycle
@@ -30,6 +31,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "snr": lambda: SelfNormalizedResets(percentile=0.5, every=1, max_age=16),
     "regrama": lambda: ReGraMa(threshold=0.9, every=2),
     "cpr": lambda: CalibratedPartialResets(rate=0.5, every=2),
+    "swr": lambda: SelectiveWeightReinitialization(factor=0.5, every=2, decay=0.9),
     "trac": lambda: Trac(scale=0.5),
     "weight_clipping": WeightClipping,
     "nap": NormalizeAndProject,

@@ -129,6 +129,22 @@ def _targets(node: DictConfig) -> Iterator[str]:
             yield value
 
 
+def check_optimizer_stays(method: Method, *, name: str, stays: bool, why: str) -> None:
+    """Refuse a method that acts on the optimizer's state alone where each boundary brings a new optimizer.
+
+    Args:
+        method: as the run will use it.
+        name: the method's.
+        stays: whether an optimizer lives on after the method has acted.
+        why: the option by which it does not, `benchmark=warm_start`.
+
+    Raises:
+        ConfigError: the method, or a part of a chain, would do nothing.
+    """
+    if method.acts_on_optimizer_alone and not stays:
+        raise ConfigError(f"method={name} would do nothing to an optimizer: {why} has a new one in each phase")
+
+
 def check_optimizer(node: DictConfig) -> None:
     """Build an optimizer of one weight, so that wrong options show before training.
 

@@ -7,7 +7,7 @@ import pytest
 from tests.zygote import Zygote
 
 CASES = {
-    ("method=fier",): "error: method=fier is unknown (did you mean fire?); accepted: base,",
+    ("method=fier",): "error: method=fier is unknown (did you mean fire?); accepted: adamo, base,",
     ("lr=abc",): "error: lr=abc: Value 'abc' of type 'str' could not be converted to Float",
     ("model.hidden=-1",): "error: model.hidden must be in [1, 1048576], got -1",
     ("lerning_rate=1",): "error: option lerning_rate is unknown; accepted: ",

@@ -1,0 +1,108 @@
+"""AdamO against its formula, with autograd's gradient of the penalty and Adam written out."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fire_core.harness.options.errors import ConfigError
+from fire_core.methods import Net
+from fire_core.methods.adamo import AdamO
+from rl.sac.networks import BatchedLinear
+from tests.programs import SAC, VISION, compose, rows
+
+
+class Network(nn.Module):
+    """Wide, tall and square matrices, a convolution, two matrices in one weight; norm, embedding and biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 5, 3), nn.LayerNorm(7)
+        self.wide, self.tall, self.square = nn.Linear(9, 4), nn.Linear(3, 8), nn.Linear(6, 6)
+        self.twin, self.table = BatchedLinear(2, 5, 3), nn.Embedding(4, 3)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.5)
+
+
+def penalty(model: Network) -> Tensor:
+    layers = [model.conv.weight.flatten(1), model.wide.weight, model.tall.weight, model.square.weight]
+    total = torch.zeros((), dtype=torch.float64)
+    for W in [*layers, *model.twin.weight]:
+        gram = W.T @ W if W.shape[0] >= W.shape[1] else W @ W.T
+        total = total + (gram - torch.eye(len(gram))).square().sum()
+    return total
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_steps_are_those_of_the_formula(memory: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    lr, coef, (b1, b2), eps = 0.01, 0.3, (0.8, 0.95), 1e-3
+    model = Network().double().to(memory_format=memory)
+    other = copy.deepcopy(model)
+    optimizer = AdamO(lr, coef, (b1, b2), eps).optimizer(Net({"m": model}, {}), torch.optim.SGD)
+    m, v = ({name: torch.zeros_like(p) for name, p in other.named_parameters()} for _ in range(2))
+    for t in range(1, 5):
+        g = {name: torch.randn_like(p) for name, p in other.named_parameters()}
+        for name, parameter in model.named_parameters():
+            parameter.grad = g[name].clone()
+        optimizer.step()
+        pulls = torch.autograd.grad(penalty(other), list(other.parameters()), allow_unused=True)
+        with torch.no_grad():
+            for (name, theta), r in zip(other.named_parameters(), pulls, strict=True):
+                m[name] = b1 * m[name] + (1 - b1) * g[name]
+                v[name] = b2 * v[name] + (1 - b2) * g[name] ** 2
+                theta -= lr * (m[name] / (1 - b1**t)) / ((v[name] / (1 - b2**t)).sqrt() + eps)
+                theta -= 0 if r is None else lr * coef * r
+        for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_without_strength_it_is_adam_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    model = Network()
+    other = copy.deepcopy(model)
+    one = AdamO(lr=0.1, coef=0.0).optimizer(Net({"m": model}, {}), torch.optim.SGD)
+    two = torch.optim.Adam(other.parameters(), lr=0.1)
+    for _ in range(3):
+        for a, b in zip(model.parameters(), other.parameters(), strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        one.step()
+        two.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_it_leads_to_isometries_and_spares_what_is_not_trained() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4), nn.Linear(4, 4))
+    model[2].requires_grad_(False)
+    frozen = model[2].weight.clone()
+    optimizer = AdamO(lr=1.0, coef=0.05).optimizer(Net({"m": model}, {}), torch.optim.SGD)
+    for _ in range(200):
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p) if p.requires_grad else None
+        optimizer.step()
+    for layer in model[:2]:
+        torch.testing.assert_close(torch.linalg.svdvals(layer.weight), torch.ones(min(layer.weight.shape)))
+    assert torch.equal(model[2].weight, frozen)
+
+
+def test_refused() -> None:
+    with pytest.raises(ValueError, match="no linear layer"):
+        AdamO().check(Net({"m": nn.LayerNorm(4)}, {}))
+    for options in ({"lr": 0}, {"coef": -1}, {"betas": (1.0, 0.9)}, {"eps": 0}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            AdamO(**options)
+
+
+def test_in_programs(tmp_path: Path) -> None:
+    """The trainer's rate and its schedule are AdamO's; DQN begins its second half with it; SAC has no place for it."""
+    stream = ("benchmark=permuted", "benchmark.tasks=1", "lr=0.004", "warmup=0.5", "epochs=1")
+    (row,) = [row for row in rows(VISION.run(tmp_path, "method=adamo", *stream)) if "kind" not in row]
+    assert row["lr"] > 0
+    assert compose("vision", "method=adamo", "lr=0.004").method.lr == 0.004
+    assert compose("dqn", "method=adamo").boundary.optimizer == "new"
+    with pytest.raises(ConfigError, match="works at every optimizer step"):
+        SAC.run(tmp_path, "method=adamo")

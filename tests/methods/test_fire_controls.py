@@ -1,0 +1,200 @@
+"""FIRE's controls: isometries that know nothing of the weights, and a reset of the optimizer alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fire_core.harness.options.errors import ConfigError
+from fire_core.methods import Context, Fire, Net, OptimizerReset, RandomIsometry
+from fire_core.metrics import dfi
+from fire_core.weights.layout import resolve
+from tests.programs import DQN, LANGUAGE, SAC, VISION, rows
+
+
+class Network(nn.Module):
+    """Every kind of cut: grouped convolution, fused projections, wide and tall layers; norms and an embedding stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.grouped = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 12, (2, 3), groups=4)
+        self.table, self.attention = nn.Embedding(9, 6), nn.MultiheadAttention(6, 2)
+        self.up, self.norm, self.head = nn.Linear(6, 20), nn.LayerNorm(20), nn.Linear(20, 4)
+
+
+def moment(seed: int = 0, *optimizers: torch.optim.Optimizer) -> Context:
+    return Context(1, 3, torch.Generator().manual_seed(seed), optimizers=list(optimizers))
+
+
+def trained(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Net, torch.optim.Adam]:
+    """A network away from its initial weights, and an optimizer that has a state for each of them."""
+    torch.manual_seed(seed)
+    model = Network().to(dtype)
+    net, optimizer = Net.of({"model": model}), torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+    return net, optimizer
+
+
+def matrices(net: Net) -> dict[str, Tensor]:
+    """What FIRE projects, (count, d_out, d_in) by label."""
+    entries = [entry for entry in resolve(net.modules["model"], net.layout) if entry.action == "project"]
+    return {entry.label: entry.view(entry.parameter).detach().reshape(-1, *entry.shape).clone() for entry in entries}
+
+
+@pytest.mark.parametrize("scale", ["modular", "orthogonal", "match_init", "init_norm", "keep_norm", "variance_factor"])
+def test_singular_values_are_those_of_exact_fire(scale: str) -> None:
+    factor = 0.5 if scale == "variance_factor" else 1.0
+    fire, method = Fire("exact", scale=scale, variance_factor=factor), RandomIsometry(None, scale, factor)
+    (one, _), (other, _) = trained(), trained()
+    fire.at_boundary(one, moment())
+    method.at_boundary(other, moment())
+    projected, drawn = matrices(one), matrices(other)
+    assert len(drawn) == 8  # the fused projection has three
+    for label, matrix in drawn.items():
+        expected = torch.linalg.svdvals(projected[label])
+        torch.testing.assert_close(torch.linalg.svdvals(matrix), expected, rtol=1e-12, atol=1e-12)
+        assert not torch.allclose(matrix, projected[label], atol=0.01), label
+
+
+def test_the_weights_do_not_matter_and_the_seed_does() -> None:
+    found = []
+    for weights, seed in ((0, 0), (1, 0), (0, 1)):
+        net, _ = trained(weights)
+        RandomIsometry().at_boundary(net, moment(seed))
+        found.append(matrices(net))
+    assert all(torch.equal(found[0][label], found[1][label]) for label in found[0])
+    assert not any(torch.allclose(found[0][label], found[2][label], atol=0.01) for label in found[0])
+
+
+def test_a_target_network_gets_the_same_draws() -> None:
+    (net, _), (target, _), context = trained(), trained(1), moment()
+    RandomIsometry().at_boundary(net, context)
+    RandomIsometry().at_boundary(Net(target.modules, net.init, net.layout), context)
+    assert all(torch.equal(a, b) for a, b in zip(matrices(net).values(), matrices(target).values(), strict=True))
+
+
+def test_all_isometries_are_alike() -> None:
+    """Haar: of orthogonal 4 x 4 matrices trace and determinant have mean 0, the squared trace 1, its square 3."""
+    model = nn.Conv2d(4, 4, (80, 100), bias=False)
+    RandomIsometry(scale="orthogonal").at_boundary(Net.of({"model": model}), moment())
+    drawn = model.weight.detach().flatten(2).permute(2, 0, 1).double()  # (8000, 4, 4)
+    traces = drawn.diagonal(dim1=-2, dim2=-1).sum(-1)
+    assert abs(traces.mean()) < 0.04
+    assert abs(torch.linalg.det(drawn).mean()) < 0.04
+    assert traces.square().mean().item() == pytest.approx(1, abs=0.06)
+    assert traces.pow(4).mean().item() == pytest.approx(3, abs=0.5)
+    assert drawn.mean(0).abs().max() < 0.03
+    torch.testing.assert_close(drawn.square().mean(0), torch.full((4, 4), 0.25).double(), rtol=0, atol=0.02)
+
+
+def test_what_is_no_matrix_stays_and_only_changed_weights_are_forgotten_by_the_optimizer() -> None:
+    net, optimizer = trained()
+    before = {name: p.detach().clone() for name, p in net.modules["model"].named_parameters()}
+    RandomIsometry().at_boundary(net, moment(0, optimizer))
+    for name, parameter in net.modules["model"].named_parameters():
+        is_drawn = parameter.ndim > 1 and name != "table.weight"
+        assert torch.equal(before[name], parameter) != is_drawn, name
+        assert bool(optimizer.state.get(parameter)) != is_drawn, name
+
+
+def test_layouts_are_fires_own() -> None:
+    """DQN's: convolutions are drawn, linear layers go back to their initial values."""
+    net, _ = trained(dtype=torch.float32)
+    net.layout = "dqn"
+    RandomIsometry().at_boundary(net, moment())
+    model, init = net.modules["model"], net.init["model"]
+    assert torch.equal(model.up.weight, init["up.weight"])
+    assert dfi(model.conv.weight[:, :, 0, 0] * 9 * (3 / 8) ** 0.5) < 1e-5
+    (net, _), (old, _) = trained(), trained()
+    RandomIsometry(layout={"head": "project"}).at_boundary(net, moment())
+    before, after = matrices(old), matrices(net)
+    assert [label for label in after if not torch.equal(after[label], before[label])] == ["head.weight"]
+
+
+def test_a_frozen_weight_stays_unless_it_is_asked_for() -> None:
+    for spared in (True, False):
+        net, _ = trained()
+        weight = net.modules["model"].up.weight.requires_grad_(False)
+        before = weight.clone()
+        RandomIsometry(trainable_only=spared).at_boundary(net, moment())
+        assert torch.equal(weight, before) == spared
+
+
+def test_a_network_without_matrices_is_refused() -> None:
+    for model in (nn.LayerNorm(5), nn.Embedding(4, 3)):
+        with pytest.raises(ValueError, match="takes no matrix"):
+            RandomIsometry().check(Net({"model": model}, {}))
+    RandomIsometry().check(Net({"model": nn.Linear(2, 3)}, {}))
+
+
+@pytest.mark.parametrize("options", [{"scale": "x"}, {"layout": "x"}, {"variance_factor": 2.0}])
+def test_refused_options(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        RandomIsometry(**options)
+
+
+@pytest.mark.parametrize("build", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_the_next_step_is_that_of_a_new_optimizer(build: type[torch.optim.Optimizer]) -> None:
+    net, _ = trained()
+    options = {"lr": 0.1, **({"momentum": 0.9} if build is torch.optim.SGD else {})}
+    parameters = list(net.parameters())
+    optimizer = build(parameters, **options)
+    gradients = [[torch.randn_like(p) for p in parameters] for _ in range(4)]
+    take(optimizer, parameters, gradients[:3])
+    before = [p.detach().clone() for p in parameters]
+    assert OptimizerReset().at_boundary(net, moment(0, optimizer)) == {"optimizer_states_reset": len(parameters)}
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
+    twins = [nn.Parameter(value.clone()) for value in before]
+    take(optimizer, parameters, gradients[3:])
+    take(build(twins, **options), twins, gradients[3:])
+    assert all(torch.equal(a, b) for a, b in zip(parameters, twins, strict=True))
+
+
+def take(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[list[Tensor]]) -> None:
+    for step in gradients:
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+
+
+def test_every_network_s_optimizer_is_reset_and_no_other() -> None:
+    """As of an agent: two networks, and a third thing that is trained."""
+    models, other = {"actor": nn.Linear(3, 2), "critic": nn.Linear(3, 1)}, nn.Parameter(torch.zeros(()))
+    optimizers = [torch.optim.Adam(ps, lr=0.1) for ps in (*(list(m.parameters()) for m in models.values()), [other])]
+    for optimizer in optimizers:
+        held = optimizer.param_groups[0]["params"]
+        take(optimizer, held, [[torch.ones_like(p) for p in held]])
+    done = OptimizerReset().at_boundary(Net.of(models), moment(0, *optimizers))
+    assert done == {"optimizer_states_reset": 4}
+    assert [len(optimizer.state) for optimizer in optimizers] == [0, 0, 1]
+
+
+def test_plain_gradient_descent_has_nothing_to_forget() -> None:
+    net, _ = trained()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    assert OptimizerReset().at_boundary(net, moment(0, optimizer)) == {"optimizer_states_reset": 0}
+
+
+@pytest.mark.parametrize("method", [("method=optimizer_reset",), ("method=chain", "method.of=[optimizer_reset,redo]")])
+def test_programs_refuse_it_where_the_next_phase_has_a_new_optimizer(method: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="benchmark=warm_start has a new one in each phase"):
+        VISION.run(tmp_path, *method)
+    with pytest.raises(ConfigError, match="benchmark=continual_pretraining has a new one in each phase"):
+        LANGUAGE.run(tmp_path, *method, "compile=false")
+    for program in (DQN, SAC):
+        for how in ("keep", "new"):
+            with pytest.raises(ConfigError, match=f"boundary.optimizer={how} .*: take forget"):
+                program.run(tmp_path, method[0], *method[1:], f"boundary.optimizer={how}")
+
+
+@pytest.mark.parametrize("options", [("benchmark=permuted", "benchmark.tasks=2"), ("trigger=every", "trigger.steps=3")])
+def test_streams_and_triggers_keep_the_optimizer_that_it_resets(options: tuple[str, ...], tmp_path: Path) -> None:
+    row = next(
+        row for row in rows(VISION.run(tmp_path, "method=optimizer_reset", "epochs=1", *options)) if "kind" in row
+    )
+    assert row[f"{row['kind']}/optimizer_states_reset"] > 10  # weights, biases and norms of a residual network
+    assert row[f"{row['kind']}/sfe"] == 0
