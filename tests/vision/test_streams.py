@@ -193,9 +193,13 @@ def test_cut_in_a_task_and_resumed(stream: str, tmp_path: Path, monkeypatch: pyt
     assert_same(TINY.run(tmp_path / "rough", *options), calm)
 
 
-def test_the_first_task_is_shared_by_methods_that_act_between_tasks(tmp_path: Path) -> None:
+def test_the_first_task_is_shared_by_methods_that_act_between_tasks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     options = ("benchmark=random_labels", *STREAMS["random_labels"])
     base, fire, redo = (TINY.run(tmp_path, *options, f"method={name}") for name in ("base", "fire", "redo"))
+    assert caplog.messages.count("tuned values: none for random_labels on digits") == 3, "a line a run"
     assert len(list((tmp_path / ".cache").glob("vision-random_labels-*-s0-*/DONE"))) == 1
     first, second = ([row for row in rows(folder) if row["phase"] == 0] for folder in (base, fire))
     assert first == second
