@@ -192,7 +192,11 @@ def test_a_named_setting_has_the_paper_s_values_on_any_data(where: tuple[str, ..
         (("benchmark=warm_start", "dataset=cifar10"), 0.5, "tuned/vision/warm_start_cifar10, redo"),
         (("benchmark=warm_start", "dataset=cifar10", "tuned=none"), 0.1, "none, as tuned=none says"),
         (("experiment=fig2a_cifar10", "tuned=none"), 0.1, "none, as tuned=none says"),
-        (("experiment=fig2a_cifar10", "tuned=auto", "benchmark=continual"), 0.05, "tuned/vision/continual_cifar10, redo"),
+        (
+            ("experiment=fig2a_cifar10", "tuned=auto", "benchmark=continual"),
+            0.05,
+            "tuned/vision/continual_cifar10, redo",
+        ),
         (("benchmark=warm_start", "dataset=digits"), 0.1, "none for redo in tuned/vision/warm_start_digits"),
     ],
 )

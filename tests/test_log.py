@@ -20,7 +20,9 @@ def test_the_full_tree_comes_back_and_stacks_seeds(tmp_path: Path) -> None:
     worktree, venv, install, run = block[1].strip().split("\n")
     assert venv == "python -m venv ../fire-v0.2-full/.venv"
     assert install.endswith('/.venv/bin/pip install -e "../fire-v0.2-full[harness]"')
-    command = f"git clone -q {ROOT} clone && cd clone && {worktree} && {run}".replace(".venv/bin/python", sys.executable)
+    command = f"git clone -q {ROOT} clone && cd clone && {worktree} && {run}".replace(
+        ".venv/bin/python", sys.executable
+    )
     small = "scale=smoke tracker=none progress=false epochs=1 benchmark.tasks=2 benchmark.samples=64 stack=2"
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "fire-v0.2-full"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
