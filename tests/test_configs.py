@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 import language.task  # noqa: F401  these four register schemas and tables
 import rl.dqn.task
 import rl.sac.task  # noqa: F401
-import vision.task  # noqa: F401
+import vision.task
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.methods import Method, Net
