@@ -13,10 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 import language.task  # noqa: F401  these four register schemas and tables
 import rl.dqn.task
 import rl.sac.task  # noqa: F401
-import vision.task  # noqa: F401
+import vision.task
 from fire_core.harness.options.build import build
 from fire_core.harness.options.cli import CONF
 from fire_core.methods import Method, Net
+from vision.tuned import tuned_values
 
 PROGRAMS = ("vision", "language", "dqn", "sac")
 EXPERIMENTS = sorted(map(str, OmegaConf.load(CONF / "presets" / "fig2.yaml")))
@@ -116,10 +117,10 @@ def chosen(names: list[str], quarter: int, some: bool, always: Container[str] = 
 @pytest.mark.parametrize(("experiment", "quarter", "some"), some_methods_or_the_others(EXPERIMENTS))
 def test_every_method_in_every_experiment(experiment: str, quarter: int, some: bool) -> None:
     row, dataset = experiment.removeprefix("fig2").split("_")
-    model = None
+    model, rows = None, {"a": "warm_start", "b": "continual", "c": "class_incremental"}
     for name in chosen(METHODS, quarter, some, PAPER):
         config = compose(f"experiment={experiment}", f"method={name}")
-        assert config.dataset.name == dataset
+        assert (config.dataset.name, config.tuned) == (dataset, f"{rows[row]}_{dataset}")
         assert (config.epochs, config.batch_size, config.lr, config.grad_clip) == (100, 256, 1e-3, 0.5)
         assert (config.schedule, config.scale, config.threads) == ("reference", "paper", None)
         assert config.dataset.test_statistics == ("test" if dataset == "cifar100" else "train")
@@ -164,6 +165,55 @@ def test_a_tuned_value_comes_by_benchmark_data_and_method_and_the_command_line_w
         compose("experiment=fig2b_tinyimagenet", "method=redo", "method.variant=original").method.variant == "original"
     )
     assert compose("experiment=fig2b_tinyimagenet", "scale=smoke").epochs == 2
+
+
+def line_of(config: DictConfig) -> str:
+    return tuned_values(config.tuned, config.benchmark.name, config.dataset.name, config.method.name)
+
+
+FOLDER = ("benchmark=warm_start", "dataset=folder", "dataset.path=own")
+
+
+@pytest.mark.parametrize("where", [("tuned=warm_start_cifar10", *FOLDER), ("experiment=fig2a_cifar10", *FOLDER[1:])])
+def test_a_named_setting_has_the_paper_s_values_on_any_data(where: tuple[str, ...]) -> None:
+    for method, (options, values) in PAPER.items():
+        config = compose(*where, f"method={method}")
+        assert config.dataset.name == "folder"
+        assert tuple(config.method[option] for option in options) == values["a"][0], method
+        assert line_of(config) == f"tuned values: tuned/vision/warm_start_cifar10, {method}"
+    assert compose(*where, "variant=fire_paper", "method=dash").method.mode == "train"
+    assert compose(*where, "method=redo", "method.threshold=0.25").method.threshold == 0.25
+
+
+@pytest.mark.parametrize(
+    ("options", "threshold", "line"),
+    [
+        (FOLDER, 0.1, "none for warm_start on folder"),
+        (("benchmark=warm_start", "dataset=cifar10"), 0.5, "tuned/vision/warm_start_cifar10, redo"),
+        (("benchmark=warm_start", "dataset=cifar10", "tuned=none"), 0.1, "none, as tuned=none says"),
+        (("experiment=fig2a_cifar10", "tuned=none"), 0.1, "none, as tuned=none says"),
+        (
+            ("experiment=fig2a_cifar10", "tuned=auto", "benchmark=continual"),
+            0.05,
+            "tuned/vision/continual_cifar10, redo",
+        ),
+        (("benchmark=warm_start", "dataset=digits"), 0.1, "none for redo in tuned/vision/warm_start_digits"),
+    ],
+)
+def test_which_tuned_values_a_run_takes(options: tuple[str, ...], threshold: float, line: str) -> None:
+    config = compose(*options, "method=redo")
+    assert config.method.threshold == threshold
+    assert line_of(config) == f"tuned values: {line}"
+
+
+def test_the_setting_s_name_is_no_part_of_what_a_run_is() -> None:
+    """Its values are: the same values by data set and by name are the same run."""
+    options = ("benchmark=warm_start", "method=cbp", "tracker=none")
+    by_data, by_name, without = (
+        vision.task.Task.from_config(compose(*options, *more)).identity()
+        for more in ((), ("tuned=warm_start_digits",), ("tuned=none",))
+    )
+    assert by_data == by_name != without
 
 
 BUDGETED = {"vision": ("epochs", 60), "language": ("accumulation", 1)}

@@ -83,18 +83,18 @@ class Benchmark(ABC):
 class WarmStart(Benchmark):
     """Phase 0 on a random `ratio` per cent of the data, phase 1 on all; both tested on the whole test set.
 
-    Phase 0 makes 100 // ratio as many passes, so that both phases take as many optimizer steps. Methods that act within
-    phases are off in phase 0 (as in the paper).
+    Phase 0 makes 100 // ratio as many passes, so that both phases take as many optimizer steps.
 
     Args:
         ratio: per cent of the training set in phase 0.
+        methods_from_phase: the first phase within which methods act: 1 as in the FIRE paper, 0 as their authors do.
     """
 
-    methods_from_phase = 1
-
     @checked
-    def __init__(self, ratio: Annotated[int, within(1, 100)] = 10) -> None:
-        self.ratio = ratio
+    def __init__(
+        self, ratio: Annotated[int, within(1, 100)] = 10, methods_from_phase: Annotated[int, within(0, 1)] = 0
+    ) -> None:
+        self.ratio, self.methods_from_phase = ratio, methods_from_phase
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
         """Two phases."""

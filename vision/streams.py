@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.training import seeding
-from fire_core.ranges import Count, checked, within
+from fire_core.ranges import Count, Share, checked, within
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
 from vision.data.bits import BitData
@@ -34,6 +34,8 @@ class RandomLabels(Benchmark):
     Args:
         tasks: number of tasks.
         samples: training images, drawn once from the run's seed.
+        share: of these images, how many a new task draws a label for; the others keep theirs. The draw may give an
+            image the label that it has.
     """
 
     new_tasks = True
@@ -41,16 +43,14 @@ class RandomLabels(Benchmark):
     headline = "task_end/accuracy"
 
     @checked
-    def __init__(self, tasks: Tasks = 20, samples: Count = 1200) -> None:
-        self.tasks, self.samples = tasks, samples
+    def __init__(self, tasks: Tasks = 20, samples: Count = 1200, share: Share = 1.0) -> None:
+        self.tasks, self.samples, self.share = tasks, samples, share
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
         """A phase a task."""
         chosen = choose(data, self.samples, seed)
-        return [
-            Phase(chosen, NONE, epochs, change=functools.partial(draw_labels, seed=seed, task=task))
-            for task in range(self.tasks)
-        ]
+        redraw = functools.partial(draw_labels, chosen=chosen, share=self.share, seed=seed)
+        return [Phase(chosen, NONE, epochs, change=functools.partial(redraw, task=task)) for task in range(self.tasks)]
 
 
 class Permuted(Benchmark):
@@ -62,14 +62,18 @@ class Permuted(Benchmark):
         online: each image is seen once in a task, and the score is the average online accuracy: that of the predictions
             before each update (Kumar et al. 2023; Dohare et al. 2024). Otherwise the score is the test accuracy at the
             end of a task, averaged over tasks.
+        share: of an image's pixels, how many a new task moves; the others stay where the task before has them. Of two
+            pixels it is a swap; one pixel alone has nowhere to go, so that nothing changes.
     """
 
     new_tasks = True
     keeps_optimizer = True
 
     @checked
-    def __init__(self, tasks: Tasks = 20, samples: Count | None = None, online: bool = False) -> None:
-        self.tasks, self.samples, self.online = tasks, samples, online
+    def __init__(
+        self, tasks: Tasks = 20, samples: Count | None = None, online: bool = False, share: Share = 1.0
+    ) -> None:
+        self.tasks, self.samples, self.online, self.share = tasks, samples, online, share
         self.headline = "online/accuracy" if online else "task_end/accuracy"
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
@@ -80,11 +84,8 @@ class Permuted(Benchmark):
         test = NONE if self.online else np.arange(len(data.test_labels))
         # A task's images are few: those that are used, in their order.
         train = np.arange(len(chosen))
-        changes = [
-            functools.partial(permute_pixels, chosen=chosen, tested=len(test) > 0, seed=seed, task=task)
-            for task in range(self.tasks)
-        ]
-        return [Phase(train, test, epochs, change=change) for change in changes]
+        permute = functools.partial(permute_pixels, chosen=chosen, tested=len(test) > 0, share=self.share, seed=seed)
+        return [Phase(train, test, epochs, change=functools.partial(permute, task=task)) for task in range(self.tasks)]
 
 
 class SlowlyChangingRegression(Benchmark):
@@ -136,20 +137,45 @@ class SlowlyChangingRegression(Benchmark):
         ]
 
 
-def draw_labels(data: ImageData, seed: int, task: int) -> ImageData:
-    """The data set with training labels that are drawn uniformly from all classes."""
-    generator = seeding.generator(seed, "labels", task)
-    labels = torch.randint(data.num_classes, (len(data.train_labels),), generator=generator)
+def draw_labels(data: ImageData, chosen: np.ndarray, share: float, seed: int, task: int) -> ImageData:
+    """The data set with training labels drawn uniformly from all classes: `share` of the chosen ones in each task."""
+    count, redrawn = len(data.train_labels), round(share * len(chosen))
+
+    def drawn(at: int) -> Tensor:
+        return torch.randint(data.num_classes, (count,), generator=seeding.generator(seed, "labels", at))
+
+    if redrawn == len(chosen):
+        labels = drawn(task)
+    else:
+        labels = drawn(0)
+        for at in range(1, task + 1):  # from the first task on, so that a resume makes the same
+            order = torch.randperm(len(chosen), generator=seeding.generator(seed, "redrawn labels", at))
+            pick = torch.from_numpy(chosen)[order[:redrawn]]
+            labels[pick] = drawn(at)[pick]
     return replace(data, train_labels=labels.to(data.train_labels.device))
 
 
-def permute_pixels(data: ImageData, chosen: np.ndarray, tested: bool, seed: int, task: int) -> ImageData:
+def pixel_order(pixels: int, share: float, seed: int, task: int) -> Tensor:
+    """Where each pixel of a task's images is taken from: in each task `share` of the places pass theirs on in a ring.
+
+    With all of them a task's order is drawn anew, whatever the order before.
+    """
+    moved = round(share * pixels)
+    if moved == pixels:
+        return torch.randperm(pixels, generator=seeding.generator(seed, "pixels", task))
+    order = torch.randperm(pixels, generator=seeding.generator(seed, "pixels", 0))
+    for at in range(1, task + 1):
+        ring = torch.randperm(pixels, generator=seeding.generator(seed, "moved pixels", at))[:moved]
+        order[ring] = order[ring.roll(1)]
+    return order
+
+
+def permute_pixels(data: ImageData, chosen: np.ndarray, tested: bool, share: float, seed: int, task: int) -> ImageData:
     """The chosen training images, and the test images where these are tested, with their pixels in another order.
 
     All channels of a pixel stay together, so that the statistics that normalise the images remain right.
     """
-    generator = seeding.generator(seed, "pixels", task)
-    order = torch.randperm(data.train_images[0, 0].numel(), generator=generator).to(data.train_images.device)
+    order = pixel_order(data.train_images[0, 0].numel(), share, seed, task).to(data.train_images.device)
 
     def permuted(images: Tensor) -> Tensor:
         return images.flatten(2)[:, :, order].view_as(images)

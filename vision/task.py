@@ -36,6 +36,7 @@ from fire_core.ranges import Count, Positive, Share, Width, one_of
 from fire_core.triggers import Trigger
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
+from vision.tuned import SETTINGS
 
 METRICS = ("loss",)  # of each step, for triggers
 
@@ -50,6 +51,7 @@ class VisionConfig(Trunk):
     model: Group = MISSING
     benchmark: Group = MISSING
     optimizer: Group = MISSING
+    tuned: Annotated[str, one_of(*SETTINGS)] = "auto"  # whose tuned values: see vision/tuned.py
     epochs: Count = MISSING  # displayed epochs of a phase
     lr: Positive = 1e-3
     batch_size: Width = 256

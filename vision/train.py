@@ -5,6 +5,7 @@ A stream of phases; a method acts at each boundary between two, and may act with
 
 import contextlib
 import functools
+import logging
 import math
 from typing import Any
 
@@ -39,7 +40,9 @@ from vision.phase import (
     trigger_losses,
 )
 from vision.task import METRICS, Task, compiled
+from vision.tuned import tuned_values
 
+log = logging.getLogger(__name__)
 SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
 
 
@@ -56,6 +59,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         The run's summary.
     """
     config, learner = task.config, Learner.new(task)
+    if stop is None:  # once a run: a shared first phase has a stop
+        log.info(tuned_values(config.tuned, config.benchmark["name"], config.dataset["name"], config.method["name"]))
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)

@@ -32,6 +32,8 @@ class Entry:
         repeats: how often the blocks' pattern recurs. With 1 the block is one run of rows. A projection interleaved by
             head repeats once a head: `rows` are then those within a head, and the matrix is all heads' rows together.
         reason: why the entry is kept; empty for one that is not.
+        heads: how many attention heads the block is cut into, each a matrix; 1: it is one.
+        columns: whether heads divide its columns, as those of an output projection.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Entry:
     modules: tuple[nn.Module, ...] = ()
     repeats: int = 1
     reason: str = ""
+    heads: int = 1
+    columns: bool = False
 
     @property
     def label(self) -> str:
@@ -91,14 +95,15 @@ class Entry:
             weight: the parameter or a tensor of its shape; any memory format.
 
         Returns:
-            (..., d_out, d_in); for a convolution (groups, *kernel, c_out / groups, c_in / groups). A view, except where
-            the rows lie apart (`repeats` above 1): so write with `write_`.
+            (..., d_out, d_in); for a convolution (groups, *kernel, c_out / groups, c_in / groups), cut by head
+            (..., heads, d_out, d_in) of a head. A view, except where the rows lie apart (`repeats` above 1): so write
+            with `write_`.
 
         Raises:
             ValueError: for a vector, which holds no matrix, and a locked weight, whose numbers are no matrix.
         """
         strided = self._strided(weight)
-        return strided if self.repeats == 1 or self.rows is None else strided.flatten(-3, -2)
+        return strided if self.repeats == 1 or self.rows is None or self.heads > 1 else strided.flatten(-3, -2)
 
     def write_(self, weight: Tensor, matrices: Tensor) -> None:
         """Copy matrices, as `view` gives them or flattened to (count, d_out, d_in), into `weight`."""
@@ -116,11 +121,15 @@ class Entry:
         else:
             matrix = weight if self.groups == 1 else self._grouped(weight)
             matrix = matrix.mT if self.transposed else matrix
-        if self.rows is None:
+        if self.rows is not None:
+            if self.repeats > 1:
+                matrix = torch.unflatten(matrix, -2, (self.repeats, -1))
+            matrix = matrix[..., slice(*self.rows), :]
+        if self.heads == 1:
             return matrix
-        if self.repeats > 1:
-            matrix = torch.unflatten(matrix, -2, (self.repeats, -1))
-        return matrix[..., slice(*self.rows), :]
+        if self.columns:
+            return torch.unflatten(matrix, -1, (self.heads, -1)).movedim(-2, -3)
+        return torch.unflatten(matrix, -2, (self.heads // self.repeats, -1))
 
     def _grouped(self, weight: Tensor) -> Tensor:
         """(g * a, b, ...) -> (g, a, b, ...), as a view whatever the memory format."""

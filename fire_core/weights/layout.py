@@ -13,6 +13,7 @@ depthwise convolution  kept: with one input channel a group its matrices are m x
                        nothing of the filter but signs. `include` it by name to project it all the same
 transposed conv.       as the convolution; stored (c_in, c_out/g, ...), so each matrix is transposed first
 fused q, k, v          a matrix each over all heads, however their rows lie: in runs, interleaved by head, permuted
+q, k, v, o by head     with layout="heads" a matrix for each head: its rows of q, k, v, its columns of o
 fused gate and up      a matrix each: halves, or every other row
 LSTM, GRU              a matrix for each gate of weight_ih and of weight_hh
 experts in one tensor  a matrix for each expert (and gate, up), where a rule knows how they are stored
@@ -42,7 +43,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.weights import advice, topology
+from fire_core.weights import advice, heads, topology
 from fire_core.weights.cuts import Reader
 from fire_core.weights.entry import Entries, Entry
 from fire_core.weights.fused import Cut, Declared, declared
@@ -74,6 +75,7 @@ PRESETS: dict[str, dict[str, str]] = {
     "all": _EVERY_LAYER,
     "attention": {"attention": "project"},
     "qk": {"qk": "project"},
+    "heads": {"attention": "project"},  # q, k, v and the output projection cut by head
     "mlp": {"mlp": "project"},
     "conv": {"conv": "project"},
     # What the paper's reference code does for each of its networks.
@@ -140,7 +142,7 @@ def resolve(
         if layout == "probe" and example is None:
             raise ValueError('layout="probe" reads the cuts off a forward pass: give it an input, example=batch')
         reader = Reader({} if example is None else read_cuts(model, example))
-        entries, warnings = _describe(unwrap(model), dict(blocks or {}), flipped, reader)
+        entries, warnings = _describe(unwrap(model), dict(blocks or {}), flipped, reader, layout == "heads")
         if strict and any(entry.role == "fused" for entry in entries):
             raise ValueError("strict=True: " + "; ".join(advice.fused(entries)))
         if trainable_only:
@@ -156,7 +158,11 @@ def resolve(
         entries = _apply(entries, chosen, "project", "include")
     if isinstance(layout, (str, Mapping)):  # a weight that the caller has chosen or excluded needs no advice
         undecided = [e for e in entries if e.action == "keep" and not any(matches(e, chosen) for chosen in excluded)]
-        warnings += [*advice.fused(undecided), *advice.raw_parameters(undecided, sum(e.size for e in entries))]
+        warnings += [
+            *heads.warnings_of(undecided),
+            *advice.fused(undecided),
+            *advice.raw_parameters(undecided, sum(e.size for e in entries)),
+        ]
     for chosen in excluded:
         entries = _apply(entries, chosen, "keep", "exclude")
     left = f"layout={layout!r} leaves it alone" if isinstance(layout, str) else "the layout leaves it alone"
@@ -287,16 +293,22 @@ def _frozen(entry: Entry) -> Entry:
 
 
 def _describe(
-    model: nn.Module, blocks: Mapping[str, Declared], transposed: tuple[str, ...], reader: Reader
+    model: nn.Module, blocks: Mapping[str, Declared], transposed: tuple[str, ...], reader: Reader, cut_heads: bool
 ) -> tuple[list[Entry], list[str]]:
     found = topology.uses_of(model)
     uses = [use for _, places in found for use in places]
     _check_patterns("blocks", blocks, uses)
     _check_patterns("transposed", transposed, uses)
-    entries = [
-        entry for parameter, places in found for entry in _entries(parameter, places, blocks, transposed, reader)
-    ]
+    entries = []
+    for parameter, places in found:
+        cut = _entries(parameter, places, blocks, transposed, reader)
+        entries += [heads.by_head(entry, _telling(places)) for entry in cut] if cut_heads else cut
     return entries, [*reader.warnings, *advice.quantised(model)]
+
+
+def _telling(uses: list[topology.Use]) -> topology.Use:
+    """The use that says what a parameter is: a table that is also the head's weight is a head."""
+    return next((use for use in uses if not use.is_raw), uses[0])  # the linear module says how it is multiplied
 
 
 def _check_patterns(option: str, patterns: Iterable[str], uses: list[topology.Use]) -> None:
@@ -315,8 +327,7 @@ def _entries(
     reader: Reader,
 ) -> list[Entry]:
     """The entries of one parameter: several when its rows are fused projections."""
-    # A table that is also the head's weight is a head: the linear module says how it is multiplied.
-    use = next((use for use in uses if not use.is_raw), uses[0])
+    use = _telling(uses)
     aliases = tuple(dict.fromkeys(u.name for u in uses))
     modules = tuple({id(m): m for u in uses for m in u.path[1:]}.values())
     kind, role, reason = topology.standing_of(use, parameter, len({id(u.owner) for u in uses}) > 1)

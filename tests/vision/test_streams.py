@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import vision.train as trainer
+from fire_core.harness.training import seeding
 from tests.programs import Program, assert_same, rows, summary
 from vision.data import load_bits, load_digits
 from vision.data.bits import BitData
 from vision.learner import Learner
-from vision.streams import Permuted, RandomLabels, SlowlyChangingRegression, slow_bits
+from vision.streams import Permuted, RandomLabels, SlowlyChangingRegression, pixel_order, slow_bits
 
 TINY = Program(
     "vision",
@@ -52,6 +53,42 @@ def test_random_labels_are_new_in_each_task_for_the_same_images() -> None:
     assert torch.equal(again(data).train_labels, made[2].train_labels)
     assert not np.array_equal(other.train, phases[2].train)
     assert not any(len(phase.test) for phase in phases)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.0, 0.001, 1.0])
+def test_a_share_of_the_labels_is_redrawn(share: float) -> None:
+    data = load_digits()
+    phases = RandomLabels(tasks=6, samples=1200, share=share).phases(data, epochs=1, seed=3)
+    chosen = torch.from_numpy(phases[0].train)
+    labels = [phase.change(data).train_labels for phase in phases if phase.change]
+    fresh = [torch.randint(10, (1280,), generator=seeding.generator(3, "labels", task)) for task in range(len(phases))]
+    assert torch.equal(labels[0], fresh[0])
+    assert all(phase.change(data).train_labels.equal(made) for phase, made in zip(phases, labels, strict=True))
+    for task in range(1, len(phases)):
+        changed = (labels[task] != labels[task - 1])[chosen]
+        redrawn = round(share * 1200)
+        assert int(changed.sum()) <= redrawn
+        # Of a redrawn label nine of ten are others than before.
+        assert int(changed.sum()) == pytest.approx(0.9 * redrawn, abs=4 * (0.09 * redrawn) ** 0.5)
+        assert changed.logical_not().logical_or((labels[task] == fresh[task])[chosen]).all()
+        assert share < 1 or labels[task].equal(fresh[task]), "today's stream"
+
+
+@pytest.mark.parametrize("share", [0.25, 0.0, 1 / 64, 2 / 64, 1.0])
+def test_a_share_of_the_pixels_moves(share: float) -> None:
+    orders = [pixel_order(64, share, seed=3, task=task) for task in range(6)]
+    fresh = [torch.randperm(64, generator=seeding.generator(3, "pixels", task)) for task in range(6)]
+    assert orders[0].equal(fresh[0])
+    moved = {0.25: 16, 0.0: 0, 1 / 64: 0, 2 / 64: 2}.get(share)
+    for task, order in enumerate(orders):
+        assert order.sort().values.equal(torch.arange(64))
+        assert share < 1 or order.equal(fresh[task]), "today's stream"
+        assert moved is None or task == 0 or int((order != orders[task - 1]).sum()) == moved
+    assert moved == 0 or len({tuple(order.tolist()) for order in orders}) > 3
+    data = load_digits()
+    change = Permuted(tasks=6, samples=50, share=share).phases(data, epochs=1, seed=3)[5].change
+    assert change is not None
+    assert change(data).test_images.flatten(1).equal(data.test_images.flatten(1)[:, orders[5]])
 
 
 def test_pixels_are_permuted_alike_in_all_images_of_a_task() -> None:
@@ -175,7 +212,8 @@ def test_accuracy_on_the_task_before_is_that_of_its_own_labels(tmp_path: Path) -
 
 @pytest.mark.parametrize("stream", STREAMS)
 def test_cut_in_a_task_and_resumed(stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = (f"benchmark={stream}", *STREAMS[stream], "method=fire")
+    options = [f"benchmark={stream}", *STREAMS[stream], "method=fire"]
+    options += ["benchmark.share=0.25"] if stream in ("random_labels", "permuted") else []
     calm = TINY.run(tmp_path / "calm", *options)
     real, steps, last = trainer.Loop.advance, 0, rows(calm)[-1]["step"]
 
@@ -193,15 +231,41 @@ def test_cut_in_a_task_and_resumed(stream: str, tmp_path: Path, monkeypatch: pyt
     assert_same(TINY.run(tmp_path / "rough", *options), calm)
 
 
-def test_the_first_task_is_shared_by_methods_that_act_between_tasks(tmp_path: Path) -> None:
+def test_the_first_task_is_shared_by_methods_that_act_between_tasks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     options = ("benchmark=random_labels", *STREAMS["random_labels"])
     base, fire, redo = (TINY.run(tmp_path, *options, f"method={name}") for name in ("base", "fire", "redo"))
+    assert caplog.messages.count("tuned values: none for random_labels on digits") == 3, "a line a run"
     assert len(list((tmp_path / ".cache").glob("vision-random_labels-*-s0-*/DONE"))) == 1
     first, second = ([row for row in rows(folder) if row["phase"] == 0] for folder in (base, fire))
     assert first == second
     assert next(row for row in rows(redo) if row["phase"] == 0)["train/loss"] == first[0]["train/loss"]
     alone = TINY.run(tmp_path / "alone", *options, "method=fire", "cache=off")
     assert rows(alone) == rows(fire)
+
+
+def test_methods_act_in_the_first_phase_of_warm_start_but_in_the_paper_s_variant(tmp_path: Path) -> None:
+    """A first phase is shared by all that do not act within it, and by nobody else."""
+    warm = Program(
+        "vision", "vision.train", (*TINY.options[:6], "benchmark=warm_start", "batch_size=64", "metrics=off")
+    )
+    first: dict[str, list[list[dict[str, Any]]]] = {}
+    for variant in ("original", "fire_paper"):
+        folders = [
+            warm.run(tmp_path / variant, f"variant={variant}", f"method={name}", f"cache.dir={tmp_path / 'cache'}")
+            for name in ("base", "fire", "l2init")
+        ]
+        first[variant] = [[row for row in rows(folder) if row["phase"] == 0] for folder in folders]
+    base, fire, l2init = first["original"]
+    assert base == fire != l2init
+    assert first["fire_paper"] == [base] * 3
+    assert len(list((tmp_path / "cache").glob("vision-*/DONE"))) == 2, "one for each variant"
+    alone = warm.run(tmp_path / "alone", "method=l2init", "cache=off")
+    assert [row for row in rows(alone) if row["phase"] == 0] == l2init
+    asked = warm.compose("method=l2init", "benchmark.methods_from_phase=1")
+    assert trainer.Task.from_config(asked).first_phase_identity() is not None
 
 
 @pytest.mark.slow

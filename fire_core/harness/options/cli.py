@@ -194,6 +194,8 @@ def _show_sweep() -> int | None:
 
 def one_line(error: BaseException, config_name: str | None = None) -> str:
     """An error's message, and that of the error underneath it, on one line, with the accepted names and a near one."""
+    if isinstance(error, HydraException) and (own := _own_error(error)):
+        return str(own)
     parts = [str(error)]
     if isinstance(error, HydraException) and error.__cause__ is not None:
         parts.append(str(error.__cause__))
@@ -220,6 +222,14 @@ def one_line(error: BaseException, config_name: str | None = None) -> str:
     return " ".join(re.sub(r"\b(full_key|object_type|reference_type)[:=] ?\S+", "", text).split())
 
 
+def _own_error(error: BaseException) -> ConfigError | None:
+    """What a resolver of a defaults list refused with, underneath Hydra's error."""
+    under: BaseException | None = error
+    while under is not None and not isinstance(under, ConfigError):
+        under = under.__cause__ or under.__context__
+    return under
+
+
 def _of_no_name(arguments: list[str]) -> str:
     """What to say when a group is given null or a number."""
     pairs = [argument.split("=", 1) for argument in arguments if "=" in argument]
@@ -227,9 +237,11 @@ def _of_no_name(arguments: list[str]) -> str:
         names = sorted(path.stem for path in (CONF / option).glob("*.yaml"))
         if option in ("cache", "scale", "start"):  # tables, see fire_core.harness.options.tables
             names = sorted(map(str, OmegaConf.load(CONF / f"{option}.yaml")))
+        stored = {n.removesuffix(".yaml") for n in ConfigStore.instance().repo.get(option, {}) if n.endswith(".yaml")}
         if option in ("trigger", "env", "experiment"):  # fire_core.harness.options.trigger, conf/envs, conf/presets
-            stored = {name.removesuffix(".yaml") for name in ConfigStore.instance().repo.get(option, {})}
             names = sorted(stored | set(names))
+        if option == "tuned":  # whose files are tables
+            names = sorted(stored)
         if names and not set(value.split(",")) <= set(names):
             return f"{option}={value} is unknown; accepted: {', '.join(names)}"
     return "a group of options takes the name of one of its files in conf/; options are written option=value"

@@ -10,8 +10,8 @@ from fire_core.harness.options.errors import ConfigError
 from fire_core.harness.options.trigger import AT_BOUNDARIES
 from fire_core.harness.run import NUMERICS
 
-# Where, when and for whom a run is recorded: no part of what it is.
-NOT_IDENTITY = ("paths", "tracker", "cache", "checkpoint", "progress", "scale")
+# Where, when and for whom a run is recorded, and names of values that are there themselves: no part of what it is.
+NOT_IDENTITY = ("paths", "tracker", "cache", "checkpoint", "progress", "scale", "tuned")
 # How it is executed: part of its identity, as rounding depends on it, but not of what the analysis compares.
 EXECUTION = ("device", "threads", "deterministic", "on_nan", "parallel")
 PLACES = ("root", "download", "cache")  # of a data set: where its files are; one's own folder is named by `path`

@@ -28,6 +28,11 @@ CASES = {
     ("dataset=bits",): "error: dataset=bits has fewer than two classes: benchmark=random_labels has",
     ("benchmark=slowly_changing_regression",): "error: benchmark=slowly_changing_regression has no images: it needs",
     ("benchmark=permuted_online", "epochs=3"): "error: benchmark.online=true sees each image once in a task: epochs",
+    (
+        "tuned=warm_start_cifar",
+    ): "error: tuned=warm_start_cifar is unknown (did you mean warm_start_cifar10?); accepted:",
+    ("tuned=dqn",): "error: tuned=dqn is unknown; accepted: auto, none, class_incremental_cifar100, ",
+    ("tuned=null",): "error: tuned=null is unknown; accepted: auto, class_incremental_cifar100, ",
     ("device=cuda:77",): "error: device=cuda:77: torch sees",
     ("method.name=../x",): "error: method.name='../x' goes into a path",
 }

@@ -58,7 +58,7 @@ def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygot
 @pytest.mark.slow
 def test_another_method_takes_over_what_the_dead_holder_began(tmp_path: Path, zygote: Zygote) -> None:
     """A method's state (ReDo counts epochs) belongs to its own phases, not to the shared first one."""
-    options = ("epochs=8", "checkpoint.every_seconds=0")
+    options = ("epochs=8", "checkpoint.every_seconds=0", "variant=fire_paper")
     holder = zygote.start(tmp_path, "vision.train", *VISION.tiny("method=base", *options), before="holds")
     wait_until_held(holder)
     os.kill(holder, signal.SIGKILL)

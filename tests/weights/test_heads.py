@@ -1,0 +1,284 @@
+"""`layout="heads"`: q, k, v and the output projection cut by head, each head a matrix of its own."""
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fire_core import fire_
+from fire_core.methods import Context, Net
+from fire_core.methods.fire import Fire
+from fire_core.weights.layout import Entry, resolve
+from language.model import GPT
+from tests.networks import SeparateAttention
+from vision.models.vit import ViT
+
+WIDTH, IN = 4, 12  # of a head; of the residual stream
+
+
+def of_transformers(kind: str, name: str, **settings: Any) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 11, "num_hidden_layers": 1, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    model: nn.Module = getattr(transformers, kind)(getattr(transformers, name)(**(sizes | settings)))
+    return model
+
+
+def of_timm() -> nn.Module:
+    timm = pytest.importorskip("timm")
+    model: nn.Module = timm.models.vision_transformer.VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=IN, depth=1, num_heads=3, mlp_ratio=2, num_classes=3
+    )
+    return model
+
+
+def straight(first: int, heads: int) -> list[Tensor]:
+    """Rows (or columns) of each head, one head after the other, from a row on."""
+    return [torch.arange(first + WIDTH * head, first + WIDTH * (head + 1)) for head in range(heads)]
+
+
+def head_first(part: int) -> list[Tensor]:
+    """Rows of each of three heads, whose q, k and v stand together: part 0, 1 or 2."""
+    return [torch.arange(WIDTH * (3 * head + part), WIDTH * (3 * head + part + 1)) for head in range(3)]
+
+
+class Mixer(nn.Module):
+    """torch's attention, by itself."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(IN, 3, batch_first=True, **options)
+
+
+Blocks = dict[str, tuple[list[Tensor], bool]]  # by label: each head's rows, or its columns (True)
+QKV: Blocks = {"[q]": (straight(0, 3), False), "[k]": (straight(12, 3), False), "[v]": (straight(24, 3), False)}
+GROUPED: Blocks = {"[q]": (straight(0, 3), False), "[k]": (straight(12, 1), False), "[v]": (straight(16, 1), False)}
+NEOX: Blocks = {f"[{part}]": (head_first(at), False) for at, part in enumerate("qkv")}
+OUT = (straight(0, 3), True)
+SIZES = {"hidden_size": IN, "intermediate_size": 16, "num_attention_heads": 3, "max_position_embeddings": 16}
+
+
+def fused(weight: str, out: str, blocks: Blocks) -> Blocks:
+    return {f"{weight}{block}": heads for block, heads in blocks.items()} | {out: OUT}
+
+
+def apart(stem: str, names: str, out: str, kv_heads: int = 3) -> Blocks:
+    q, *others = names.split()
+    keys = {f"{stem}.{name}.weight": (straight(0, kv_heads), False) for name in others}
+    return {f"{stem}.{q}.weight": (straight(0, 3), False), **keys, f"{stem}.{out}.weight": OUT}
+
+
+OURS = partial(GPT, vocab_size=11, block_size=8, n_layer=1, n_head=3, n_embd=IN)
+C_ATTN, C_PROJ = "transformer.h.0.attn.c_attn.weight", "transformer.h.0.attn.c_proj.weight"
+TO = "backbone.transformer.layers.0.0"
+LLAMA = partial(of_transformers, "LlamaForCausalLM", "LlamaConfig", **SIZES, num_key_value_heads=1)
+# Each family: its model, the hand-cut slices, and the weights that are stored (d_in, d_out).
+FAMILIES: dict[str, tuple[Callable[[], nn.Module], Blocks, bool]] = {
+    "torch": (Mixer, fused("attn.in_proj_weight", "attn.out_proj.weight", QKV), False),
+    "torch, other widths of keys": (
+        partial(Mixer, kdim=5, vdim=6),
+        {f"attn.{part}_proj_weight": (straight(0, 3), False) for part in "qkv"} | {"attn.out_proj.weight": OUT},
+        False,
+    ),
+    "our ViT": (
+        partial(ViT, num_classes=3, image_size=8, dim=IN, depth=1, heads=3, dim_head=WIDTH, mlp_dim=16),
+        apart(TO, "to_q to_k to_v", "to_out.0"),
+        False,
+    ),
+    "our GPT": (OURS, fused(C_ATTN, C_PROJ, QKV), False),
+    "our GPT, one head of keys": (partial(OURS, n_kv_head=1), fused(C_ATTN, C_PROJ, GROUPED), False),
+    "GPT-2": (
+        partial(of_transformers, "GPT2LMHeadModel", "GPT2Config", n_embd=IN, n_head=3, n_positions=16, n_layer=1),
+        fused(C_ATTN, C_PROJ, QKV),
+        True,
+    ),
+    "timm": (of_timm, fused("blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight", QKV), False),
+    "Phi-3": (
+        partial(of_transformers, "Phi3ForCausalLM", "Phi3Config", **SIZES, num_key_value_heads=1),
+        fused("model.layers.0.self_attn.qkv_proj.weight", "model.layers.0.self_attn.o_proj.weight", GROUPED),
+        False,
+    ),
+    "GPT-NeoX": (
+        partial(of_transformers, "GPTNeoXForCausalLM", "GPTNeoXConfig", **SIZES),
+        fused("gpt_neox.layers.0.attention.query_key_value.weight", "gpt_neox.layers.0.attention.dense.weight", NEOX),
+        False,
+    ),
+    "Llama": (LLAMA, apart("model.layers.0.self_attn", "q_proj k_proj v_proj", "o_proj", 1), False),
+}
+
+
+def matrix_of(model: nn.Module, label: str, transposed: bool) -> Tensor:
+    weight = dict(model.named_parameters())[label.partition("[")[0]].detach()
+    return weight.mT if transposed else weight
+
+
+def slices(weight: Tensor, heads: list[Tensor], columns: bool) -> list[Tensor]:
+    return [weight[:, where] if columns else weight[where] for where in heads]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_head_is_an_isometry_at_its_own_scale(family: str) -> None:
+    make, blocks, transposed = FAMILIES[family]
+    torch.manual_seed(0)
+    model = make()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    originals = {label: matrix_of(model, label, transposed).clone() for label in blocks}
+    report = fire_(model, layout="heads", solver="exact")
+    rows = {row.name: row for row in report if row.action == "project"}
+    assert rows.keys() == blocks.keys()
+    for label, (heads, columns) in blocks.items():
+        weight = matrix_of(model, label, transposed)
+        assert (rows[label].matrices, rows[label].shape) == (len(heads), tuple(slices(weight, heads, columns)[0].shape))
+        pairs = zip(slices(weight, heads, columns), slices(originals[label], heads, columns), strict=True)
+        for part, original in pairs:
+            scale = math.sqrt(part.shape[0] / part.shape[1])
+            values = torch.linalg.svdvals(part.double())
+            torch.testing.assert_close(values, torch.full_like(values, scale), rtol=2e-4, atol=0)
+            u, _, v = torch.linalg.svd(original.double(), full_matrices=False)
+            torch.testing.assert_close(part.double(), scale * u @ v, rtol=0, atol=2e-4)
+    touched = {label.partition("[")[0] for label in blocks}
+    assert all(p.equal(before[name]) for name, p in model.named_parameters() if name not in touched)
+
+
+SMALL = {"vocab_size": 11, "num_hidden_layers": 1, "max_position_embeddings": 16, "pad_token_id": 0, "hidden_size": IN}
+SMALL |= {"num_attention_heads": 3, "intermediate_size": 16, "bos_token_id": 1, "eos_token_id": 2}
+KV = SMALL | {"num_key_value_heads": 1}
+SPEECH = {"d_model": IN, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+# More classes of the table, each with a model type and its sizes.
+MORE: dict[str, dict[str, Any]] = {
+    "bloom": SMALL | {"n_head": 3, "n_layer": 1},
+    "mistral": KV | {"head_dim": WIDTH},
+    "mixtral": KV | {"head_dim": WIDTH, "num_local_experts": 2},
+    "qwen2": KV,
+    "qwen3": KV | {"head_dim": WIDTH},
+    "gemma": KV | {"head_dim": WIDTH},
+    "gemma2": KV | {"head_dim": WIDTH},
+    "granite": KV,
+    "olmo2": KV,
+    "imagegpt": {"n_embd": IN, "n_head": 3, "n_layer": 1, "n_positions": 16, "vocab_size": 11},
+    "opt": SMALL | {"ffn_dim": 16, "word_embed_proj_dim": IN},
+    "bart": SPEECH | {"vocab_size": 11, "encoder_attention_heads": 3, "decoder_attention_heads": 3},
+    "bert": SMALL,
+    "roberta": SMALL,
+    "clip_text_model": SMALL,
+}
+
+
+def of_type(kind: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    config = transformers.AutoConfig.for_model(kind, **MORE[kind], attn_implementation="eager")
+    return transformers.AutoModel.from_config(config)
+
+
+def swin(library: str, name: str) -> nn.Module:
+    sizes: dict[str, Any] = {"embed_dim": IN, "depths": [1, 1], "num_heads": [3, 3], "num_classes": 3}
+    if library == "timm":
+        return getattr(pytest.importorskip("timm").models, name)(img_size=16, patch_size=4, window_size=2, **sizes)
+    models = pytest.importorskip("torchvision.models.swin_transformer")
+    return models.SwinTransformer([4, 4], window_size=[2, 2], **sizes)
+
+
+MODELS = {name: make for name, (make, _, _) in FAMILIES.items()} | {kind: partial(of_type, kind) for kind in MORE}
+MODELS |= {
+    "timm, swin": partial(swin, "timm", "SwinTransformer"),
+    "torchvision, swin": partial(swin, "torchvision", "SwinTransformer"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MODELS)
+def test_the_heads_are_those_of_the_forward_pass(name: str) -> None:
+    """A head of zero queries attends as one of zero keys; one of zero values gives what zero columns of o give."""
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("bias") and "table" not in parameter_name:
+            nn.init.zeros_(parameter)
+        elif parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.5)
+    found = {entry.role: entry for entry in reversed(resolve(model, "heads")) if entry.action == "project"}
+    assert {"q", "k", "v"} <= found.keys()
+    for one, other in (("k", "q"), ("v", "attention_out")):
+        if other not in found:
+            continue
+        heads, usual = found[one].count, passed(model)
+        for head in range(heads):
+            results = [without(model, found[role], head, heads) for role in (one, other)]
+            torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+            assert not torch.allclose(results[0], usual, rtol=1e-3, atol=1e-4)
+
+
+def without(model: nn.Module, entry: Entry, head: int, heads: int) -> Tensor:
+    """The output with a head's matrix zero, or with those of all heads that share one."""
+    weight = entry.parameter.detach()
+    kept, matrices = weight.clone(), entry.view(weight).clone().reshape(entry.count, *entry.shape)
+    matrices.view(heads, -1, *entry.shape)[head] = 0
+    entry.write_(weight, matrices)
+    answer = passed(model)
+    weight.copy_(kept)
+    return answer
+
+
+def passed(model: nn.Module) -> Tensor:
+    draw = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        if isinstance(model, Mixer):
+            x, options = torch.randn(2, 5, IN, generator=draw), model.attn
+            return model.attn(x, x[..., : options.kdim], x[..., : options.vdim])[0]
+        if isinstance(model, GPT) or hasattr(model, "get_input_embeddings"):
+            return model(torch.randint(3, 11, (2, 5), generator=draw))[0]
+        side = 16 if "Swin" in type(model).__name__ else 8
+        return model(torch.randn(2, 3, side, side, generator=draw))
+
+
+class Own(nn.Module):
+    """An attention that no rule knows, whatever its attributes say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 2
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.to_out(self.to_q(x) * self.to_k(x) * self.to_v(x))
+
+
+def test_unknown_heads_are_kept_and_named() -> None:
+    model = nn.ModuleDict({"known": nn.MultiheadAttention(8, 2), "own": Own(), "apart": SeparateAttention()})
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with pytest.warns(UserWarning, match=r'layout="heads" keeps own\.to_q\.weight, .*number of heads is not known'):
+        report = fire_(model, layout="heads")
+    assert {row.name.split(".")[0] for row in report if row.action == "project"} == {"known"}
+    assert all(p.equal(before[name]) for name, p in model.named_parameters() if not name.startswith("known."))
+    kept = {entry.label: entry.reason for entry in resolve(model, "heads") if entry.action == "keep"}
+    assert kept["own.to_k.weight"] == "its number of heads is not known: no rule knows Own"
+    torn = nn.MultiheadAttention(8, 2)
+    torn.num_heads = 3
+    reasons = [entry.reason for entry in resolve(torn, "heads") if entry.name == "in_proj_weight"]
+    assert reasons == ["its number of heads is not known: 8 x 8 is not 3 heads of MultiheadAttention"] * 3
+
+
+def test_the_method_takes_it() -> None:
+    make, blocks, _ = FAMILIES["our ViT"]
+    model = make()
+    net = Net({"model": model}, {"model": copy.deepcopy(model.state_dict())})
+    report = Fire(layout="heads").at_boundary(net, Context(1, 0, torch.Generator())).weights["model"]
+    assert {row.name for row in report if row.action == "project"} == blocks.keys()
+
+
+def test_optimizer_state_and_biases_as_with_attention() -> None:
+    model = nn.MultiheadAttention(IN, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.randn(5, IN)
+    model(x, x, x)[0].square().sum().backward()
+    optimizer.step()
+    fire_(model, layout="heads", optimizer=optimizer, exclude="in_proj_weight[v]")
+    moment = optimizer.state[model.in_proj_weight]["exp_avg_sq"]
+    assert not moment[:24].any()
+    assert moment[24:].any()
+    assert "exp_avg_sq" not in optimizer.state[model.out_proj.weight], "begins anew"
