@@ -5,10 +5,10 @@
 
 Text between `<!-- table: name -->` and `<!-- end -->` in agents.md, beside the folder, is replaced: of each csv its
 table (`continual_cartpole`), the networks (`state ...`) and what its search chose (`chosen ...`); of a sequence of
-games also each task's returns (`tasks ...`, `evaluations ...`), as games count in points of their own. A run's score is
-the mean of its tasks' returns over the last third of the tasks; seeds are the unit of all intervals. The primary metric
-is the return of training episodes, `return`: order, IQM and probabilities are of it. Greedy evaluations stand beside
-it.
+games also each task's returns (`tasks ...`, `evaluations ...`), as games count in points of their own. A run's score
+is the mean of its tasks' returns over the last third of the tasks; seeds are the unit of all intervals. The primary
+metric is the return of training episodes, `return`: order, IQM and probabilities are of it. Greedy evaluations stand
+beside it.
 """
 
 import sys

@@ -234,7 +234,6 @@ def test_every_method_in_every_other_experiment(experiment: str, quarter: int, s
     for name in chosen(ALL_METHODS, quarter, some) if experiment != "tune_snp" else ["snp"]:
         config = compose(f"experiment={experiment}", f"method={name}", program=program_of(experiment))
         options: Any = OmegaConf.to_container(config.method, resolve=True)
-        options.pop("boundary", None)  # the agent's own, not the method's
         assert isinstance(build("method", options), Method)
         OmegaConf.to_container(config, resolve=True)
 
@@ -305,9 +304,6 @@ def test_tables_name_what_exists() -> None:
                 assert set(values) <= {"lr", "method"}, (path.name, entry)
                 values = values.get("method", {})
             assert method in ALL_METHODS
-            if path.stem in ("dqn", "sac"):  # the agents' tables also say what restarts at the midpoint
-                assert set(values) <= {"method", "boundary"}, (path.name, method)
-                values = values.get("method", {})
             assert set(values) <= options_of(method), (path.name, entry)
             if method == "chain":
                 assert values.get("of", parts) == parts, entry
