@@ -115,8 +115,8 @@ def make_tables(folder: Path, figures: Path | None = None, width: str = "page") 
         named_streams = {name: stream_name(name) for name in whole}
         called = names(ranked["method"], *(options[name] for name in whole))
         # FIRE is not to be ranked against itself.
-        clones = [method for method in called if "+" in method or method == "fire_exact"]
-        others = {name: frame[~frame["method"].isin(clones)] for name, frame in whole.items()}
+        forms_of_fire = [method for method in called if "+" in method or method == "fire_exact"]
+        others = {name: frame[~frame["method"].isin(forms_of_fire)] for name, frame in whole.items()}
         for table, frame in {"ranks": ranked, "ranks without variants": ranks(others, LOSSES)}.items():
             tables[table] = formats.as_markdown(named(frame.rename(columns=named_streams), called))
         figure = overview_figure(whole, called, width)

@@ -7,6 +7,14 @@ import yaml
 from analysis.forms import PAPER, label, names, winners
 from tests.zygote import ROOT
 
+OTHER_FORMS = [
+    ("norm_init", "spectral"),
+    ("blend", "0."),
+    ("scale", "orthogonal"),
+    ("scale", "keep_norm"),
+    ("scale", "match_init"),
+]
+
 
 @pytest.mark.parametrize(
     ("method", "options", "name"),
@@ -58,14 +66,5 @@ def test_no_row_of_a_search_calls_another_form_fire(page: str) -> None:
     rows = [line for line in text.splitlines() if line.startswith("| FIRE") and "method." in line]
     assert rows
     for line in rows:
-        other_form = any(f"{option}={value}" in line for option, value in OTHERS)
+        other_form = any(f"{option}={value}" in line for option, value in OTHER_FORMS)
         assert ("searched" in line.split("|")[1]) == other_form, line
-
-
-OTHERS = [
-    ("norm_init", "spectral"),
-    ("blend", "0."),
-    ("scale", "orthogonal"),
-    ("scale", "keep_norm"),
-    ("scale", "match_init"),
-]

@@ -8,13 +8,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from analysis import plotting, style
+from analysis.forms import names
 from analysis.language_streams import compare as compare_texts
 from analysis.language_streams import read as read_texts
 from analysis.make_language_streams import plane
 from analysis.make_plasticity import stream_figure
 from analysis.runs import settings
 from analysis.sources import load
-from analysis.stream_results import compare, read
+from analysis.stream_results import compare, methods, read
 from fire_core.tools import convergence
 from scripts import agents_tables
 from tests.analysis.synthetic import write_sweep
@@ -29,7 +30,7 @@ def of_runs(width: str, folder: Path) -> Figure:
 
 def of_a_stream(width: str, folder: Path) -> Figure:
     frame = read(RESULTS / "plasticity" / "random_labels_digits.csv")
-    return stream_figure("random_labels_digits", frame, compare(frame), width)
+    return stream_figure("random_labels_digits", frame, compare(frame), names(methods(frame)), width)
 
 
 def of_texts(width: str, folder: Path) -> Figure:

@@ -91,6 +91,8 @@ def append(path: Path, trial: Trial, seeds: Sequence[int], program: str = "visio
         if new:
             writer.writerow(columns(seeds))
         writer.writerow(values)
+    if new:  # a search of before left it
+        provenance.file_of(path).unlink(missing_ok=True)
     provenance.write(path, provenance.of_process(program), trial.method, more=True)
 
 

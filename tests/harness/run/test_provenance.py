@@ -7,6 +7,7 @@ import pytest
 
 from fire_core.harness.run import NUMERICS, provenance
 from tests.zygote import ROOT
+from vision.trials import Trial, append
 
 NOW = {"program": "vision", "numerics": NUMERICS["vision"], "commit": "abc", "command": "x", "cpu": "y"}
 TABLES = sorted((ROOT / "docs" / "results").rglob("*.csv"))
@@ -75,6 +76,16 @@ def test_a_part_is_replaced_or_added_to(tmp_path: Path) -> None:
     assert provenance.in_words(table) == f"numerics {NUMERICS['vision']}, commit abc and def and ghi"
     provenance.write(table, NOW)
     assert list(provenance.read(table)) == [provenance.ALL]
+
+
+def test_a_search_says_what_made_its_trials_and_forgets_those_of_a_table_that_is_gone(tmp_path: Path) -> None:
+    table = tmp_path / "search.csv"
+    provenance.write(table, NOW | {"commit": "gone"}, "snp")
+    for number in range(2):
+        append(table, Trial("ab", "fire", number, "", (0.5,)), [10_000], "dqn")
+    entries = provenance.read(table)
+    assert list(entries) == ["fire"]
+    assert (entries["fire"]["program"], entries["fire"]["numerics"]) == ("dqn", NUMERICS["dqn"])
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
