@@ -45,7 +45,7 @@ def part_label(method: str, options: Mapping[str, str]) -> str:
 
 
 def winners(trials: pd.DataFrame, more: bool) -> dict[str, str]:
-    """The options that a search chose for each method, as `vision.trials.best` does: the first of the best scores."""
+    """The options that a search chose for each method, as the tuner does: the first of the best scores."""
     ordered = trials.sort_values("trial", kind="stable").dropna(subset="score")
     ordered = ordered.sort_values("score", ascending=not more, kind="stable").fillna({"options": ""})
     return {str(method): str(rows["options"].iloc[0]) for method, rows in ordered.groupby("method", sort=False)}

@@ -19,8 +19,8 @@ class ReGraMa(Method):
     The score of a unit is the mean |gradient| of its incoming weights over that of its layer; at most `threshold` is
     inactive. An inactive unit gets incoming weights from the layer's initial distribution, bias and outgoing weights of
     zero, and no history in the optimizer. As implemented by the authors of CPR (public code: LucMc/continual-learning,
-    `optim/regrama.py`). The authors' own code (torressliu/grad-based-plasticity-metrics) has this score and resets other
-    things: docs/methods.md.
+    `optim/regrama.py`). The authors' own code (torressliu/grad-based-plasticity-metrics) has this score and resets
+    other things: docs/methods.md.
 
     Args:
         threshold: of the score.

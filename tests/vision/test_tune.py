@@ -103,7 +103,7 @@ def test_committed_tables_are_of_the_settings_that_their_commands_have_now(strea
 
 def test_a_table_of_other_options_or_seeds_is_not_gone_on_with(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    append(table, Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25)), (7, 8))
+    append(table, Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25)), (7, 8), "vision")
     assert read_table(table, "ab", "base", (7, 8))[0] == Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25))
     assert read_table(table, "ab", "fire", (7, 8)) == {}
     with pytest.raises(ConfigError, match="of other options"):

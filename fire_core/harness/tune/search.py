@@ -9,7 +9,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fire_core.harness.run import provenance
 from fire_core.harness.run.identity import digest, identity, without
 from fire_core.harness.run.jobs import Job, compose, run_jobs
 from fire_core.harness.tune.space import Dimension, check_space, space_of, trials
@@ -77,8 +76,7 @@ def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> 
         of_trial[seed] = score(ended.folder, search.scores)
         if len(of_trial) == len(search.seeds):
             trial = replace(done[method, number], scores=tuple(of_trial[seed] for seed in search.seeds))
-            append(search.table, trial, search.seeds)
-            provenance.write(search.table, provenance.of_process(search.program), method, more=True)
+            append(search.table, trial, search.seeds, search.program)
             print(f"{method} {number} {trial.options or '(defaults)'}: {trial.score:.4f}", flush=True)
             done[method, number] = trial
     return {method: [trial for (name, _), trial in done.items() if name == method] for method in methods}

@@ -75,7 +75,7 @@ def read_table(path: Path, setting: str, method: str, seeds: Sequence[int]) -> d
     return found
 
 
-def append(path: Path, trial: Trial, seeds: Sequence[int], program: str = "vision") -> None:
+def append(path: Path, trial: Trial, seeds: Sequence[int], program: str) -> None:
     """Add a row, with its provenance, and the table if there is none. `program` trained it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = [

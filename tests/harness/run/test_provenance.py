@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fire_core.harness.run import NUMERICS, provenance
+from fire_core.harness.tune.table import Trial, append
 from tests.zygote import ROOT
-from vision.trials import Trial, append
 
 NOW = {"program": "vision", "numerics": NUMERICS["vision"], "commit": "abc", "command": "x", "cpu": "y"}
 TABLES = sorted((ROOT / "docs" / "results").rglob("*.csv"))
