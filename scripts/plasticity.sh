@@ -56,14 +56,13 @@ train() { # stream, methods: those that are no chains in one sweep
 }
 
 variants() { # each changes one thing in FIRE as it is by default; all at the stream's default rate, nothing tuned
-<<<<<<< HEAD
-    local where=(experiment=plasticity_random_labels "${seeds[@]}" "${small[@]}" "paths.runs=$runs/variants") name options
-    python -m vision.train "${where[@]}" method=base,full_reset,fire,fire_exact,random_isometry -m
-    python -m vision.train "${where[@]}" method=optimizer_reset method.name=only_optimizer_reset -m
-=======
     local where=(experiment=plasticity_random_labels "$(seeds 20)" "${small[@]}" "paths.runs=$runs/variants") name options
-    python -m vision.train "${where[@]}" method=base,full_reset,fire,fire_exact "${parallel[@]}"
->>>>>>> 20792d1b94a65d560a891dae94a42d975b328e0c
+    python -m vision.train "${where[@]}" method=base,full_reset,fire,fire_exact,random_isometry "${parallel[@]}"
+    python -m vision.train "${where[@]}" method=optimizer_reset method.name=only_optimizer_reset "${parallel[@]}"
+    # Networks in the place of methods: what the field calls the strongest simple baselines.
+    python -m vision.train "${where[@]}" method=base method.name=layer_norm model.norm=layer "${parallel[@]}"
+    python -m vision.train "${where[@]}" method=weight_decay method.name=layer_norm+weight_decay model.norm=layer "${parallel[@]}"
+    python -m vision.train "${where[@]}" method=base 'method.name=${model.activation}' model.activation=crelu,fourier "${parallel[@]}"
     while read -r name options; do
         # shellcheck disable=SC2086  # several options
         python -m vision.train "${where[@]}" method=fire "method.name=$name" $options "${parallel[@]}" < /dev/null

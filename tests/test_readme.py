@@ -48,7 +48,7 @@ def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 120
 
 
-CONTROLS = {"full_reset", "weight_decay"}
+CONTROLS = {"full_reset", "optimizer_reset", "random_isometry", "weight_decay"}
 NO_METHODS = {"base", "chain", "fire", "fire_exact"}
 
 
