@@ -48,7 +48,7 @@ class Setting:
         heads: layouts of FIRE that are methods of their own here; they take FIRE's options.
         trials: of each method.
         seeds: of a trial, and of a run.
-        trigger: options of methods that act at boundaries, where a stream has none.
+        trigger: when methods act and `boundary` restarts, for base too, where a stream has no boundaries.
     """
 
     program: str
@@ -100,7 +100,6 @@ SETTINGS = {
         ("trigger=every", "trigger.steps=1000"),
     ),
 }
-WITHIN = ("base", "l2init", "redo", "cbp", "c_chain")  # methods that do nothing at boundaries
 SMOKE = ("scale=smoke", "benchmark.tasks=2")
 
 
@@ -125,7 +124,7 @@ class Runs:
         tuning = self.setting.tuning if kind == "trials" else ()
         layout = self.setting.heads.get(method)
         chosen = [f"method={method}"] if layout is None else ["method=fire", f"method.layout={layout}"]
-        trigger = () if method in WITHIN else self.setting.trigger
+        trigger = self.setting.trigger
         smoke = (*SMOKE, *(trigger and ("trigger.steps=300",))) if self.smoke else ()
         return [*quiet, *self.setting.options, *tuning, *trigger, *smoke, *chosen, *best.split()]
 
