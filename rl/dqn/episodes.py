@@ -208,6 +208,10 @@ class Episodes:
                 at = [t - longest + len(done) for done in self.executed]
                 actions = [done[k] if k >= 0 else 0 for k, done in zip(at, self.executed, strict=True)]
                 self.emulator.send(np.array(actions, dtype=np.int64))
-                frames = torch.from_numpy(np.ascontiguousarray(self.emulator.recv()[0]))
+                shown, _, terminated, truncated, _ = self.emulator.recv()
+                frames = torch.from_numpy(np.ascontiguousarray(shown))
                 self.observations = torch.cat([self.observations[:, 1:], frames[:, None]], dim=1)
+                over = [env for env in everywhere if at[env] < 0 and (terminated[env] or truncated[env])]
+                if over and random:  # one that waits for its start must not be stepped beyond its end
+                    self._reset(over, [self.seed_of(env, 0) for env in over])
         return torch.equal(self.observations, state["observations"].cpu())

@@ -15,7 +15,7 @@ from fire_core.harness.tune.table import Trial, append, best, read_table, write_
 from fire_core.methods import Method
 from tests.programs import compose
 from tests.zygote import Zygote
-from vision.tune import RESULTS, parse, reported_seeds
+from vision.tune import parse, reported_seeds
 
 TINY = ("benchmark.tasks=2", "benchmark.samples=64", "epochs=1", "model.hidden=8", "seeds=2", "workers=1")
 WHERE = ("table=table.csv", "winners=winners.yaml")
@@ -87,18 +87,6 @@ def test_the_rate_is_searched_for_every_method_and_parts_of_a_chain_by_their_nam
     space = search_space("fire+l2init", search.compose("fire+l2init"))
     assert {"lr", "method.parts.fire.blend", "method.parts.l2init.coef"} <= {one.option for one in space}
     assert space[0].values == pytest.approx((3e-4, 9e-3))
-
-
-@pytest.mark.parametrize(
-    ("stream", "tasks"),
-    [("random_labels", 10), ("permuted", 10), ("permuted_online", 30), ("slowly_changing_regression", 30)],
-)
-def test_committed_tables_are_of_the_settings_that_their_commands_have_now(stream: str, tasks: int) -> None:
-    search = parse([f"experiment=plasticity_{stream}", f"benchmark.tasks={tasks}", "method=base"]).search
-    assert search.table.parent == RESULTS / "plasticity"
-    for method in ("base", "fire", "fire+muon"):
-        known = read_table(search.table, search.setting(method), method, search.seeds)
-        assert method == "fire+muon" or 0 in known
 
 
 def test_a_table_of_other_options_or_seeds_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -78,9 +78,12 @@ def test_the_default_is_no_part_of_what_a_run_is() -> None:
     assert "trigger" not in (task.first_phase_identity() or {})
     hidden = VisionTask.from_config(STREAM.compose("trigger=drift", "trigger.every=2"))
     assert hidden.first_phase_identity() is None  # the method may act within it
-    chosen = VisionTask.from_config(VISION.compose("method=fire", "trigger=every", "trigger.steps=25"))
+    every = ("method=fire", "trigger=every", "trigger.steps=25")
+    chosen = VisionTask.from_config(VISION.compose(*every))
     assert chosen.identity()["trigger"]["steps"] == 25
-    assert chosen.first_phase_identity() is not None  # of warm_start: methods act from phase 1 on
+    assert chosen.first_phase_identity() is None  # of warm_start: the trigger is asked in phase 0 too
+    later = VisionTask.from_config(VISION.compose(*every, "benchmark.methods_from_phase=1"))
+    assert later.first_phase_identity() is not None
     assert VisionTask.from_config(STREAM.compose("trigger=drift", "trigger.every=2")).first_phase_identity() is None
 
 

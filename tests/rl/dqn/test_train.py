@@ -179,7 +179,7 @@ def test_rows_are_what_the_analysis_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_to_the_end(method: str, tmp_path: Path) -> None:
-    needs = ("model.norm=true",) if method == "nap" else ()
+    needs = {"nap": ["model.norm=true"], "optimizer_reset": ["boundary.optimizer=forget"]}.get(method, [])
     final = rows(DQN.run(tmp_path, f"method={method}", *needs))[-1]
     assert final["step"] == 400
     assert final["phase"] == 1
