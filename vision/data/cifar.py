@@ -2,10 +2,10 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision import datasets
 
 from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import checked
@@ -29,6 +29,8 @@ def load_cifar10(root: str = "data", download: bool = False, test_statistics: St
         ConfigError: the files are not there, or are damaged.
         ValueError: if `test_statistics` is unknown.
     """
+    from torchvision import datasets  # here, as torchvision takes seconds to import
+
     return _load(datasets.CIFAR10, "cifar10", 10, root, download, test_statistics)
 
 
@@ -38,12 +40,12 @@ def load_cifar100(root: str = "data", download: bool = False, test_statistics: S
 
     The authors' code has `test_statistics=test` here (and only here).
     """
+    from torchvision import datasets  # here, as torchvision takes seconds to import
+
     return _load(datasets.CIFAR100, "cifar100", 100, root, download, test_statistics)
 
 
-def _load(
-    kind: type[datasets.CIFAR10], name: str, classes: int, root: str, download: bool, test_statistics: str
-) -> ImageData:
+def _load(kind: Any, name: str, classes: int, root: str, download: bool, test_statistics: str) -> ImageData:
     base = Path(root)
     folder = unpacked(base / kind.base_folder, base / kind.filename, kind.url, kind.tgz_md5, download, name)
     files = [*kind.train_list, *kind.test_list, [kind.meta["filename"], kind.meta["md5"]]]
@@ -59,6 +61,6 @@ def _load(
     return ImageData.of(train, test, classes, test_statistics)
 
 
-def _tensors(dataset: datasets.CIFAR10) -> tuple[Tensor, Tensor]:
+def _tensors(dataset: Any) -> tuple[Tensor, Tensor]:
     images = torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous()  # (N, 32, 32, 3) -> (N, 3, 32, 32)
     return images, torch.tensor(dataset.targets)

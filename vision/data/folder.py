@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
 from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import Width, checked, one_of
@@ -69,6 +68,8 @@ def load_folder(
 
 def _samples(split: Path, classes: list[str]) -> list[tuple[Path, int]]:
     """Image files below a split's folder, sorted, with their class numbers."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset  # here, as torchvision takes seconds to import
+
     numbers = {name: i for i, name in enumerate(classes)}
     samples = make_dataset(split, numbers, extensions=IMG_EXTENSIONS, allow_empty=True) if classes else []
     if not samples:

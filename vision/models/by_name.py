@@ -3,7 +3,6 @@
 from difflib import get_close_matches
 from typing import Any
 
-import torchvision
 from torch import nn
 
 from fire_core.harness.options.errors import ConfigError, one_line
@@ -46,6 +45,8 @@ def torchvision_model(
         ConfigError: if torchvision has no such classifier, or cannot build it for these images.
         ValueError: if a size is not a whole number of at least one.
     """
+    import torchvision  # here, as torchvision takes seconds to import
+
     names = torchvision.models.list_models(module=torchvision.models)
     if architecture not in names:
         raise _unknown("torchvision", architecture, names)

@@ -4,7 +4,6 @@ from collections import OrderedDict
 from typing import Annotated, Any
 
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, conv1x1
 
 from fire_core.ranges import Count, Depth, Width, checked, within
 from fire_core.units.graph import Consumer, Producer, Units, between
@@ -29,6 +28,8 @@ def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.S
     Returns:
         The blocks with torch's default initialisation, (N, in, H, W) -> (N, out, H / stride, W / stride).
     """
+    from torchvision.models.resnet import BasicBlock, conv1x1  # here, as torchvision takes seconds to import
+
     shortcut = None
     if stride != 1 or in_channels != out_channels:
         shortcut = nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))

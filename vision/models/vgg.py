@@ -1,7 +1,6 @@
 """VGG-16 with batch norm: the paper's network for Tiny-ImageNet."""
 
 from torch import Tensor, nn
-from torchvision.models.vgg import cfgs, make_layers
 
 from fire_core.ranges import Count, Width, checked
 from fire_core.units.graph import Units, between
@@ -34,6 +33,8 @@ class VGG16(nn.Module):
         hidden: Width = 1024,
         variant: Variant = "original",
     ) -> None:
+        from torchvision.models.vgg import cfgs, make_layers  # here, as torchvision takes seconds to import
+
         super().__init__()
         if image_size % 32:
             raise ValueError(f"image_size must be a multiple of 32 for VGG-16, got {image_size}")
