@@ -82,12 +82,12 @@ def test_reference_variant_starts_with_moved_statistics(name):
     torch.manual_seed(0)
     state = build(name, variant="fire_paper").state_dict()
     least = [float(v.min()) for k, v in state.items() if k.endswith("running_var")]
-    # Statistics that have not moved are 1. Those of VGG-16 depend on the biases that are drawn, and another CPU's kernels
+    # Variances that have not moved are 1, means 0. How far VGG-16's move depends on its biases, and another CPU's kernels
     # draw others from the same seed.
     assert [min(least), max(least)] == pytest.approx(facts["running_var_min"], abs=2e-2)
     assert {int(v) for k, v in state.items() if k.endswith("num_batches_tracked")} == set(facts["num_batches_tracked"])
     means = [float(v.abs().max()) for k, v in state.items() if k.endswith("running_mean")]
-    assert (max(means) > 0.05) == (max(facts["running_mean_absmax"]) > 0.05)
+    assert (max(means) > 1e-3) == (max(facts["running_mean_absmax"]) > 1e-3)
     plain = build(name).state_dict()
     assert all(bool((v == 1).all()) for k, v in plain.items() if k.endswith("running_var"))
 
