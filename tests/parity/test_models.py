@@ -82,8 +82,8 @@ def test_reference_variant_starts_with_moved_statistics(name):
     torch.manual_seed(0)
     state = build(name, variant="fire_paper").state_dict()
     least = [float(v.min()) for k, v in state.items() if k.endswith("running_var")]
-    # Variances that have not moved are 1, means 0. How far VGG-16's move depends on its biases, and another CPU's kernels
-    # draw others from the same seed.
+    # Variances that have not moved are 1, means 0. How far VGG-16's move depends on its biases, and another CPU's
+    # kernels draw others from the same seed.
     assert [min(least), max(least)] == pytest.approx(facts["running_var_min"], abs=2e-2)
     assert {int(v) for k, v in state.items() if k.endswith("num_batches_tracked")} == set(facts["num_batches_tracked"])
     means = [float(v.abs().max()) for k, v in state.items() if k.endswith("running_mean")]
