@@ -80,7 +80,7 @@ class Runs:
     def length_and_tasks(self, stream: str) -> tuple[int, int]:
         """The steps of a task of a stream, and how many tasks it has."""
         if stream not in self.lengths:
-            kind, config = STREAMS[stream], self.compose(stream, METHODS[0])
+            kind, config = STREAMS[stream], self.compose(stream, "base")  # which needs no trigger
             task = program_of(kind.program).make_task(config)
             self.lengths[stream] = kind.length(config, task), len(task.phases)
         return self.lengths[stream]
