@@ -30,7 +30,7 @@ from analysis.options import add_figures, load_or_explain, split
 from analysis.provenance import entry_of
 from analysis.runs import BadRun
 from analysis.stream_results import write
-from fire_core.harness.run import provenance
+from harness.run import provenance
 
 NUMBERED = 24  # points of a figure that have numbers
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "results"

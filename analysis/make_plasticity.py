@@ -33,7 +33,7 @@ from analysis.options import add_figures, load_or_explain, split
 from analysis.provenance import entry_of
 from analysis.runs import BadRun
 from analysis.stream_results import by_seed, collect, compare, methods, name_of, ranks, read, write
-from fire_core.harness.run import provenance
+from harness.run import provenance
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "results"
 LOSSES = ("slowly_changing_regression_bits",)  # streams of which less is better

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from analysis.runs import Run, from_config
-from fire_core.harness.run import provenance
+from harness.run import provenance
 
 
 def entry_of(runs: Sequence[Run]) -> provenance.Entry:

@@ -201,7 +201,7 @@ def metrics_of(history: pd.DataFrame) -> list[str]:
 
 def from_config(config: dict[str, Any]) -> dict[str, Any]:
     """What a run is, from the config of one that has no identity.json."""
-    from fire_core.harness.run.identity import EXECUTION, NOT_IDENTITY  # here: it imports torch
+    from harness.run.identity import EXECUTION, NOT_IDENTITY  # here: it imports torch
 
     return {key: value for key, value in config.items() if key not in (*NOT_IDENTITY, *EXECUTION)}
 

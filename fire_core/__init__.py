@@ -2,7 +2,7 @@
 
 Importing this needs torch alone, and so do the command line tools `fire_core.audit`, `fire_core.project` and
 `fire_core.convergence`. `fire_core.triggers` say when to act. `fire_core.integrations` act in the loops of others; each
-module is imported by its name, because it needs its framework. `fire_core.harness` is imported by the programs only and
+module is imported by its name, because it needs its framework. `harness` is imported by the programs only and
 needs `pip install -e ".[harness]"`.
 """
 

@@ -5,7 +5,7 @@
 
 The annotation's type refuses text for a number, 1.5 for a whole number, null where it is not named, and NaN and
 infinity everywhere; its checks refuse the rest. Programs check their typed options and the arguments of whatever a
-`_target_` names (`fire_core.harness.options`); `checked` does the same for a call from Python. An argument without an
+`_target_` names (`harness.config`); `checked` does the same for a call from Python. An argument without an
 annotation is not checked.
 """
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import Count, Share, checked, within
+from harness.config.errors import ConfigError
 from language.data import Mixture, TokenFile
 from language.schedule import Length, phase_length
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import torch
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import Seed, checked, within
+from harness.config.errors import ConfigError
 
 Part = Annotated[float, within(0, 1, open_low=True, open_high=True)]  # held out for validation
 

@@ -20,8 +20,8 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.checkpoint import write_atomically
+from harness.config.errors import ConfigError
+from harness.run.checkpoint import write_atomically
 from language.tokenizers import Tokenizer
 
 FORMAT = 1

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fire_core.harness.options.build import build
-from fire_core.harness.training import seeding
-from fire_core.harness.training.firing import load_trigger, trigger_state
-from fire_core.harness.training.loop import Progress
-from fire_core.harness.training.measure import Meter
 from fire_core.methods import Net
+from harness.config.build import build
+from harness.training import seeding
+from harness.training.firing import load_trigger, trigger_state
+from harness.training.loop import Progress
+from harness.training.measure import Meter
 from language.model import GPT
 from language.sharded import shard_, to_shards
 from language.speed import NextTokenLoss

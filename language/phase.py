@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fire_core.harness.run.folder import Run
-from fire_core.harness.training import seeding
-from fire_core.harness.training.measure import check_finite
 from fire_core.methods import Context
 from fire_core.weights.distributed import local
 from fire_core.weights.optimizer_state import parts_of
+from harness.run.folder import Run
+from harness.training import seeding
+from harness.training.measure import check_finite
 from language.learner import Learner
 from language.schedule import learning_rate
 from language.sharded import gathered

@@ -20,14 +20,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from tqdm import tqdm
 
-from fire_core.harness.options.build import build
-from fire_core.harness.options.checks import Group, check_options
-from fire_core.harness.options.cli import CONF, job, run_program
-from fire_core.harness.options.config import Paths
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.checkpoint import remove_leftovers, write_atomically
-from fire_core.harness.run.identity import check_name, digest
-from fire_core.harness.run.lock import FolderLock, NoLocks
+from harness.config.build import build
+from harness.config.checks import Group, check_options
+from harness.config.cli import CONF, job, run_program
+from harness.config.config import Paths
+from harness.config.errors import ConfigError
+from harness.run.checkpoint import remove_leftovers, write_atomically
+from harness.run.identity import check_name, digest
+from harness.run.lock import FolderLock, NoLocks
 from language.corpora import Corpus
 from language.data import SPLITS, TokenFile, open_tokens, write_header
 from language.tokenizers import Tokenizer, get_tokenizer

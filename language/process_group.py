@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fire_core.harness.options.config import resolve_device
+from harness.config.config import resolve_device
 
 # Rank 0 may wait for a first phase that another run trains; torchrun ends all processes if one dies.
 PATIENCE = timedelta(days=7)

@@ -9,13 +9,13 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 from torch import Tensor
 
-from fire_core.harness.options.checks import check_options
-from fire_core.harness.options.cli import CONF, job, run_program
-from fire_core.harness.options.config import Paths, resolve_device
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.reader import building, newest_state, read_config
-from fire_core.harness.training import seeding
 from fire_core.ranges import Count, NonNegative, Seed
+from harness.config.checks import check_options
+from harness.config.cli import CONF, job, run_program
+from harness.config.config import Paths, resolve_device
+from harness.config.errors import ConfigError
+from harness.run.reader import building, newest_state, read_config
+from harness.training import seeding
 from language.model import GPT
 from language.task import build_model
 from language.tokenizers import get_tokenizer

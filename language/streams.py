@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.training import seeding
 from fire_core.ranges import checked, within
+from harness.config.errors import ConfigError
+from harness.training import seeding
 from language.benchmark import Benchmark, Corpora, Phase, Setting
 from language.data import Mixture, TokenFile
 from language.schedule import Length

@@ -10,27 +10,27 @@ import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor
 
-from fire_core.harness.options.build import build
-from fire_core.harness.options.checks import (
+from fire_core.methods import Method, Net
+from fire_core.methods.full_reset import FullReset
+from fire_core.ranges import Positive, Share, Width, one_of, within
+from fire_core.triggers import Plateau, Trigger
+from harness.config.build import build
+from harness.config.checks import (
     Group,
     check_method,
     check_optimizer,
     check_optimizer_stays,
     check_options,
 )
-from fire_core.harness.options.config import Trunk, autocast, set_up_torch
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.options.memory import check_network_fits
-from fire_core.harness.options.tables import register
-from fire_core.harness.options.trigger import acts_at_boundaries, build_trigger, check_trigger
-from fire_core.harness.run.identity import identity, without
-from fire_core.harness.run.schema import check_weights
-from fire_core.harness.training import seeding
-from fire_core.harness.training.firing import check_trigger_state
-from fire_core.methods import Method, Net
-from fire_core.methods.full_reset import FullReset
-from fire_core.ranges import Positive, Share, Width, one_of, within
-from fire_core.triggers import Plateau, Trigger
+from harness.config.config import Trunk, autocast, set_up_torch
+from harness.config.errors import ConfigError
+from harness.config.memory import check_network_fits
+from harness.config.tables import register
+from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
+from harness.run.identity import identity, without
+from harness.run.schema import check_weights
+from harness.training import seeding
+from harness.training.firing import check_trigger_state
 from language.benchmark import STARTS, Benchmark, Phase, Setting
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 
 TOKENIZERS = ("byte", "gpt2")
 

@@ -18,19 +18,19 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fire_core.harness.options.cli import CONF, run_program
-from fire_core.harness.options.trigger import acts_at_boundaries
-from fire_core.harness.run.checkpoint import DamagedStateError, loading
-from fire_core.harness.run.execute import Program, execute
-from fire_core.harness.run.folder import Run
-from fire_core.harness.training import seeding
-from fire_core.harness.training.boundary import act_after_row, act_at_boundary
-from fire_core.harness.training.firing import ask, start
-from fire_core.harness.training.loop import Loop
-from fire_core.harness.training.measure import check_finite
 from fire_core.triggers import Firing
 from fire_core.weights.distributed import full
 from fire_core.weights.optimizer_state import holds_all, set_rate_factor
+from harness.config.cli import CONF, run_program
+from harness.config.trigger import acts_at_boundaries
+from harness.run.checkpoint import DamagedStateError, loading
+from harness.run.execute import Program, execute
+from harness.run.folder import Run
+from harness.training import seeding
+from harness.training.boundary import act_after_row, act_at_boundary
+from harness.training.firing import ask, start
+from harness.training.loop import Loop
+from harness.training.measure import check_finite
 from language.learner import Learner, new_optimizer
 from language.phase import SUMMARY, BothSides, make_context, make_row, pass_probe, rate_factor, save, trigger_losses
 from language.process_group import leave

@@ -12,12 +12,12 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 from PIL import Image
 
-from fire_core.harness.options.checks import check_options
-from fire_core.harness.options.cli import CONF, job, run_program
-from fire_core.harness.options.config import Paths
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.reader import building, read_run
 from fire_core.ranges import Count, Seed, Share, within
+from harness.config.checks import check_options
+from harness.config.cli import CONF, job, run_program
+from harness.config.config import Paths
+from harness.config.errors import ConfigError
+from harness.run.reader import building, read_run
 
 PLAYERS = {"dqn": "rl.dqn.watch", "sac": "rl.sac.watch"}  # by program; each has a function `play`
 

@@ -3,7 +3,7 @@
     python -m scripts.agents_runs out=FOLDER [csv=FOLDER] [setting=NAME] [method=NAMES] [smoke=true]
 
 Every method is tuned alike, on seeds of its own and fewer tasks: its defaults and points that fill its space
-(`fire_core.harness.tune.space`), the learning rate before all. Then it is run with its best options on the seeds that
+(`harness.tune.space`), the learning rate before all. Then it is run with its best options on the seeds that
 are reported. Runs are jobs, as many at once as cores. Trials that are in the table and runs that are finished are
 skipped; so it goes on where it stopped. Of each run the csv has a row for each task: its return, and the state of the
 networks as the task ended.
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fire_core.harness.run import provenance
-from fire_core.harness.run.jobs import Job, run_jobs
-from fire_core.harness.tune.search import Search, rows_of, tune
-from fire_core.harness.tune.table import best
+from harness.run import provenance
+from harness.run.jobs import Job, run_jobs
+from harness.tune.search import Search, rows_of, tune
+from harness.tune.table import best
 
 FIRST = 10_000  # seed of trials
 STATE = ["dormant_ratio", "stable_rank", "effective_rank", "dfi", "gradient_norm", "td_fresh", "td_old"]

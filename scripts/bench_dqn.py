@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from fire_core.harness.options.cli import CONF
+from harness.config.cli import CONF
 from rl.common.replay_store import RingStore
 from rl.dqn.frames import FrameReplay
 from rl.dqn.learner import Learner, new_optimizer, on_device, targets_of

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.harness.options.config import resolve_device
+from harness.config.config import resolve_device
 from language.data import Mixture, TokenFile
 from language.model import GPT
 from language.speed import NextTokenLoss, flops_per_token, peak_flops

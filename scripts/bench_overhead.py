@@ -22,10 +22,10 @@ from unittest.mock import patch
 
 import hydra
 
-import fire_core.harness.run.execute
-from fire_core.harness.options.cli import CONF, Outcome
-from fire_core.harness.run.folder import Run
-from fire_core.harness.run.tracker import Wandb
+import harness.run.execute
+from harness.config.cli import CONF, Outcome
+from harness.run.folder import Run
+from harness.run.tracker import Wandb
 from vision.train import PROGRAM
 
 KINDS = ("off", "on")
@@ -69,14 +69,14 @@ def one_run(kind: str, options: list[str], folder: str) -> list[float]:
     config = hydra.compose("vision", [f"paths.runs={folder}", "cache=off", "progress=false", *options])
     calls, waiting = [0.0], [0.0]
     if kind == "off":
-        config.tracker = {"_target_": "fire_core.harness.run.tracker.Tracker", "name": "none"}
-        patch("fire_core.harness.run.execute.Run", Silent).start()  # this process ends with the run
+        config.tracker = {"_target_": "harness.run.tracker.Tracker", "name": "none"}
+        patch("harness.run.execute.Run", Silent).start()  # this process ends with the run
     else:
         for name in CALLS:
             setattr(Run, name, timed(getattr(Run, name), calls))
         Wandb.finish = timed(Wandb.finish, waiting)  # type: ignore[method-assign]
     began, before = time.perf_counter(), time.process_time()
-    fire_core.harness.run.execute.run_to_end(config, PROGRAM, PROGRAM.make_task(config), Outcome(""))
+    harness.run.execute.run_to_end(config, PROGRAM, PROGRAM.make_task(config), Outcome(""))
     wall, processor = time.perf_counter() - began, time.process_time() - before
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return [wall, processor, children.ru_utime + children.ru_stime, calls[0], waiting[0]]

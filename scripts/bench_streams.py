@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fire_core.harness.options.cli import Outcome
-from fire_core.harness.run import provenance
-from fire_core.harness.run.execute import new_run, run_to_end
+from harness.config.cli import Outcome
+from harness.run import provenance
+from harness.run.execute import new_run, run_to_end
 from vision.train import PROGRAM
 from vision.tune import fitting, parse
 

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fire_core.harness.options.trigger import CHOICES
 from fire_core.methods import Net
 from fire_core.triggers import At, Dormancy, Drift, EffectiveRank, Every, GradientNorm, Plateau, Readiness, Trigger
 from fire_core.triggers.activations import Seen
+from harness.config.trigger import CHOICES
 from language.model import GPT
 from vision.models import ResNet18
 

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision import transforms
 
 import vision.train as trainer
-from fire_core.harness.options.cli import CONF
 from fire_core.weights.optimizer_state import set_rate_factor
+from harness.config.cli import CONF
 from vision.benchmarks import Phase
 from vision.data import ImageData
 from vision.learner import Learner

@@ -1,10 +1,10 @@
-"""Times the programs that read many runs: make_figures at first and again, make_report, `fire_core.runs ls`.
+"""Times the programs that read many runs: make_figures at first and again, make_report, `harness.runs ls`.
 
 python scripts/benchmark_analysis.py                        1,000 finished runs of 200 rows each, then 10,000
 python scripts/benchmark_analysis.py --runs 1000 --rows 2000
 
 The targets, in seconds on an idle machine: of 1,000 runs make_figures at most 20 and make_report 5; of 10,000
-make_figures 180, make_report 30 and `fire_core.runs ls` 10, each within 1 GB. Processor seconds stand beside the wall
+make_figures 180, make_report 30 and `harness.runs ls` 10, each within 1 GB. Processor seconds stand beside the wall
 seconds, for machines that are busy with other work. A run of 200 rows is the paper's warm start: two phases of 100
 epochs. make_report comes after make_figures and finds the runs read. Numbers: docs/reliability.md.
 """
@@ -79,7 +79,7 @@ def measure(runs: int, rows: int) -> None:
             write(root / "runs", number, rows)
         figures = ["analysis/make_figures.py", f"runs={root / 'runs'}", f"out={root / 'figures'}"]
         report = ["analysis/make_report.py", f"runs={root / 'runs'}", f"out={root / 'report.html'}"]
-        listing = ["-m", "fire_core.runs", "--runs", str(root / "runs"), "ls"]
+        listing = ["-m", "harness.runs", "--runs", str(root / "runs"), "ls"]
         programs = {"make_figures": figures, "make_figures again": figures, "make_report": report, "runs ls": listing}
         for program, command in programs.items():
             wall, processor, memory = timed([sys.executable, *command])

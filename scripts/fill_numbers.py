@@ -37,7 +37,7 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from fire_core.harness.run import provenance
+from harness.run import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADLINES = ("README.md", "docs/index.md")

@@ -32,7 +32,7 @@ TESTS = (
     "tests/polar", "tests/reinit", "tests/weights", "tests/units", "tests/methods", "tests/analysis",
     "tests/tools/test_audit.py", "tests/tools/test_checkpoint.py", "tests/tools/test_project.py", "tests/vision",
     "tests/language/test_model.py", "tests/language/test_data.py", "tests/rl", "tests/test_configs.py",
-    "tests/test_metrics.py", "tests/harness/options", "tests/harness/run/test_launchers.py",
+    "tests/test_metrics.py", "tests/harness/config", "tests/harness/run/test_launchers.py",
 )  # fmt: skip
 
 

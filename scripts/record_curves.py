@@ -18,7 +18,7 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from fire_core.harness.run import NUMERICS
+from harness.run import NUMERICS
 from tests.curves import series
 from tests.curves.cases import CASES, MODULES
 from tests.zygote import Zygote

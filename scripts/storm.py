@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402  after the number of threads is set
 
-from fire_core.harness.run.reader import newest_state  # noqa: E402
+from harness.run.reader import newest_state  # noqa: E402
 from tests.programs import only_run, rows, same  # noqa: E402
 
 ALIKE = ("scale=smoke", "progress=false", "checkpoint.every_seconds=0.2")

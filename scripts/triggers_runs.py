@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fire_core.harness.options.errors import TrainingError
-from fire_core.harness.run import provenance
-from fire_core.harness.run.jobs import Ended, Job, compose, program_of, run_jobs
-from fire_core.harness.tune.search import rows_of
+from harness.config.errors import TrainingError
+from harness.run import provenance
+from harness.run.jobs import Ended, Job, compose, program_of, run_jobs
+from harness.tune.search import rows_of
 from scripts.triggers_streams import FIRE_ALONE, METHODS, SEEDS, STREAMS, TUNING, When
 
 ALIKE = ("tracker=none", "progress=false", "cache=off", "threads=1", "checkpoint.every_seconds=3600")

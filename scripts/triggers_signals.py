@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fire_core.harness.run import provenance
-from fire_core.harness.training import seeding
 from fire_core.methods import Net
 from fire_core.triggers import Dormancy, Drift, EffectiveRank, GradientNorm
+from harness.run import provenance
+from harness.training import seeding
 from scripts.triggers_runs import Runs
 from scripts.triggers_streams import METHODS, STREAMS
 from vision.learner import Learner, new_optimizer

@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.estimates import Estimate, Paired, holm, mean, paired
 from analysis.formats import as_markdown
-from fire_core.harness.run import provenance
+from harness.run import provenance
 
 TUNING, OWN = "tuning", 100  # the arm of the runs on which settings were chosen, and the first of their seeds
 SIGNALS = {

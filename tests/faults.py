@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from fire_core.harness.run.folder import Run
+from harness.run.folder import Run
 
 HAS_SECCOMP = sys.platform == "linux" and platform.machine() == "x86_64"
 

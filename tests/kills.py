@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from fire_core.harness.run import checkpoint
+from harness.run import checkpoint
 from tests.programs import ATARI, DQN, SAC, VISION, Program, assert_same, in_child, only_run, rows
 
 # What is killed: the program and its options.

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import hydra
 import torch
 
-from fire_core.harness.options.cli import CONF, Outcome
-from fire_core.harness.run.execute import run_to_end
+from harness.config.cli import CONF, Outcome
+from harness.run.execute import run_to_end
 
 T = TypeVar("T")
 Record = Callable[[str, object], None]  # pytest's record_property

@@ -14,9 +14,9 @@ import language.task  # noqa: F401  these four register schemas and tables
 import rl.dqn.task
 import rl.sac.task  # noqa: F401
 import vision.task
-from fire_core.harness.options.build import build
-from fire_core.harness.options.cli import CONF
 from fire_core.methods import Method, Net
+from harness.config.build import build
+from harness.config.cli import CONF
 from vision.tuned import tuned_values
 
 PROGRAMS = ("vision", "language", "dqn", "sac")

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import numpy as np
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import Count, checked, within
+from harness.config.errors import ConfigError
 from vision.data import ImageData
 from vision.data.splits import class_phases, sample_phases, warm_start_phases
 

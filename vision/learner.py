@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.harness.options.build import build
-from fire_core.harness.training import seeding
-from fire_core.harness.training.firing import load_trigger, trigger_state
-from fire_core.harness.training.loop import Progress
-from fire_core.harness.training.measure import Meter
 from fire_core.methods import Net
+from harness.config.build import build
+from harness.training import seeding
+from harness.training.firing import load_trigger, trigger_state
+from harness.training.loop import Progress
+from harness.training.measure import Meter
 from vision.task import Task
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.harness.options.errors import TrainingError
-from fire_core.harness.run.folder import Run
-from fire_core.harness.training import seeding
-from fire_core.harness.training.measure import check_finite
-from fire_core.harness.training.plasticity import plasticity
 from fire_core.methods import Context
 from fire_core.weights.optimizer_state import parts_of
+from harness.config.errors import TrainingError
+from harness.run.folder import Run
+from harness.training import seeding
+from harness.training.measure import check_finite
+from harness.training.plasticity import plasticity
 from vision.data.order import arrival_order
 from vision.learner import Learner
 from vision.schedule import reference, warmup

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.training import seeding
 from fire_core.ranges import Count, Share, checked, within
+from harness.config.errors import ConfigError
+from harness.training import seeding
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
 from vision.data.bits import BitData

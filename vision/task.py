@@ -13,27 +13,27 @@ import torch.nn.functional as F
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from fire_core.harness.options.build import build, find_target
-from fire_core.harness.options.checks import (
+from fire_core.methods import Method, Net
+from fire_core.ranges import Count, Positive, Share, Width, one_of
+from fire_core.triggers import Trigger
+from harness.config.build import build, find_target
+from harness.config.checks import (
     Group,
     check_method,
     check_optimizer,
     check_optimizer_stays,
     check_options,
 )
-from fire_core.harness.options.config import Trunk, autocast, resolve_device, set_up_torch
-from fire_core.harness.options.errors import ConfigError, one_line
-from fire_core.harness.options.memory import check_network_fits
-from fire_core.harness.options.tables import register
-from fire_core.harness.options.trigger import build_trigger, check_trigger
-from fire_core.harness.run.identity import identity, without
-from fire_core.harness.run.schema import check_weights
-from fire_core.harness.training import seeding
-from fire_core.harness.training.firing import check_trigger_state
-from fire_core.harness.training.plasticity import LEVELS
-from fire_core.methods import Method, Net
-from fire_core.ranges import Count, Positive, Share, Width, one_of
-from fire_core.triggers import Trigger
+from harness.config.config import Trunk, autocast, resolve_device, set_up_torch
+from harness.config.errors import ConfigError, one_line
+from harness.config.memory import check_network_fits
+from harness.config.tables import register
+from harness.config.trigger import build_trigger, check_trigger
+from harness.run.identity import identity, without
+from harness.run.schema import check_weights
+from harness.training import seeding
+from harness.training.firing import check_trigger_state
+from harness.training.plasticity import LEVELS
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
 from vision.tuned import SETTINGS

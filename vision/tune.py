@@ -4,7 +4,7 @@
     python -m vision.tune experiment=plasticity_random_labels benchmark.tasks=8 method=base,fire,fire+muon trials=17
 
 Each method has the same number of trials: its defaults, then points that fill its space evenly: the options that its
-yaml says (`fire_core.harness.tune.space`), and before them the learning rate, from a tenth to three times that of the
+yaml says (`harness.tune.space`), and before them the learning rate, from a tenth to three times that of the
 setting. So base and full reset are tuned too. A trial is scored by its seeds' mean of the value at the end of a task
 (as in the task_end columns) over the last half of the tasks. The seeds are 10,000 and above; seeds that results in
 docs/results report are refused, and the pages refuse seeds that a search has used.
@@ -31,10 +31,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from fire_core.harness.options.cli import CONF, EXIT_CONFIG, one_line, user_facing
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.tune.search import Search, tune
-from fire_core.harness.tune.table import best, write_winner
+from harness.config.cli import CONF, EXIT_CONFIG, one_line, user_facing
+from harness.config.errors import ConfigError
+from harness.tune.search import Search, tune
+from harness.tune.table import best, write_winner
 from vision.task import Task
 
 RESULTS = CONF.parent / "docs" / "results"

@@ -10,9 +10,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from fire_core.harness.options.cli import CONF
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.options.tables import ENTRIES
+from harness.config.cli import CONF
+from harness.config.errors import ConfigError
+from harness.config.tables import ENTRIES
 
 TABLES = "tuned/vision"
 SETTINGS = ("auto", "none", *sorted(path.stem for path in (CONF / TABLES).glob("*.yaml")))

@@ -17,7 +17,7 @@ from analysis.boundaries import FLAG, join
 from analysis.privacy import public_config, public_environment
 from analysis.provenance import entry_of
 from analysis.runs import METRICS, BadRun, LeftOut, Run
-from fire_core.harness.run import provenance
+from harness.run import provenance
 
 MAIN = [key for key in METRICS if not key.startswith("train/")]
 COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, *MAIN, "train/return")

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fire_core.harness.run import provenance
 from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import polar
 from fire_core.polar.options import NORM_INITS, SOLVERS
 from fire_core.tools.audit import add_choice, matrices_of, read_cuts
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import Parser, at_least
+from harness.run import provenance
 
 FAMILIES = ("square", "tall", "wide", "ill-conditioned", "rank-deficient")
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#6E6E6E", "#E69F00")  # Okabe and Ito (2008)

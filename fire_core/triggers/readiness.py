@@ -85,7 +85,7 @@ class ReadinessOnBatches(Readiness):
         samples: of each.
 
     Attributes:
-        draw: to be set before the first `ask`; `fire_core.harness.training.firing.start` does.
+        draw: to be set before the first `ask`; `harness.training.firing.start` does.
     """
 
     draw: Losses

@@ -6,11 +6,11 @@ from typing import Annotated
 import torch
 from omegaconf import MISSING
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Context, Method, Net
 from fire_core.methods.chain import Chain
 from fire_core.ranges import one_of
 from fire_core.weights.layout import resolve
+from harness.config.errors import ConfigError
 
 METRICS = ("loss", "return")  # for triggers: of each step, and of each row, the mean over training episodes that ended
 

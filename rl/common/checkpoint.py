@@ -1,13 +1,13 @@
 """Checkpoints of agents: the learner's state, with the names of the segments that hold its replay.
 
 One policy for both agents. If a replay does not fit on the disk, the checkpoint is left out; at a phase's end the run
-stops, see `fire_core.harness.training.loop`. A finished run keeps no replay: nothing is sampled from it any more.
+stops, see `harness.training.loop`. A finished run keeps no replay: nothing is sampled from it any more.
 """
 
 from pathlib import Path
 from typing import Any, Protocol
 
-from fire_core.harness.run.folder import Run
+from harness.run.folder import Run
 from rl.common.replay_store import Ring, RingStore
 
 

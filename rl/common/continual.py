@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.training import seeding
 from fire_core.methods import Method
 from fire_core.ranges import Count, Width, checked, one_of, within
+from harness.config.errors import ConfigError
+from harness.training import seeding
 from rl.common.phases import Phase, split
 from rl.common.physics import PARAMETERS
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fire_core.harness.training.firing import ask
-from fire_core.harness.training.loop import Progress
 from fire_core.methods import Net
 from fire_core.triggers import Firing
+from harness.training.firing import ask
+from harness.training.loop import Progress
 from rl.common.continual import Returns
 from rl.common.replay_store import Ring
 

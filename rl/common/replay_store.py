@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.harness.options.errors import TrainingError
-from fire_core.harness.run.checkpoint import write_atomically
+from harness.config.errors import TrainingError
+from harness.run.checkpoint import write_atomically
 
 DIGITS = 32  # of the digest, in the file name
 

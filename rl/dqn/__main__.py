@@ -1,6 +1,6 @@
 """`python -m rl.dqn`."""
 
-from fire_core.harness.options.cli import run_program
+from harness.config.cli import run_program
 from rl.dqn.train import main
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from fire_core.harness.options.checks import Threads
-from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import Count, Decay, checked, one_of, within
+from harness.config.checks import Threads
+from harness.config.errors import ConfigError
 from rl.dqn.episodes import Episodes
 
 NEVER = 1_000_000_000  # frames

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from rl.common.continual import ContinualControl, check_one_interface
 from rl.dqn.episodes import Emulator
 

@@ -4,8 +4,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import Count, checked
+from harness.config.errors import ConfigError
 from rl.common.physics import Physics
 from rl.dqn.episodes import Episodes
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.harness.training import seeding
+from harness.training import seeding
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.harness.training import seeding
+from harness.training import seeding
 from rl.dqn.episodes import Episodes
 from rl.dqn.scores import human_normalised
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import Count, Decay, checked, one_of, within
+from harness.config.errors import ConfigError
 from rl.dqn.episodes import Episodes
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")

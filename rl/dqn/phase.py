@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.harness.run.folder import Run
-from fire_core.harness.training import seeding
-from fire_core.harness.training.firing import start
-from fire_core.harness.training.measure import check_finite, weight_numbers
-from fire_core.harness.training.plasticity import plasticity
 from fire_core.methods import Context, Net
 from fire_core.weights.optimizer_state import parts_of
+from harness.run.folder import Run
+from harness.training import seeding
+from harness.training.firing import start
+from harness.training.measure import check_finite, weight_numbers
+from harness.training.plasticity import plasticity
 from rl.common import checkpoint
 from rl.common.boundary import METRICS
 from rl.common.replay_store import RingStore

@@ -14,17 +14,17 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from fire_core.harness.options.cli import CONF
-from fire_core.harness.options.trigger import acts_at_boundaries
-from fire_core.harness.run.checkpoint import loading
-from fire_core.harness.run.execute import Program, execute
-from fire_core.harness.run.folder import Run
-from fire_core.harness.training import seeding
-from fire_core.harness.training.boundary import act_after_row, act_at_boundary
-from fire_core.harness.training.loop import Loop
 from fire_core.methods import Context
 from fire_core.triggers import Firing
 from fire_core.weights.optimizer_state import parts_of
+from harness.config.cli import CONF
+from harness.config.trigger import acts_at_boundaries
+from harness.run.checkpoint import loading
+from harness.run.execute import Program, execute
+from harness.run.folder import Run
+from harness.training import seeding
+from harness.training.boundary import act_after_row, act_at_boundary
+from harness.training.loop import Loop
 from rl.common import checkpoint
 from rl.common.boundary import update_targets
 from rl.common.learner import ask_trigger

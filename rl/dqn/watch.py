@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from fire_core.harness.options.build import build
-from fire_core.harness.options.config import resolve_device
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.training import seeding
 from fire_core.methods import Net
+from harness.config.build import build
+from harness.config.config import resolve_device
+from harness.config.errors import ConfigError
+from harness.training import seeding
 from rl.dqn.atari import Atari
 from rl.dqn.evaluation import epsilon_greedy
 from rl.dqn.task import build_network, make_env

@@ -1,6 +1,6 @@
 """`python -m rl.sac`."""
 
-from fire_core.harness.options.cli import run_program
+from harness.config.cli import run_program
 from rl.sac.train import main
 
 if __name__ == "__main__":

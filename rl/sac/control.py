@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.harness.options.errors import ConfigError, one_line
 from fire_core.ranges import check_arguments, within
+from harness.config.errors import ConfigError, one_line
 
 log = logging.getLogger(__name__)
 MUJOCO = 'pip install "mujoco>=3.1.6,<4" imageio'

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from fire_core.harness.training import seeding
-from fire_core.harness.training.firing import load_trigger, trigger_state
-from fire_core.harness.training.measure import Meter
 from fire_core.methods import Method, Net
+from harness.training import seeding
+from harness.training.firing import load_trigger, trigger_state
+from harness.training.measure import Meter
 from rl.common.learner import AgentLearner
 from rl.sac.control import Statistics
 from rl.sac.networks import Actor, Critics, part, plain_critic

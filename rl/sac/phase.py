@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.harness.run.folder import Run
-from fire_core.harness.training import seeding
-from fire_core.harness.training.firing import start
-from fire_core.harness.training.measure import check_finite
 from fire_core.methods import Context, Net
+from harness.run.folder import Run
+from harness.training import seeding
+from harness.training.firing import start
+from harness.training.measure import check_finite
 from rl.common import checkpoint
 from rl.common.boundary import METRICS
 from rl.common.replay_store import RingStore

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fire_core.harness.training import seeding
-from fire_core.harness.training.measure import weight_numbers
-from fire_core.harness.training.plasticity import plasticity
 from fire_core.methods import Net
+from harness.training import seeding
+from harness.training.measure import weight_numbers
+from harness.training.plasticity import plasticity
 from rl.sac.learner import Learner, separated
 from rl.sac.task import Task
 from rl.sac.transitions import batch_at

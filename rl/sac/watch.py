@@ -10,10 +10,10 @@ import torch
 from omegaconf import DictConfig
 from PIL import Image
 
-from fire_core.harness.options.build import build
-from fire_core.harness.options.config import resolve_device
-from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Net
+from harness.config.build import build
+from harness.config.config import resolve_device
+from harness.config.errors import ConfigError
 from rl.common.continual import ContinualControl
 from rl.sac.control import Control, Statistics
 from rl.sac.networks import Actor, Networks

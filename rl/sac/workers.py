@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fire_core.harness.training import seeding
+from harness.training import seeding
 from rl.common.continual import ContinualControl, check_one_interface
 from rl.common.physics import Physics
 from rl.sac.control import Control

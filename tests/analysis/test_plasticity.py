@@ -12,7 +12,7 @@ from analysis.runs import BadRun
 from analysis.sources import load
 from analysis.stream_results import collect, compare, ranks
 from analysis.stream_results import write as write_small
-from fire_core.harness.run import provenance
+from harness.run import provenance
 from tests.analysis.synthetic import write_run
 from tests.analysis.test_streams import stream_rows
 

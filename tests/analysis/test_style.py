@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from analysis.style import COLOURS, MARKS, name
-from fire_core.harness.options.cli import CONF
 from fire_core.tools import convergence
+from harness.config.cli import CONF
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB
 VISION = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fire_core.harness.run import NUMERICS
+from harness.run import NUMERICS
 from tests.curves import series
 from tests.curves.cases import CASES
 from tests.zygote import Zygote

@@ -8,8 +8,8 @@ import pytest
 from omegaconf import DictConfig
 
 import language.train  # noqa: F401  its options
-from fire_core.harness.options.build import build
-from fire_core.harness.options.cli import CONF
+from harness.config.build import build
+from harness.config.cli import CONF
 from language.benchmark import Setting, parse_start
 from language.data import TokenFile
 from tests.parity import golden

@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from language.learner import Learner
 from language.phase import EARLIER, averages, divergence, earlier_tasks, losses_on
 from language.task import Task, batch_at
@@ -136,7 +136,7 @@ def test_rows_of_a_stream(folder: Path, tmp_path: Path) -> None:
 
 def losses_at_end(folder: Path, tmp_path: Path, ends: list[dict[str, Any]]) -> list[float]:
     """The losses of the first two tasks with the run's last weights."""
-    from fire_core.harness.run.reader import newest_state
+    from harness.run.reader import newest_state
 
     (run,) = (tmp_path / "language").glob("*-fire-*")
     task = task_of(permuted(folder, "method=fire", "lr=1e-2"))

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Net
 from fire_core.methods.adamo import AdamO
+from harness.config.errors import ConfigError
 from rl.sac.networks import BatchedLinear
 from tests.programs import SAC, VISION, compose, rows
 

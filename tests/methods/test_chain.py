@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core.harness.options.chain import chained
-from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Context, Method, Net
 from fire_core.methods.base import Base
 from fire_core.methods.c_chain import ChurnReduction
@@ -27,6 +25,8 @@ from fire_core.methods.upgd import UPGD
 from fire_core.methods.weight_clipping import WeightClipping
 from fire_core.methods.weight_decay import WeightDecay
 from fire_core.metrics import dfi
+from harness.config.chain import chained
+from harness.config.errors import ConfigError
 from tests.programs import VISION, rows
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Context, Fire, Net, OptimizerReset, RandomIsometry
 from fire_core.metrics import dfi
 from fire_core.weights.layout import resolve
+from harness.config.errors import ConfigError
 from tests.programs import DQN, LANGUAGE, SAC, VISION, rows
 
 

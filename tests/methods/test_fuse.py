@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import Context, Fuse, Net, ShrinkAndPerturb
+from harness.config.errors import ConfigError
 from tests.programs import DQN, SAC, VISION, rows
 
 

@@ -12,11 +12,11 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core.harness.options.build import build
-from fire_core.harness.options.errors import ConfigError
 from fire_core.methods import BoundaryReport, Context, Method, Net
 from fire_core.methods.nap import NormalizeAndProject
 from fire_core.units.graph import Units, between
+from harness.config.build import build
+from harness.config.errors import ConfigError
 
 FOLDER = Path(__file__).parents[2] / "conf" / "method"
 METHODS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "chain")

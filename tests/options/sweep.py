@@ -18,11 +18,11 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from fire_core.harness.options import cli
-from fire_core.harness.options.cli import Outcome
-from fire_core.harness.options.errors import TrainingError
-from fire_core.harness.run.execute import run_to_end
-from fire_core.harness.run.tracker import Wandb
+from harness.config import cli
+from harness.config.cli import Outcome
+from harness.config.errors import TrainingError
+from harness.run.execute import run_to_end
+from harness.run.tracker import Wandb
 from tests.programs import ATARI, DQN, LANGUAGE, SAC, SCHEMAS, VISION, Program
 
 FOLDER = Path(__file__).parent

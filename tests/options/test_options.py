@@ -10,8 +10,8 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from fire_core.harness.options.cli import CONF
-from fire_core.harness.options.trigger import CHOICES
+from harness.config.cli import CONF
+from harness.config.trigger import CHOICES
 from tests.programs import compose
 
 FOLDER = Path(__file__).parent

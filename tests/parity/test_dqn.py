@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 import rl.dqn.train  # noqa: F401  registers the schema
-from fire_core.harness.options.build import build
-from fire_core.harness.options.cli import CONF
 from fire_core.methods import Context, Method, Net
+from harness.config.build import build
+from harness.config.cli import CONF
 from rl.common.boundary import update_targets
 from rl.dqn import update as dqn_update
 from rl.dqn.frames import FrameReplay

@@ -5,7 +5,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import language.train  # noqa: F401  its options
-from fire_core.harness.options.cli import CONF
+from harness.config.cli import CONF
 from language.schedule import learning_rate, phase_length
 from tests.parity import golden
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fire_core.harness.options.cli import CONF
-from fire_core.harness.training.measure import Meter
 from fire_core.methods import Context, Method, Net
 from fire_core.methods.fire import Fire
 from fire_core.methods.full_reset import FullReset
 from fire_core.methods.snp import ShrinkAndPerturb
+from harness.config.cli import CONF
+from harness.training.measure import Meter
 from rl.common.phases import split
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fire_core.harness.run import NUMERICS, provenance
+from harness.run import NUMERICS, provenance
 from scripts import fill_numbers as numbers
 from tests.zygote import ROOT
 

@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision import datasets
 
 import conf
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from vision.data import load_cifar10, load_cifar100, load_digits, load_folder, load_tiny_imagenet
 from vision.data.corruption import noisy_labels, noisy_pixels
 from vision.data.files import md5_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from vision.data.decode import decode
 
 SIZE = 16

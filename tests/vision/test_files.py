@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from vision.data.files import fetch, unpack
 
 # ---- archives

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from vision.data.mnist import load_mnist, read_idx
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"

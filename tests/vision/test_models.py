@@ -9,7 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 import conf
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from vision.models import MLP, VGG16, ResNet18, SmallResNet, ViT, timm_model, torchvision_model
 from vision.task import build_model
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vision.train as trainer
-from fire_core.harness.training import seeding
+from harness.training import seeding
 from tests.programs import Program, assert_same, rows, summary
 from vision.data import load_bits, load_digits
 from vision.data.bits import BitData

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import vision.train as trainer
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from tests.programs import VISION
 from vision.benchmarks import Phase
 from vision.phase import evaluate

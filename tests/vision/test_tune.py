@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from fire_core.harness.options.build import build
-from fire_core.harness.options.cli import CONF
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.tune.search import search_space
-from fire_core.harness.tune.table import Trial, append, best, read_table, write_winner
 from fire_core.methods import Method
+from harness.config.build import build
+from harness.config.cli import CONF
+from harness.config.errors import ConfigError
+from harness.tune.search import search_space
+from harness.tune.table import Trial, append, best, read_table, write_winner
 from tests.programs import compose
 from tests.zygote import Zygote
 from vision.tune import parse, reported_seeds

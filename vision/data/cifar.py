@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import checked
+from harness.config.errors import ConfigError
 from vision.data.files import md5_of, unpacked
 from vision.data.images import ImageData, Statistics
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 
 log = logging.getLogger(__name__)
 # Those of torchvision's ImageFolder; others (EPS) would start external programs.

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from filelock import FileLock
 from tqdm import tqdm
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 
 CHUNK = 1 << 20  # bytes
 

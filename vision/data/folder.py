@@ -5,8 +5,8 @@ from typing import Annotated
 
 import torch
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import Width, checked, one_of
+from harness.config.errors import ConfigError
 from vision.data.decode import cached, decode, fingerprint
 from vision.data.images import ImageData, Statistics
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import checked
+from harness.config.errors import ConfigError
 from vision.data.files import fetch
 from vision.data.images import ImageData, Statistics
 

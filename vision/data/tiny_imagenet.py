@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from fire_core.harness.options.errors import ConfigError
 from fire_core.ranges import checked
+from harness.config.errors import ConfigError
 from vision.data.decode import cached, decode, fingerprint
 from vision.data.files import unpacked
 from vision.data.images import ImageData, Statistics

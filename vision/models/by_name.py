@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from fire_core.harness.options.errors import ConfigError, one_line
 from fire_core.ranges import Count, checked
+from harness.config.errors import ConfigError, one_line
 
 
 def _unknown(library: str, architecture: str, names: list[str]) -> ConfigError:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fire_core.harness.run import checkpoint
-from fire_core.harness.run.folder import Run
+from harness.run import checkpoint
+from harness.run.folder import Run
 
 CONFIG = {"lr": 0.1, "model": {"width": 4}}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from analysis.sources import wandb_local
-from fire_core.harness.options.errors import TrainingError
+from harness.config.errors import TrainingError
 from tests import faults
 from tests.programs import (
     LONG,

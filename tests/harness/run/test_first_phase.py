@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fire_core.harness.run.checkpoint import load_newest
+from harness.run.checkpoint import load_newest
 from tests.programs import LONG, VISION, Record, assert_same, only_run, wait_for, wait_until_held
 from tests.zygote import Answer, Zygote
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.jobs import Ended, Job, run_jobs
+from harness.config.errors import ConfigError
+from harness.run.jobs import Ended, Job, run_jobs
 from tests.programs import alive, assert_same, lines, wait_for
 from tests.zygote import ROOT
 
@@ -18,7 +18,7 @@ TINY = ("scale=smoke", "tracker=none", "progress=false", "benchmark.tasks=2", "b
 PROGRAM = """
 import sys
 from pathlib import Path
-from fire_core.harness.run.jobs import Job, run_jobs
+from harness.run.jobs import Job, run_jobs
 if __name__ == "__main__":
     folder, options = sys.argv[1], tuple(sys.argv[2:])
     for ended in run_jobs((Job("vision", (*options, f"paths.runs={folder}", f"seed={seed}")) for seed in (1, 2)), 2):

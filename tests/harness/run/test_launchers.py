@@ -15,8 +15,8 @@ import pytest
 import torch
 import yaml
 
-from fire_core.harness.options.cli import CONF
-from fire_core.harness.options.config import OWN_THREADS, set_up_torch
+from harness.config.cli import CONF
+from harness.config.config import OWN_THREADS, set_up_torch
 from tests.programs import LONG, VISION, alive, assert_same, lines, only_run, wait_for
 from tests.zygote import ROOT, Zygote
 

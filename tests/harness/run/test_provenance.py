@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fire_core.harness.run import NUMERICS, provenance
-from fire_core.harness.tune.table import Trial, append
+from harness.run import NUMERICS, provenance
+from harness.tune.table import Trial, append
 from tests.zygote import ROOT
 
 NOW = {"program": "vision", "numerics": NUMERICS["vision"], "commit": "abc", "command": "x", "cpu": "y"}

@@ -20,11 +20,11 @@ import language.train  # noqa: F401  registers its options, as the next three do
 import rl.dqn.train
 import rl.sac.train  # noqa: F401
 import vision.train  # noqa: F401
-from fire_core.harness.options.cli import CONF
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.options.trigger import CHOICES
-from fire_core.harness.run.folder import Run
-from fire_core.harness.run.reader import building, newest_state, own_targets, read_config
+from harness.config.cli import CONF
+from harness.config.errors import ConfigError
+from harness.config.trigger import CHOICES
+from harness.run.folder import Run
+from harness.run.reader import building, newest_state, own_targets, read_config
 from language.sample import load_run
 from tests.zygote import ROOT
 

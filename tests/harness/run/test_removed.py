@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fire_core.harness.run.lock import FolderLock
 from fire_core.tools import runs
+from harness.run.lock import FolderLock
 from tests.programs import DQN, LANGUAGE, LONG, SAC, VISION, Program, assert_same, only_run, rows, wait_until_held
 from tests.zygote import Zygote
 

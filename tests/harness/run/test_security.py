@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.identity import check_name
+from harness.config.errors import ConfigError
+from harness.run.identity import check_name
 from tests.zygote import ROOT, Zygote
 
 
@@ -41,7 +41,7 @@ def test_no_source_reads_what_can_run_code() -> None:
     hostile = re.compile(
         r"weights_only=False|allow_pickle=True|pickle\.loads?\(|(Unsafe|Full|yaml\.)Loader|yaml\.(unsafe|full)_load|[^.\w]eval\(|exec\("
     )
-    for room in ("fire_core", "vision", "language", "rl", "analysis", "scripts"):
+    for room in ("fire_core", "harness", "vision", "language", "rl", "analysis", "scripts"):
         for file in (ROOT / room).rglob("*.py"):
             if (
                 "originals" in file.parts or file.name == "record_originals.py"

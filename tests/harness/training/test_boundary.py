@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core.harness.run.folder import Run
-from fire_core.harness.training.measure import KEPT, find_matrices, spectra
 from fire_core.methods import Net
+from harness.run.folder import Run
+from harness.training.measure import KEPT, find_matrices, spectra
 from tests.programs import VISION, boundary
 
 

@@ -13,15 +13,15 @@ from analysis.plotting import marks
 from analysis.runs import Run, settings
 from analysis.sources import small
 from analysis.sources.folders import read_folder
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.options.trigger import CHOICES, build_trigger, check_trigger
-from fire_core.harness.run.execute import execute
-from fire_core.harness.training.firing import check_trigger_state, trigger_state
-from fire_core.harness.training.loop import Loop
 from fire_core.methods import Method, Net
 from fire_core.methods.fire import Fire
 from fire_core.methods.pi import PlasticityInjection
 from fire_core.triggers import Every
+from harness.config.errors import ConfigError
+from harness.config.trigger import CHOICES, build_trigger, check_trigger
+from harness.run.execute import execute
+from harness.training.firing import check_trigger_state, trigger_state
+from harness.training.loop import Loop
 from tests.programs import ALIKE, DQN, LANGUAGE, SAC, VISION, Program, assert_same, final_state, rows
 from vision.task import Task as VisionTask
 from vision.train import PROGRAM

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fire_core.harness.training import measure
-from fire_core.harness.training.measure import Meter
+from harness.training import measure
+from harness.training.measure import Meter
 
 
 def test_meter_adds_blocks_up_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:

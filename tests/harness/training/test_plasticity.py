@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fire_core.harness.training.plasticity import plasticity
 from fire_core.methods import Net
+from harness.training.plasticity import plasticity
 from tests.programs import VISION, rows
 from tests.units.test_graph import MODELS
 

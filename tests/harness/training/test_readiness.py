@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.func import functional_call, grad, vmap
 
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.training import seeding
-from fire_core.harness.training.firing import start
 from fire_core.methods.fire import Fire
 from fire_core.triggers.readiness import ReadinessOnBatches
+from harness.config.errors import ConfigError
+from harness.training import seeding
+from harness.training.firing import start
 from tests.harness.training.test_firing import READY, STREAM, check, fired
 from tests.programs import DQN, LANGUAGE, SAC, Program, rows
 from vision.learner import Learner

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fire_core.harness.training.signals import EXIT_PREEMPTED, Preemption
+from harness.training.signals import EXIT_PREEMPTED, Preemption
 from tests.programs import LONG, VISION, Record, assert_same, final_state, only_run, wait_for, wait_until_held
 from tests.zygote import Zygote
 

@@ -6,9 +6,9 @@ import pytest
 from omegaconf import OmegaConf
 
 import vision.task  # noqa: F401  registers the schema
-from fire_core.harness.options.cli import CONF
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.tune.space import Dimension, check_space, dimension, space_of, trials
+from harness.config.cli import CONF
+from harness.config.errors import ConfigError
+from harness.tune.space import Dimension, check_space, dimension, space_of, trials
 from tests.programs import compose
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))

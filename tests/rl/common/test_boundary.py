@@ -5,12 +5,12 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from fire_core.harness.options.cli import CONF
 from fire_core.methods import Context, Net
 from fire_core.methods.chain import Chain
 from fire_core.methods.fire import Fire
 from fire_core.methods.muon import MuonOptimizer
 from fire_core.methods.redo import ReDo
+from harness.config.cli import CONF
 from rl.common.boundary import update_targets
 from tests.programs import compose
 

@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from rl.common.continual import ContinualControl, Returns
 from rl.common.physics import Physics
 

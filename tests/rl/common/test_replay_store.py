@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fire_core.harness.options.errors import TrainingError
+from harness.config.errors import TrainingError
 from rl.common import replay_store as module
 from rl.common.replay_store import RingStore
 from rl.dqn.frames import FrameReplay

@@ -10,7 +10,7 @@ import torch
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from rl.dqn import atari, classic
 from rl.dqn.atari import Atari, find_game
 from rl.dqn.episodes import Episodes, Step

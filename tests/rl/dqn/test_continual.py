@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import rl.dqn.train
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.training import seeding
+from harness.config.errors import ConfigError
+from harness.training import seeding
 from rl.dqn.changing import Changing
 from rl.dqn.frames import Batch
 from rl.dqn.learner import Learner

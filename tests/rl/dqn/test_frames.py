@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fire_core.harness.options import memory
-from fire_core.harness.options.errors import ConfigError
+from harness.config import memory
+from harness.config.errors import ConfigError
 from rl.dqn.frames import FrameReplay
 
 SHAPE = (2, 3)

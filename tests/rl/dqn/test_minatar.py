@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from rl.dqn.changing import Changing
 from rl.dqn.learner import Learner
 from rl.dqn.minatar import GAMES, MinAtar, make

@@ -18,9 +18,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fire_core.harness.options.build import build
-from fire_core.harness.options.cli import CONF
-from fire_core.harness.options.errors import ConfigError, TrainingError
+from harness.config.build import build
+from harness.config.cli import CONF
+from harness.config.errors import ConfigError, TrainingError
 from rl.common.replay_store import RingStore
 from rl.dqn.evaluation import epsilon_greedy
 from rl.dqn.learner import Learner, td_batch

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.reader import read_run
+from harness.config.errors import ConfigError
+from harness.run.reader import read_run
 from rl import watch
 from rl.dqn import watch as watch_dqn
 from tests.programs import ATARI, DQN, compose

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import rl.sac.train
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.training import seeding
+from harness.config.errors import ConfigError
+from harness.training import seeding
 from rl.sac.learner import Learner
 from rl.sac.networks import plain_critic
 from rl.sac.probe import diagnose

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fire_core.harness.options.errors import ConfigError
+from harness.config.errors import ConfigError
 from rl.sac import control
 from rl.sac.control import Control, Statistics
 from rl.sac.transitions import Transitions

@@ -14,9 +14,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fire_core.harness.options.cli import CONF
-from fire_core.harness.options.errors import ConfigError, TrainingError
 from fire_core.triggers import Firing
+from harness.config.cli import CONF
+from harness.config.errors import ConfigError, TrainingError
 from rl.common.replay_store import Ring, RingStore
 from rl.sac import train as sac
 from rl.sac.control import Control

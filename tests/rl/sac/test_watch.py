@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rl.watch  # noqa: F401  registers its options
-from fire_core.harness.options.errors import ConfigError
-from fire_core.harness.run.reader import read_run
+from harness.config.errors import ConfigError
+from harness.run.reader import read_run
 from rl.sac import watch as watch_sac
 from tests.programs import SAC, compose, rows
 

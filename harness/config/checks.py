@@ -1,0 +1,179 @@
+"""Checks of a program's options, before anything is built or written.
+
+What an option accepts stands where it is declared (`fire_core.ranges`): at the field of the program's typed options;
+for an option of a group (`method.rate`) at the argument of the class or function that the group's `_target_` names.
+
+    lr: Positive = 1e-3
+    method: Group = MISSING
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from fire_core.methods import Method, Net
+from fire_core.ranges import Check, problem, shown
+from harness.config.build import build
+from harness.config.cli import CONF
+from harness.config.errors import ConfigError
+from harness.config.given import refuse_idle
+from harness.config.tables import ENTRIES
+from harness.config.trigger import CHOICES
+
+# Where the targets of each program lie; those of another program do not fit.
+PACKAGES = {
+    "vision": ("vision.",),
+    "language": ("language.",),
+    "dqn": ("rl.dqn.", "rl.common."),
+    "sac": ("rl.sac.", "rl.common."),
+}
+
+
+def group(option: str, value: Any) -> str | None:
+    """A check: a choice of the group of that name in `conf/`."""
+    if not isinstance(value, DictConfig | dict):
+        names = [*CHOICES] if option == "trigger" else sorted([*_files(option), *ENTRIES.get(option, {})])
+        return f"{option} must be one of conf/{option} ({', '.join(names)}), got {shown(value)}"
+    name = value.get("name")
+    return None if isinstance(name, str) else f"{option}.name must be text, got {shown(name)}"
+
+
+def optional_group(option: str, value: Any) -> str | None:
+    """A check: such a choice, or null."""
+    return None if value is None else group(option, value)
+
+
+def cores(option: str, value: Any) -> str | None:
+    """A check: a number of threads that this machine can run at once; null: see the option."""
+    most = os.cpu_count() or 1
+    if value is None or 1 <= value <= most:
+        return None
+    return f"{option} must be in [1, {most}], the cores of this machine, got {value}"
+
+
+Group = Annotated[Any, group]
+OptionalGroup = Annotated[Any, optional_group]
+Threads = Annotated[int | None, cores]
+
+
+def check_options(config: DictConfig, also: Mapping[str, Check] | None = None) -> None:
+    """Hold a program's options against their annotations, and its groups against what the program can build.
+
+    Args:
+        config: composed from a dataclass of options, such as `VisionConfig`.
+        also: checks of options that no dataclass declares, by their dotted names.
+
+    Raises:
+        ConfigError: with the first option that is not accepted, its value and what is accepted.
+    """
+    for first in _problems(config, ""):
+        raise ConfigError(first)
+    for option, check in (also or {}).items():
+        if wrong := check(option, OmegaConf.select(config, option)):
+            raise ConfigError(wrong)
+    if OmegaConf.select(config, "cache.enabled") and not OmegaConf.select(config, "cache.dir"):
+        raise ConfigError("cache.dir must be a folder, got null; cache=off trains each first phase by itself")
+    if config.get("program") in PACKAGES:
+        _check_programs(config)
+
+
+def _problems(node: DictConfig, prefix: str) -> Iterator[str]:
+    kind = OmegaConf.get_type(node)
+    if not is_dataclass(kind):
+        return
+    hints = get_type_hints(kind, include_extras=True)
+    for name in (field.name for field in fields(kind)):
+        value = None if OmegaConf.is_missing(node, name) else node[name]
+        if isinstance(value, DictConfig) and is_dataclass(OmegaConf.get_type(value)):
+            yield from _problems(value, f"{prefix}{name}.")
+        elif wrong := problem(prefix + name, value, hints[name]):
+            yield wrong
+
+
+def _check_programs(config: DictConfig) -> None:
+    """Refuse a choice of a group that belongs to another program."""
+    own = PACKAGES[config.program]
+    foreign = tuple({package for packages in PACKAGES.values() for package in packages} - set(own))
+    for option in map(str, config):
+        value = config[option]
+        if isinstance(value, DictConfig) and any(target.startswith(foreign) for target in _targets(value)):
+            texts = {name: _with_defaults(file) for name, file in _files(option).items()} | ENTRIES.get(option, {})
+            accepted = ", ".join(name for name in texts if not any(package in texts[name] for package in foreign))
+            raise ConfigError(f"{option}={value.get('name')} is not for {config.program}; accepted: {accepted}")
+
+
+def _files(option: str) -> dict[str, Path]:
+    """The choices of a group that are files, by name."""
+    return {path.stem: path for path in sorted((CONF / option).glob("*.yaml"))}
+
+
+def _with_defaults(file: Path) -> str:
+    """The text of a choice of a group and of those that it begins with."""
+    text = file.read_text()
+    others = re.findall(r"^  - (\w+)(?:@\w+)?$", text, re.MULTILINE)
+    return text + "".join(path.read_text() for path in (file.with_stem(name) for name in others) if path.exists())
+
+
+def _targets(node: DictConfig) -> Iterator[str]:
+    for key in node:
+        value = None if OmegaConf.is_missing(node, key) else node[key]
+        if isinstance(value, DictConfig):
+            yield from _targets(value)
+        elif key == "_target_" and isinstance(value, str):
+            yield value
+
+
+def check_optimizer_stays(method: Method, *, name: str, stays: bool, why: str) -> None:
+    """Refuse a method that acts on the optimizer's state alone where each boundary brings a new optimizer.
+
+    Args:
+        method: as the run will use it.
+        name: the method's.
+        stays: whether an optimizer lives on after the method has acted.
+        why: the option by which it does not, `benchmark=warm_start`.
+
+    Raises:
+        ConfigError: the method, or a part of a chain, would do nothing.
+    """
+    if method.acts_on_optimizer_alone and not stays:
+        raise ConfigError(f"method={name} would do nothing to an optimizer: {why} has a new one in each phase")
+
+
+def check_optimizer(node: DictConfig) -> None:
+    """Build an optimizer of one weight, so that wrong options show before training.
+
+    Raises:
+        ConfigError: with what the optimizer says.
+    """
+    build("optimizer", node, torch.optim.Optimizer, params=[torch.nn.Parameter(torch.zeros(1))])
+
+
+def check_method(
+    method: Method, net: Net, *, name: str, network: str, without: Mapping[str, str] | None = None
+) -> None:
+    """Refuse a method that cannot work in a trainer or on its networks.
+
+    Args:
+        method: as the run will use it.
+        net: the networks, whatever their weights.
+        name: the method's.
+        network: the option that names the network, `model=mlp`.
+        without: hooks that the trainer has no place for, each with what to say to who wants them.
+
+    Raises:
+        ConfigError: the method has such a hook, was given options without an effect, or cannot work on the networks.
+    """
+    refuse_idle(method)
+    for hook, reason in (without or {}).items():
+        if method.overrides(hook):
+            raise ConfigError(f"method={name} {reason}")
+    try:
+        method.check(net)
+    except ValueError as error:
+        raise ConfigError(f"method={name} cannot work with {network}: {error}") from error

@@ -1,0 +1,200 @@
+"""What `main` of every program does: skip a finished run, resume an interrupted one, share the first phase."""
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from harness.config.build import build
+from harness.config.cli import Outcome, job
+from harness.config.errors import TrainingError
+from harness.run.checkpoint import DamagedStateError
+from harness.run.first_phase import empty, shared_first_phase
+from harness.run.folder import Run
+from harness.run.identity import check_name, digest
+from harness.run.schema import check_progress
+from harness.run.tracker import Tracker
+
+log = logging.getLogger(__name__)
+State = dict[str, Any]
+ATTEMPTS = 3  # beside the checkpoints that are kept: first phases
+
+
+class Task(Protocol):
+    """What a program knows before its first step; the part that is asked for here."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state's tensors go."""
+
+    @property
+    def phases(self) -> list[Any]:
+        """Of the whole run."""
+
+    @property
+    def total_steps(self) -> int:
+        """Of the whole run, counted as the rows' `step` is."""
+
+    @property
+    def headline(self) -> str:
+        """The number of the summary that is shown and returned."""
+
+    def identity(self) -> dict[str, Any]:
+        """See `harness.run.identity`."""
+
+    def first_phase_identity(self) -> dict[str, Any] | None:
+        """The part of the identity that shapes the first phase; None: the first phase is not shared."""
+
+    def check_state(self, state: State) -> None:
+        """Raise a ValueError for a state whose networks are not those of the task."""
+
+
+T = TypeVar("T", bound=Task)
+
+
+def _single(task: Any) -> contextlib.AbstractContextManager[bool]:
+    return contextlib.nullcontext(True)
+
+
+@dataclass(frozen=True)
+class Program(Generic[T]):
+    """A trainer, as `execute` runs it.
+
+    Attributes:
+        make_task: checks the options and builds what is fixed before the first step; nothing is written.
+        train: `train(task, run, state, stop)` trains from `state` (None: from the start) up to phase `stop` (None: to
+            the end), within `run`, and returns a summary with `seconds`; its state has `step` and `method`.
+        groups: options whose names begin the folder's name, such as ("benchmark", "dataset").
+        processes: for a run of several processes: a context that yields whether this one keeps the run folder; the
+            others do their part before it yields.
+    """
+
+    make_task: Callable[[DictConfig], T]
+    train: Callable[[T, Run, State | None, int | None], dict[str, Any]]
+    groups: tuple[str, ...]
+    processes: Callable[[T], contextlib.AbstractContextManager[bool]] = _single
+
+
+def execute(config: DictConfig, program: Program[T]) -> float:
+    """Train one configuration, unless that is done already; resume it where it was interrupted.
+
+    Returns:
+        The headline, which `hydra/sweeper=optuna` optimises; NaN in a process that does not keep the run folder.
+    """
+    with job(config) as outcome:
+        task = program.make_task(config)
+        with program.processes(task) as keeps_folder:
+            if not keeps_folder:
+                outcome.state = "done"
+                return math.nan
+            summary = run_to_end(config, program, task, outcome)
+        value = float(summary[task.headline])
+        outcome.result = f"{task.headline} {value:.4f} in {summary['seconds']:.1f} s"
+        return value
+
+
+def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcome) -> dict[str, Any]:
+    """Open the run's folder and take the run to its end; the summary, also of a run that was done before.
+
+    Raises:
+        ConfigError: a name in `groups` cannot be part of a path, or another process holds the run.
+        TrainingError: training cannot continue, or a phase's or the run's end could not be written.
+    """
+    first, headline = task.first_phase_identity(), task.headline
+
+    def train(run: Run, start: Callable[[], State | None], stop: int | None = None) -> dict[str, Any]:
+        """Train from where `start` says; a state that cannot be loaded is forgotten, and the one before is taken."""
+        for _ in range(config.checkpoint.keep + ATTEMPTS):
+            state = start()
+            try:
+                return program.train(task, run, state, stop)
+            except DamagedStateError as error:
+                assert state is not None
+                if "origin" in state:
+                    log.warning("the first phase in %s is damaged (%s): training it again", state["origin"], error)
+                    empty(Path(state["origin"]))
+                else:
+                    run.forget_newest(str(error))
+        raise TrainingError(f"no checkpoint in {run.folder} can be loaded: remove it to train anew")
+
+    def take_first_phase(run: Run) -> State | None:
+        """The state after the first phase, whose rows are now those of the run; None: it is not shared."""
+        if first is None or not config.cache.enabled:
+            return None
+
+        def train_first(entry: Run) -> dict[str, Any]:
+            return train(entry, lambda: of_no_method(entry.resume(task.device)), 1)
+
+        cache, label, every = Path(config.cache.dir), entry_label(config, program), run.every_seconds
+        shared = shared_first_phase(cache, label, first, run.config_yaml, train_first, task.device, every, run.check)
+        if shared is not None:
+            run.append_rows(shared[1])
+        return None if shared is None else of_no_method(shared[0])
+
+    def resumed(run: Run) -> State | None:
+        if (state := run.resume(task.device)) is None:
+            return take_first_phase(run)
+        log.info("%s resumed at step %d", run.folder, state["step"])
+        return state
+
+    with new_run(config, program, task, build("tracker", config.tracker, Tracker)) as run:
+        if (summary := run.done) is not None and is_summary(summary, headline):
+            log.info("%s is done: %s %.4f", run.folder, headline, summary[headline])
+            outcome.state = "skipped"
+            return summary
+        summary = train(run, lambda: resumed(run))
+        run.finish(summary)
+        log.info("%s: %s %.4f", run.folder, headline, summary[headline])
+        outcome.state = "done"
+        return summary
+
+
+def is_summary(summary: dict[str, Any], headline: str) -> bool:
+    """Whether a finished run's summary has the numbers that are shown."""
+    return all(isinstance(summary.get(key), int | float) for key in (headline, "seconds"))
+
+
+def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker | None) -> Run:
+    """The run of a configuration, not yet open. Its folder is named by what the run is.
+
+    Raises:
+        ConfigError: a name in `groups` cannot be part of a path.
+    """
+    *kind, method = _names(config, (*program.groups, "method"))
+    what = task.identity()
+
+    def check(state: State) -> None:
+        check_progress(task, state)
+        task.check_state(state)
+
+    folder = f"{'-'.join(kind)}-{method}-s{config.seed}-{digest(what)}"
+    return Run(
+        Path(config.paths.runs) / config.program / folder,
+        what,
+        OmegaConf.to_yaml(config, resolve=True),
+        tracker,
+        config.checkpoint.every_seconds,
+        config.checkpoint.keep,
+        total_steps=task.total_steps,
+        check=check,
+    )
+
+
+def entry_label(config: DictConfig, program: Program[T]) -> str:
+    """The readable part of a shared first phase's name."""
+    return f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}"
+
+
+def _names(config: DictConfig, groups: tuple[str, ...]) -> list[str]:
+    return [check_name(f"{group}.name", str(config[group].name)) for group in groups]
+
+
+def of_no_method(state: State | None) -> State | None:
+    """A state of a shared first phase, which another method's run may have trained, or begun."""
+    return None if state is None else {**state, "method": None, "trigger": None}

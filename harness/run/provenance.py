@@ -1,0 +1,118 @@
+"""Where the numbers of a committed table come from: `name.provenance.json` beside `name.csv`.
+
+The file holds an entry for each part of the table (a method, where methods are written one at a time), or one for all
+of it, under `*`:
+
+    {"*": {"program": "vision", "numerics": 5, "commit": "1a2c...", "command": "python -m vision.train ...",
+           "cpu": "AMD EPYC", "precision": "float32"}}
+
+A value that differs between the runs of a part is a list. `numerics` of a table from before this file existed is text,
+such as "4 or older", and its commit is the one that brought the table into the repository.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.run import NUMERICS
+from harness.run.environment import environment
+
+ALL = "*"
+FIELDS = ("program", "numerics", "commit", "command", "cpu", "precision")
+PRIVATE = re.compile(r"(paths|cache|checkpoint|tracker|progress|hydra)[.=]")  # where and for whom runs are kept
+FOLDERS = re.compile(r"(?:~|[A-Za-z]:)?[/\\](?:[^/\\=,]+[/\\])*")
+Entry = dict[str, Any]
+
+
+def of_process(program: str | None, precision: str = "float32") -> Entry:
+    """The entry of a table that this process computes; `program` is None where nothing is trained."""
+    numerics = NUMERICS[program] if program else None
+    return of_run({"program": program, "numerics": numerics, "precision": precision}, environment())
+
+
+def of_run(identity: Mapping[str, Any], about: Mapping[str, Any]) -> Entry:
+    """The entry of a run, from what its identity.json (`run`) and its env.json hold."""
+    command = about.get("command")
+    return {
+        "program": identity.get("program"),
+        "numerics": identity.get("numerics"),
+        "commit": about.get("git"),
+        "command": shown(command) if command else None,
+        "cpu": about.get("processor"),
+        "precision": identity.get("precision", "float32"),
+    }
+
+
+def of_folders(folders: Iterable[Path]) -> Entry:
+    """The common entry of run folders."""
+    entries = []
+    for folder in folders:
+        identity, about = (json.loads((folder / name).read_text()) for name in ("identity.json", "env.json"))
+        entries.append(of_run(identity["run"], about))
+    return joined(entries)
+
+
+def joined(entries: Sequence[Entry]) -> Entry:
+    """One entry for several; what differs becomes a list."""
+    found: Entry = {}
+    for field in FIELDS:
+        values: list[Any] = []
+        for entry in entries:
+            value = entry.get(field)
+            values += [one for one in (value if isinstance(value, list) else [value]) if one not in values]
+        found[field] = values[0] if len(values) == 1 else values
+    return found
+
+
+def shown(command: Sequence[str]) -> str:
+    """A command line without the options that say where runs are kept, and without folders above the files it names."""
+    return shlex.join(FOLDERS.sub("", argument) for argument in command if not PRIVATE.match(argument))
+
+
+def file_of(table: Path) -> Path:
+    """The file beside a table."""
+    return table.with_suffix(".provenance.json")
+
+
+def read(table: Path) -> dict[str, Entry]:
+    """The entries of a table by part; none if it has no file."""
+    file = file_of(table)
+    found: dict[str, Entry] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found
+
+
+def write(table: Path, entry: Entry, part: str = ALL, more: bool = False) -> None:
+    """Put an entry beside a table.
+
+    Args:
+        table: the csv file.
+        entry: of the rows that were just written.
+        part: which rows of the table; those of all others keep their entries.
+        more: the rows were added to those that the part had, so that both entries hold.
+    """
+    entries = {} if part == ALL and not more else read(table)
+    if more and part in entries:
+        entry = joined([entries[part], entry])
+    entries[part] = entry
+    text = json.dumps(dict(sorted(entries.items())), indent=1, ensure_ascii=False)
+    file_of(table).write_text(text + "\n", encoding="utf-8")
+
+
+def is_current(table: Path) -> bool:
+    """Whether all rows of a table were computed with today's numerics of their programs."""
+    entries = read(table).values()
+    return bool(entries) and all(entry["numerics"] == NUMERICS.get(str(entry["program"])) for entry in entries)
+
+
+def in_words(table: Path) -> str:
+    """Such as `numerics 4, commit 1a2c3d4`."""
+    entry = joined([*read(table).values()])
+
+    def several(value: Any, length: int | None = None) -> str:
+        values = value if isinstance(value, list) else [value]
+        return " and ".join("unknown" if one is None else str(one)[:length] for one in values)
+
+    return f"numerics {several(entry['numerics'])}, commit {several(entry['commit'], 7)}"

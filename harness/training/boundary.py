@@ -1,0 +1,153 @@
+"""Where every trainer lets a method act: at the boundary between two phases, where a trigger fired, after a row."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from fire_core.methods import BoundaryReport, Context, Net
+from fire_core.reinit.report import Row
+from fire_core.triggers import Firing
+from harness.config.errors import TrainingError
+from harness.run.folder import Run
+from harness.training.loop import Progress
+from harness.training.measure import (
+    Matrices,
+    Stopwatch,
+    Weights,
+    find_matrices,
+    from_reports,
+    spectra,
+    total_dfi,
+    total_sfe,
+    weight_stable_rank,
+)
+
+
+def act_at_boundary(
+    learner: Progress,
+    context: Context,
+    *,
+    name: str,
+    device: torch.device,
+    run: Run | None,
+    measure: Callable[[], dict[str, float]],
+    level: str = "cheap",
+    afterwards: Callable[[], None] | None = None,
+    also: dict[str, float] | None = None,
+    firing: Firing | None = None,
+) -> None:
+    """Let the learner's method act on its networks, in place, and log a row of what it did.
+
+    The row has `kind` ("boundary"), `step`, `phase`, `boundary/<number>_before` and `_after` for DfI and what `measure`
+    gives, `boundary/sfe`, what the method reports, and the seconds and the peak memory that it took. Singular values go
+    into spectra.json, and the rows of a projection's report, one for each weight, into weights.json. The layout is
+    resolved once, and again only if the method has put in new parameters.
+
+    Where a trigger fired, `kind` and prefix are `firing`, the trigger's numbers and its `reason` are in the row too,
+    and the two files are left alone: there may be thousands of firings.
+
+    Args:
+        learner: with its phase and step already those of the phase that begins, or of the firing.
+        context: the moment.
+        name: the method's, for errors.
+        device: whose work is waited for and whose memory is measured.
+        run: takes the row and the spectra; None (a process that is not the first of its run) takes none.
+        measure: numbers of the networks, taken before and after: those of their features, and of their weights
+            (`dfi`, `weight_stable_rank`) only if these are to be taken of other modules than the learner's.
+        level: of the weights' numbers: off (only SFE), cheap (DfI, singular values) or full (stable rank too).
+        afterwards: done with the networks before they are measured again.
+        also: further numbers for the row, by name without prefix.
+        firing: why the method acts, if it is not for a boundary.
+
+    Raises:
+        TrainingError: the method cannot work on these weights.
+    """
+    net, method = learner.net, learner.method
+    found, before = find_matrices(net), measure()
+    parameters = list(net.parameters())
+    old = {key: {k: v.clone() for k, v in module.state_dict().items()} for key, module in net.modules.items()}
+    with Stopwatch(device) as watch:
+        try:
+            done = method.at_boundary(net, context)
+        except ValueError as error:
+            where = f"before phase {context.phase}" if firing is None else f"at step {learner.step}"
+            raise TrainingError(f"method={name} {where}: {error}") from error
+    report = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
+    if afterwards is not None:
+        afterwards()
+    after = measure()
+    replaced = [id(p) for p in parameters] != [id(p) for p in net.parameters()]
+    found_after = find_matrices(net) if replaced else found
+    new = {key: module.state_dict() for key, module in net.modules.items()}
+    numbers = _of_weights(report, (found, old), (found_after, new), "off" if "dfi" in before else level)
+    if level != "off" and firing is None:
+        both = spectra(found, old), spectra(found_after, new)
+        if run is not None:
+            run.keep_spectra(context.phase, *both)
+    if run is not None and report.weights and firing is None:
+        run.keep_weights(context.phase, {key: [_plain(row) for row in one] for key, one in report.weights.items()})
+    numbers |= {f"{key}_before": value for key, value in before.items()}
+    numbers |= {f"{key}_after": value for key, value in after.items()}
+    numbers |= {**report.numbers, **(also or {}), **(firing.numbers if firing else {})}
+    kind = "boundary" if firing is None else "firing"
+    row = {
+        "kind": kind,
+        "step": learner.step,
+        "phase": context.phase,
+        **({"reason": firing.reason} if firing else {}),
+        **{f"{kind}/{key}": value for key, value in numbers.items()},
+        "method/seconds": watch.seconds - report.measuring,
+        "method/peak_bytes": watch.peak_bytes,
+    }
+    if run is not None:
+        run.log(row)
+
+
+def _of_weights(
+    report: BoundaryReport, before: tuple[Matrices, Weights], after: tuple[Matrices, Weights], level: str
+) -> dict[str, float]:
+    """DfI, SFE and stable rank of the matrices, as far as `level` asks; the method's own report saves the work."""
+    sfe = functools.partial(total_sfe, after[0], before[1], after[1])
+    if level == "off":
+        return {"sfe": sfe()}
+    numbers = from_reports(report.weights, after[0]) or {
+        "dfi_before": total_dfi(*before),
+        "dfi_after": total_dfi(*after),
+        "sfe": sfe(),
+    }
+    if level == "full":
+        numbers["weight_stable_rank_before"] = weight_stable_rank(*before)
+        numbers["weight_stable_rank_after"] = weight_stable_rank(*after)
+    return numbers
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """A report's row without its times, so that it repeats, and without what was not measured."""
+    values = asdict(row).items()
+    return {key: v for key, v in values if key not in ("seconds", "measuring") and not (v != v or v is None)}
+
+
+def act_after_row(learner: Progress, net: Net, context: Context, last: bool) -> None:
+    """Let the learner's method act after an evaluation; its numbers and its seconds since the row before join the row.
+
+    The seconds are those of the hooks that the trainer calls, which `method_meter` has counted. What a method does
+    within the networks' own passes is not in them.
+
+    Args:
+        learner: with the row.
+        net: what the method acts on.
+        context: the moment.
+        last: whether the run ends with this row. Then the method may measure, but the networks are given their weights
+            back: what is saved is what was evaluated.
+    """
+    modules = learner.net.modules.values() if last else ()
+    weights = [{key: value.clone() for key, value in module.state_dict().items()} for module in modules]
+    with learner.method_meter:
+        numbers = learner.method.after_epoch(net, context)
+    for module, evaluated in zip(modules, weights, strict=True):
+        module.load_state_dict(evaluated)
+    learner.row |= {f"method/{key}": value for key, value in numbers.items()}
+    learner.row["method/seconds"] = learner.method_meter.take()

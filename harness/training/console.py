@@ -1,0 +1,65 @@
+"""What is printed while a run trains: log lines that do not break a progress bar, and neither ends the run."""
+
+import contextlib
+import logging
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+
+class Stderr:
+    """The process's stderr, which drops what cannot be written: a log on a full disk must not end a run."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+class TqdmHandler(logging.Handler):
+    """Writes records to stderr above the progress bar, if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            tqdm.write(self.format(record), file=Stderr())
+        except Exception:
+            self.handleError(record)
+
+
+def show_log() -> None:
+    """Show what the project logs, from INFO on, in this process (once, however often it is called)."""
+    for name in ("fire_core", "harness", "vision", "language", "rl", "__main__"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, TqdmHandler) for handler in logger.handlers):
+            handler = TqdmHandler()
+            handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%H:%M:%S"))
+            logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
+def progress_bar(total: int, done: int, title: str, shown: bool = True) -> "tqdm[Any]":
+    """Optimizer steps of the whole run, with the time left; few lines where the output is not a terminal."""
+    return tqdm(
+        total=total,
+        initial=done,
+        desc=title,
+        unit="step",
+        disable=not shown,
+        file=Stderr(),
+        mininterval=0.3 if sys.stderr.isatty() else 15,
+        dynamic_ncols=True,
+    )
+
+
+def show(bar: "tqdm[Any]", **numbers: object) -> None:
+    """The newest numbers beside the bar; floats with three decimals."""
+    bar.set_postfix({k: f"{v:.3f}" if isinstance(v, float) else v for k, v in numbers.items()}, refresh=False)

@@ -1,0 +1,152 @@
+"""What surrounds the training loop of every program: clock, progress bar, signals, checkpoints."""
+
+import contextlib
+import logging
+import signal as signals
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+
+from fire_core.methods import Method, Net
+from fire_core.triggers import Trigger
+from harness.config.errors import TrainingError
+from harness.run.folder import Run
+from harness.training.console import progress_bar, show
+from harness.training.measure import Meter
+from harness.training.signals import Preemption
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """The fields that the learners of all programs have; `PROGRESS` names those that go into a checkpoint as they are.
+
+    Attributes:
+        net: the networks that are trained.
+        method: what may act on them.
+        method_meter: time of the method's work within phases since the last row.
+        optimizer: of the phase; None before the first phase begins.
+        phase: the phase that is trained, from 0.
+        phase_step: steps made in this phase.
+        step: steps made in the run, as rows count them.
+        seconds: of training, over all processes that have worked on the run.
+        row: the last row logged.
+        trigger: says after which steps the method acts; None: it acts at boundaries, or never.
+    """
+
+    net: Net
+    method: Method
+    method_meter: Meter
+    optimizer: torch.optim.Optimizer | None = None
+    phase: int = 0
+    phase_step: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    row: dict[str, Any] = field(default_factory=dict)
+    trigger: Trigger | None = None
+
+    PROGRESS: ClassVar[tuple[str, ...]] = ("phase", "phase_step", "step", "seconds", "row")
+
+
+class Clocked(Protocol):
+    """What a loop needs of a learner, or of several that train as one."""
+
+    phase: int
+    step: int
+    seconds: float
+
+
+def _alone(*numbers: int) -> list[int]:
+    return list(numbers)
+
+
+class Loop:
+    """Context around a training loop.
+
+    Args:
+        learner: whose `step` is shown and whose `seconds` are kept.
+        run: where checkpoints go; None in a process that keeps no run folder.
+        total_steps: of the whole run.
+        title: beside the progress bar.
+        shown: whether there is a bar.
+        largest: the largest of each number over the processes of the run, so that all act alike.
+    """
+
+    def __init__(
+        self,
+        learner: Clocked,
+        run: Run | None,
+        total_steps: int,
+        title: str,
+        shown: bool = True,
+        largest: Callable[..., list[int]] = _alone,
+    ) -> None:
+        self.learner, self.run, self.largest = learner, run, largest
+        self._preemption = Preemption()
+        self._bar = progress_bar(total_steps, learner.step, title, shown)
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic() - self.learner.seconds
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(self._preemption)
+        self._stack.enter_context(self._bar)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
+
+    def advance(self, steps: int = 1) -> None:
+        """Move the bar on."""
+        self._bar.update(steps)
+
+    def show(self, **numbers: object) -> None:
+        """Show the newest numbers beside the bar."""
+        show(self._bar, **numbers)
+
+    def read_clock(self) -> None:
+        """Bring `learner.seconds` up to date."""
+        self.learner.seconds = time.monotonic() - self._began
+
+    def end_step(self, save: Callable[[], None], ended: bool) -> None:
+        """At the end of each step: write a checkpoint where one belongs, and leave if a signal asks for it.
+
+        On a full disk within a phase the checkpoint is skipped; a resume then starts from the one before.
+        The end of a phase must be on the disk before the next one begins.
+
+        Args:
+            save: writes a checkpoint.
+            ended: whether the phase ends with this step.
+
+        Raises:
+            TrainingError: the phase has ended and there is no room for its checkpoint.
+            SystemExit: the process was asked to stop; its work is saved.
+        """
+        due, signal = self.largest(self.run is not None and self.run.checkpoint_due, self._preemption.received or 0)
+        if ended or due or signal:
+            self.read_clock()
+            self._write(save, ended)
+        if signal:
+            name = signals.Signals(signal).name
+            log.warning("%sstopped by %s at step %d", self._folder(after=": "), name, self.learner.step)
+            self._preemption.leave()
+
+    def _write(self, save: Callable[[], None], ended: bool) -> None:
+        try:
+            save()
+        except OSError as error:
+            reason, step = error.strerror or str(error), self.learner.step
+            if ended:
+                raise TrainingError(
+                    f"cannot write the checkpoint that ends phase {self.learner.phase}{self._folder(' in ')} "
+                    f"({reason}): make room and start the same command again, it resumes from the last checkpoint"
+                ) from error
+            log.warning("no checkpoint at step %d%s: %s", step, self._folder(" in "), reason)
+            if self.run is not None:
+                self.run.postpone()
+
+    def _folder(self, before: str = "", after: str = "") -> str:
+        return "" if self.run is None else f"{before}{self.run.folder}{after}"

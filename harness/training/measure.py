@@ -1,0 +1,200 @@
+"""What a boundary did to a network, and what it cost."""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fire_core.methods import Net
+from fire_core.metrics import dfi, sfe, stable_rank
+from fire_core.reinit.report import Report
+from fire_core.weights.distributed import full
+from fire_core.weights.layout import Entry, resolve
+from harness.config.errors import TrainingError
+
+Weights = dict[str, dict[str, Tensor]]  # state dicts by module
+Matrices = list[tuple[str, Entry]]  # the module's name and what of it holds matrices
+KEPT = 256  # singular values of a parameter that `spectra` gives at most
+
+
+def find_matrices(net: Net) -> Matrices:
+    """All weight matrices, frozen ones too, by the layout `all` whatever a method touches, so that methods compare."""
+    return [
+        (name, entry)
+        for name, module in net.modules.items()
+        for entry in resolve(module, "all", trainable_only=False)
+        if entry.action == "project"
+    ]
+
+
+def _view(name: str, entry: Entry, weights: Weights) -> Tensor:
+    """The matrices (..., d_out, d_in) that `weights` hold for an entry; those of all processes if they are sharded."""
+    return entry.view(full(weights[name][entry.name].detach()))
+
+
+def _scale(entry: Entry) -> float:
+    """FIRE's, sqrt(d_out/d_in) / (k_h k_w)."""
+    d_out, d_in = entry.shape
+    return math.sqrt(d_out / d_in) / entry.positions
+
+
+@torch.no_grad()
+def total_dfi(found: Matrices, weights: Weights) -> float:
+    """Deviation from isometry summed over all weight matrices, each divided by its FIRE scale first.
+
+    A matrix W counts ||W^T W / s^2 - I||_F^2 with s = sqrt(d_out/d_in) / (k_h k_w): 0 after an exact projection.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for name, entry in found:
+        total += dfi(_view(name, entry, weights) / _scale(entry)).double().sum().cpu()
+    return total.item()
+
+
+@torch.no_grad()
+def total_sfe(found: Matrices, before: Weights, after: Weights) -> float:
+    """Squared Frobenius error summed over the same matrices. Matrices that were not there before count nothing."""
+    total = torch.zeros((), dtype=torch.float64)
+    for name, entry in found:
+        if entry.name in before[name]:
+            total += sfe(_view(name, entry, after), _view(name, entry, before)).double().sum().cpu()
+    return total.item()
+
+
+def weight_numbers(net: Net, level: str) -> dict[str, float]:
+    """DfI and, for `level` full, the mean stable rank of all weight matrices; nothing for off."""
+    found, weights = find_matrices(net), {name: module.state_dict() for name, module in net.modules.items()}
+    numbers = {} if level == "off" else {"dfi": total_dfi(found, weights)}
+    return numbers | ({"weight_stable_rank": weight_stable_rank(found, weights)} if level == "full" else {})
+
+
+def from_reports(reports: Mapping[str, Report], found: Matrices) -> dict[str, float] | None:
+    """DfI before and after, and SFE, from a projection's reports, if these are about exactly these matrices.
+
+    Args:
+        reports: by the module's name.
+        found: the matrices.
+
+    Returns:
+        None if the reports lack a matrix, hold another one, were made without measuring, or use another scale.
+    """
+    rows = {(name, row.name): row for name, report in reports.items() for row in report if row.action == "project"}
+    if rows.keys() != {(name, entry.label) for name, entry in found}:
+        return None
+    for name, entry in found:
+        row = rows[name, entry.label]
+        if row.skipped or not math.isclose(row.scale, _scale(entry), rel_tol=1e-6) or math.isnan(row.dfi_after):
+            return None
+    columns = ("dfi_before", "dfi_after", "sfe")
+    return {column: math.fsum(getattr(row, column) for row in rows.values()) for column in columns}
+
+
+@torch.no_grad()
+def spectra(found: Matrices, weights: Weights) -> dict[str, list[float]]:
+    """Singular values by parameter, largest first, those of all kernel positions and heads together.
+
+    Of more than `KEPT` values, evenly spaced ones, the largest and the smallest among them.
+    """
+    several = len({name for name, _ in found}) > 1
+    result = {}
+    for name, entry in found:
+        matrices = _view(name, entry, weights).float()
+        values: Tensor = torch.linalg.svdvals(matrices).flatten().sort(descending=True).values.cpu()
+        if len(values) > KEPT:
+            values = values[torch.linspace(0, len(values) - 1, KEPT).round().long()]
+        label = f"{name}.{entry.label}" if several else entry.label
+        result[label] = [float(f"{value:.5g}") for value in values.tolist()]
+    return result
+
+
+@torch.no_grad()
+def weight_stable_rank(found: Matrices, weights: Weights) -> float:
+    """Mean stable rank over all weight matrices, those of every kernel position."""
+    return torch.cat([stable_rank(_view(name, entry, weights)).flatten() for name, entry in found]).mean().item()
+
+
+def check_finite(step: int, *values: Tensor) -> None:
+    """Stop before a step, a checkpoint or a row that is not finite.
+
+    Raises:
+        TrainingError: a value is NaN or infinite.
+    """
+    for value in values:
+        if not torch.isfinite(value).all():
+            raise TrainingError(
+                f"the loss, its gradient or a weight is not finite at step {step}; the last checkpoint is from before. "
+                "Lower lr=, or skip such steps with on_nan=skip"
+            )
+
+
+class Stopwatch:
+    """Seconds and, on a GPU, additional peak memory of a block of code.
+
+    Attributes:
+        seconds: wall-clock time, the device's work included.
+        peak_bytes: GPU memory beyond what was allocated before; 0 on a CPU, where torch keeps no count.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device if device.type == "cuda" else None
+        self.seconds = 0.0
+        self.peak_bytes = 0
+
+    def __enter__(self) -> Self:
+        if self.cuda is not None:
+            torch.cuda.synchronize(self.cuda)
+            torch.cuda.reset_peak_memory_stats(self.cuda)
+            self._allocated = torch.cuda.memory_allocated(self.cuda)
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.cuda is not None:
+            torch.cuda.synchronize(self.cuda)
+            self.peak_bytes = torch.cuda.max_memory_allocated(self.cuda) - self._allocated
+        self.seconds = time.perf_counter() - self._start
+
+
+class Meter:
+    """Adds up the time of many short blocks without making a GPU wait for any of them.
+
+    On a GPU a block's time is that between two events in its stream, which are read together in `take`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self._seconds = 0.0
+        self._events: list[torch.cuda.Event] = []
+
+    def __enter__(self) -> Self:
+        if self.cuda:
+            self._mark()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.cuda:
+            self._mark()
+        else:
+            self._seconds += time.perf_counter() - self._start
+
+    def _mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def add(self, seconds: float) -> None:
+        """Count seconds that were measured elsewhere."""
+        self._seconds += seconds
+
+    def take(self) -> float:
+        """The seconds since the last call; on a GPU it waits for the last block."""
+        if self._events:
+            self._events[-1].synchronize()
+            pairs = zip(self._events[::2], self._events[1::2], strict=True)
+            self._seconds += sum(start.elapsed_time(end) for start, end in pairs) / 1000
+            self._events = []
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds

@@ -1,0 +1,116 @@
+"""A search: the same number of trials for each method, whose runs are jobs side by side."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness.run.identity import digest, identity, without
+from harness.run.jobs import Job, compose, run_jobs
+from harness.tune.space import Dimension, check_space, space_of, trials
+from harness.tune.table import Trial, append, read_table
+
+LOWEST, HIGHEST = 0.1, 3.0  # learning rates, in units of the setting's
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched.
+
+    Attributes:
+        program: which trains the runs.
+        options_of: the options of a method's runs, all but those that are searched and the seed.
+        trials: of each method.
+        seeds: of each trial.
+        table: the file that keeps the trials.
+        scores: names of the value at the end of a task, of which the first that a row has is taken.
+        varying: parts of the configuration in which the trials of one search differ.
+    """
+
+    program: str
+    options_of: Callable[[str], Sequence[str]]
+    trials: int
+    seeds: range
+    table: Path
+    scores: tuple[str, ...]
+    varying: tuple[str, ...] = ("method", "seed")
+
+    def compose(self, method: str) -> Any:
+        """The configuration of a method's first run at its defaults."""
+        return compose(self.program, [*self.options_of(method), f"seed={self.seeds[0]}"])
+
+    def setting(self, method: str) -> str:
+        """The digest of all that the trials of this search have in common."""
+        values: Any = OmegaConf.to_container(self.compose(method), resolve=True)
+        return digest(without(identity(values), self.varying))
+
+
+def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> dict[str, list[Trial]]:
+    """Run the trials that the table lacks; each is a row of the table as soon as its seeds have ended.
+
+    Returns:
+        All trials of each method, in the order of their numbers.
+
+    Raises:
+        ConfigError: a search space does not fit its class, or the table is of another setting.
+    """
+    done: dict[tuple[str, int], Trial] = {}
+    lacking: dict[Job, tuple[str, int, int]] = {}
+    for method in methods:
+        config, setting = search.compose(method), search.setting(method)
+        known = read_table(search.table, setting, method, search.seeds)
+        for number, choice in enumerate(trials(search_space(method, config), search.trials)):
+            options = [f"{option}={value}" for option, value in choice.items()]
+            done[method, number] = known.get(number, Trial(setting, method, number, " ".join(options), ()))
+            for seed in search.seeds if number not in known else ():
+                job = Job(search.program, (*search.options_of(method), *options, f"seed={seed}"))
+                lacking[job] = (method, number, seed)
+    scores: dict[tuple[str, int], dict[int, float]] = {}
+    for ended in run_jobs(lacking, workers):
+        method, number, seed = lacking[ended.job]
+        of_trial = scores.setdefault((method, number), {})
+        of_trial[seed] = score(ended.folder, search.scores)
+        if len(of_trial) == len(search.seeds):
+            trial = replace(done[method, number], scores=tuple(of_trial[seed] for seed in search.seeds))
+            append(search.table, trial, search.seeds, search.program)
+            print(f"{method} {number} {trial.options or '(defaults)'}: {trial.score:.4f}", flush=True)
+            done[method, number] = trial
+    return {method: [trial for (name, _), trial in done.items() if name == method] for method in methods}
+
+
+def search_space(method: str, config: DictConfig) -> list[Dimension]:
+    """The learning rate, and the method's own options by their full names; `fire+muon` is a chain.
+
+    Raises:
+        ConfigError: the method's class does not take a value of its space.
+    """
+    space = [Dimension("lr", (LOWEST * config.lr, HIGHEST * config.lr), "log")]
+    for name in method.split("+"):
+        part_of_chain = "+" in method
+        node = config.method.parts[name] if part_of_chain else config.method
+        prefix = f"method.parts.{name}." if part_of_chain else "method."
+        plain: Any = OmegaConf.to_container(node, resolve=True)
+        check_space(plain, space_of(name))
+        space += [replace(part, option=prefix + part.option) for part in space_of(name)]
+    return space
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run that has ended well; none of one that diverged."""
+    if not (folder / "DONE").exists():
+        return []
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def score(folder: Path, scores: Sequence[str]) -> float:
+    """The mean of the value at the end of a task over the last half of the tasks; NaN of a run that diverged."""
+    ends: dict[int, float] = {}
+    for row in rows_of(folder):
+        if "kind" not in row and (names := [name for name in scores if name in row]):
+            ends[row["phase"]] = row[names[0]]
+    values = list(ends.values())[len(ends) // 2 :]
+    return math.fsum(values) / len(values) if values else math.nan
