@@ -1,8 +1,6 @@
-"""`python -m fire_core.runs`."""
+"""Where `fire_core.runs` went: the library knows nothing of run folders."""
 
 import sys
 
-from fire_core.tools.runs import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit("error: this command is `python -m harness.runs` now")

@@ -26,6 +26,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -35,7 +36,6 @@ import torch
 from torch import nn
 
 import fire_core
-from fire_core.harness.run.lock import FolderLock, NoLocks
 from fire_core.polar.options import NORM_INITS, SOLVERS
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.report import Row
@@ -142,25 +142,12 @@ def _check_work(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout: s
 
 @contextlib.contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """A folder beside `target` for what is not finished; its lock is given back by the system when its holder dies."""
-    folder = target.with_name(f".{target.name}.partial")
-    folder.mkdir(exist_ok=True)
-    lock = FolderLock(folder)
-    try:
-        if not lock.acquire():
-            raise CheckpointError(f"{target}: {lock.holder} is writing it")
-    except NoLocks:
-        pass
-    for left in folder.iterdir():  # by one that was killed
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left)
-        elif left.name != ".lock":
-            left.unlink()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        lock.release()
+    """A folder beside `target`, on the same file system, for what is not finished; nothing of it is left behind.
+
+    One that was killed leaves `.NAME.*.partial`.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".partial", dir=target.parent) as folder:
+        yield Path(folder)
 
 
 def _copy(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[str, Any]) -> list[Row]:
