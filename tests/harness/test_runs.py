@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fire_core.tools import runs
+from harness import runs
 from tests.programs import VISION, lines, wait_for
 from tests.zygote import Zygote
 
