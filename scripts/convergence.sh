@@ -20,6 +20,7 @@ table() { # table <name> [argument ...]
         echo "$runs/$name is done"
     else
         python -m fire_core.convergence "$@" --out "$runs/$name"
+        python -m harness.run.provenance "$runs/$name/convergence.csv" python -m fire_core.convergence "$@"
     fi
 }
 trained() { # trained <model> <steps>: its weights, once

@@ -34,7 +34,6 @@ from fire_core.polar.options import NORM_INITS, SOLVERS
 from fire_core.tools.audit import add_choice, matrices_of, read_cuts
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import Parser, at_least
-from harness.run import provenance
 
 FAMILIES = ("square", "tall", "wide", "ill-conditioned", "rank-deficient")
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#6E6E6E", "#E69F00")  # Okabe and Ito (2008)
@@ -279,7 +278,6 @@ def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str, 
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
-    provenance.write(out / "convergence.csv", provenance.of_process(None) | {"command": command})
     try:
         plot(rows, [out / "convergence.png", out / "convergence.pdf"], width)
     except ImportError:

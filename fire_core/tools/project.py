@@ -142,10 +142,9 @@ def _check_work(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout: s
 
 @contextlib.contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """A folder beside `target`, on the same file system, for what is not finished; nothing of it is left behind.
-
-    One that was killed leaves `.NAME.*.partial`.
-    """
+    """A folder beside `target`, on the same file system, for what is not finished; only a kill leaves it behind."""
+    for left in target.parent.glob(f".{target.name}.*.partial"):
+        print(f"{left} is of a command that runs or was killed; if none runs, delete it", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".partial", dir=target.parent) as folder:
         yield Path(folder)
 

@@ -44,7 +44,7 @@ PLUGINS = 'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_l
 NO_NAME = "Config group override must be a string or a list"  # of method=null, method=1
 # Options of earlier versions, each with what is said in its place.
 REMOVED = {"stack": "seeds are jobs of a sweep now: 'seed=range(20)' hydra/launcher=cores -m (docs/programs.md)"}
-CONF = Path(__file__).parents[3] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in any process, write how they ended
 
 

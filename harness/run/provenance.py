@@ -13,6 +13,7 @@ such as "4 or older", and its commit is the one that brought the table into the 
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,3 +117,7 @@ def in_words(table: Path) -> str:
         return " and ".join("unknown" if one is None else str(one)[:length] for one in values)
 
     return f"numerics {several(entry['numerics'])}, commit {several(entry['commit'], 7)}"
+
+
+if __name__ == "__main__":  # TABLE COMMAND ...: a table that a tool of the library has just written
+    write(Path(sys.argv[1]), of_process(None) | {"command": shown(sys.argv[2:])})
