@@ -44,10 +44,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.weights import advice, heads, topology
-from fire_core.weights.cuts import Reader
+from fire_core.weights.describe import Reader
 from fire_core.weights.entry import Entries, Entry
 from fire_core.weights.fused import Cut, Declared, declared
-from fire_core.weights.probe import read_cuts
+from fire_core.weights.read import read_cuts
 from fire_core.weights.topology import unwrap
 
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]

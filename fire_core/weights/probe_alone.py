@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.weights.fused import Cut
-from fire_core.weights.probe import read
+from fire_core.weights.read import read
 from fire_core.weights.topology import unwrap
 
 
