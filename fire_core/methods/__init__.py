@@ -6,10 +6,10 @@ it in `_target_`, and a test. Named here are the protocol and the methods that a
 """
 
 from fire_core.methods.chain import Chain
+from fire_core.methods.contrib.fuse import Fuse
 from fire_core.methods.dash import Dash
 from fire_core.methods.fire import Fire
 from fire_core.methods.full_reset import FullReset
-from fire_core.methods.fuse import Fuse
 from fire_core.methods.optimizer_reset import OptimizerReset
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 from fire_core.methods.random_isometry import RandomIsometry
