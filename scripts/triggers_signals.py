@@ -23,7 +23,7 @@ from harness.run import provenance
 from harness.training import seeding
 from scripts.triggers_runs import Runs
 from scripts.triggers_streams import METHODS, STREAMS
-from vision.learner import Learner, new_optimizer
+from vision.learner import Learner
 from vision.phase import batches
 from vision.task import Task
 from vision.train import begin_phase, train_step
@@ -38,9 +38,9 @@ def checkpoints(task: Task) -> list[dict[str, Any]]:
     """A row for each task of a run."""
     found, learner = [], Learner.new(task)
     for index, phase in enumerate(task.phases[:-1]):
-        begin_phase(task, learner, index)
+        begin_phase(task, learner, index, None)
         for images, labels in batches(task, index):
-            train_step(task, learner, images, labels, acts=False)
+            train_step(task, learner, (images, labels), acts=False)
             learner.phase_step += 1
             learner.step += 1
         # The last task is kept for the probe; it is another one than any that the network has seen.
@@ -107,12 +107,12 @@ def probe(task: Task, learner: Learner) -> dict[str, float]:
     """How well a copy learns a new task within some steps: the loss at their end, and their mean accuracy."""
     one = dataclasses.replace(learner, net=Net.of({"model": copy.deepcopy(learner.model)}, learner.net.layout))
     one.forward, one.phase = one.model, len(task.phases) - 1
-    one.optimizer = new_optimizer(task, one, one.phase)
+    one.renew_optimizers(task)
     one.clear_sums()
     for step, (images, labels) in enumerate(batches(task, one.phase)):
         if step == PROBE:
             break
-        train_step(task, one, images, labels, acts=False)
+        train_step(task, one, (images, labels), acts=False)
     with torch.no_grad():
         images, labels = task.train_batch(one.phase, torch.from_numpy(task.phases[one.phase].train))
         return {

@@ -19,9 +19,8 @@ from harness.config.memory import check_fits, check_network_fits
 from harness.config.tables import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
-from harness.run.schema import check_weights
 from harness.training import seeding
-from harness.training.firing import check_trigger_state
+from harness.training.learner import check_learner
 from harness.training.plasticity import LEVELS
 from rl.common.boundary import METRICS, Boundary, check_boundary
 from rl.common.continual import ContinualControl, check_acts
@@ -195,8 +194,7 @@ class Task:
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise a ValueError for a state whose networks are others."""
-        check_weights(state, self.model, "init", *(() if self.method.overrides("reshape") else ("q", "target")))
-        check_trigger_state(self.trigger, state, self.trigger is not None, state["step"])
+        check_learner(state, {"q": self.model}, self.method, self.trigger, self.trigger is not None, state["step"])
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""

@@ -19,9 +19,8 @@ from harness.config.memory import check_fits, check_network_fits
 from harness.config.tables import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
-from harness.run.schema import check_weights
 from harness.training import seeding
-from harness.training.firing import check_trigger_state
+from harness.training.learner import check_learner
 from harness.training.plasticity import LEVELS
 from rl.common.boundary import METRICS, Boundary, check_boundary
 from rl.common.continual import ContinualControl, check_acts
@@ -78,10 +77,10 @@ class SacConfig(Trunk):
 
 
 REFUSED = (
-    "works at every optimizer step ({hook}), which rl.sac has no place for; it runs methods that act at the midpoint, "
-    "by a penalty or after a row, such as full_reset, snp, pi, fire, redo and l2init"
+    "has a hook ({hook}) that rl.sac has no place for (docs/methods.md says why); it runs methods that act at the "
+    "midpoint, by a penalty, after a step or after a row, such as full_reset, snp, pi, fire, redo and l2init"
 )
-NO_PLACE = {hook: REFUSED.format(hook=hook) for hook in ("optimizer", "watch", "after_step")}
+NO_PLACE = {hook: REFUSED.format(hook=hook) for hook in ("optimizer", "watch", "before_step")}
 GROUPS = ("scale", "cache", "budget/sac", "budget/continual", "budget/exceptions", "boundary")
 register("sac", SacConfig, *GROUPS, presets=("fig4b", "agents"), envs=("dqn",))  # to say whose they are
 
@@ -127,21 +126,22 @@ class Task:
             gamma = discount(time_limit(env) / control.action_repeat) if config.gamma is None else config.gamma
         finally:
             env.close()
-        repeat = control.action_repeat * config.num_envs
-        decisions = config.env_steps // repeat
+        envs, repeat = config.num_envs, control.action_repeat * config.num_envs
+        decisions = config.env_steps // repeat * envs
         benchmark: ContinualControl | None = None
-        tasks, phases = None, split(decisions // 2, decisions)
+        tasks, phases = None, split(decisions // envs // 2 * envs, decisions)
         if config.benchmark is not None:
             benchmark = build("benchmark", config.benchmark, ContinualControl)
             phases = benchmark.phases("env_steps", config.env_steps, repeat)
+            phases = split(*(phase.end * envs for phase in phases))
             tasks = Tasks(benchmark, control, config.seed)
             sizes = tasks.size, sizes[1]
-            if benchmark.steps // repeat <= config.random_steps // config.num_envs:
+            if benchmark.steps // repeat <= config.random_steps // envs:
                 raise ConfigError(
                     f"benchmark.steps={benchmark.steps} must be more than random_steps={config.random_steps} in "
                     "steps of the environment"
                 )
-        elif decisions // 2 <= config.random_steps // config.num_envs:
+        elif decisions // envs // 2 <= config.random_steps // envs:
             raise ConfigError(
                 f"env_steps={config.env_steps} are {decisions} decisions; the first half must be more than "
                 f"random_steps={config.random_steps}"
@@ -179,11 +179,7 @@ class Task:
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise a ValueError for a state whose networks are others."""
-        parts = ["init"] if self.method.overrides("reshape") else ["init", "modules"]
-        for name, module in self.modules.items():
-            for part in parts:
-                check_weights(state[part], module, name)
-        check_trigger_state(self.trigger, state, self.trigger is not None, state["step"])
+        check_learner(state, self.modules, self.method, self.trigger, self.trigger is not None, state["step"])
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers."""
@@ -202,13 +198,13 @@ class Task:
 
     @property
     def total_steps(self) -> int:
-        """Decisions of the whole run, of all environments together."""
+        """Decisions of the whole run, those of all environments."""
         return self.phases[-1].end
 
     @property
     def steps_before_trigger(self) -> int:
         """Decisions before the first with updates, about which a trigger is asked first."""
-        return -(-self.config.random_steps // self.config.num_envs)
+        return -(-self.config.random_steps // self.config.num_envs) * self.config.num_envs
 
     def method_acts_in(self, index: int) -> bool:
         """Whether the method shapes what happens within phase `index`; the first half is shared by all methods."""
@@ -230,14 +226,10 @@ class Task:
         return self.restarts_at_boundaries and self.config.boundary.replay == "new"
 
     @property
-    def repeat(self) -> int:
-        """Environment steps for each decision of all environments together."""
-        return int(self.control.action_repeat * self.config.num_envs)
-
-    @property
     def eval_every(self) -> int:
         """Decisions from one row to the next."""
-        return max(1, self.config.eval_every // self.repeat)
+        envs = self.config.num_envs
+        return int(max(1, self.config.eval_every // (self.control.action_repeat * envs)) * envs)
 
     @property
     def compiles(self) -> bool:

@@ -288,12 +288,13 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
         generator=torch.Generator(),
         sums=torch.zeros(len(NAMES)),
     )
+    learner.renew_optimizers(task)
     learner.prepare(task)
-    for optimizer in learner.agent.optimizers.values():
+    for optimizer in learner.optimizers.values():
         for parameter in optimizer.param_groups[0]["params"]:
             optimizer.state[parameter] = {"step": torch.tensor(4.0), "exp_avg": torch.ones_like(parameter)}
 
-    context = Context(1, 4, torch.Generator(), optimizers=list(learner.agent.optimizers.values()))
+    context = Context(1, 4, torch.Generator(), optimizers=list(learner.optimizers.values()))
     method.at_boundary(net, context)
     restart(task, learner, context)
 
@@ -315,4 +316,4 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
     assert learner.agent.temperature().item() == pytest.approx(facts["temperature_after"], rel=1e-6)
     assert learner.statistics.count > 1  # kept
     for name, key in (("actor", "actor"), ("critic", "critic"), ("temperature", "temp")):
-        assert len(learner.agent.optimizers[name].state) == facts["optimizer_count_after"][key] == 0
+        assert len(learner.optimizers[name].state) == facts["optimizer_count_after"][key] == 0

@@ -42,7 +42,7 @@ def learner_of(*overrides: str, program: Program = DQN, steps: int = 0) -> tuple
     """A task and a learner that has made this many steps."""
     task = Task.from_config(program.compose(*overrides))
     learner = Learner.new(task)
-    begin_phase(task, learner, 0)
+    begin_phase(task, learner, 0, None)
     while learner.step < steps:
         interact(task, learner, acts=False)
     return task, learner
@@ -89,7 +89,7 @@ def at_midpoint(*overrides: str) -> tuple[Learner, dict[str, Any], dict[str, Any
     before = copy.deepcopy({"q": learner.q.state_dict(), "target": learner.target.state_dict()})
     assert optimizer
     assert not same(before["q"], before["target"])
-    begin_phase(task, learner, 1)
+    begin_phase(task, learner, 1, None)
     return learner, before, optimizer
 
 
@@ -118,7 +118,7 @@ def test_the_target_copies_a_chain_s_network(parts: str) -> None:
 
 def test_an_emptied_replay_fills_again_before_anything_is_learnt() -> None:
     task, learner = learner_of("boundary.replay=new", steps=200)
-    begin_phase(task, learner, 1)
+    begin_phase(task, learner, 1, None)
     updates = learner.updates
     while learner.phase_step < 42:
         interact(task, learner, acts=False)

@@ -221,10 +221,10 @@ def test_parseval_counts_each_critic() -> None:
 
 
 def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
-    """Through the views of `rl.sac.learner.separated`: the batched weights and AdamW's state change."""
+    """Through the views of `rl.sac.learner`: the batched weights and AdamW's state change."""
     from types import SimpleNamespace
 
-    from rl.sac.learner import separated
+    from rl.sac.learner import separated, share_state
 
     update = agent()
     update(*batch())
@@ -236,7 +236,8 @@ def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
         up.bias[5], up.weight[0, 5] = -100.0, 0.0  # but unit 5 of the first critic
     other = up.weight[1].detach().clone()
     net = Net.of({"actor": update.actor, "critic": update.critic}, "sac")
-    views, optimizers = separated(SimpleNamespace(agent=update, net=net))
+    views = separated(net)
+    optimizers = share_state(SimpleNamespace(agent=update, separate=views, optimizers=update.optimizers))
     rows, _, _ = batch()
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
