@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.programs import DQN, LANGUAGE, SAC, VISION, Program
+from tests.programs import DQN, LANGUAGE, SAC, VISION
 
 PROGRAMS = {"vision.train": VISION, "language.train": LANGUAGE, "rl.dqn.train": DQN, "rl.sac.train": SAC}
 WORDS = {
