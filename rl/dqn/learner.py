@@ -123,13 +123,13 @@ class Learner(AgentLearner):
             self.replay.start(torch.arange(self.env.envs), self.env.begin())
 
     def renew_optimizers(self, task: Task) -> None:
-        """A new optimizer, which the method chooses from the first boundary on that brings one."""
+        """The learner's phase has a new optimizer, which the method may choose."""
 
         def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=list(parameters))
             return optimizer
 
-        chooses = self.phase > 0 and task.config.boundary.optimizer == "new"
+        chooses = task.method_optimizes(self.phase)
         self.optimizers = {"q": self.method.optimizer(self.net, default) if chooses else default(self.net.parameters())}
 
 

@@ -273,7 +273,21 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
     nets = {"actor": loaded(how.actor(obs, act), pre[0]), "critic": loaded(how.critics(obs, act, n), pre[1])}
     starts = {"actor": translated(init[0], False), "critic": translated(init[1], True)}
     net = Net(nets, starts, "sac", {"critic": how.critics(obs, act, n)})
-    task = Task(config, torch.device("cpu"), None, how, obs, act, 0.99, split(1, 2), nets, method, None, None)
+    task = Task(
+        config=config,
+        device=torch.device("cpu"),
+        control=None,
+        networks=how,
+        observations=obs,
+        actions=act,
+        gamma=0.99,
+        phases=split(1, 2),
+        benchmark=None,
+        modules=nets,
+        method=method,
+        trigger=None,
+        tasks=None,
+    )
     statistics = Statistics(obs)
     statistics.update(np.ones((3, obs)))
     temperature = Temperature(facts["temperature_before"])

@@ -139,7 +139,7 @@ def test_one_interface_for_two_robots() -> None:
         (("benchmark.sequence=[Hopper-v5,Ant-v5]",), "one number of actions, got Hopper-v5 3, Ant-v5 8"),
         (("benchmark.size=5",), "benchmark.size=5 is less than the 11 numbers of env=Hopper-v5"),
         (("env_steps=400",), "env_steps=400 is not benchmark.tasks=3 times benchmark.steps=100"),
-        (("random_steps=100",), "benchmark.steps=100 must be more than random_steps=100"),
+        (("random_steps=100",), "benchmark.steps=100 makes phases of 100 decisions"),
         (("benchmark.boundaries=hidden", "method=fire"), "method=fire cannot act at them"),
         (("benchmark.sequence=[Hopper-v5,Jumper-v5]",), "env.task=Jumper-v5 is unknown"),
     ],

@@ -227,11 +227,11 @@ def test_methods_that_cannot_work_here_are_refused(method: str) -> None:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("env_steps=100", "env_steps=100 are 100 decisions"),
+        ("env_steps=100", "env_steps=100 makes phases of 50 decisions"),
         ("updates=0", "updates must be in"),
         ("lr=0", "lr must be positive"),
         ("gamma=1.0", "gamma must be in"),
-        ("boundary.target=act", "boundary.target=act is unknown; accepted: copy, keep"),
+        ("boundary.target=act", "boundary.target=act is unknown; accepted: auto, copy, keep"),
         ("env.action_repeat=0", "env.action_repeat must be in"),
         ("networks.critic_width=0", "networks.critic_width must be in"),
         ("networks.kind=cnn", "networks.kind=cnn is unknown; accepted: simba, mlp"),
