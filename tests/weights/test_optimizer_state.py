@@ -201,15 +201,19 @@ def test_no_loss_spike_after_fire_and_reset():
     The second moments of converged gradients are tiny too, so with a stale state the first steps after the projection
     are several times the learning rate, and the loss leaps. With the state reset it falls.
     """
-    torch.manual_seed(0)
-    layers = [module for _ in range(8) for module in (nn.Linear(64, 64), nn.ReLU())]
-    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), *layers, nn.Linear(64, 10))
-    optimizer = make_adam(list(model.parameters()))
-    train(model, optimizer, 300)
-    other, other_optimizer = twin(model, optimizer, make_adam)
-    fire_(model)
-    fire_(other, optimizer=other_optimizer)
-    after, after_reset = train(model, optimizer, 30), train(other, other_optimizer, 30)
-    assert after[0] == after_reset[0]  # the same projected network
-    assert spike(after) > 0.5
-    assert spike(after_reset) < 0.1
+    stale, reset = [], []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        layers = [module for _ in range(8) for module in (nn.Linear(64, 64), nn.ReLU())]
+        model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), *layers, nn.Linear(64, 10))
+        optimizer = make_adam(list(model.parameters()))
+        train(model, optimizer, 300)
+        other, other_optimizer = twin(model, optimizer, make_adam)
+        fire_(model)
+        fire_(other, optimizer=other_optimizer)
+        after, after_reset = train(model, optimizer, 30), train(other, other_optimizer, 30)
+        assert after[0] == after_reset[0]  # the same projected network
+        stale.append(spike(after))
+        reset.append(spike(after_reset))
+    assert sum(stale) / 3 > 0.5
+    assert max(reset) < 0.1
