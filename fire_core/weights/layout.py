@@ -26,8 +26,8 @@ other raw parameters   kept; included by name, 2-D ones are one matrix and 3-D o
 behind another tensor  kept and never projected: parametrised, weight-normed, pruned, quantised, flat shards
 =====================  ==========================================================================================
 
-Cuts are known for the classes in `known`. A weight that looks fused and that no rule knows is kept, with a warning that
-says how to declare it; it is never guessed at.
+Cuts are declared, known, or seen in a forward pass (`describe`). A weight that only looks fused is kept, with a warning
+that says how to declare it; it is never guessed at.
 
 What a weight *is* (its role) comes from where it sits; see `topology`.
 """
