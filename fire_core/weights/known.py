@@ -241,7 +241,7 @@ def _rule_for(module: nn.Module, leaf: str, rows: int, columns: int) -> Rule | N
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # one matrix for each gate of `weight_ih` and of `weight_hh`
         gates = _GATES.get(getattr(module, "mode", type(module).__name__))
         return equal(gates) if gates and not leaf.startswith("weight_hr") else whole()
-    if columns and owner.__module__.partition(".")[0] in PACKAGES:
+    if columns > 1 and owner.__module__.partition(".")[0] in PACKAGES:  # of one column nothing is left but signs
         if leaf in STRAIGHT and rows == len(HOLDS[leaf]) * columns:
             return equal(" ".join(HOLDS[leaf]))
         return BY_NAME.get(leaf)
