@@ -124,6 +124,10 @@ class Chain(Method):
         terms = [term for method in self.methods.values() if (term := method.penalty(net)) is not None]
         return torch.stack(terms).sum() if terms else None
 
+    def before_step(self, net: Net, context: Context) -> None:
+        for method in self.methods.values():
+            method.before_step(net, context)
+
     def after_step(self, net: Net, context: Context) -> None:
         for method in self.methods.values():
             method.after_step(net, context)

@@ -73,6 +73,8 @@ class Context:
         step_loss: after a step, the task's mean loss of that step, on the device, without a gradient.
         loss: mean loss of the task for a batch.
         optimizers: those of the phase that ends; a method resets their state of the weights that it changes.
+        spared: parameters that an act must not change: in a chain, those that another of its methods trains in a way of
+            its own.
     """
 
     phase: int
@@ -84,6 +86,7 @@ class Context:
     chunks: Callable[[], Iterator[Iterator[tuple[Tensor, Tensor]]]] | None = None
     last_tested: Callable[[int], Iterator[tuple[Tensor, Tensor]]] | None = None
     step_loss: Tensor | None = None
+    spared: frozenset[nn.Parameter] = frozenset()
 
 
 @dataclass
@@ -162,6 +165,9 @@ class Method:
     def penalty(self, net: Net) -> Tensor | None:
         """A term to add to the loss of the current step."""
         return None
+
+    def before_step(self, net: Net, context: Context) -> None:
+        """Act right before an optimizer step; gradients are those of the step."""
 
     def after_step(self, net: Net, context: Context) -> None:
         """Act after an optimizer step, in place; gradients are still those of the step."""

@@ -124,6 +124,7 @@ def own_targets() -> dict[str, frozenset[str]]:
         folder = path.relative_to(CONF).parts[0]
         group = "env" if folder == "envs" else folder  # of which the table's entries are choices
         found.setdefault(group, set()).update(re.findall(r"^\s*_target_:\s*([\w.]+)", text, re.MULTILINE))
+    found["method"] |= {target.replace(".contrib.", ".") for target in found["method"]}  # as in version 0.2
     return {group: frozenset(targets) for group, targets in found.items()}
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods import Net
-from fire_core.methods.adamo import AdamO
+from fire_core.methods.contrib.adamo import AdamO
 from harness.config.errors import ConfigError
 from rl.sac.networks import BatchedLinear
 from tests.programs import SAC, VISION, compose, rows

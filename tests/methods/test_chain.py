@@ -8,21 +8,21 @@ from torch import nn
 
 from fire_core.methods import Context, Method, Net
 from fire_core.methods.base import Base
-from fire_core.methods.c_chain import ChurnReduction
 from fire_core.methods.cbp import ContinualBackprop
 from fire_core.methods.chain import Chain
+from fire_core.methods.contrib.c_chain import ChurnReduction
+from fire_core.methods.contrib.hare_tortoise import HareTortoise
+from fire_core.methods.contrib.trac import Trac
+from fire_core.methods.contrib.upgd import UPGD
+from fire_core.methods.contrib.weight_clipping import WeightClipping
 from fire_core.methods.dash import Dash
 from fire_core.methods.fire import Fire
 from fire_core.methods.full_reset import FullReset
-from fire_core.methods.hare_tortoise import HareTortoise
 from fire_core.methods.l2init import L2Init
 from fire_core.methods.muon import CombinedOptimizer, MuonOptimizer, hidden_weights
 from fire_core.methods.pi import PlasticityInjection
 from fire_core.methods.redo import ReDo
 from fire_core.methods.snp import ShrinkAndPerturb
-from fire_core.methods.trac import Trac
-from fire_core.methods.upgd import UPGD
-from fire_core.methods.weight_clipping import WeightClipping
 from fire_core.methods.weight_decay import WeightDecay
 from fire_core.metrics import dfi
 from harness.config.chain import chained

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fire_core.methods import Context, Method, Net
-from fire_core.methods.c_chain import ChurnReduction, Window
-from fire_core.methods.inputs import InputWatch
-from fire_core.methods.l2_er import L2EffectiveRank, effective_rank
-from fire_core.methods.nap import NormalizeAndProject
-from fire_core.methods.spectral import START, SpectralRegularisation
+from fire_core.methods.contrib.c_chain import ChurnReduction, Window
+from fire_core.methods.contrib.inputs import InputWatch
+from fire_core.methods.contrib.l2_er import L2EffectiveRank, effective_rank
+from fire_core.methods.contrib.nap import NormalizeAndProject
+from fire_core.methods.contrib.spectral import START, SpectralRegularisation
 from fire_core.units.graph import Units, between
 from rl.sac.networks import Networks, plain_critic
 from tests.parity import public

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fire_core.methods import BoundaryReport, Context, Method, Net
-from fire_core.methods.nap import NormalizeAndProject
+from fire_core.methods.contrib.nap import NormalizeAndProject
 from fire_core.units.graph import Units, between
 from harness.config.build import build
 from harness.config.errors import ConfigError

@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from fire_core.methods import Context, Method, Net
-from fire_core.methods.cpr import CalibratedPartialResets
-from fire_core.methods.hare_tortoise import HareTortoise
-from fire_core.methods.regrama import ReGraMa, gradient_scores
-from fire_core.methods.swr import SelectiveWeightReinitialization
-from fire_core.methods.trac import Trac, erfi
-from fire_core.methods.upgd import UPGD
-from fire_core.methods.weight_clipping import WeightClipping
+from fire_core.methods.contrib.cpr import CalibratedPartialResets
+from fire_core.methods.contrib.hare_tortoise import HareTortoise
+from fire_core.methods.contrib.regrama import ReGraMa, gradient_scores
+from fire_core.methods.contrib.swr import SelectiveWeightReinitialization
+from fire_core.methods.contrib.trac import Trac, erfi
+from fire_core.methods.contrib.upgd import UPGD
+from fire_core.methods.contrib.weight_clipping import WeightClipping
 from fire_core.methods.weight_decay import WeightDecay
 from fire_core.units.graph import Units, between
 from rl.sac.networks import BatchedLinear

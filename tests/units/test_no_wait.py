@@ -11,16 +11,16 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fire_core.methods import Context, Method, Net, snr
-from fire_core.methods.c_chain import ChurnReduction
 from fire_core.methods.cbp import ContinualBackprop
-from fire_core.methods.cpr import CalibratedPartialResets
-from fire_core.methods.nap import NormalizeAndProject
-from fire_core.methods.regrama import ReGraMa
+from fire_core.methods.contrib.c_chain import ChurnReduction
+from fire_core.methods.contrib.cpr import CalibratedPartialResets
+from fire_core.methods.contrib.nap import NormalizeAndProject
+from fire_core.methods.contrib.regrama import ReGraMa
+from fire_core.methods.contrib.spectral import SpectralRegularisation
+from fire_core.methods.contrib.swr import SelectiveWeightReinitialization
+from fire_core.methods.contrib.trac import Trac
+from fire_core.methods.contrib.weight_clipping import WeightClipping
 from fire_core.methods.snr import SelfNormalizedResets
-from fire_core.methods.spectral import SpectralRegularisation
-from fire_core.methods.swr import SelectiveWeightReinitialization
-from fire_core.methods.trac import Trac
-from fire_core.methods.weight_clipping import WeightClipping
 from fire_core.units import recycle
 from fire_core.units.find import unit_graph
 from fire_core.units.recycle import InitialDraw, recycle_, recycle_where_

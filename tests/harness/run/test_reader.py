@@ -174,6 +174,7 @@ def test_what_is_no_file_is_refused_at_once(name: str, kind: str, tmp_path: Path
         pass
 
 
+@pytest.mark.filterwarnings("ignore:fire_core.methods:DeprecationWarning")  # of the paths of version 0.2
 def test_the_list_of_targets_is_that_of_the_configuration() -> None:
     for group, targets in own_targets().items():
         for target in targets:

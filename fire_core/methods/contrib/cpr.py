@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fire_core.methods.contrib.regrama import gradient_scores
 from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.regrama import gradient_scores
 from fire_core.ranges import Count, Decay, NonNegative, Share, checked, one_of
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units, weight

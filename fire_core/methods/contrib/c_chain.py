@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fire_core.methods.inputs import InputWatch, first_tensor
+from fire_core.methods.contrib.inputs import InputWatch, first_tensor
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, NonNegative, checked
 

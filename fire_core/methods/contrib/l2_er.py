@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.inputs import InputWatch
+from fire_core.methods.contrib.inputs import InputWatch
 from fire_core.methods.norms import norms
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, NonNegative, checked

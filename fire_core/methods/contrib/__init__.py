@@ -1,0 +1,1 @@
+"""Rivals since 2023 that the figures of the FIRE paper lack, one file each."""
