@@ -66,7 +66,7 @@ class Trigger:
         Args:
             model: what is trained.
             metrics: names of all numbers that the loop will give to `ask`; None: not known, and not checked.
-            total_steps: of the run. A trigger that cannot fire before is refused. The last step is not looked at,
+            total_steps: of the run. A new trigger that cannot fire before is refused. The last step is not looked at,
                 because nothing would be trained after an action; if training is extended later, what was due there
                 comes at the first step.
             after: steps made before the first one that the loop will ask about.
@@ -79,9 +79,8 @@ class Trigger:
                 this model.
         """
         self.prepare(as_net(model), metrics, probe)
-        begin = after if self.last is None else self.last
-        if total_steps is not None and self.earliest(begin) >= total_steps:
-            asked = f" from step {begin + 1} on" if begin else ""
+        if total_steps is not None and self.last is None and self.earliest(after) >= total_steps:
+            asked = f" from step {after + 1} on" if after else ""
             raise ValueError(f"{self} cannot fire within {total_steps} steps{asked}: nothing fires at the last one")
         self._started, self._total = True, total_steps
 

@@ -20,7 +20,7 @@ from fire_core.tools import audit
 from fire_core.tools.checkpoint.source import load
 from fire_core.tools.command import blocks_of
 from fire_core.tools.project import main, project, report_path
-from tests.tools.tiny import MODELS, build, loaded, saved
+from tests.tools.tiny import MODELS, loaded, saved
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -32,16 +32,12 @@ def digests(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sharded_folder_becomes_what_fire_makes_of_the_loaded_model(name: str, tmp_path: Path) -> None:
     source, target = saved(name, tmp_path / "in"), tmp_path / "out"
-    experts = [m for m in build(name).modules() if hasattr(m, "gate_up_proj") and hasattr(m, "num_experts")]
-    if not all(hasattr(m, "is_concatenated") for m in experts):
-        pytest.skip("transformers before 5.8 does not say how it stores experts: they are kept, with a warning")
     before = digests(source)
     report = project(source, target, solver="exact", exclude=["*.1.*"])
     model = loaded(name, source)
     wanted = fire_(model, solver="exact", exclude=["*.1.*"])
     new = loaded(name, target)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), new.state_dict().values(), strict=True))
-    # Experts that transformers gathers into one parameter are single tensors on disk: as many matrices in other rows.
     assert sum(row["matrices"] for row in report["rows"]) == sum(row.matrices for row in wanted.rows) >= 5
     assert sum(row["dfi_after"] for row in report["rows"]) == pytest.approx(wanted.total("dfi_after"))
     assert digests(source) == before
@@ -51,6 +47,12 @@ def test_a_sharded_folder_becomes_what_fire_makes_of_the_loaded_model(name: str,
     }
     assert len(load(source).files) > 1 or name == "Qwen2ForCausalLM"
     assert json.loads(report_path(target).read_text()) == json.loads(json.dumps(report))
+
+
+def test_what_transformers_gathers_as_it_loads_is_kept_and_named(tmp_path: Path) -> None:
+    report = project(saved("MixtralForCausalLM", tmp_path / "in"), tmp_path / "out", layout="all")
+    assert {row["name"].split(".")[3] for row in report["rows"] if "layers" in row["name"]} == {"self_attn"}
+    assert sum("experts" in name for name in report["kept"]["no parameter of the model has this name"]) == 2 * 4 * 3
 
 
 def test_the_header_and_what_is_kept_stay_byte_for_byte(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
         ((tmp_path / "no.pt", tmp_path / "out.pt"), "no such file or folder"),
         ((good, tmp_path / "no" / "out.pt"), "no such folder"),
         ((tmp_path / "nan.pt", tmp_path / "out.pt"), "NaN or Inf in a.q_proj.weight"),
-        ((tmp_path / "old.pt", tmp_path / "out.pt"), "before 1.6"),
+        ((tmp_path / "old.pt", tmp_path / "out.pt"), "before torch 1.6"),
         ((tmp_path / "none.pt", tmp_path / "out.pt"), "projects none of its weights"),
         ((good, tmp_path / "out.pt", "--include", "*.nothing"), "no parameter matches '*.nothing'"),
         ((good, tmp_path / "out.pt", "--layout", "dqn"), "resets a.q_proj.weight to its initial value"),

@@ -117,7 +117,11 @@ def test_what_is_refused() -> None:
     check("boundary", Method())
     check("none", Fire())
     for choice, options, says in (
-        ("every", {"steps": 40}, r"^trigger=every: Every\(40\) cannot fire within 40 steps from step 11 on$"),
+        (
+            "every",
+            {"steps": 40},
+            r"^trigger=every: Every\(40\) cannot fire within 40 steps from step 11 on",
+        ),
         ("drift", {}, r"^trigger=drift: Drift\(above=0.5, every=100\) cannot fire within 40 steps"),
         ("rank", {"every": 39}, r"cannot fire within 40 steps"),  # the measurement would be of the last step
         ("plateau", {"metric": "los"}, r"^trigger=plateau: .* no metric 'los'; metrics of this loop: loss$"),
