@@ -1,7 +1,7 @@
 """Look into a checkpoint: which of its matrices have drifted from isometry, and which would a projection help?
 
     python -m fire_core.audit path/to/transformers-folder
-    python -m fire_core.audit model.safetensors --plot spectra.png
+    python -m fire_core.audit model.safetensors --only '*.mlp.*'
     python -m fire_core.audit resnet.pth --model timm:resnet18
 
 Reads transformers folders, .safetensors, and files of `torch.save` (`weights_only=True`: no code in a file is run), a
@@ -121,50 +121,20 @@ def table(findings: list[Finding]) -> str:
     return "\n".join([head, *rows, *notes])
 
 
-def plot(findings: list[Finding], path: str | Path) -> None:
-    """Singular values of each weight's worst matrix, divided by the largest, on a logarithmic axis."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.5, 4), layout="constrained")
-    colours = plt.get_cmap("viridis")
-    for i, f in enumerate(findings):
-        values = (f.spectrum / f.spectrum[0].clamp_min(1e-300)).clamp_min(1e-9)
-        x = torch.linspace(0, 1, len(values)) if len(values) > 1 else torch.zeros(1)
-        label = f.name if len(findings) <= 12 else None
-        axes.plot(x.tolist(), values.tolist(), color=colours(i / max(1, len(findings) - 1)), lw=1, label=label)
-    axes.axhline(1, color="black", lw=0.8, ls="--")
-    axes.set(yscale="log", xlabel="index / smaller side", ylabel="singular value / largest")
-    axes.set_title("Dashed: isometry. Dark: first weight of the file, light: last", fontsize=9)
-    if len(findings) <= 12:
-        axes.legend(fontsize=6, frameon=False)
-    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType in the file: text stays text
-        figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 0, or 2 with one line on stderr for what cannot be used."""
     parser = Parser(prog="python -m fire_core.audit", description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", help="a transformers folder, a .safetensors file, or a file of torch.save")
     parser.add_argument("--only", metavar="PATTERN", help=ONLY)
     add_model(parser)
-    parser.add_argument("--plot", metavar="FILE", help="draw the spectra into this .png or .pdf")
     options = parser.parse_args(arguments)
     try:
         cuts = read_cuts(options.checkpoint, options.model, options.only, dict(options.blocks), options.transposed)
         findings, refused = examine(cuts)
         if not findings and not refused:
             raise CheckpointError(f"{options.checkpoint}: holds no weight matrices")
-        if options.plot:
-            plot(findings, options.plot)
     except CheckpointError as error:
         print(error, file=sys.stderr)
-        return 2
-    except (OSError, ValueError, ImportError) as error:
-        print(f"--plot={options.plot}: {error}", file=sys.stderr)
         return 2
     print(table(findings))
     for line in (*(f"not examined: {line}" for line in refused), *(f"note: {line}" for line in cuts.notes)):

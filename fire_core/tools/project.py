@@ -88,8 +88,7 @@ def project(
     _check_work(checkpoint, cuts, chosen, layout)
     for left in target.parent.glob(f".{target.name}.*.partial"):
         print(f"{left} is of a command that runs or was killed; if none runs, delete it", file=sys.stderr)
-    place = {"prefix": f".{target.name}.", "suffix": ".partial", "dir": target.parent}  # on the same file system
-    with tempfile.TemporaryDirectory(**place) as folder:
+    with tempfile.TemporaryDirectory(".partial", f".{target.name}.", target.parent) as folder:  # the same file system
         copy = Path(folder) / target.name
         rows = _write(checkpoint, copy, chosen, options)
         given = {"layout": layout, "model": model, "blocks": blocks, "transposed": transposed, **options}

@@ -36,7 +36,6 @@ class Finding:
         stable_rank: the smallest.
         effective_rank: the smallest (Roy and Vetterli).
         condition: the largest ratio of singular values.
-        spectrum: singular values of the worst matrix (by condition), descending.
     """
 
     name: str
@@ -46,7 +45,6 @@ class Finding:
     stable_rank: float
     effective_rank: float
     condition: float
-    spectrum: Tensor
 
     @property
     def benefits(self) -> bool:
@@ -93,5 +91,4 @@ def finding(name: str, matrices: Tensor) -> Finding:
         stable_rank=float((values.square().sum(-1) / top.square().clamp_min(torch.finfo(torch.float64).tiny)).min()),
         effective_rank=float(torch.special.entr(share).sum(-1).exp().min()),
         condition=float(condition.max()),
-        spectrum=values[condition.argmax()],
     )

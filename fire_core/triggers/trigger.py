@@ -162,7 +162,7 @@ class Either(Trigger):
 
     def __init__(self, *triggers: Trigger) -> None:
         super().__init__()
-        self.parts = [part for t in triggers for part in (t.parts if isinstance(t, Either) else [t])]
+        self.parts: list[Trigger] = [part for t in triggers for part in (t.parts if isinstance(t, Either) else [t])]
 
     def __str__(self) -> str:
         return f"({' | '.join(map(str, self.parts))})"

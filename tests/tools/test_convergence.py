@@ -1,8 +1,6 @@
 """The convergence table: its numbers are right, and its files are readable."""
 
 import csv
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -126,10 +124,3 @@ def test_bad_options_are_one_line_before_any_work(tmp_path, capsys, monkeypatch)
         captured = capsys.readouterr()
         assert (code, captured.out, captured.err.count("\n")) == (2, "", 1)
         assert message in captured.err
-
-
-def test_the_module_runs():
-    done = subprocess.run(
-        [sys.executable, "-m", "fire_core.convergence", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "norm-inits" in done.stdout

@@ -123,14 +123,13 @@ def test_checksums_and_turned_and_shared_weights(crc: bool, tmp_path: Path) -> N
     assert torch.equal(torch.tensor(rest, dtype=torch.uint8).view(torch.float32).reshape(12, 6)[8:], whole[8:])
 
 
-def test_declared_blocks_are_cut_without_a_model(tmp_path: Path) -> None:
+def test_declared_blocks_are_cut_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     qkv, flipped = torch.randn(24, 8), torch.randn(8, 12)
     torch.save({"a.qkv.weight": qkv, "b.c_attn.weight": flipped, "c.qkv.weight": qkv.clone()}, tmp_path / "in.pt")
     blocks, transposed = ["a.qkv.weight=q:4,k:4,v:4,repeats:2", "b.*=8,4"], "b.c_attn.*"
     options = ["--blocks", blocks[0], "--blocks", blocks[1], "--transposed", transposed]
-    code, out, _ = run(tmp_path / "in.pt", tmp_path / "out.pt", "--solver", "exact", *options)
-    assert code == 0
-    assert out[0].startswith("5 matrices of 5 weights")
+    assert main([str(tmp_path / "in.pt"), str(tmp_path / "out.pt"), "--solver", "exact", *options]) == 0
+    assert capsys.readouterr().out.startswith("5 matrices of 5 weights")
     new = torch.load(tmp_path / "out.pt", weights_only=True)
     heads, after = (weight.unflatten(0, (2, 3, 4)).double() for weight in (qkv, new["a.qkv.weight"]))
     pairs = [(heads[:, i].flatten(0, 1), after[:, i].flatten(0, 1)) for i in range(3)]
@@ -143,12 +142,6 @@ def test_declared_blocks_are_cut_without_a_model(tmp_path: Path) -> None:
     seen = {finding.name: finding for finding in audit.examine(cuts)[0]}
     for name in ("a.qkv.weight[q]", "a.qkv.weight[k]", "a.qkv.weight[v]", "b.c_attn.weight[0]"):
         assert seen[name].condition == pytest.approx(1, abs=1e-3)
-
-
-def run(*arguments: object) -> tuple[int, list[str], list[str]]:
-    command = [sys.executable, "-m", "fire_core.project", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
 
 
 def test_scales_that_need_no_initial_weights(tmp_path: Path) -> None:
@@ -170,12 +163,12 @@ def test_scales_that_need_no_initial_weights(tmp_path: Path) -> None:
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved("GPT2LMHeadModel", tmp_path / "in")
-    code, out, _ = run(tmp_path / "in", tmp_path / "out", "--layout", "qk", "--solver", "exact")
-    assert code == 0
-    assert out[0].startswith("4 matrices of 4 weights projected, ")
-    assert any(line.startswith("kept, ") for line in out)
-    capsys.readouterr()
-    assert main([str(tmp_path / "in"), str(tmp_path / "out")]) == 2
+    arguments = [str(tmp_path / "in"), str(tmp_path / "out"), "--layout", "qk", "--solver", "exact"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("4 matrices of 4 weights projected, ")
+    assert "\nkept, " in out
+    assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "exists already" in err
@@ -245,7 +238,9 @@ tool.project(sys.argv[1], sys.argv[2], solver="exact")
 
 @pytest.mark.parametrize("moment", [pytest.param("first weight", marks=pytest.mark.slow), "last rename"])
 def test_killed_and_repeated(moment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, target = saved("LlamaForCausalLM", tmp_path / "in"), tmp_path / "out"
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    small(source / "pytorch_model.bin")
     project(source, tmp_path / "calm", solver="exact")
     before = digests(source)
     child = subprocess.Popen([sys.executable, "-c", HANG, source, target, moment, tmp_path / "mark"])

@@ -110,10 +110,12 @@ def _flatten(content: Any, skipped: list[str], prefix: str = "") -> Iterator[tup
 def _records(path: Path) -> dict[int, int]:
     """Where the numbers of each record begin, and their size in bytes, as the archive itself says."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        infos = archive.infolist()
-        if any(info.filename.endswith("/byteorder") and archive.read(info) != b"little" for info in infos):
-            raise CheckpointError(f"{path}: written on a big-endian machine")
-        return {_data_offset(file, info): info.file_size for info in infos if info.compress_type == 0}
+        infos = {_data_offset(file, info): info for info in archive.infolist() if info.compress_type == 0}
+        for offset, info in infos.items():
+            file.seek(offset)
+            if info.filename.endswith("/byteorder") and file.read(info.file_size) != b"little":
+                raise CheckpointError(f"{path}: written on a big-endian machine")
+    return {offset: info.file_size for offset, info in infos.items()}
 
 
 def _data_offset(file: BinaryIO, info: zipfile.ZipInfo) -> int:
