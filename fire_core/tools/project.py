@@ -135,9 +135,11 @@ def _check_work(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout: s
 def _write(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[str, Any]) -> list[Row]:
     """Copy the checkpoint, then write the projected numbers over the old ones; the rows of `fire_`'s reports."""
     if checkpoint.path.is_dir():
-        left_out = {str(checkpoint.path / name) for name in checkpoint.stale}
-        ignore = lambda folder, names: [name for name in names if os.path.join(folder, name) in left_out]  # noqa: E731
-        shutil.copytree(checkpoint.path, copy, ignore=ignore, copy_function=shutil.copyfile)
+        for file in checkpoint.path.rglob("*"):
+            name = file.relative_to(checkpoint.path)
+            if file.is_file() and name not in checkpoint.stale:
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy / name)
     else:
         shutil.copyfile(checkpoint.path, copy)
     places = {file: copy / file.name if checkpoint.path.is_dir() else copy for file in checkpoint.files}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import fire_, methods
+from fire_core import fire_
 from fire_core.integrations.intervention import Intervention
 from fire_core.methods import ShrinkAndPerturb
 from fire_core.triggers import At
@@ -66,17 +66,6 @@ def test_selectors(options, keep, kept):
         assert {row.name.partition("[")[0] for row in fire_(MODEL, exclude=keep)} == (HEAD | BODY | ATTENTION) - kept
 
 
-def test_the_methods_that_an_integration_takes_have_a_short_name():
-    for name in ("Chain", "Dash", "Fire", "FullReset", "ShrinkAndPerturb"):
-        kind = getattr(methods, name)
-        assert issubclass(kind, methods.Method)
-        data = {"batches": lambda: iter(()), "loss": nn.functional.mse_loss} if name == "Dash" else {}
-        made = kind({"fire": methods.Fire()}) if name == "Chain" else kind()
-        assert Intervention(At(5), made, **data).method is made
-    with pytest.raises(TypeError, match=r"got 'fire'; say Fire\(\), ShrinkAndPerturb\(\), "):
-        Intervention(At(5), "fire")
-
-
 def test_the_example_of_the_documentation():
     page = (Path(__file__).parents[2] / "docs/in_your_loop.md").read_text()
     (code,) = re.findall(r"```python\n([^`]*keep=[^`]*)```", page)
@@ -126,16 +115,3 @@ def test_buffers_are_kept_of_other_methods():
         moved({"model": model}, keep, method=Clear())
         assert torch.equal(model.body[1].running_var, torch.ones(6))
         assert keep == nn.BatchNorm1d or model.body[1].num_batches_tracked == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layout": "conv"}, r"^nothing would be projected: layout='conv' leaves it alone$"),
-        ({"keep": "*"}, r"^nothing would be projected: kept by exclude$"),
-    ],
-)
-def test_a_layout_that_leaves_nothing_to_do_is_refused_at_the_start(options, message):
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    with pytest.raises(ValueError, match=message):
-        Intervention(At(5), **options).begin({"model": model}, [torch.optim.SGD(model.parameters(), lr=0.1)])

@@ -1,7 +1,5 @@
 """FireCallback in Lightning's own Trainer, on the digits."""
 
-import json
-import warnings
 from pathlib import Path
 
 import pytest
@@ -143,29 +141,3 @@ def test_plateau_of_a_metric_of_the_validation(tmp_path):
 def test_what_is_refused(tmp_path, trigger: Trigger, message: str):
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, FireCallback(trigger), logger=False).fit(Digits(), loader())
-
-
-@pytest.mark.slow
-def test_two_ranks_agree(tmp_path):
-    callback = FireCallback(Plateau("loss", every=3, patience=2), solver="exact")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        L.Trainer(
-            accelerator="cpu", devices=2, strategy="ddp_spawn", max_epochs=6, default_root_dir=tmp_path, logger=False,
-            callbacks=[callback, Compare(tmp_path)], enable_progress_bar=False, enable_checkpointing=False,
-        ).fit(Digits(), loader())  # fmt: skip
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    assert first == second
-    assert first["firings"]
-
-
-class Compare(L.Callback):
-    """Notes, on each rank, how often it fired and what the weights are."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_train_end(self, trainer: "L.Trainer", pl_module: Digits) -> None:
-        firings = next(c for c in trainer.callbacks if isinstance(c, FireCallback)).intervention.firings
-        norms = [float(p.double().square().sum()) for p in pl_module.parameters()]
-        (self.folder / f"{trainer.global_rank}.json").write_text(json.dumps({"firings": firings, "norms": norms}))

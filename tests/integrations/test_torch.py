@@ -292,29 +292,21 @@ def test_plateau_in_a_loop():
     assert fired == [50], "the mean is 1 from the third window on; two without improvement end at 40 and 50"
 
 
-def test_a_probe_given_before_is_kept():
-    """For a compiled model: its own passes run no hooks that came later."""
-    model = network()
+def test_a_compiled_model_needs_a_probe():
+    """Its own passes run no hooks that came later; a probe given before is kept."""
+    model, fired = network(), []
     compiled = torch.compile(model, backend="eager")
     compiled(torch.zeros(2, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trigger = EffectiveRank(below=1.0, every=4)
     trigger.start(model, probe=lambda: model(batches()[0][0]))
-    FireHook(optimizer, compiled, trigger, log=lambda step, _: fired.append(step))
-    fired: list[int] = []
+    hook = FireHook(optimizer, compiled, trigger, log=lambda step, _: fired.append(step))
     train(compiled, optimizer, 6)
     assert fired == [4]
-    with pytest.raises(ValueError, match="EffectiveRank: no training pass was seen"):
-        without_probe()
-
-
-def without_probe() -> None:
-    model = network()
-    compiled = torch.compile(model, backend="eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train(compiled, optimizer, 1)
+    hook.remove()
     FireHook(optimizer, compiled, EffectiveRank(below=1.0, every=4))
-    train(compiled, optimizer, 12)
+    with pytest.raises(ValueError, match="EffectiveRank: no training pass was seen"):
+        train(compiled, optimizer, 12)
 
 
 def test_another_trigger_at_a_resume_starts_anew_but_goes_on_counting(caplog):
