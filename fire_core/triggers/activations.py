@@ -100,6 +100,7 @@ class Dormancy(Seen):
     """
 
     name = "dormancy"
+    SPAN = (0.0, 1.0)
 
     @checked
     def __init__(
@@ -145,6 +146,7 @@ class EffectiveRank(Seen):
     """
 
     name = "effective_rank"
+    SPAN = (0.0, 1.0)
 
     @checked
     def __init__(self, below: Share, every: Count = 100, rearm: Share | None = None, cooldown: Steps = 0) -> None:
