@@ -72,6 +72,11 @@ ALIKE = ("scale=smoke", "tracker=none", "progress=false", "threads=1")
 VISION = Program(
     "vision", "vision.train", (*ALIKE, "benchmark=warm_start", "model=small_resnet", "model.width=8", "batch_size=128")
 )
+SMALL = Program(
+    "vision",
+    "vision.train",
+    (*ALIKE, "benchmark=warm_start", "model=mlp", "model.hidden=8", "epochs=2", "batch_size=512"),
+)
 LONG = ("method=fire", "epochs=20")  # of VISION: some seconds in each phase
 LANGUAGE = Program(
     "language",
@@ -217,6 +222,13 @@ def wait_for(condition: Callable[[], T], seconds: float = 120) -> T:
 def wait_until_held(child: int) -> None:
     """Until a child that `holds` (tests.faults) has stopped itself."""
     wait_for(lambda: Path(f"/proc/{child}/stat").read_text().rsplit(") ", 1)[1].startswith("T"))
+
+
+def holder(lock: Path) -> int:
+    """The process that holds a lock file."""
+    file = f":{lock.stat().st_ino} "
+    (line,) = (line for line in Path("/proc/locks").read_text().splitlines() if file in line and "->" not in line)
+    return int(line.split()[4])
 
 
 def alive(group: int) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -16,12 +17,6 @@ PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "gymnasium", "ale-py"
 
 def environment() -> dict[str, Any]:
     """Versions, git commit and hardware of this process."""
-    versions: dict[str, str | None] = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": ["python", *sys.orig_argv[1:]],
@@ -31,32 +26,31 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "packages": versions,
+        "packages": {package: _version(package) for package in PACKAGES},
         "git": git_commit(),
     }
 
 
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def processor_name() -> str:
     """The CPU's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor()
+    about = Path("/proc/cpuinfo")
+    name = re.search(r"^model name\s*: (.*)$", about.read_text() if about.exists() else "", re.MULTILINE)
+    return name[1] if name else platform.processor()
 
 
 def git_commit() -> str | None:
     """The commit of this code, with `-dirty` when tracked files are changed; None outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--match="]
     try:
         answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--match="],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,6 +1,5 @@
 """Mirrors of `metrics.jsonl`. A mirror that is slow, absent or broken never stops or slows training."""
 
-import contextlib
 import json
 import logging
 import os
@@ -84,38 +83,24 @@ class Wandb(Tracker):
     def finish(self) -> None:
         if self._process is None:
             return
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.close()  # the end of its input: it takes what is left and exits
-            code = self._process.wait(self.patience)
+            self._process.communicate(timeout=self.patience)  # the end of its input: it takes what is left and exits
         except subprocess.TimeoutExpired:
             self._give_up(f"no answer within {self.patience:g} s")
-        except OSError:
-            self._give_up()
         else:
-            if code != 0:
+            if self._process.returncode:
                 self._give_up()
-            else:
-                self._close()
+        self._process = None
 
     def _give_up(self, why: str = "") -> None:
         """Warn once, and leave no process behind."""
         if self._process is not None:
-            for process in (*_children(self._process.pid), self._process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            self._process.wait()
-            assert self._process.stdout is not None
-            message = self._process.stdout.read().strip()  # its error message, if any
+            for child in _children(self._process.pid):
+                os.kill(child, signal.SIGKILL)
+            self._process.kill()
+            message = self._process.communicate()[0].strip()  # its error message, if any
             why = why or message or f"its process ended with code {self._process.returncode}"
         log.warning("wandb stopped (%s): training continues, metrics.jsonl is complete", why)
-        self._close()
-
-    def _close(self) -> None:
-        if self._process is not None:
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None and not pipe.closed:
-                    pipe.close()
         self._process = None
 
 

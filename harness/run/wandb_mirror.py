@@ -56,7 +56,7 @@ def mirror(order: dict[str, Any]) -> None:
         run.log(row, step=number)
     if (folder / "DONE").exists():
         summary = json.loads((folder / "DONE").read_text())
-        run.summary.update({f"final/{key}": value for key, value in summary.items() if key != "rows_sha256"})
+        run.summary.update({f"final/{key}": value for key, value in summary.items()})
     run.finish()
 
 
