@@ -16,6 +16,7 @@ from typing import Any
 
 import hydra
 import numpy as np
+from filelock import FileLock
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from tqdm import tqdm
@@ -27,7 +28,6 @@ from harness.config.config import Paths
 from harness.config.errors import ConfigError
 from harness.run.checkpoint import remove_leftovers, write_atomically
 from harness.run.identity import check_name, digest
-from harness.run.lock import FolderLock, NoLocks
 from language.corpora import Corpus
 from language.data import SPLITS, TokenFile, open_tokens, write_header
 from language.tokenizers import Tokenizer, get_tokenizer
@@ -136,23 +136,16 @@ NOT_OPTIONS = ("name", "local", "expected_tokens")  # of a corpus: for this modu
 
 def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) -> None:
     """Tokenise all documents; one process at a time, others wait for it."""
-    lock = FolderLock(folder)
-    try:
-        while not lock.acquire():
-            time.sleep(0.1)
-    except NoLocks:
-        log.warning("%s has no locks: see to it that no one else prepares this corpus", folder)
-    try:
+    with FileLock(folder / ".lock"):
         remove_leftovers(folder)
-        if not all((folder / f"{split}.json").exists() for split in SPLITS):  # another process may have finished it
-            _tokenise(folder, corpus, tokenizer, progress)
-            for split in SPLITS:
-                os.replace(folder / f"{split}.bin.part", folder / f"{split}.bin")
-            for split in SPLITS:
-                write_header(folder / f"{split}.bin", tokenizer, f"{corpus.source}, {split}", corpus.fingerprint)
-            (folder / "journal.json").unlink(missing_ok=True)
-    finally:
-        lock.release()
+        if all((folder / f"{split}.json").exists() for split in SPLITS):  # another process has finished it
+            return
+        _tokenise(folder, corpus, tokenizer, progress)
+        for split in SPLITS:
+            os.replace(folder / f"{split}.bin.part", folder / f"{split}.bin")
+        for split in SPLITS:
+            write_header(folder / f"{split}.bin", tokenizer, f"{corpus.source}, {split}", corpus.fingerprint)
+        (folder / "journal.json").unlink(missing_ok=True)
 
 
 def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) -> None:

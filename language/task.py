@@ -29,7 +29,6 @@ from harness.config.tables import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
-from harness.training.learner import check_learner
 from language.benchmark import STARTS, Benchmark, Phase, Setting
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
@@ -219,11 +218,6 @@ class Task:
     def steps_before_trigger(self) -> int:
         """Optimizer steps before the first that a trigger is asked about."""
         return sum(phase.length.steps for phase in self.phases[self.first_phase : self.methods_from_phase])
-
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise a ValueError for a state whose network is another one."""
-        asked = self.asks_in(state["phase"])
-        check_learner(state, {"model": self.model}, self.method, self.trigger, asked, state["step"])
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers: its options, and the tokens themselves rather than where they lie."""

@@ -23,7 +23,7 @@ from fire_core.weights.distributed import full
 from fire_core.weights.optimizer_state import holds_all, set_rate_factor
 from harness.config.cli import CONF, run_program
 from harness.config.trigger import acts_at_boundaries
-from harness.run.checkpoint import DamagedStateError, loading
+from harness.run.checkpoint import loading
 from harness.run.execute import Program, execute
 from harness.run.folder import Run
 from harness.training import seeding
@@ -61,8 +61,7 @@ def processes(task: Task) -> Iterator[bool]:
         task.group.broadcast(None)  # there is no more
     else:
         while (order := task.group.broadcast()) is not None:
-            with contextlib.suppress(DamagedStateError):  # rank 0 goes back to the checkpoint before
-                train_together(task, None, **order)
+            train_together(task, None, **order)
         yield False
 
 

@@ -1,17 +1,11 @@
 """Faults that a child of the zygote is born with, and disks that are small or read-only."""
 
-import ctypes
-import errno
 import functools
 import itertools
 import os
-import platform
 import resource
 import signal
-import struct
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,43 +16,11 @@ import torch
 
 from harness.run.folder import Run
 
-HAS_SECCOMP = sys.platform == "linux" and platform.machine() == "x86_64"
-
-
-def no_locks() -> None:
-    """The kernel answers every request for a lock with ENOLCK, as an NFS mount without lock daemon does (seccomp)."""
-    fcntl_call, flock_call = 72, 73  # x86-64
-    load, jump_if, give = 0x20, 0x15, 0x06
-    allow, refuse = 0x7FFF0000, 0x00050000 | errno.ENOLCK
-    program = [
-        (load, 0, 0, 0),  # the system call's number
-        (jump_if, 5, 0, flock_call),
-        (jump_if, 0, 3, fcntl_call),
-        (load, 0, 0, 24),  # its second argument
-        (jump_if, 2, 0, 6),  # F_SETLK
-        (jump_if, 1, 0, 7),  # F_SETLKW
-        (give, 0, 0, allow),
-        (give, 0, 0, refuse),
-    ]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
-    filter_ = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-    assert libc.prctl(22, 2, filter_, 0, 0) == 0, os.strerror(ctypes.get_errno())  # PR_SET_SECCOMP, a filter
-
 
 def little_memory() -> None:
     """The system gives this process 200 MB more than it has."""
     has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (has + 200_000_000,) * 2)
-
-
-def jumping_clock() -> None:
-    """The wall clock jumps by decades, forth and back, each time that it is looked at."""
-    jumps = itertools.cycle((0.0, 1e9, -1e9, 3e8))
-    real = time.time
-    time.time = lambda: real() + next(jumps)
-    time.time_ns = lambda: int(time.time() * 1e9)
 
 
 def traces_only() -> None:
@@ -92,9 +54,9 @@ def small_disk(folder: Path, megabytes: float) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def make_read_only(disk: Path, yes: bool = True) -> None:
+def make_read_only(disk: Path) -> None:
     """Remount a `small_disk`."""
-    subprocess.run(["mount", "-o", f"remount,{'ro' if yes else 'rw'}", str(disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
 
 
 def fill(disk: Path) -> Path:

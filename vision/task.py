@@ -31,7 +31,6 @@ from harness.config.tables import register
 from harness.config.trigger import build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
-from harness.training.learner import check_learner
 from harness.training.plasticity import LEVELS
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
@@ -153,14 +152,6 @@ class Task:
             hint = " (memory_format=contiguous may help)" if "view size" in str(error) else ""
             name, shape = self.config.model["name"], tuple(images.shape)
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
-
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise a ValueError for a state whose network is another one, or whose step is not one of its phase."""
-        steps = [phase.steps(self.config.batch_size) for phase in self.phases[: state["phase"] + 1]]
-        if state["phase_step"] > steps[-1] or state["step"] != sum(steps[:-1]) + state["phase_step"]:
-            raise ValueError(f"step {state['step']} is not step {state['phase_step']} of phase {state['phase']}")
-        asked = self.asks_in(state["phase"])
-        check_learner(state, {"model": self.model}, self.method, self.trigger, asked, state["step"])
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers; `cuda_graph` replays the same kernels."""

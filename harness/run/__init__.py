@@ -4,5 +4,3 @@
 # (tests/curves shows it): it is part of what a run and a shared first phase are, so that finished runs and caches of
 # before are not reused. One for each program, so that a change of one leaves the runs of the others valid.
 NUMERICS = {"vision": 5, "language": 4, "dqn": 5, "sac": 5}
-
-PRUNED = "PRUNED"  # a file in a run folder: its checkpoints were removed on purpose

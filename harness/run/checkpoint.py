@@ -1,9 +1,8 @@
 """Checkpoints that survive a kill at any moment.
 
 A checkpoint is one file, `step-<step>-<sha256>.pt`. It is written under a temporary name, flushed to the disk and
-renamed, so a name of that form is always a complete file; the digest in the name detects later damage. Files
-are read with `weights_only=True`: no code in a file is ever run. It states its schema (see `schema`), which is checked
-when it is read, whoever has changed it and renamed it: a damaged one is put aside and the one before it is used.
+renamed, so a name of that form is always a complete file; the digest in the name detects later damage: a damaged one is
+put aside and the one before it is used. Files are read with `weights_only=True`: no code in a file is ever run.
 """
 
 import contextlib
@@ -17,32 +16,30 @@ from typing import Any
 
 import torch
 
-from harness.run.identity import differing_keys
-from harness.run.schema import check_outline, outline
+from harness.config.errors import TrainingError
 
 log = logging.getLogger(__name__)
-FORMAT = 2
+FORMAT = 3  # of a run; 2 is that of version 0.2, which the readers of finished runs know
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of the file
 DIGITS = 32  # of the digest, in the file name
 
 
-class DamagedStateError(RuntimeError):
-    """A state that was read as whole cannot be loaded."""
-
-
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Around the loading of a state into a learner: what fails there is the state's fault.
+    """Around the loading of a state, whose file is whole, into a learner.
 
     Raises:
-        DamagedStateError: with what failed.
+        TrainingError: the state is not one of this learner, as after a change of the code, or a replay has lost rows.
     """
     try:
         yield
     except NO_MEMORY:
         raise
     except Exception as error:
-        raise DamagedStateError(_first_line(error)) from error
+        raise TrainingError(
+            f"the checkpoint cannot be loaded ({type(error).__name__}: {_first_line(error)}): remove the folder's "
+            "checkpoints/, and the same command trains from the start"
+        ) from error
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
@@ -61,24 +58,16 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    descriptor = os.open(path.parent, os.O_RDONLY)  # of which the new name is flushed
+    with contextlib.suppress(OSError):  # some network file systems cannot do this; the rename itself is done
+        os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a process left that was killed within `write_atomically`; the folder must be this process's own."""
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries (new and renamed files) to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:  # some network file systems cannot do this; the rename itself is done
-        log.debug("cannot fsync %s: %s", folder, error)
-    finally:
-        os.close(descriptor)
 
 
 def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any], keep: int = 2) -> Path:
@@ -95,8 +84,7 @@ def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any],
         OSError: the disk is full or read-only; earlier checkpoints are as they were.
     """
     buffer = io.BytesIO()
-    content = {"format": FORMAT, "config": config, "step": step, "schema": outline(state), "state": state}
-    torch.save(content, buffer)
+    torch.save({"format": FORMAT, "config": config, "step": step, "state": state}, buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()[:DIGITS]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:012d}-{digest}.pt"
@@ -121,31 +109,28 @@ def load_newest(
         folder: of the checkpoints.
         config: what the run is.
         device: where the state's tensors go.
-        check: raises an exception for a state that cannot be one of this run.
+        check: raises a ValueError for a state that does not fit what else the run has written.
     """
     remove_leftovers(folder)
     for path in newest_first(folder):
         try:
-            content = _read(path, device)
-            if difference := differing_keys(content["config"], config):
-                raise ValueError(f"of another run; it differs in {', '.join(difference)}")
+            content = read(path, device)
+            if content["format"] != FORMAT:
+                raise ValueError(f"of format {content['format']}: another version of this project wrote it")
+            if content["config"] != config:
+                raise ValueError("it is of another run")
             state: dict[str, Any] = content["state"]
             if check is not None:
                 check(state)
         except NO_MEMORY:
             raise
-        except Exception as error:  # a crafted file can fail in any way
-            put_aside(path, _first_line(error))
+        except Exception as error:  # a damaged file can fail in any way
+            log.warning("checkpoint %s cannot be used (%s): taking the one before it", path, _first_line(error))
+            with contextlib.suppress(OSError):
+                path.rename(path.with_name(f"damaged-{path.name}"))
             continue
         return state
     return None
-
-
-def put_aside(path: Path, why: str) -> None:
-    """Give a checkpoint that cannot be used another name, and say so."""
-    log.warning("checkpoint %s is damaged (%s): using the one before it", path, why)
-    with contextlib.suppress(OSError):
-        path.rename(path.with_name(f"damaged-{path.name}"))
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -153,18 +138,16 @@ def newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.pt"), reverse=True)
 
 
-def _read(path: Path, device: torch.device | str) -> dict[str, Any]:
-    if not path.is_file():  # a pipe would wait for ever
-        raise ValueError("it is no file")
+def read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """The content of a checkpoint, if the file is whole; `state` is what was saved.
+
+    Raises:
+        ValueError: it is damaged; other errors where its content is not torch's.
+    """
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest()[:DIGITS] != path.stem.rsplit("-", 1)[-1]:
         raise ValueError("its content does not match its checksum")
-    content = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"not a checkpoint of format {FORMAT}")
-    if f"{content['step']:012d}" != path.stem.split("-")[1]:
-        raise ValueError(f"its name is not that of step {content['step']}")
-    check_outline("its content is not as it states", outline(content["state"]), content["schema"])
+    content: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
     return content
 
 

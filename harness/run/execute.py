@@ -13,17 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config.build import build
 from harness.config.cli import Outcome, job
-from harness.config.errors import TrainingError
-from harness.run.checkpoint import DamagedStateError
-from harness.run.first_phase import empty, shared_first_phase
+from harness.run.first_phase import shared_first_phase
 from harness.run.folder import Run
 from harness.run.identity import check_name, digest
-from harness.run.schema import check_progress
 from harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 State = dict[str, Any]
-ATTEMPTS = 3  # beside the checkpoints that are kept: first phases
 
 
 class Task(Protocol):
@@ -34,12 +30,8 @@ class Task(Protocol):
         """Where the state's tensors go."""
 
     @property
-    def phases(self) -> list[Any]:
-        """Of the whole run."""
-
-    @property
     def total_steps(self) -> int:
-        """Of the whole run, counted as the rows' `step` is."""
+        """Steps of the whole run, counted as the rows' `step` is."""
 
     @property
     def headline(self) -> str:
@@ -50,9 +42,6 @@ class Task(Protocol):
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of the identity that shapes the first phase; None: the first phase is not shared."""
-
-    def check_state(self, state: State) -> None:
-        """Raise a ValueError for a state whose networks are not those of the task."""
 
 
 T = TypeVar("T", bound=Task)
@@ -106,58 +95,36 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         ConfigError: a name in `groups` cannot be part of a path, or another process holds the run.
         TrainingError: training cannot continue, or a phase's or the run's end could not be written.
     """
-    first, headline = task.first_phase_identity(), task.headline
-
-    def train(run: Run, start: Callable[[], State | None], stop: int | None = None) -> dict[str, Any]:
-        """Train from where `start` says; a state that cannot be loaded is forgotten, and the one before is taken."""
-        for _ in range(config.checkpoint.keep + ATTEMPTS):
-            state = start()
-            try:
-                return program.train(task, run, state, stop)
-            except DamagedStateError as error:
-                assert state is not None
-                if "origin" in state:
-                    log.warning("the first phase in %s is damaged (%s): training it again", state["origin"], error)
-                    empty(Path(state["origin"]))
-                else:
-                    run.forget_newest(str(error))
-        raise TrainingError(f"no checkpoint in {run.folder} can be loaded: remove it to train anew")
-
-    def take_first_phase(run: Run) -> State | None:
-        """The state after the first phase, whose rows are now those of the run; None: it is not shared."""
-        if first is None or not config.cache.enabled:
-            return None
-
-        def train_first(entry: Run) -> dict[str, Any]:
-            return train(entry, lambda: of_no_method(entry.resume(task.device)), 1)
-
-        cache, label, every = Path(config.cache.dir), entry_label(config, program), run.every_seconds
-        shared = shared_first_phase(cache, label, first, run.config_yaml, train_first, task.device, every, run.check)
-        if shared is not None:
-            run.append_rows(shared[1])
-        return None if shared is None else of_no_method(shared[0])
-
-    def resumed(run: Run) -> State | None:
-        if (state := run.resume(task.device)) is None:
-            return take_first_phase(run)
-        log.info("%s resumed at step %d", run.folder, state["step"])
-        return state
-
+    headline = task.headline
     with new_run(config, program, task, build("tracker", config.tracker, Tracker)) as run:
-        if (summary := run.done) is not None and is_summary(summary, headline):
+        if (summary := run.done) is not None:
             log.info("%s is done: %s %.4f", run.folder, headline, summary[headline])
             outcome.state = "skipped"
             return summary
-        summary = train(run, lambda: resumed(run))
+        if (state := run.resume(task.device)) is None:
+            state = take_first_phase(config, program, task, run)
+        else:
+            log.info("%s resumed at step %d", run.folder, state["step"])
+        summary = program.train(task, run, state, None)
         run.finish(summary)
         log.info("%s: %s %.4f", run.folder, headline, summary[headline])
         outcome.state = "done"
         return summary
 
 
-def is_summary(summary: dict[str, Any], headline: str) -> bool:
-    """Whether a finished run's summary has the numbers that are shown."""
-    return all(isinstance(summary.get(key), int | float) for key in (headline, "seconds"))
+def take_first_phase(config: DictConfig, program: Program[T], task: T, run: Run) -> State | None:
+    """The state after the first phase, whose rows are now those of the run; None: it is not shared."""
+    shape = task.first_phase_identity()
+    if shape is None or not config.cache.enabled:
+        return None
+
+    def train(entry: Run) -> dict[str, Any]:
+        return program.train(task, entry, of_no_method(entry.resume(task.device)), 1)
+
+    cache, label = Path(config.cache.dir), f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}"
+    state, rows = shared_first_phase(cache, label, shape, run.config_yaml, train, task.device, run.every_seconds)
+    run.append_rows(rows)
+    return of_no_method(state)
 
 
 def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker | None) -> Run:
@@ -168,11 +135,6 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
     """
     *kind, method = _names(config, (*program.groups, "method"))
     what = task.identity()
-
-    def check(state: State) -> None:
-        check_progress(task, state)
-        task.check_state(state)
-
     folder = f"{'-'.join(kind)}-{method}-s{config.seed}-{digest(what)}"
     return Run(
         Path(config.paths.runs) / config.program / folder,
@@ -182,13 +144,7 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
         config.checkpoint.every_seconds,
         config.checkpoint.keep,
         total_steps=task.total_steps,
-        check=check,
     )
-
-
-def entry_label(config: DictConfig, program: Program[T]) -> str:
-    """The readable part of a shared first phase's name."""
-    return f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}"
 
 
 def _names(config: DictConfig, groups: tuple[str, ...]) -> list[str]:

@@ -15,31 +15,24 @@
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from filelock import FileLock, Timeout
 
 from harness.config.errors import ConfigError, TrainingError
-from harness.run import PRUNED, checkpoint
+from harness.run import checkpoint
 from harness.run.environment import environment
 from harness.run.identity import described
-from harness.run.lock import FolderLock, NoLocks
 from harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 KEPT_BOUNDARIES = 100  # of a run, whose singular values and rows about single weights are kept
-
-FILES = {
-    "metrics.jsonl", "config.yaml", "identity.json", "env.json", "spectra.json", "weights.json", "DONE", "FAILED",
-    ".lock",
-}  # fmt: skip
 
 
 class Run:
@@ -54,7 +47,6 @@ class Run:
         keep: checkpoints kept.
         wait: wait for another process that holds the run instead of raising.
         total_steps: optimizer steps of the whole run, for `harness.runs`, which shows the progress.
-        check: raises an exception for a trainer's state that cannot be one of this run.
     """
 
     def __init__(
@@ -67,7 +59,6 @@ class Run:
         keep: int = 2,
         wait: bool = False,
         total_steps: int | None = None,
-        check: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.folder = folder
         self.identity = identity
@@ -77,82 +68,45 @@ class Run:
         self.keep = keep
         self.wait = wait
         self.total_steps = total_steps
-        self.check = check
-        self._lock = FolderLock(folder)
+        self._lock = FileLock(folder / ".lock")
         self._pending: list[str] = []  # rows that could not be written yet (disk full)
         self._good_bytes = 0  # metrics.jsonl is whole up to here
-        self._signature = self._sign(b"")  # of the rows up to here
         self._last_step = -1
-        self._next_checkpoint = 0.0
-        self.removed = False  # once it is closed: whether its folder was removed under way
+        self.next_checkpoint = 0.0  # on the monotonic clock; the loop sets it anew with each attempt
 
     def __enter__(self) -> Self:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._check_files()
-            self._acquire()
+            self._lock.acquire(timeout=1)  # `harness.runs` holds a lock for a moment to see whether it is free
+        except Timeout:
+            if not self.wait:
+                raise ConfigError(
+                    f"run {self.folder.name} is being trained by another process; wait for it or stop it"
+                ) from None
+            log.info("waiting for another process, which trains %s", self.folder.name)
+            self._lock.acquire()
         except OSError as error:
-            raise ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see paths.runs=)") from None
+            raise self._cannot_write(error) from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):  # not a signal's SystemExit: such a run is interrupted, not failed
-            self.fail(error)
+            with contextlib.suppress(OSError):
+                (self.folder / "FAILED").write_text(f"{type(error).__name__}: {error}".split("\n")[0] + "\n")
         self.tracker.finish()
-        self.removed = self._lock.lost
         self._lock.release()
 
-    def _check_files(self) -> None:
-        """Refuse a folder in which something else stands where the run's files should: a fifo would be waited for."""
-        for path in self.folder.iterdir():
-            folder = path.name in ("checkpoints", "replay")
-            if path.name in FILES | {"checkpoints", "replay"} and (
-                path.is_symlink() or not (path.is_dir() if folder else path.is_file())
-            ):
-                kind = "folder" if folder else "regular file"
-                raise ConfigError(f"{path} is no {kind}: remove it, or train elsewhere (paths.runs=)")
-
-    def fail(self, error: Exception) -> None:
-        """Leave a line that says why training stopped."""
-        with contextlib.suppress(OSError):
-            (self.folder / "FAILED").write_text(f"{type(error).__name__}: {error}".split("\n")[0] + "\n")
-
-    def _acquire(self) -> None:
-        said = False
-        began = time.monotonic()
-        try:
-            while not self._lock.acquire():
-                # `harness.runs` holds a lock for a moment to see whether it is free.
-                if not self.wait and time.monotonic() - began > 1:
-                    raise ConfigError(
-                        f"run {self.folder.name} is being trained by {self._lock.holder}; wait for it or stop it"
-                    )
-                if self.wait and not said:
-                    log.info("waiting for %s, which trains %s", self._lock.holder, self.folder.name)
-                    said = True
-                time.sleep(0.1)
-        except NoLocks as error:
-            if self.wait:
-                raise
-            log.warning("%s has no locks (%s): see to it that no one else trains this run", self.folder, error)
+    def _cannot_write(self, error: OSError) -> ConfigError:
+        return ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see paths.runs=)")
 
     # ---- where the run stands
 
     @property
     def done(self) -> dict[str, Any] | None:
-        """The summary of a finished run whose weights are there, or were removed on purpose; else None."""
+        """The summary of a finished run; None if it is not finished."""
         try:
-            summary = json.loads((self.folder / "DONE").read_text())
+            summary: dict[str, Any] = json.loads((self.folder / "DONE").read_text())
         except (FileNotFoundError, ValueError):
-            return None
-        if not isinstance(summary, dict):
-            return None
-        signature = summary.pop("rows_sha256", None)  # runs of older versions have none
-        if signature is not None and signature != self._sign(self._read_rows()).hexdigest():
-            log.warning("%s is marked as done and its rows were changed since: training goes on", self.folder)
-            return None
-        if not checkpoint.newest_first(self.folder / "checkpoints") and not (self.folder / PRUNED).exists():
-            log.warning("%s is marked as done but has no weights: training continues", self.folder)
             return None
         return summary
 
@@ -162,13 +116,11 @@ class Run:
         self._pending.clear()
         self._good_bytes = state["metrics_bytes"] if state else 0
         self._last_step = state["last_row_step"] if state else -1
-        self._signature = self._sign(self._read_rows(self._good_bytes))
-        metrics = self.folder / "metrics.jsonl"
         about = environment() | {"total_steps": self.total_steps}
         try:
             checkpoint.remove_leftovers(self.folder)
-            if metrics.exists() and metrics.stat().st_size > self._good_bytes:
-                os.truncate(metrics, self._good_bytes)
+            with open(self.folder / "metrics.jsonl", "ab") as metrics:
+                metrics.truncate(self._good_bytes)
             checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
             content = json.dumps(described(self.identity), indent=1)
             checkpoint.write_atomically(self.folder / "identity.json", content.encode())
@@ -176,43 +128,21 @@ class Run:
             for mark in ("FAILED", "DONE"):
                 (self.folder / mark).unlink(missing_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see paths.runs=)") from None
+            raise self._cannot_write(error) from None
         self.tracker.start(self.folder, self.identity)
-        self._next_checkpoint = time.monotonic() + self.every_seconds
+        self.next_checkpoint = time.monotonic() + self.every_seconds
         return state["trainer"] if state else None
 
     def newest_state(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The content of the newest checkpoint that is whole and fits the run and its rows."""
-        return checkpoint.load_newest(self.folder / "checkpoints", self.identity, device, self._check)
+        return checkpoint.load_newest(self.folder / "checkpoints", self.identity, device, self._check_rows)
 
-    def _check(self, state: dict[str, Any]) -> None:
-        """Raise a ValueError, or a KeyError, for a checkpoint's content that cannot be one of this run."""
-        size, last = state["metrics_bytes"], state["last_row_step"]
-        if type(size) is not int or size < 0 or type(last) is not int:
-            raise ValueError(f"metrics_bytes={size!r} and last_row_step={last!r} must be whole numbers")
-        if self._sign(self._read_rows(size)).hexdigest() != state["rows_sha256"]:
-            raise ValueError("the rows in metrics.jsonl are not those that it was written with")
-        if self.check is not None:
-            self.check(state["trainer"])
-
-    def forget_newest(self, why: str) -> None:
-        """Put the newest checkpoint aside, which turned out to be damaged."""
-        for path in checkpoint.newest_first(self.folder / "checkpoints")[:1]:
-            checkpoint.put_aside(path, why)
-        self.tracker.finish()
-
-    def _sign(self, rows: bytes) -> "hashlib._Hash":
-        """A digest of rows as those of this run: it begins with the run's identity."""
-        identity = json.dumps(self.identity, sort_keys=True, default=str).encode()
-        return hashlib.sha256(identity + b"\n" + rows)
-
-    def _read_rows(self, size: int = -1) -> bytes:
-        """The first bytes of metrics.jsonl (-1: all); fewer where it is shorter."""
-        path = self.folder / "metrics.jsonl"
-        if not path.is_file():
-            return b""
-        with open(path, "rb") as file:
-            return file.read(size)
+    def _check_rows(self, state: dict[str, Any]) -> None:
+        """Raise a ValueError for a checkpoint whose rows are not all in metrics.jsonl."""
+        path, size = self.folder / "metrics.jsonl", state["metrics_bytes"]
+        rows = path.read_bytes()[:size] if path.exists() else b""
+        if len(rows) < size or not rows.endswith(b"\n" if size else b""):
+            raise ValueError("metrics.jsonl lacks rows that it was written with")
 
     # ---- what it measures
 
@@ -236,25 +166,23 @@ class Run:
         for line in text.splitlines():
             self.tracker.log(json.loads(line))
 
-    def _write_pending(self) -> bool:
-        data = "".join(self._pending).encode()
-        if not data:
-            return True
-        path = self.folder / "metrics.jsonl"
-        if self._lock.lost:
-            return False
+    def _write_pending(self, sync: bool = False) -> bool:
+        """Append the rows that wait; whether all rows are in the file (with `sync`: on the disk) now."""
+        data, path = "".join(self._pending).encode(), self.folder / "metrics.jsonl"
         try:
             with open(path, "ab", buffering=0) as file:
+                if file.tell() != self._good_bytes:
+                    raise OSError("someone else changed or removed it")
                 if file.write(data) != len(data):
+                    file.truncate(self._good_bytes)  # no partial line may stay
                     raise OSError("only a part fitted")
                 self._good_bytes += len(data)
-                self._signature.update(data)
                 self._pending.clear()
+                if sync:
+                    os.fsync(file.fileno())
             return True
         except OSError as error:
             log.warning("cannot write %s (%s): rows wait in memory", path, error.strerror or error)
-            if path.exists():
-                os.truncate(path, self._good_bytes)  # no partial line may stay
             return False
 
     # ---- what it keeps
@@ -262,11 +190,7 @@ class Run:
     @property
     def checkpoint_due(self) -> bool:
         """Whether the next checkpoint's time has come."""
-        return time.monotonic() >= self._next_checkpoint
-
-    def postpone(self) -> None:
-        """Restart the time until the next checkpoint is due."""
-        self._next_checkpoint = time.monotonic() + self.every_seconds
+        return time.monotonic() >= self.next_checkpoint
 
     def checkpoint(self, step: int, trainer: dict[str, Any]) -> None:
         """Write a checkpoint, with all rows so far.
@@ -274,28 +198,13 @@ class Run:
         Raises:
             OSError: there is no room for it; earlier checkpoints are as they were.
         """
-        self.postpone()
-        if self._lock.lost:  # what stands there now, if anything, is another process's
-            raise OSError(f"{self.folder} was removed under way")
-        if not self._write_pending():
-            raise OSError(f"no room for the rows in {self.folder}")
-        self._sync_metrics()
-        state = {
-            "trainer": trainer,
-            "metrics_bytes": self._good_bytes,
-            "last_row_step": self._last_step,
-            "rows_sha256": self._signature.hexdigest(),
-        }
+        if not self._write_pending(sync=True):
+            raise OSError(f"the rows cannot be written in {self.folder}")
+        state = {"trainer": trainer, "metrics_bytes": self._good_bytes, "last_row_step": self._last_step}
         try:
             checkpoint.save(self.folder / "checkpoints", step, state, self.identity, self.keep)
         except RuntimeError as error:  # torch.save reports a failed write as one
             raise OSError(str(error).split("\n")[0]) from error
-
-    def _sync_metrics(self) -> None:
-        path = self.folder / "metrics.jsonl"
-        if path.exists():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
 
     def keep_spectra(self, phase: int, before: dict[str, list[float]], after: dict[str, list[float]]) -> None:
         """Write the singular values of the weights before and after a boundary into spectra.json."""
@@ -324,18 +233,14 @@ class Run:
         """Mark the run as done.
 
         Raises:
-            TrainingError: the last rows, the weights or the mark could not be written; started again, the run resumes
-                from its last checkpoint.
+            TrainingError: the last rows or the mark could not be written; started again, the run resumes from its last
+                checkpoint.
         """
         try:
-            if self._lock.lost or not checkpoint.newest_first(self.folder / "checkpoints"):
-                raise OSError("its weights are not there")
-            if not self._write_pending():
+            if not self._write_pending(sync=True):
                 raise OSError("the last rows could not be written")
-            self._sync_metrics()
-            summary = {**summary, "rows_sha256": self._signature.hexdigest()}
             checkpoint.write_atomically(self.folder / "DONE", (json.dumps(summary) + "\n").encode())
         except OSError as error:
             raise TrainingError(
                 f"cannot finish {self.folder} ({error.strerror or error}): make room and start the same command again"
-            ) from None
+            ) from error

@@ -46,17 +46,6 @@ def digest(config: dict[str, Any], length: int = 8) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
-def differing_keys(one: Any, other: Any, prefix: str = "") -> list[str]:
-    """Dotted keys in which two configurations differ, each with both values."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return [
-            line
-            for key in sorted(one.keys() | other.keys(), key=str)
-            for line in differing_keys(one.get(key), other.get(key), f"{prefix}.{key}" if prefix else str(key))
-        ]
-    return [] if one == other else [f"{prefix} ({one} against {other})"]
-
-
 def check_name(option: str, name: str) -> str:
     """A name that goes into a path, if it is a plain one.
 

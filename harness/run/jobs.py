@@ -47,17 +47,17 @@ class Ended:
 
     Attributes:
         job: which job it was.
-        state: "done" or "diverged"; within this module also "failed" and "stopped".
+        state: "done", "diverged" or "failed", which leaves `run_jobs` as an exception.
         folder: of the run.
         seconds: of processor time that the run took in this call, without imports and the reading of options.
-        error: the exception of a job that failed.
+        error: what a job that failed, or was stopped by a signal, raises in the end.
     """
 
     job: Job
     state: str
     folder: Path = Path()
     seconds: float = 0.0
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 def program_of(name: str) -> Program[Any]:
@@ -92,21 +92,19 @@ def run_jobs(jobs: Iterable[Job], workers: int | None = None) -> Iterator[Ended]
         SystemExit: a job was stopped by a signal.
     """
     workers = workers or joblib.cpu_count()
-    waiting, failed = iter(jobs), list[Ended]()
+    waiting, failed = iter(jobs), list[BaseException]()
     for ended in map(run_job, waiting) if workers == 1 else run_in_pool(waiting, workers, failed):
-        if ended.state in ("done", "diverged"):
-            yield ended
-        else:
-            failed.append(ended)
-            if workers == 1:
-                break
-    for ended in failed:
         if ended.error is None:
-            raise SystemExit(EXIT_PREEMPTED)
-        raise ended.error
+            yield ended
+            continue
+        failed.append(ended.error)
+        if workers == 1:
+            break
+    if failed:
+        raise failed[0]
 
 
-def run_in_pool(jobs: Iterator[Job], workers: int, failed: Sequence[Ended]) -> Iterator[Ended]:
+def run_in_pool(jobs: Iterator[Job], workers: int, failed: Sequence[BaseException]) -> Iterator[Ended]:
     """Run jobs in processes of their own; none is begun once there is a failed one."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when a worker imports torch
     spawn = multiprocessing.get_context("spawn")
@@ -156,23 +154,23 @@ def end_with_parent() -> None:
 def run_job(job: Job) -> Ended:
     """Train the run of a job to its end in this process."""
     show_log()
-    ending = functools.partial(Ended, job)
+    name, ending = " ".join(job.options), functools.partial(Ended, job)
     try:
         config, program = compose(job.program, job.options), program_of(job.program)
         began = time.process_time()
         task = program.make_task(config)
-        folder = new_run(config, program, task, None).folder
+        folder, state = new_run(config, program, task, None).folder, "done"
         try:
             run_to_end(config, program, task, Outcome(""))
         except TrainingError as error:
             if error.__cause__ is not None:  # no room for a checkpoint, say
                 raise
-            return ending("diverged", folder, time.process_time() - began)
-        return ending("done", folder, time.process_time() - began)
+            state = "diverged"
+        return ending(state, folder, time.process_time() - began)
     except (SystemExit, KeyboardInterrupt):
-        return ending("stopped")
+        return ending("failed", error=SystemExit(EXIT_PREEMPTED))
     except Exception as error:
-        known, name = out_of_memory(error) or error, " ".join(job.options)
+        known = out_of_memory(error) or error
         if user_facing(known):
             return ending("failed", error=ConfigError(f"{name}: {one_line(known)}"))
         return ending("failed", error=RuntimeError(f"{name}:\n{traceback.format_exc()}"))

@@ -1,20 +1,16 @@
 """What changes while a run trains, and its checkpoint: the base of every program's learner."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from fire_core.methods import Method, Net
 from fire_core.triggers import Trigger
-from harness.run.schema import check_weights
 from harness.training import seeding
 from harness.training.measure import Meter
 
 State = dict[str, Any]
-LAYOUT = 1  # of a state; a state of another layout is not resumed from
 
 
 @dataclass(kw_only=True)
@@ -65,7 +61,6 @@ class LearnerBase:
     def state_dict(self) -> State:
         """For `Run.checkpoint`."""
         return {
-            "layout": LAYOUT,
             "modules": {name: module.state_dict() for name, module in self.net.modules.items()},
             "targets": {name: module.state_dict() for name, module in self.net.targets.items()},
             "init": self.net.init,
@@ -101,45 +96,6 @@ class LearnerBase:
             self.trigger.load_state_dict(state["trigger"]["state"])
 
 
-def check_learner(
-    state: State, modules: Mapping[str, nn.Module], method: Method, trigger: Trigger | None, asked: bool, steps: int
-) -> None:
-    """Raise a ValueError for a state that a learner of these networks cannot go on from.
-
-    Args:
-        state: a learner's.
-        modules: the networks of the run, by name.
-        method: of the run.
-        trigger: of the run.
-        asked: whether the trigger is asked in the state's phase.
-        steps: optimizer steps made.
-    """
-    if (layout := state.get("layout")) != LAYOUT:
-        raise ValueError(f"written by another version of this project, with layout {layout} where {LAYOUT} is read")
-    for part in ("init",) if method.overrides("reshape") else ("init", "modules", "targets"):
-        for name, module in modules.items():
-            if part != "targets" or name in state[part]:
-                check_weights(state[part], module, name)
-    if trigger is not None:
-        check_trigger_state(trigger, state["trigger"], asked, steps)
-
-
 def trigger_state(trigger: Trigger | None) -> State | None:
     """For a checkpoint; None: there is no trigger."""
     return None if trigger is None else {"kind": str(trigger), "state": trigger.state_dict()}
-
-
-def check_trigger_state(trigger: Trigger, saved: State | None, asked: bool, steps: int) -> None:
-    """Raise a ValueError if a trigger cannot go on from what a learner has saved of it; see `check_learner`."""
-    if saved is None and not asked:
-        return
-    if saved is None or saved["kind"] != str(trigger):
-        raise ValueError(f"trigger must be the state of {trigger}, got {saved if saved is None else saved['kind']}")
-    numbers = saved["state"]
-    if numbers.keys() != trigger.state_dict().keys():
-        raise ValueError(f"trigger.state must have the fields of {trigger}")
-    for key, value in numbers.items():
-        if value is not None and not isinstance(value, int | float):
-            raise ValueError(f"trigger.state.{key} must be a number, got {value!r}")
-    if (numbers["last"] or 0) > steps:  # not of the run's last step, which is not looked at
-        raise ValueError(f"trigger.state.last must be one of the {steps} steps made, got {numbers['last']}")

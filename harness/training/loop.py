@@ -98,6 +98,8 @@ class Loop:
             self._preemption.leave()
 
     def _write(self, save: Callable[[], None], ended: bool) -> None:
+        if self.run is not None:
+            self.run.next_checkpoint = time.monotonic() + self.run.every_seconds
         try:
             save()
         except OSError as error:
@@ -108,8 +110,6 @@ class Loop:
                     f"({reason}): make room and start the same command again, it resumes from the last checkpoint"
                 ) from error
             log.warning("no checkpoint at step %d%s: %s", step, self._folder(" in "), reason)
-            if self.run is not None:
-                self.run.postpone()
 
     def _folder(self, before: str = "", after: str = "") -> str:
         return "" if self.run is None else f"{before}{self.run.folder}{after}"

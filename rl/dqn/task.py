@@ -2,7 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -17,7 +17,6 @@ from harness.config.errors import ConfigError
 from harness.config.memory import check_fits, check_network_fits
 from harness.config.tables import register
 from harness.training import seeding
-from harness.training.learner import check_learner
 from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl
 from rl.common.phases import Phase, split
@@ -162,10 +161,6 @@ class Task(AgentTask):
         check_fits("replay.capacity", config.replay.capacity, each, task.replay_device)
         task.check_method(Net({"q": task.model}, {}), network)
         return task
-
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise a ValueError for a state whose networks are others."""
-        check_learner(state, {"q": self.model}, self.method, self.trigger, self.trigger is not None, state["step"])
 
     @property
     def steps_before_trigger(self) -> int:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
@@ -17,7 +17,6 @@ from harness.config.errors import ConfigError
 from harness.config.memory import check_fits, check_network_fits
 from harness.config.tables import register
 from harness.training import seeding
-from harness.training.learner import check_learner
 from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl
 from rl.common.phases import Phase, split
@@ -153,10 +152,6 @@ class Task(AgentTask):
         )
         task.check_method(Net({"actor": actor, "critic": plain_critic(critics, 0)}, {}, "sac"), network, NO_PLACE)
         return task
-
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise a ValueError for a state whose networks are others."""
-        check_learner(state, self.modules, self.method, self.trigger, self.trigger is not None, state["step"])
 
     @property
     def steps_before_trigger(self) -> int:

@@ -16,11 +16,9 @@ from analysis.sources.folders import read_folder
 from fire_core.methods import Method, Net
 from fire_core.methods.fire import Fire
 from fire_core.methods.pi import PlasticityInjection
-from fire_core.triggers import Every
 from harness.config.errors import ConfigError
 from harness.config.trigger import CHOICES, build_trigger, check_trigger
 from harness.run.execute import execute
-from harness.training.learner import check_trigger_state, trigger_state
 from harness.training.loop import Loop
 from tests.programs import ALIKE, DQN, LANGUAGE, SAC, VISION, Program, assert_same, final_state, rows
 from vision.task import Task as VisionTask
@@ -147,22 +145,6 @@ def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
     assert left.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_a_checkpoint_without_its_trigger_is_not_resumed_from() -> None:
-    trigger = Every(5)
-    trigger.ask(1)
-    good = trigger_state(trigger)
-    check_trigger_state(trigger, good, True, 1)
-    check_trigger_state(trigger, None, False, 1)  # of a first phase in which none is asked
-    for wrong in (
-        None,
-        {"kind": "Every(6)", "state": {}},
-        {**good, "state": {"last": 2}},
-        {"kind": "Every(5)"},
-    ):
-        with pytest.raises((ValueError, KeyError)):
-            check_trigger_state(trigger, wrong, True, 1)
 
 
 def test_figures_mark_firings(tmp_path: Path) -> None:
