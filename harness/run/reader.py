@@ -1,43 +1,39 @@
-"""Run folders from any source, read without running code in them.
+"""Run folders from any source, of this version or of 0.2, read without running code in them.
 
 `rl.watch` and `language.sample` build networks and environments from the `config.yaml` of a folder that may come from
-someone else. Hydra calls whatever `_target_` names, so here a target must be one that this project's own `conf/` names,
-in the same group, and belong to the run's program; values must be plain, and where something is built from them no
-paths and no `module:name`. `trust=true` lifts all that for one call.
+someone else. Hydra calls whatever `_target_` names, so here it must name a class or function of the packages below,
+with plain names and numbers as arguments. `trust=true` lifts that for one call.
 """
 
 import contextlib
-import functools
-import hashlib
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.checks import PACKAGES
-from harness.config.cli import CONF
+from harness.config.build import find_target
 from harness.config.errors import ConfigError
-from harness.config.trigger import CHOICES
-from harness.run.checkpoint import DIGITS
+from harness.run import checkpoint
 
-SHARED_PACKAGES = ("fire_core.methods.", "fire_core.triggers.", "harness.run.tracker.", "torch.optim.")
-BUILT = ("model", "networks", "env", "benchmark", "method")  # groups that a reader may build
-NAME = re.compile(r"[\w.+ -]*")
-LARGEST = 2**20  # bytes of a config.yaml; normally a few thousand
-
-
-class PlainLoader(yaml.SafeLoader):
-    """YAML of plain values, without aliases, which let a few lines stand for millions of values."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """As in the base class."""
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are refused")
-        return super().compose_node(parent, index)
+log = logging.getLogger(__name__)
+# What a folder may have built, by the beginning of the module that defines it.
+BUILDABLE = (
+    "fire_core.methods.", "fire_core.triggers.", "harness.config.chain.", "harness.run.tracker.", "language.benchmark.",
+    "language.corpora.", "language.model.", "language.streams.", "rl.common.continual.", "rl.dqn.", "rl.sac.",
+    "torch.optim.",
+)  # fmt: skip
+BUILT = ("model", "networks", "env", "benchmark", "method")  # groups that are built from a folder
+NAME = re.compile(r"[\w.+ -]*")  # no path, no `module:name`, no `${...}`
+MOVED = {  # where the targets of 0.1 and 0.2 are today
+    "fire_core.harness.options.": "harness.config.",
+    "fire_core.harness.tracker.": "harness.run.tracker.",
+    "fire_core.harness.": "harness.",
+}
+TRUST = "trust=true builds it all the same, if you know who made this folder"
 
 
 def read_run(folder: Path, programs: tuple[str, ...], trust: bool = False) -> tuple[DictConfig, dict[str, Any]]:
@@ -57,23 +53,17 @@ def read_config(folder: Path, programs: tuple[str, ...], trust: bool = False) ->
         ConfigError: there is no such run, it is another program's, or its configuration is not of this project's kind.
     """
     path = folder / "config.yaml"
-    if not path.is_file() or path.stat().st_size > LARGEST:
+    if not path.is_file():
         raise ConfigError(f"run={folder} is not the folder of a run: it has no config.yaml")
     try:
-        content = yaml.load(path.read_text(), Loader=PlainLoader)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        content = yaml.safe_load(path.read_text())
+        program = content.get("program") if isinstance(content, dict) else None
+        if program not in programs:
+            raise ConfigError(f"run={folder} is a run of {program}, not of {' or '.join(programs)}")
+        content = {option: _checked(value, option, trust) for option, value in content.items()}
+    except (OSError, UnicodeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-    program = content.get("program") if isinstance(content, dict) else None
-    if program not in programs:
-        raise ConfigError(f"run={folder} is a run of {program}, not of {' or '.join(programs)}")
-    if not trust:
-        try:
-            _check(content, program, ())
-        except RecursionError:
-            raise ConfigError(f"{path} is nested too deeply") from None
-    config = OmegaConf.create(content)
-    assert isinstance(config, DictConfig)
-    return config
+    return OmegaConf.create(content)
 
 
 def newest_state(folder: Path) -> dict[str, Any]:
@@ -82,17 +72,16 @@ def newest_state(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: there is none.
     """
-    for path in sorted((folder / "checkpoints").glob("step-*.pt"), reverse=True):
-        if not path.is_file() or path.is_symlink():
-            continue
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest[:DIGITS] != path.stem.rsplit("-", 1)[-1]:
-            continue
+    for path in checkpoint.newest_first(folder / "checkpoints"):
         try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)["state"]["trainer"]
-        except Exception as error:  # the digest detects accidents only; a crafted file can fail in any way
-            raise ConfigError(f"{path} is no checkpoint of a run ({type(error).__name__})") from None
+            content = checkpoint.read(path)
+            state: dict[str, Any] = content["state"]["trainer"]
+        except Exception as error:  # a damaged file can fail in any way
+            log.warning("%s is left out: %s", path, str(error).split("\n")[0])
+            continue
+        if content["format"] == 2:  # of 0.2, where the one network stood under its name
+            for name in state.keys() & {"model", "q"}:
+                state |= {"modules": {name: state[name]}, "init": {name: state["init"]}}
         return state
     raise ConfigError(f"run={folder} has no whole checkpoint")
 
@@ -115,56 +104,37 @@ def building(folder: Path) -> Iterator[None]:
         ) from None
 
 
-@functools.cache
-def own_targets() -> dict[str, frozenset[str]]:
-    """Every `_target_` that `conf/` names, and those of triggers, by group."""
-    found = {"trigger": {node["_target_"] for node in CHOICES.values() if "_target_" in node}}
-    for path in CONF.glob("*/**/*.yaml"):
-        text = path.read_text()
-        folder = path.relative_to(CONF).parts[0]
-        group = "env" if folder == "envs" else folder  # of which the table's entries are choices
-        found.setdefault(group, set()).update(re.findall(r"^\s*_target_:\s*([\w.]+)", text, re.MULTILINE))
-    found["method"] |= {target.replace(".contrib.", ".") for target in found["method"]}  # as in version 0.2
-    return {group: frozenset(targets) for group, targets in found.items()}
-
-
-def _check(value: Any, program: str, place: tuple[str, ...]) -> None:
-    """Refuse, by name, what is not plain or is no target of this project.
+def _checked(value: Any, place: str, trust: bool) -> Any:
+    """A part of a configuration, with the targets of today, if it names nothing else to build.
 
     Raises:
-        ConfigError: see there.
+        ConfigError: with the place and what is refused there.
     """
-    where = ".".join(place)
     if isinstance(value, dict):
-        for key, part in value.items():
-            if not isinstance(key, str | int | float | bool):
-                raise ConfigError(f"{where}: the key {key!r} is not plain; {_trust()}")
-            if key == "_target_":
-                _check_target(part, program, place)
-            elif isinstance(key, str) and key.startswith("_"):
-                raise ConfigError(f"{where}.{key} is refused: it says how something is called; {_trust()}")
-            else:
-                _check(part, program, (*place, str(key)))
-    elif isinstance(value, list):
-        for i, part in enumerate(value):
-            _check(part, program, (*place, str(i)))
-    elif isinstance(value, str):
-        if "${" in value:
-            raise ConfigError(f"{where}={value!r} is refused: it would be resolved; {_trust()}")
-        if place[0] in BUILT and not NAME.fullmatch(value):
-            raise ConfigError(f"{where}={value!r} is refused: it is not a plain name; {_trust()}")
-    elif not isinstance(value, int | float | bool | type(None)):
-        raise ConfigError(f"{where} is a {type(value).__name__}, not plain; {_trust()}")
+        node = {key: _checked(part, f"{place}.{key}", trust) for key, part in value.items()}
+        if "_target_" in node:
+            node["_target_"] = _moved(node["_target_"])
+            if not trust:
+                _check_target(place, node)
+        return node
+    if isinstance(value, list):
+        return [_checked(part, f"{place}.{number}", trust) for number, part in enumerate(value)]
+    if isinstance(value, str) and not trust and place.split(".")[0] in BUILT and not NAME.fullmatch(value):
+        raise ConfigError(f"{place}={value!r} is refused: it is not a plain name; {TRUST}")
+    return value
 
 
-def _check_target(target: Any, program: str, place: tuple[str, ...]) -> None:
-    group = place[0] if place else ""
-    known = isinstance(target, str) and target in own_targets().get(group, ())
-    if not known or not target.startswith((*PACKAGES[program], *SHARED_PACKAGES)):
-        raise ConfigError(
-            f"{'.'.join((*place, '_target_'))}={target!r} is refused: not named in this project's conf/; {_trust()}"
-        )
+def _moved(target: Any) -> Any:
+    for before, now in MOVED.items():
+        if str(target).startswith(before):
+            return now + str(target).removeprefix(before)
+    return target
 
 
-def _trust() -> str:
-    return "trust=true builds it all the same, if you know who made this folder"
+def _check_target(place: str, node: dict[str, Any]) -> None:
+    name = node["_target_"]
+    if not isinstance(name, str) or not name.startswith(BUILDABLE):
+        raise ConfigError(f"{place}._target_={name!r} is refused: it is not of {', '.join(BUILDABLE)}; {TRUST}")
+    module = find_target(place, node).__module__
+    if not f"{module}.".startswith(BUILDABLE):  # something that one of these modules imports
+        raise ConfigError(f"{place}._target_={name!r} is refused: it is of {module}; {TRUST}")
