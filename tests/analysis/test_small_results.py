@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from analysis import make_figures
-from analysis.privacy import public_config
 from analysis.runs import LeftOut
 from analysis.sources import load, small
 from tests.analysis.synthetic import write_run, write_sweep
@@ -29,7 +28,7 @@ def test_tables_are_the_same_as_from_the_runs(tmp_path):
         if name.endswith(".md"):
             assert (tmp_path / "a/tables" / name).read_text() == (tmp_path / "b/tables" / name).read_text()
     kept, _ = load([str(tmp_path / "small.csv")])
-    configs = {run.name: public_config(run.config) for run in load([str(tmp_path / "runs")])[0]}
+    configs = {run.name: small.public(run.config) for run in load([str(tmp_path / "runs")])[0]}
     assert {run.name: run.config for run in kept} == configs
     assert all(len(run.history) < 250 for run in kept)
 
