@@ -30,7 +30,7 @@ from PIL import Image
 
 from harness.config.cli import CONF
 from rl.common.replay_store import RingStore
-from rl.dqn.learner import Learner, new_optimizer, on_device, targets_of
+from rl.dqn.learner import Learner, on_device, targets_of
 from rl.dqn.networks import NatureCNN
 from rl.dqn.task import Task
 from rl.dqn.train import interact, train_step
@@ -137,7 +137,7 @@ def ours(overrides: list[str], capacity: int) -> tuple[Task, Learner, RingStore]
         config = hydra.compose("dqn", options)
     task = Task.from_config(config)
     learner = Learner.new(task)
-    learner.optimizer = new_optimizer(task, learner, 0)
+    learner.renew_optimizers(task)
     return task, learner, RingStore(Path(tempfile.mkdtemp()) / "replay")
 
 
@@ -152,7 +152,7 @@ def alone(task: Task, learner: Learner) -> Callable[[], None]:
         targets = targets_of(task, learner, there)
         for i in range(count):
             rows = slice(i * size, (i + 1) * size)
-            train_step(task, learner, there.frames[rows, :-1], there.actions[rows], targets[i](), acts=False)
+            train_step(task, learner, (there.frames[rows, :-1], there.actions[rows], targets[i]()), acts=False)
 
     return run
 

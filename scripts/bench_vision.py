@@ -62,18 +62,17 @@ def synthetic(count: int, size: int, classes: int) -> ImageData:
 def ours(task: Task, steps: int) -> Callable[[], None]:
     """`steps` steps of the trainer's own loop."""
     learner = Learner.new(task)
-    trainer.begin_phase(task, learner, 0)
+    trainer.begin_phase(task, learner, 0, None)
     if task.config.compile:
         learner.forward = compiled(learner.model, task.config.cuda_graph)
 
     @no_denormals()
     def go() -> None:
-        assert learner.optimizer is not None
-        for number, (images, labels) in enumerate(batches(task, 0)):
+        for number, batch in enumerate(batches(task, 0)):
             if number == steps:
                 break
             set_rate_factor(learner.optimizer, 1.0)
-            trainer.train_step(task, learner, images, labels, acts=False)
+            trainer.train_step(task, learner, batch, acts=False)
         learner.loss_sum.item()
 
     return go

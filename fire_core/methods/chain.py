@@ -59,6 +59,7 @@ class Chain(Method):
                 f"come before {writing[0]}, which acts after steps"
             )
         self.apart = apart
+        self.restarts = {part: how for method in methods.values() for part, how in method.restarts.items()}
         self.acts_within_phases = any(method.acts_within_phases for method in methods.values())
         self.follows_gradients = any(method.follows_gradients for method in methods.values())
         self.acts_on_optimizer_alone = any(method.acts_on_optimizer_alone for method in methods.values())

@@ -2,6 +2,7 @@
 Plasticity Injection", NeurIPS 2023, arXiv 2305.15555)."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -55,6 +56,9 @@ class PlasticityInjection(Method):
     Raises:
         ValueError: the variant is unknown, or a network does not name its heads.
     """
+
+    # The outputs stay, hence the target and the temperature; the old optimizer lacks the new heads.
+    restarts: Mapping[str, str] = {"optimizer": "new", "temperature": "keep", "target": "keep"}
 
     @checked
     def __init__(self, variant: Variant = "original") -> None:

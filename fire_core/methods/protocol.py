@@ -1,6 +1,6 @@
 """What a method sees of a trainer, and when it is asked to act."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,8 +121,11 @@ class Method:
         follows_gradients: whether it acts at a boundary by gradients of the loss, which a target network does not have.
         acts_on_optimizer_alone: whether all that it does at a boundary is to the optimizers' state. Programs refuse it
             where a boundary brings a new optimizer anyway.
+        restarts: what a boundary of an agent does to `optimizer`, `temperature` and `target`, where the method needs
+            something else than all others have (`boundary.*` of `rl`).
     """
 
+    restarts: Mapping[str, str] = {}
     acts_on_optimizer_alone = False
     acts_within_phases = False
     follows_gradients = False
