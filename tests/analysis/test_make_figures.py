@@ -129,7 +129,8 @@ def test_wrong_options_name_what_is_accepted(tmp_path, capsys):
 
 
 def test_it_runs_as_a_script():
-    done = subprocess.run([sys.executable, "analysis/make_figures.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "analysis/make_figures.py", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--runs" in done.stdout
 
