@@ -310,10 +310,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add("--variants", action="store_true", help="the runs are variants of FIRE, a table of their own")
     add("--results", type=Path, help="folder of the page's csv files (default: docs/results/PAGE)")
-    add("--page", type=Path, dest="text", help="file to fill in (default: docs/results/PAGE.md)")
+    add("--page", type=Path, dest="text", help="file to fill in (default: FOLDER.md beside that folder)")
     add("--figures", type=Path, nargs="?", const="", help="folder for figures (PNG beside the csv files without one)")
     add("--width", choices=("column", "page"), default="page", help="of a two-column paper (%(default)s)")
-    return parser.parse_args(split(argv))
+    args = parser.parse_args(split(argv))
+    if not args.page and (args.runs or args.results or args.text):
+        parser.error("--runs, --results and --page are of one page: name it")
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -321,7 +324,8 @@ def main(argv: list[str] | None = None) -> int:
     stale = 0
     try:
         for name in [args.page] if args.page else PAGES:
-            results, text = args.results or DOCS / name, args.text or DOCS / f"{name}.md"
+            results = args.results or DOCS / name
+            text = args.text or results.with_suffix(".md")
             if args.runs:
                 collect(name, args.runs, results, args.variants)
             page = Page(results, args.width)
@@ -332,7 +336,7 @@ def main(argv: list[str] | None = None) -> int:
     except BadRun as error:
         print(f"make_tables: {error}", file=sys.stderr)
         return 1
-    if args.text is None:
+    if args.results is None:
         stale += numbers.fill(args.check)
     return int(args.check and stale > 0)
 
