@@ -72,6 +72,8 @@ def read_folder(folder: Path) -> Run:
         "finished": finished,
         "identity": mapping(what).get("run") if what.exists() else None,  # None: from before there was the file
     }
+    if not isinstance(meta["identity"], dict | None):
+        raise BadRun(f"corrupt: {what.name} does not say what the run is")
     columns, values = table(parse_lines((folder / "metrics.jsonl").read_bytes(), finished))
     return Run.of(folder.name, str(folder), meta, pd.DataFrame(values, columns=columns, copy=False))
 

@@ -50,6 +50,7 @@ def spoil(root: Path) -> dict[str, str]:
     (write_run(root, "fire", 14, name="yamlless") / "config.yaml").write_text("a: [")
     (write_run(root, "fire", 18, name="pageless") / "env.json").write_text("[" * 100_000)
     (write_run(root, "fire", 19, name="deep") / "metrics.jsonl").write_text('{"step": ' + "[" * 100_000 + "\n")
+    (write_run(root, "fire", 22, name="nobody") / "identity.json").write_text('{"run": "x"}')
     (write_run(root, "fire", 20, name="listed") / "DONE").write_text("[]")
     (write_run(root, "fire", 21, name="colourful") / "config.yaml").write_text('method: {name: "\\e[31m"}\nseed: 21\n')
     (write_run(root, "fire", 15, name="methodless") / "config.yaml").write_text("seed: 1\n")
@@ -67,6 +68,7 @@ def spoil(root: Path) -> dict[str, str]:
         "pageless": "env.json",
         "deep": "line 1",
         "listed": "DONE",
+        "nobody": "identity.json",
         "colourful": "no name",
         "methodless": "foreign",
         "unordered": "step",
