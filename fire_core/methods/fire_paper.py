@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.methods.protocol import Context
+from fire_core.methods.protocol import Context, Saved
 from fire_core.units.graph import weight
 from fire_core.units.recycle import redraw_rows_
 from fire_core.units.watch import mean_magnitude, peak
@@ -237,7 +237,7 @@ class FirePaperCBP:
         self.state["age"][i][rows] = 0
 
 
-class FirePaperSilences:
+class FirePaperSilences(Saved):
     """How long each unit has been silent, in samples, and from when on that is too long; as the FIRE authors' code.
 
     Thresholds move every `every` steps, at the very first one too: to the percentile of the silences since the last
@@ -251,6 +251,7 @@ class FirePaperSilences:
         device: of the state.
     """
 
+    FIELDS = ("age", "threshold", "ended", "steps", "window")
     WINDOW = 512
 
     def __init__(
@@ -303,15 +304,3 @@ class FirePaperSilences:
         grown = (self.threshold * self.growth).long()
         self.threshold = torch.where(quantile < self.threshold, quantile, grown).clamp(samples, self.max_age)
         self.ended.zero_()
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a resume."""
-        window = [{"fired": fired, "samples": samples} for fired, samples in self.window]
-        plain = {"age": self.age, "threshold": self.threshold, "ended": self.ended, "steps": self.steps}
-        return {**plain, "window": window}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.age, self.threshold, self.ended = state["age"], state["threshold"], state["ended"].clone()
-        self.steps = state["steps"]
-        self.window = [(entry["fired"], entry["samples"]) for entry in state["window"]]

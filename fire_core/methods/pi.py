@@ -2,13 +2,12 @@
 Plasticity Injection", NeurIPS 2023, arXiv 2305.15555)."""
 
 import copy
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import Variant
+from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import checked
 from fire_core.units.recycle import resample
 
@@ -51,10 +50,9 @@ class PlasticityInjection(Method):
 
     Args:
         variant: original or fire_paper.
-
-    Raises:
-        ValueError: the variant is unknown, or a network does not name its heads.
     """
+
+    FIELDS = ("injections",)
 
     @checked
     def __init__(self, variant: Variant = "original") -> None:
@@ -87,12 +85,6 @@ class PlasticityInjection(Method):
             for each in filter(None, (module, net.targets.get(name))):
                 for path in cast(tuple[str, ...], module.injectable):
                     inject(each, path, init)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"injections": self.injections}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.injections = state["injections"]
 
 
 @torch.no_grad()

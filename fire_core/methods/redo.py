@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.fire_paper import chain
-from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import Variant
+from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.metrics import dormant
 from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.find import unit_graph
@@ -36,14 +35,10 @@ class ReDo(Method):
         threshold: of the score; 0: only units that are exactly silent.
         every: epochs between two times.
         samples: how many are measured, of the training data (fire_paper: the last ones of the test data).
-        recycle: False only measures (`method/dormant_ratio` in the log).
         variant: original or fire_paper.
-
-    Raises:
-        ValueError: an option is out of its range, or the network has no units that are known.
     """
 
-    acts_within_phases = True
+    FIELDS = ("epochs",)
 
     @checked
     def __init__(
@@ -51,11 +46,10 @@ class ReDo(Method):
         threshold: NonNegative = 0.1,
         every: Count = 1,
         samples: Count = 512,
-        recycle: bool = True,
         variant: Variant = "original",
     ) -> None:
         self.threshold, self.every, self.samples = threshold, every, samples
-        self.recycle, self.variant, self.epochs = recycle, variant, 0
+        self.variant, self.epochs = variant, 0
 
     def check(self, net: Net) -> None:
         if self.variant == "original":
@@ -69,9 +63,9 @@ class ReDo(Method):
         graph = unit_graph(net.modules) if layers is None else []
         watch = Watch(graph, mean_magnitude, only_training=False) if layers is None else layers.watch_redo()
         masks = [dormant(activity[None], self.threshold) for activity in self._activity(net, context, watch)]
-        if self.recycle and layers is not None:
+        if layers is not None:
             layers.recycle_(masks[:-1], context)
-        elif self.recycle:
+        else:
             draw = InitialDraw(net.modules, net.init)
             recycle_masked_(graph, masks, draw, context.generator, context.optimizers)
         return {"dormant_ratio": torch.cat(masks).float().mean().item()}
@@ -96,9 +90,3 @@ class ReDo(Method):
                 if seen >= self.samples:
                     break
         return [activity / seen for activity in total]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epochs": self.epochs}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epochs = state["epochs"]

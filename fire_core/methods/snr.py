@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.fire_paper import FirePaperSilences, chain
-from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import Variant
+from fire_core.methods.protocol import Context, Method, Net, Saved, Variant
 from fire_core.ranges import Count, at_least, checked, within
 from fire_core.units.find import unit_graph
 from fire_core.units.recycle import InitialDraw, at_hand, recycle_masked_
@@ -39,12 +38,7 @@ class SelfNormalizedResets(Method):
         max_age: largest threshold, in samples; half of it is the first.
         growth: factor of a threshold that no percentile lies below.
         variant: original or fire_paper.
-
-    Raises:
-        ValueError: an option is out of its range, or the network has no units that are known.
     """
-
-    acts_within_phases = True
 
     @checked
     def __init__(
@@ -106,7 +100,7 @@ class SelfNormalizedResets(Method):
             self.silences.load_state_dict(state)
 
 
-class Silences:
+class Silences(Saved):
     """How long each unit has been silent, in samples, and from when on that is too long.
 
     At an update a threshold goes to the percentile of the unit's silences since the last update if that is smaller,
@@ -122,6 +116,8 @@ class Silences:
         batch: samples of a batch.
         device: of the state.
     """
+
+    FIELDS = ("age", "threshold", "counts", "epochs", "batch")
 
     def __init__(
         self,
@@ -169,13 +165,3 @@ class Silences:
         moved = torch.where(percentile < self.threshold, percentile, grown)
         self.threshold = moved.clamp(self.batch, max(self.max_age, self.batch))
         self.counts.zero_()
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a resume."""
-        names = ("age", "threshold", "counts", "epochs", "batch")
-        return {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.age, self.threshold, self.counts = state["age"], state["threshold"], state["counts"].clone()
-        self.epochs, self.batch = state["epochs"], state["batch"]

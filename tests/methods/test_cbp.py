@@ -128,9 +128,3 @@ def test_more_than_are_mature_are_never_asked_for() -> None:
             method.after_step(net, Context(0, step, torch.Generator()))
     mature = [int((age > 2).sum()) for age in method.state["age"].split([8, 6])]
     assert mature == method.state["mature"]
-
-
-@pytest.mark.parametrize("options", [{"rate": 1.5}, {"decay": -1}, {"maturity": -1}, {"variant": "x"}])
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        ContinualBackprop(**options)

@@ -26,7 +26,6 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "cbp": [{"rate": 0.1, "maturity": 3}, {"rate": 0.1, "maturity": 3, "variant": "fire_paper"}],
     "c_chain": [{"warmup": 10, "window": 6}],
     "cpr": [{"rate": 0.5, "every": 4}],
-    "dash": [{}, {"variant": "step", "every": 3, "alpha": 0.1, "rate": 0.5}],
     "fire": [{"min_norm": 2.5}, {"scale": "variance_factor"}, {"tol": 1.0}],
     "fire_exact": [{"min_norm": 2.5}, {"scale": "variance_factor"}],
     "hare_tortoise": [{"momentum": 0.9, "every": 2}],
@@ -40,6 +39,41 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "swr": [{"every": 4, "factor": 0.3, "decay": 0.5}, {"every": 4, "factor": 0.1, "pruning": "proportional"}],
     "trac": [{"scale": 0.2}],
     "snr": [{"percentile": 0.8, "every": 1, "max_age": 64}],
+}
+# Values just outside of what an option accepts.
+REFUSED = {
+    "adamo": ["lr=0", "coef=-1", "betas=[1.0,0.9]", "eps=0"],
+    "c_chain": ["scale=-1", "coef=-1", "warmup=0", "window=0"],
+    "cbp": ["rate=1.5", "decay=-1", "maturity=-1", "variant=x"],
+    "cpr": ["rate=2", "every=0", "transform=step"],
+    "dash": ["alpha=2", "minimum=-1", "mode=both", "variant=x"],
+    "fire": ["iterations=0", "norm_init=x", "layout=x", "scale=x", "blend=2", "solver=x", "variance_factor=2.0"],
+    "fuse": ["keep=1.0", "keep=-0.1", "weights=3"],
+    "hare_tortoise": ["momentum=1", "every=0"],
+    "l2_er": ["weight_decay=-1", "lr=-1", "every=0"],
+    "l2init": ["coef=-1"],
+    "muon": ["variant=x", "lr=0"],
+    "nap": ["every=0"],
+    "parseval": ["coef=-1", "scale=0"],
+    "random_isometry": ["layout=x", "scale=x", "variance_factor=2.0"],
+    "redo": ["threshold=-1", "every=0", "samples=0", "variant=x"],
+    "regrama": ["threshold=-1", "every=0"],
+    "snp": ["perturb=2", "perturb=0.1 coef=0", "variant=x", "layout=x"],
+    "snr": ["percentile=1.0", "every=0", "variant=x"],
+    "spectral": ["coef=-1", "k=0", "iterations=0"],
+    "swr": [
+        "factor=0",
+        "factor=1.5 pruning=proportional",
+        "every=0",
+        "utility=random",
+        "pruning=x",
+        "reinit=x",
+        "decay=1",
+    ],
+    "trac": ["scale=0", "eps=0"],
+    "upgd": ["lr=0", "beta=1", "sigma=-1"],
+    "weight_clipping": ["zeta=0"],
+    "weight_decay": ["coef=-1"],
 }
 
 
@@ -92,6 +126,7 @@ def trained(method: Method) -> list[Any]:
                 optimizer.zero_grad()
                 loss, penalty = F.cross_entropy(model(inputs), targets), method.penalty(net)
                 (loss if penalty is None else loss + penalty).backward()
+                method.before_step(net, moment(phase, step))
                 optimizer.step()
                 method.after_step(net, moment(phase, step, loss.detach()))
                 step += 1
@@ -157,3 +192,10 @@ def test_a_missing_effect_is_seen() -> None:
     for rate, matters in ((0.0, False), (0.1, True)):
         one, other = (trained(build("method", options("cbp") | {"rate": rate, "maturity": m})) for m in (3, 6))
         assert differ(one, other) == matters
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, values in REFUSED.items() for wrong in values])
+def test_refused(name: str, wrong: str) -> None:
+    given = OmegaConf.to_container(OmegaConf.from_dotlist(wrong.split()))
+    with pytest.raises(ConfigError, match=rf"^method\.{next(iter(given))}\b"):
+        build("method", options(name) | given)

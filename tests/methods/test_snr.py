@@ -105,9 +105,3 @@ def test_a_unit_that_falls_silent_is_recycled() -> None:
     others = [i for i in range(8) if i != 3]
     assert torch.equal(model.layers[0].weight[others], net.init["model"]["layers.0.weight"][others])
     assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize("options", [{"percentile": 1.0}, {"every": 0}, {"variant": "x"}])
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        SelfNormalizedResets(**options)

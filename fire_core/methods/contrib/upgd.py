@@ -1,13 +1,13 @@
 """UPGD, utility-based perturbed gradient descent (Elsayed and Mahmood, "Addressing Loss of Plasticity and Catastrophic
 Forgetting in Continual Learning", ICLR 2024, arXiv 2404.00781; public code: mohmdelsayed/upgd, `weight_upgd`)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from fire_core.methods.protocol import Method, Net
+from fire_core.methods.protocol import MakeOptimizer, Method, Net
 from fire_core.ranges import Decay, NonNegative, Positive, checked
 
 
@@ -24,12 +24,7 @@ class UPGD(Method):
         weight_decay: decay.
         beta: of the running utility.
         sigma: standard deviation of the noise.
-
-    Raises:
-        ValueError: an option is out of its range.
     """
-
-    acts_within_phases = True
 
     @checked
     def __init__(
@@ -37,9 +32,7 @@ class UPGD(Method):
     ) -> None:
         self.options = {"lr": lr, "weight_decay": weight_decay, "beta": beta, "sigma": sigma}
 
-    def optimizer(
-        self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    ) -> torch.optim.Optimizer:
+    def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
         return PerturbedDescent(net.parameters(), **self.options)
 
 
@@ -61,17 +54,15 @@ class PerturbedDescent(torch.optim.Optimizer):
         largest = []
         for p, group in active:
             state: dict[str, Any] = self.state[p]
-            if not state:
-                state["step"], state["utility"] = torch.zeros(()), torch.zeros_like(p)
-            state["step"] += 1
-            state["utility"].mul_(group["beta"]).addcmul_(p.grad, p, value=group["beta"] - 1)
-            largest.append(state["utility"].max())
+            state["step"] = state.get("step", 0) + 1
+            utility = state.setdefault("utility", torch.zeros_like(p))
+            largest.append(utility.mul_(group["beta"]).addcmul_(p.grad, p, value=group["beta"] - 1).max())
         if not active:
             return
         top = torch.stack(largest).max()
         for p, group in active:
             state = self.state[p]
-            corrected = state["utility"] / (1 - group["beta"] ** state["step"].item())
-            useless = 1 - corrected.div_(top).sigmoid_()
+            corrected = state["utility"] / (1 - group["beta"] ** state["step"])
+            useless = 1 - (corrected / top).sigmoid()
             noise = torch.randn_like(p).mul_(group["sigma"]).add_(p.grad).mul_(useless)
             p.mul_(1 - group["lr"] * group["weight_decay"]).add_(noise, alpha=-group["lr"])
