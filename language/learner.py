@@ -12,27 +12,26 @@ from torch.nn.parallel import DistributedDataParallel
 from fire_core.methods import Net
 from harness.config.build import build
 from harness.training import seeding
-from harness.training.firing import load_trigger, trigger_state
-from harness.training.loop import Progress
+from harness.training.learner import LearnerBase
 from harness.training.measure import Meter
 from language.model import GPT
-from language.sharded import shard_, to_shards
+from language.sharded import shard_, shard_moments, to_shards
 from language.speed import NextTokenLoss
 from language.task import Task
 
 
 @dataclass(kw_only=True)
-class Learner(Progress):
-    """All that changes while training, which is all that a checkpoint holds. Steps are optimizer steps."""
+class Learner(LearnerBase):
+    """All that changes while a language run trains. Steps are optimizer steps."""
 
     forward: Any  # a module that gives the loss of a batch: compiled and replicated as asked for
     loss_sum: Tensor  # of this process's batches since the last row
     seen: int = 0
     kept: dict[str, dict[str, Any]] = field(default_factory=dict)  # weights of phase 0: best, and at chosen iterations
-
+    start_iteration: int = 0  # of phase 0, whose weights phase 1 starts from
     own_loss: dict[str, float] = field(default_factory=dict)  # of each task of a stream, when it ended: held-out tokens
 
-    PLAIN = (*Progress.PROGRESS, "loss_sum", "seen", "kept", "own_loss")
+    PLAIN = (*LearnerBase.PLAIN, "loss_sum", "seen", "kept", "start_iteration", "own_loss")
 
     @classmethod
     def new(cls, task: Task) -> "Learner":
@@ -74,48 +73,25 @@ class Learner(Progress):
         weights = {key: p.detach().clone() for key, p in self.model.named_parameters()}  # the tied matrix once
         self.kept[name] = {"weights": weights, "iteration": self.phase_step, "val/loss": self.row.get("val/loss")}
 
-    def state_dict(self) -> dict[str, Any]:
-        """For `Run.checkpoint`."""
-        assert self.optimizer is not None
-        return {
-            "model": self.model.state_dict(),
-            "init": self.net.init["model"],
-            "method": self.method.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "rng": seeding.rng_state(),
-            "trigger": trigger_state(self.trigger),
-            **{key: getattr(self, key) for key in self.PLAIN},
-        }
-
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`'s state, which is rank 0's."""
-        if state["method"] is not None:  # None: from a first phase that another method's run may have trained
-            self.method.load_state_dict(state["method"])
-            self.method.reshape(self.net)
-        self.optimizer = new_optimizer(task, self, state["phase"])
-        state = to_shards(state, self.model, self.optimizer)
-        self.model.load_state_dict(state["model"])
-        self.net.init["model"] = state["init"]
-        self.optimizer.load_state_dict(state["optimizer"])
-        seeding.set_rng_state(state["rng"])
-        load_trigger(self.trigger, state.get("trigger"))
-        for key in self.PLAIN:
-            setattr(self, key, {} if key == "own_loss" and key not in state else state[key])
+        """Go on from rank 0's state."""
+        super().load_state_dict(task, to_shards(state, self.model))
+        shard_moments(self.optimizer)
         if task.group.rank > 0:
             self.clear_sums()  # rank 0 saved the sum over all
 
+    def renew_optimizers(self, task: Task) -> None:
+        """The learner's phase begins with a new optimizer, which the method chooses in phases in which it acts."""
 
-def new_optimizer(task: Task, learner: Learner, index: int) -> torch.optim.Optimizer:
-    """The optimizer of phase `index`; the method may choose it in phases in which it acts."""
+        def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            chosen = list(parameters)
+            groups: list[dict[str, Any]] = [{"params": [p for p in chosen if p.ndim > 1]}]
+            if vectors := [p for p in chosen if p.ndim < 2]:
+                groups.append({"params": vectors, "weight_decay": 0.0})
+            optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=groups)
+            return optimizer
 
-    def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        chosen = list(parameters)
-        groups: list[dict[str, Any]] = [{"params": [p for p in chosen if p.ndim > 1]}]
-        if vectors := [p for p in chosen if p.ndim < 2]:
-            groups.append({"params": vectors, "weight_decay": 0.0})
-        optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=groups)
-        return optimizer
-
-    if task.method_acts_in(index):
-        return learner.method.optimizer(learner.net, default)
-    return default(learner.model.parameters())
+        acts = task.method_acts_in(self.phase)
+        self.optimizers = {
+            "model": self.method.optimizer(self.net, default) if acts else default(self.model.parameters())
+        }

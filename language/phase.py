@@ -14,6 +14,7 @@ from fire_core.weights.distributed import local
 from fire_core.weights.optimizer_state import parts_of
 from harness.run.folder import Run
 from harness.training import seeding
+from harness.training.boundary import At
 from harness.training.measure import check_finite
 from language.learner import Learner
 from language.schedule import learning_rate
@@ -132,16 +133,14 @@ class BothSides:
         task: what is fixed.
         learner: at the boundary, or where a trigger fired.
         firing: which of the two.
-        between: takes `kl`, beside what else belongs to no side.
     """
 
-    def __init__(
-        self, task: Task, learner: Learner, firing: bool = False, between: dict[str, float] | None = None
-    ) -> None:
+    def __init__(self, task: Task, learner: Learner, firing: bool = False) -> None:
         self.task, self.learner, self.firing = task, learner, firing
         self.known = learner.phase if firing else max(learner.phase - 1, 0)
         self.old: dict[str, Tensor] | None = None
-        self.between = {} if between is None else between
+        starts = not firing and not task.benchmark.new_tasks
+        self.between: dict[str, float] = {"start_iteration": learner.start_iteration} if starts else {}
 
     def __call__(self) -> dict[str, float]:
         """The numbers of this side."""
@@ -184,7 +183,6 @@ def make_row(task: Task, learner: Learner, pace: Pace) -> dict[str, Any]:
     """What is known at this step; on every rank, for all take part in the evaluation."""
     check_finite(learner.step, learner.loss_sum)  # waits for the GPU
     speed = pace.read()
-    assert learner.optimizer is not None
     loss = task.group.sum_(torch.stack([learner.loss_sum.double().cpu(), torch.tensor(float(learner.seen)).double()]))
     row = {
         "step": learner.step,
@@ -246,14 +244,16 @@ def stability(task: Task, learner: Learner, row: Mapping[str, float]) -> dict[st
     return {"stability/earlier_loss": mean(losses), "stability/backward_transfer": mean(transfer)}
 
 
-def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:
-    """The moment, as a method sees it; a pass is what comes between two rows.
+def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
+    """What a method is told when it acts; a pass is what comes between two rows.
 
     Args:
         task: what is fixed.
-        learner: at this moment.
-        step_loss: after a step, the loss of its last batch.
+        learner: as it is now.
+        at: when.
+        step_loss: around a step, the loss of its last batch.
     """
+    names = ("firing", learner.step) if at == "firing" else ("method", learner.phase, learner.phase_step)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         for step in range(task.phases[learner.phase].rows_every):
@@ -263,7 +263,7 @@ def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) 
     return Context(
         phase=learner.phase,
         step=learner.step,
-        generator=seeding.generator(task.config.seed, "method", learner.phase, learner.phase_step),
+        generator=seeding.generator(task.config.seed, *names),
         batches=batches,
         loss=lambda inputs, targets: learner.model(inputs, targets)[1],
         optimizers=parts_of(learner.optimizer),
@@ -275,3 +275,9 @@ def rate_factor(task: Task, learner: Learner) -> float:
     """Of the base learning rate, for the coming step."""
     length = task.phases[learner.phase].length
     return learning_rate(learner.phase_step, length.warmup, length.decay, 1.0, task.config.min_lr_ratio)
+
+
+def summarise(learner: Learner) -> dict[str, Any]:
+    """What is kept of a run that has ended."""
+    final = {key: value for key, value in learner.row.items() if key.startswith(SUMMARY)}
+    return {**final, "steps": learner.step, "seconds": learner.seconds}

@@ -79,7 +79,7 @@ def load_run(folder: Path, name: str, device: torch.device, trust: bool) -> tupl
     state = newest_state(folder)
     model = build_model(config, get_tokenizer(config.tokenizer).vocab_size)
     if name == "newest":
-        model.load_state_dict(state["model"])
+        model.load_state_dict(state["modules"]["model"])
     elif name in state["kept"]:
         model.load_state_dict(state["kept"][name]["weights"], strict=False)  # tied: under its first name alone
     else:

@@ -35,27 +35,27 @@ def gathered(state: Any) -> Any:
     return state
 
 
-def to_shards(state: dict[str, Any], model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """A trainer's state with shards instead of whole tensors: weights and moments of sharded parameters in shards."""
+def to_shards(state: dict[str, Any], model: GPT) -> dict[str, Any]:
+    """A learner's state with shards of the weights instead of whole tensors, where the model's are sharded."""
     own = model.state_dict()
     if not any(is_sharded(tensor) for tensor in own.values()):
         return state
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    moments = {
-        index: {key: _like(parameters[index], value) for key, value in slots.items()}
-        for index, slots in state["optimizer"]["state"].items()
-    }
-    kept = {
-        name: {**entry, "weights": {key: _like(own[key], value) for key, value in entry["weights"].items()}}
-        for name, entry in state["kept"].items()
-    }
+
+    def shards(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: _like(own[name], value) for name, value in weights.items()}
+
     return {
         **state,
-        "model": {key: _like(own[key], value) for key, value in state["model"].items()},
-        "init": {key: _like(own[key], value) for key, value in state["init"].items()},
-        "optimizer": {**state["optimizer"], "state": moments},
-        "kept": kept,
+        "modules": {"model": shards(state["modules"]["model"])},
+        "init": {"model": shards(state["init"]["model"])},
+        "kept": {name: {**entry, "weights": shards(entry["weights"])} for name, entry in state["kept"].items()},
     }
+
+
+def shard_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Replace whole moments of sharded parameters by their shards."""
+    for parameter, slots in optimizer.state.items():
+        slots |= {key: _like(parameter, value) for key, value in slots.items()}
 
 
 def _like(parameter: Tensor, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """What is fixed before the first step of `language.train`: options, processes, data, phases."""
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,9 +28,8 @@ from harness.config.memory import check_network_fits
 from harness.config.tables import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
-from harness.run.schema import check_weights
 from harness.training import seeding
-from harness.training.firing import check_trigger_state
+from harness.training.learner import check_learner
 from language.benchmark import STARTS, Benchmark, Phase, Setting
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
@@ -82,7 +81,7 @@ register(
 class Task:
     """What is fixed before the first step: processes, data, phases, options. Everything else is a `Learner`."""
 
-    config: DictConfig
+    config: LanguageConfig  # plain, as a look into a DictConfig takes as long as a small operation
     group: ProcessGroup
     corpora: dict[str, dict[str, TokenFile]]  # by name (of a pair: first, second), then by split
     vocab_size: int
@@ -106,30 +105,32 @@ class Task:
             raise ConfigError(
                 f"accumulation={config.accumulation} batches cannot be dealt to {size} processes: take a multiple"
             )
+        options = OmegaConf.to_object(config)
+        assert isinstance(options, LanguageConfig)
         group = ProcessGroup.join(config.device)
         set_up_torch(group.device, config.threads, config.deterministic)
         tokenizer = get_tokenizer(config.tokenizer)
         # All that needs no data comes first: preparing them takes time and writes files.
         benchmark = build("benchmark", config.benchmark, Benchmark)
         check_network_fits(
-            f"model={config.model.name}", lambda: build_model(config, tokenizer.vocab_size), group.device
+            f"model={config.model.name}", lambda: build_model(options, tokenizer.vocab_size), group.device
         )
         seeding.seed_everything(seeding.derive(config.seed, "init"))
-        model, method = build_model(config, tokenizer.vocab_size), build("method", config.method, Method)
-        check_works(config, group, model, method)
+        model, method = build_model(options, tokenizer.vocab_size), build("method", config.method, Method)
+        check_works(options, group, model, method)
         stays = benchmark.keeps_optimizer or build_trigger(config.trigger) is not None
         check_optimizer_stays(method, name=config.method.name, stays=stays, why=f"benchmark={config.benchmark.name}")
         check_optimizer(config.optimizer)
         corpora = {
-            name: load(Path(config.paths.data), options, tokenizer, local=options["local"])
-            for name, options in parts_of_dataset(config.dataset).items()
+            name: load(Path(config.paths.data), corpus, tokenizer, local=corpus["local"])
+            for name, corpus in parts_of_dataset(options.dataset).items()
         }
         block, vocabulary = config.model.block_size, tokenizer.vocab_size
         pair = {key: config.dataset[key] for key in ("replay", "mix_by") if key in config.dataset}
         setting = Setting(block, config.batch_size * config.accumulation * block, vocabulary, config.seed, **pair)
         phases = benchmark.phases(corpora, setting)
-        trigger = build_trigger(config.trigger)
-        task = cls(config, group, corpora, vocabulary, benchmark, phases, model, method, trigger)
+        trigger = build_trigger(options.trigger)
+        task = cls(options, group, corpora, vocabulary, benchmark, phases, model, method, trigger)
         for index in range(len(phases)):
             task.held_out(index)  # a corpus that is too short is refused now
         task.check_trigger()
@@ -141,13 +142,13 @@ class Task:
         Raises:
             ConfigError: with the reason.
         """
-        name = self.config.trigger.name
+        name = self.config.trigger["name"]
         check_trigger(
             self.config.trigger,
             self.trigger,
             self.method,
             Net({"model": self.model}, {}),
-            name=self.config.method.name,
+            name=self.config.method["name"],
             metrics=METRICS,
             after=self.steps_before_trigger,
             total_steps=self.total_steps,
@@ -195,14 +196,14 @@ class Task:
     @property
     def tokens_per_step(self) -> int:
         """Over all processes."""
-        return int(self.config.batch_size * self.config.accumulation * self.config.model.block_size)
+        return int(self.config.batch_size * self.config.accumulation * self.config.model["block_size"])
 
     def held_out(self, index: int) -> dict[str, Tensor]:
         """Held-out tokens of phase `index` by name, int64 (n, block_size + 1) each, always the same."""
         phase, found = self.phases[index], {}
         for name, (file, _) in phase.val.items():
             if file.path not in self.rows:
-                self.rows[file.path] = evenly_spaced(file, self.config.model.block_size, self.config.eval_sequences)
+                self.rows[file.path] = evenly_spaced(file, self.config.model["block_size"], self.config.eval_sequences)
             found[name] = self.rows[file.path] if phase.relabel is None else phase.relabel(self.rows[file.path])
         return found
 
@@ -221,17 +222,16 @@ class Task:
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise a ValueError for a state whose network is another one."""
-        check_weights(state, self.model, "init", *(() if self.method.overrides("reshape") else ("model",)))
-        check_trigger_state(self.trigger, state, self.asks_in(state["phase"]), state["step"])
+        asked = self.asks_in(state["phase"])
+        check_learner(state, {"model": self.model}, self.method, self.trigger, asked, state["step"])
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers: its options, and the tokens themselves rather than where they lie."""
-        options: Any = OmegaConf.to_container(self.config, resolve=True)
         tokens = {
             part: {split: file.header["sha256"] for split, file in files.items()}
             for part, files in self.corpora.items()
         }
-        what = {**identity(options, "parallel"), "tokens": tokens}
+        what = {**identity(asdict(self.config), "parallel"), "tokens": tokens}
         if self.forgets_start:
             what["benchmark"] = what["benchmark"] | {"start": STARTS[0]}
         return what
@@ -260,28 +260,27 @@ class Task:
         return autocast(self.device, self.config.precision)
 
 
-def parts_of_dataset(dataset: DictConfig) -> dict[str, dict[str, Any]]:
+def parts_of_dataset(dataset: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The corpora of `dataset=` by name: one alone, those of a pair or of domains, and one's own `more` texts.
 
     Raises:
         ConfigError: `dataset.more` is no list of paths.
     """
-    options: Any = OmegaConf.to_container(dataset, resolve=True)
-    if "_target_" in options:
-        return {options["name"]: options}
-    parts = {name: part for name, part in options.items() if isinstance(part, dict) and "_target_" in part}
-    more = options.get("more", [])
+    if "_target_" in dataset:
+        return {dataset["name"]: dataset}
+    parts = {name: part for name, part in dataset.items() if isinstance(part, dict) and "_target_" in part}
+    more = dataset.get("more", [])
     if not isinstance(more, list) or not all(isinstance(path, str) for path in more):
         raise ConfigError(f"dataset.more must be a list of files or folders, got {more!r}")
     return parts | {f"text {number}": parts["first"] | {"path": path} for number, path in enumerate(more, 3)}
 
 
-def is_sharded(config: DictConfig, group: ProcessGroup) -> bool:
+def is_sharded(config: LanguageConfig, group: ProcessGroup) -> bool:
     """Whether each process holds a part of every weight."""
-    return group.size > 1 and bool(config.parallel == "fsdp")
+    return group.size > 1 and config.parallel == "fsdp"
 
 
-def check_works(config: DictConfig, group: ProcessGroup, model: GPT, method: Method) -> None:
+def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method: Method) -> None:
     """Refuse a method that cannot work on the model, or in the way in which it is trained here.
 
     Raises:
@@ -290,16 +289,16 @@ def check_works(config: DictConfig, group: ProcessGroup, model: GPT, method: Met
     refused: dict[str, str] = {}
     if group.size > 1:
         local = "acts on what one process sees: the processes would drift apart. Use one"
-        refused |= {"after_step": local, "after_epoch": local}
+        refused |= {"before_step": local, "after_step": local, "after_epoch": local}
     if config.compile:
         refused["watch"] = "watches units, which compiled code does not show: compile=false"
-    net, network = Net({"model": model}, {}), f"model={config.model.name}"
-    check_method(method, net, name=config.method.name, network=network, without=refused)
+    net, network = Net({"model": model}, {}), f"model={config.model['name']}"
+    check_method(method, net, name=config.method["name"], network=network, without=refused)
     if method.acts_within_phases and is_sharded(config, group):
-        raise ConfigError(f"method={config.method.name} acts within phases, on whole weights: it needs parallel=ddp")
+        raise ConfigError(f"method={config.method['name']} acts within phases, on whole weights: it needs parallel=ddp")
 
 
-def build_model(config: DictConfig, vocab_size: int) -> GPT:
+def build_model(config: LanguageConfig | DictConfig, vocab_size: int) -> GPT:
     """The network of `model=`, for the tokenizer's vocabulary."""
     options = {key: config.model[key] for key in config.model if key != "layout"}
     model: GPT = build("model", options, GPT, vocab_size=vocab_size)
@@ -313,6 +312,12 @@ def batch_at(task: Task, phase: int, step: int, number: int) -> tuple[Tensor, Te
     """
     generator = np.random.Generator(np.random.Philox(seeding.derive(task.config.seed, "batch", phase, step, number)))
     return drawn(task, phase, generator, task.config.batch_size)
+
+
+def micro_batches(task: Task, phase: int, step: int) -> list[tuple[Tensor, Tensor]]:
+    """The batches of a step that this process takes, one after the other."""
+    mine = range(task.group.rank, task.config.accumulation, task.group.size)
+    return [batch_at(task, phase, step, number) for number in mine]
 
 
 def drawn(task: Task, phase: int, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ the others what to train. Read from `main` down.
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import hydra
@@ -31,11 +31,20 @@ from harness.training.boundary import act_after_row, act_at_boundary
 from harness.training.firing import ask, start
 from harness.training.loop import Loop
 from harness.training.measure import check_finite
-from language.learner import Learner, new_optimizer
-from language.phase import SUMMARY, BothSides, make_context, make_row, pass_probe, rate_factor, save, trigger_losses
+from language.learner import Learner
+from language.phase import (
+    BothSides,
+    make_context,
+    make_row,
+    pass_probe,
+    rate_factor,
+    save,
+    summarise,
+    trigger_losses,
+)
 from language.process_group import leave
 from language.speed import Pace
-from language.task import METRICS, Task, batch_at
+from language.task import METRICS, Task, micro_batches
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="language")
@@ -77,7 +86,7 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
         with loading():
             learner.load_state_dict(task, state)
     start_of = "" if task.benchmark.new_tasks else f" from {task.start}"
-    title = f"{config.method.name}{start_of} seed {config.seed}"
+    title = f"{config.method['name']}{start_of} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
     probe = functools.partial(pass_probe, task, learner) if config.compile else None
     losses = functools.partial(trigger_losses, task, learner)
@@ -87,15 +96,15 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
     shown = config.progress and group.rank == 0
     with Loop(learner, run, task.total_steps, title, shown, group.maximum) as loop:
         for index in range(learner.phase, stop or len(task.phases)):
-            if index > learner.phase or learner.optimizer is None:
+            if index > learner.phase or not learner.optimizers:
                 begin_phase(task, learner, index, run)
                 pace.restart()
-            assert learner.optimizer is not None
             phase, acts = task.phases[index], task.method_acts_in(index)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 while learner.phase_step < phase.length.steps:
                     set_rate_factor(learner.optimizer, rate_factor(task, learner))
-                    loss = train_step(task, learner, acts)
+                    batch = micro_batches(task, index, learner.phase_step)
+                    loss = train_step(task, learner, batch, acts)
                     learner.phase_step += 1
                     learner.step += 1
                     pace.steps += 1
@@ -108,7 +117,7 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
                         learner.row["seconds"] = round(learner.seconds, 3)
                         if acts:
                             last = learner.step == task.total_steps
-                            act_after_row(learner, learner.net, make_context(task, learner), last)
+                            act_after_row(learner, learner.net, make_context(task, learner, "row"), last)
                         if run is not None:
                             run.log(learner.row)
                         loop.show(
@@ -120,12 +129,11 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
                         )
                         pace.restart()
                     if task.asks_in(index) and (firing := ask(learner, learner.step, loss=loss)):
-                        act(task, learner, run, firing=firing)
+                        act(task, learner, run, firing)
                     if index == 0 and not task.benchmark.new_tasks:
                         keep_weights(task, learner)
                     loop.end_step(write_checkpoint, ended)
-    final = {key: value for key, value in learner.row.items() if key.startswith(SUMMARY)}
-    return {**final, "steps": learner.step, "seconds": learner.seconds}
+    return summarise(learner)
 
 
 def keep_weights(task: Task, learner: Learner) -> None:
@@ -134,50 +142,41 @@ def keep_weights(task: Task, learner: Learner) -> None:
         best = learner.kept.get("best", {"val/loss": math.inf})["val/loss"]
         if learner.row["val/loss"] < best:
             learner.keep("best")
-    if learner.phase_step in task.config.benchmark.checkpoints:
+    if learner.phase_step in task.config.benchmark["checkpoints"]:
         learner.keep(str(learner.phase_step))
 
 
-def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
+def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:
     """Take up the weights to start from, let the method act, measure what it did, start a new optimizer if due."""
     seeding.seed_everything(seeding.derive(task.config.seed, "phase", index))
     if index > 0:
-        started_from = learner.phase_step
+        learner.start_iteration = learner.phase_step
         if (kept := learner.kept.get(str(task.start))) is not None:
-            started_from = kept["iteration"]
+            learner.start_iteration = kept["iteration"]
             with torch.no_grad():
                 for name, parameter in learner.model.named_parameters():
                     parameter.copy_(kept["weights"][name])
         learner.kept = {}
         learner.phase, learner.phase_step = index, 0
         if acts_at_boundaries(task.config.trigger):
-            act(task, learner, run, {} if task.benchmark.new_tasks else {"start_iteration": started_from})
-    if not (task.benchmark.keeps_optimizer and holds_all(learner.optimizer, learner.net.parameters())):
-        learner.optimizer = new_optimizer(task, learner, index)
+            act(task, learner, run)
+    keeps = task.benchmark.keeps_optimizer and bool(learner.optimizers)
+    if not (keeps and holds_all(learner.optimizer, learner.net.parameters())):
+        learner.renew_optimizers(task)
     learner.clear_sums()
 
 
-def act(
-    task: Task,
-    learner: Learner,
-    run: Run | None,
-    also: dict[str, float] | None = None,
-    firing: Firing | None = None,
-) -> None:
+def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
     """Let the method act before the phase that begins, or where the trigger fired, and measure what it did.
 
     Where a trigger fired the optimizer stays, with what the method leaves of its state.
     """
-    context = make_context(task, learner)
-    if firing is not None:
-        context.generator = seeding.generator(task.config.seed, "firing", learner.step)
-    measure = BothSides(task, learner, firing=firing is not None, between=also or {})
+    measure = BothSides(task, learner, firing=firing is not None)
     act_at_boundary(
+        task,
         learner,
-        context,
-        name=task.config.method.name,
-        device=task.device,
-        run=run,
+        make_context(task, learner, "firing" if firing else "boundary"),
+        run,
         measure=measure,
         afterwards=None if task.sharded else lambda: task.group.broadcast_(list(learner.model.parameters())),
         also=measure.between,
@@ -185,25 +184,23 @@ def act(
     )
 
 
-def train_step(task: Task, learner: Learner, acts: bool) -> Tensor | None:
-    """One optimizer step; `acts`: with the method's penalty and its hook after the step.
+def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tensor]], acts: bool) -> Tensor | None:
+    """One optimizer step on this process's micro-batches; `acts`: with the method's penalty and hooks around the step.
 
     Returns:
-        The loss of this process's last batch, on the device; None if the step was skipped.
+        The loss of the last micro-batch, on the device; None if the step was skipped.
     """
     config, optimizer, forward = task.config, learner.optimizer, learner.forward
-    assert optimizer is not None
     optimizer.zero_grad(set_to_none=True)
-    mine = range(task.group.rank, config.accumulation, task.group.size)
-    for number in mine:
-        inputs, targets = batch_at(task, learner.phase, learner.phase_step, number)
-        alone = isinstance(forward, DistributedDataParallel) and number != mine[-1]  # gradients travel once a step
+    for number, (inputs, targets) in enumerate(batch, 1):
+        last = number == len(batch)  # gradients travel once a step
         if task.sharded:
-            cast(Any, learner.model).set_requires_gradient_sync(number == mine[-1])
+            cast(Any, learner.model).set_requires_gradient_sync(last)
+        alone = isinstance(forward, DistributedDataParallel) and not last
         with forward.no_sync() if alone else contextlib.nullcontext():
             with task.autocast():
                 loss = forward(inputs, targets)
-            (loss / len(mine)).backward()
+            (loss / len(batch)).backward()
         learner.loss_sum += loss.detach()
         learner.seen += 1
     if acts:
@@ -216,10 +213,14 @@ def train_step(task: Task, learner: Learner, acts: bool) -> Tensor | None:
         if config.on_nan == "skip":
             return None
         check_finite(learner.step, norm)
+    if acts:
+        with learner.method_meter:
+            context = make_context(task, learner, "step", loss.detach())
+            learner.method.before_step(learner.net, context)
     optimizer.step()
     if acts:
         with learner.method_meter:
-            learner.method.after_step(learner.net, make_context(task, learner, loss.detach()))
+            learner.method.after_step(learner.net, context)
     detached: Tensor = loss.detach()
     return detached
 

@@ -1,28 +1,23 @@
-"""Agent steps a second of DQN's whole loop, against a plain loop, interleaved in one run.
+"""Agent steps a second of DQN's whole loop, against a plain loop, alternating in one process.
 
     python scripts/bench_dqn.py                       the paper's sizes: 4 environments, an update a step, batch 32
     python scripts/bench_dqn.py --threads 2 precision=bfloat16 compile=default     options of rl.dqn
     python scripts/bench_dqn.py device=cuda compile=reduce-overhead                a GPU
-    python scripts/bench_dqn.py --store 40000         the replay on disk: seconds and bytes for this many real frames
 
 The plain loop is that of single-file implementations: Gymnasium's AsyncVectorEnv with wrapped environments, a
-replay of stacked frames in numpy, eager float32 updates, `loss.item()` now and then. Both train networks of the same
-shape on the same game, alternating, so that other load on the machine affects both equally; ratios are medians over the
-rounds. Then this update alone, on prepared batches in a tight loop, which shows what the rest of the loop costs.
+replay of stacked frames in numpy, eager float32 updates. Both train networks of the same shape on the same game. Then
+this update alone, on a prepared batch, which shows what the rest of the loop costs.
 """
 
 import argparse
 import os
-import statistics
+import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 if not __package__:
-    import sys
-
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import ale_py
@@ -35,11 +30,11 @@ from PIL import Image
 
 from harness.config.cli import CONF
 from rl.common.replay_store import RingStore
-from rl.dqn.frames import FrameReplay
-from rl.dqn.learner import Learner, new_optimizer, on_device, targets_of
+from rl.dqn.learner import Learner, on_device, targets_of
 from rl.dqn.networks import NatureCNN
 from rl.dqn.task import Task
 from rl.dqn.train import interact, train_step
+from scripts.interleaved import report, seconds_of
 
 START = 2000  # steps of random play before the first update, in both loops
 
@@ -142,7 +137,7 @@ def ours(overrides: list[str], capacity: int) -> tuple[Task, Learner, RingStore]
         config = hydra.compose("dqn", options)
     task = Task.from_config(config)
     learner = Learner.new(task)
-    learner.optimizer = new_optimizer(task, learner, 0)
+    learner.renew_optimizers(task)
     return task, learner, RingStore(Path(tempfile.mkdtemp()) / "replay")
 
 
@@ -157,64 +152,18 @@ def alone(task: Task, learner: Learner) -> Callable[[], None]:
         targets = targets_of(task, learner, there)
         for i in range(count):
             rows = slice(i * size, (i + 1) * size)
-            train_step(task, learner, there.frames[rows, :-1], there.actions[rows], targets[i](), acts=False)
+            train_step(task, learner, (there.frames[rows, :-1], there.actions[rows], targets[i]()), acts=False)
 
     return run
-
-
-def rate(step: Callable[[], object], seconds: float, each: int, device: torch.device) -> float:
-    """Agent steps a second."""
-    done, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        step()
-        done += each
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return done / (time.perf_counter() - start)
-
-
-def bench_store(frames: int, game: str) -> None:
-    """Play this many frames at random; print how long saving blocks and the size of a million frames on disk."""
-    from rl.dqn.atari import make
-
-    env = make(4, 0, "bench", game)
-    replay, store = FrameReplay(frames, 4, (84, 84)), RingStore(Path(tempfile.mkdtemp()) / "replay")
-    replay.start(torch.arange(4), env.begin())
-    generator = torch.Generator().manual_seed(0)
-    blocked = 0.0
-    for _ in range(frames // 4 - 1):
-        actions = torch.randint(env.emulator.actions, (4,), generator=generator)
-        env.send(actions)
-        step = env.recv()
-        replay.append(step.frames, actions, step.rewards, step.terminated)
-        replay.start(step.ended, step.first)
-        start = time.perf_counter()
-        store.follow(replay)
-        blocked = max(blocked, time.perf_counter() - start)
-    time.sleep(2)  # as training would continue
-    start = time.perf_counter()
-    manifest = store.save(replay)
-    saving = time.perf_counter() - start
-    size = sum((store.folder / name).stat().st_size for name in manifest["segments"])
-    start = time.perf_counter()
-    other = RingStore(store.folder)
-    other.load(FrameReplay(frames, 4, (84, 84)), manifest)
-    loading = time.perf_counter() - start
-    each = size / len(replay)
-    print(f"{game}: {len(replay)} frames on disk in {size / 1e6:.1f} MB, {each / 1e3:.2f} GB a million")
-    print(
-        f"a save blocked {saving:.2f} s, handing a segment over {blocked:.3f} s at most; loading took {loading:.1f} s"
-    )
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4, help="of each turn")
+    parser.add_argument("--steps", type=int, default=200, help="of each turn, in every environment")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch, in both loops")
     parser.add_argument("--capacity", type=int, default=20_000, help="of both replays")
-    parser.add_argument("--store", type=int, default=0, help="measure the replay on disk with this many frames instead")
     parser.add_argument("overrides", nargs="*", help="options of rl.dqn")
     given = parser.parse_args()
     overrides = [*given.overrides, f"threads={given.threads}"]
@@ -225,35 +174,15 @@ def main() -> None:
         interact(task, learner, acts=False)
         store.follow(learner.replay)
 
-    if given.store:
-        return bench_store(given.store, config.env["game"])
     plain = PlainLoop(config.env["game"], config.num_envs, config.model["width"], device, given.capacity)
     torch.use_deterministic_algorithms(False)
     while learner.step < START + config.num_envs:
         step()
     while plain.added * config.num_envs < START:
         plain.step(learn=False)
-    update = alone(task, learner)
-    update()
-    plain.step()
-    turns = {
-        "plain loop": plain.step,
-        "this loop": step,
-        "this update alone": update,
-    }
-    rates: dict[str, list[float]] = {name: [] for name in turns}
-    for _ in range(given.rounds):
-        for name, turn in turns.items():
-            rates[name].append(rate(turn, given.seconds, config.num_envs, device))
-    for name, values in rates.items():
-        low, middle, high = min(values), statistics.median(values), max(values)
-        print(f"{name:18} {middle:8.1f} agent steps/s (from {low:.1f} to {high:.1f})")
-    for label, a, b in (
-        ("this loop / plain loop", "this loop", "plain loop"),
-        ("time of a step / of its update alone", "this update alone", "this loop"),
-    ):
-        ratios = [x / y for x, y in zip(rates[a], rates[b], strict=True)]
-        print(f"{label}: {statistics.median(ratios):.2f} (from {min(ratios):.2f} to {max(ratios):.2f})")
+    turns = {"plain loop": plain.step, "this loop": step, "this update alone": alone(task, learner)}
+    seconds = seconds_of(turns, given.rounds, times=given.steps)
+    report(seconds, given.steps * config.num_envs, "agent steps")
     plain.env.close()
     store.close()
 

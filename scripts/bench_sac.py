@@ -1,35 +1,27 @@
-"""The speed of a SAC update against a plain eager one, and of environments in threads and processes.
+"""The speed of a SAC update against a plain eager one, alternating in one process.
 
-    python scripts/bench_sac.py                                  the paper's sizes: 51 numbers, 19 actions, batch 256
-    python scripts/bench_sac.py --compile --threads 1            with torch.compile too
-    python scripts/bench_sac.py --device cuda --compile --graph  a GPU
-    python scripts/bench_sac.py --env Humanoid-v5                environment steps a second: threads, processes
-
-All variants alternate in one process, so that other load on the machine affects each of them equally; ratios are
-medians over the rounds.
+python scripts/bench_sac.py                                  the paper's sizes: 51 numbers, 19 actions, batch 256
+python scripts/bench_sac.py --compile --threads 1            with torch.compile too
+python scripts/bench_sac.py --device cuda --compile --graph  a GPU
 """
 
 import argparse
-import statistics
-import time
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 if not __package__:
-    import sys
-
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl.sac.control import Control
 from rl.sac.networks import Networks, plain_critic
 from rl.sac.update import Batch, CudaGraph, Temperature, Update, adamw, compiled
-from rl.sac.workers import Workers
+from scripts.interleaved import report, seconds_of
 
 SQUASHING = torch.distributions.TanhTransform()
 
@@ -171,19 +163,6 @@ def random_batch(size: int, o: int, a: int, device: str, generator: torch.Genera
     return batch, normal(2, size, a)
 
 
-def rate(function: Callable[..., Tensor], given: tuple[object, ...], seconds: float, device: str) -> float:
-    """Calls a second."""
-    began, calls = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds or calls < 2:
-        function(*given)
-        calls += 1
-        if device == "cuda" and calls % 50 == 0:
-            torch.cuda.synchronize()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return calls / (time.perf_counter() - began)
-
-
 def bench_updates(args: argparse.Namespace) -> None:
     """The plain update, this one, and this one in every faster setting asked for."""
     o, a, device = args.observations, args.actions, args.device
@@ -201,65 +180,29 @@ def bench_updates(args: argparse.Namespace) -> None:
             variants[f"rl.sac, {name}, {'compiled, ' * args.compile}graph"] = CudaGraph(
                 torch.compile(inner.__call__) if args.compile else inner
             )
-    for function in variants.values():  # compiling, first allocations
-        for _ in range(8 if device == "cuda" else 2):
+    for function in variants.values():  # compiling, capturing
+        for _ in range(8 if device == "cuda" else 1):
             function(*given)
-    rates: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(args.rounds):
-        for name, function in variants.items():
-            rates[name].append(rate(function, given, args.seconds, device))
+
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {args.threads} threads"
-    print(f"updates/s on {where}; {o} observations, {a} actions, batch {args.batch}, critics {how[2]} x {how[3]}")
-    for name, own in rates.items():
-        ratio = statistics.median(x / y for x, y in zip(own, rates["plain eager"], strict=True))
-        print(f"{name:32} {statistics.median(own):8.1f}   {ratio:5.2f} x plain")
-
-
-def bench_steps(args: argparse.Namespace) -> None:
-    """Environment steps a second, with random actions: in turn, in threads, in processes."""
-    import gymnasium
-
-    control, steps = Control("gymnasium", args.env), args.steps
-    rng = np.random.default_rng(0)
-    size = control.make().action_space.shape[0]
-    print(f"environment steps/s of {args.env}, {args.envs} environments, no learning beside them")
-    for count in (1, args.envs):
-        workers = Workers(control, count, 0)
-        actions = rng.uniform(-1, 1, (steps, count, size)).astype(np.float32)
-        began = time.perf_counter()
-        for action in actions:
-            workers.send(action)
-            workers.receive()
-        print(f"{f'threads, {count}':32} {steps * count / (time.perf_counter() - began):8.0f}")
-        workers.close()
-        vector = gymnasium.make_vec(args.env, count, "async")
-        vector.reset(seed=0)
-        assert isinstance(vector, gymnasium.vector.AsyncVectorEnv)
-        assert isinstance(vector.single_action_space, gymnasium.spaces.Box)
-        low, high = vector.single_action_space.low, vector.single_action_space.high
-        began = time.perf_counter()
-        for action in actions:
-            vector.step_async(low + (action + 1) / 2 * (high - low))
-            vector.step_wait()
-        print(f"{f'processes, {count}':32} {steps * count / (time.perf_counter() - began):8.0f}")
-        vector.close()
+    print(f"{where}; {o} observations, {a} actions, batch {args.batch}, critics {how[2]} x {how[3]}")
+    loops = {name: partial(function, *given) for name, function in variants.items()}
+    report(seconds_of(loops, args.rounds, args.threads, args.updates), args.updates, "updates")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (
         ("observations", 51), ("actions", 19), ("batch", 256), ("actor-width", 128), ("actor-depth", 1),
-        ("critic-width", 512), ("critic-depth", 2), ("threads", 2), ("rounds", 5), ("envs", 4), ("steps", 1000),
+        ("critic-width", 512), ("critic-depth", 2), ("threads", 2), ("rounds", 5), ("updates", 100),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a variant in a round")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--graph", action="store_true", help="CUDA graphs")
-    parser.add_argument("--env", help="time this environment instead")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    bench_steps(args) if args.env else bench_updates(args)
+    bench_updates(args)
 
 
 if __name__ == "__main__":

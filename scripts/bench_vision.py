@@ -5,15 +5,17 @@
 
 The plain loop is a DataLoader without workers, over PIL images and torchvision transforms (over tensors where the data
 are no images), float32, eager, `loss.item()` at each step. Both train the same network from the same weights and on the
-same data; the whole loop is compared, data included. With one thread the clock is the process's own processor time,
-which other programs on the machine disturb least. Ratios are medians over rounds.
+same data; the whole loop is compared, data included.
 """
 
 import argparse
-import statistics
-import time
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import hydra
 import numpy as np
@@ -25,6 +27,7 @@ from torchvision import transforms
 import vision.train as trainer
 from fire_core.weights.optimizer_state import set_rate_factor
 from harness.config.cli import CONF
+from scripts.interleaved import report, seconds_of
 from vision.benchmarks import Phase
 from vision.data import ImageData
 from vision.learner import Learner
@@ -59,18 +62,17 @@ def synthetic(count: int, size: int, classes: int) -> ImageData:
 def ours(task: Task, steps: int) -> Callable[[], None]:
     """`steps` steps of the trainer's own loop."""
     learner = Learner.new(task)
-    trainer.begin_phase(task, learner, 0)
+    trainer.begin_phase(task, learner, 0, None)
     if task.config.compile:
         learner.forward = compiled(learner.model, task.config.cuda_graph)
 
     @no_denormals()
     def go() -> None:
-        assert learner.optimizer is not None
-        for number, (images, labels) in enumerate(batches(task, 0)):
+        for number, batch in enumerate(batches(task, 0)):
             if number == steps:
                 break
             set_rate_factor(learner.optimizer, 1.0)
-            trainer.train_step(task, learner, images, labels, acts=False)
+            trainer.train_step(task, learner, batch, acts=False)
         learner.loss_sum.item()
 
     return go
@@ -105,18 +107,6 @@ def plain(task: Task, steps: int) -> Callable[[], None]:
     return go
 
 
-def measure(loops: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
-    """Seconds of each loop in each round, the loops taking turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
-    for number in range(rounds + 1):
-        for name, loop in loops.items():
-            start = clock()
-            loop()
-            if number:  # the first round warms up
-                seconds[name].append(clock() - start)
-    return seconds
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("overrides", nargs="*", help="options of vision.train")
@@ -131,19 +121,12 @@ def main() -> None:
         config = hydra.compose("vision", [*args.overrides, *quiet])
     if args.batch:
         config.batch_size = args.batch
-    clock = time.process_time if args.threads == 1 else time.perf_counter
     task = trainer.PROGRAM.make_task(config)
     if args.size:
         task.data = synthetic(config.batch_size * 8, args.size, 10).to(task.device)
     task.phases = [Phase(np.arange(len(task.data.train_labels)), np.arange(1), epochs=10**6)]
-    seconds = measure({"plain": plain(task, args.steps), "ours": ours(task, args.steps)}, args.rounds, clock)
-    for name, times in seconds.items():
-        print(f"{name:<8} {args.steps * config.batch_size / statistics.median(times):10.0f} images/s")
-    ratios = sorted(a / b for a, b in zip(seconds["plain"], seconds["ours"], strict=True))
-    middle = statistics.median(ratios)
-    print(
-        f"a plain loop's time over this one's {middle:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}, {args.rounds} rounds)"
-    )
+    loops = {"a plain loop": plain(task, args.steps), "this loop": ours(task, args.steps)}
+    report(seconds_of(loops, args.rounds, args.threads), args.steps * config.batch_size, "images")
 
 
 if __name__ == "__main__":

@@ -67,8 +67,6 @@ variants() { # each changes one thing in FIRE as it is by default; all at the st
         # shellcheck disable=SC2086  # several options
         python -m vision.train "${where[@]}" method=fire "method.name=$name" $options "${parallel[@]}" < /dev/null
     done << 'END'
-optimizer_kept method._target_=scripts.ingredients.KeepsOptimizer
-only_norm method._target_=scripts.ingredients.Rescales
 blend_${method.blend} method.blend=0.0,0.25,0.5,0.75
 steps_${method.iterations} method.iterations=1,2,5,20
 norm_init_spectral method.norm_init=spectral

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,22 +10,21 @@ from torch import Tensor, nn
 from fire_core.methods import Net
 from harness.config.build import build
 from harness.training import seeding
-from harness.training.firing import load_trigger, trigger_state
-from harness.training.loop import Progress
+from harness.training.learner import LearnerBase
 from harness.training.measure import Meter
 from vision.task import Task
 
 
 @dataclass(kw_only=True)
-class Learner(Progress):
-    """All that changes while training, which is all that a checkpoint holds. Steps are optimizer steps."""
+class Learner(LearnerBase):
+    """All that changes while a vision run trains. Steps are optimizer steps."""
 
     forward: nn.Module  # the network as it trains: compiled if asked for
     loss_sum: Tensor  # of the samples since the last row, as the next two
     correct: Tensor
     seen: int = 0
 
-    PLAIN = (*Progress.PROGRESS, "loss_sum", "correct", "seen")
+    PLAIN = (*LearnerBase.PLAIN, "loss_sum", "correct", "seen")
 
     @classmethod
     def new(cls, task: Task) -> "Learner":
@@ -52,41 +50,14 @@ class Learner(Progress):
         """The network."""
         return self.net.modules["model"]
 
-    def state_dict(self) -> dict[str, Any]:
-        """For `Run.checkpoint`."""
-        assert self.optimizer is not None
-        return {
-            "model": self.model.state_dict(),
-            "init": self.net.init["model"],
-            "method": self.method.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "rng": seeding.rng_state(),
-            "trigger": trigger_state(self.trigger),
-            **{key: getattr(self, key) for key in self.PLAIN},
+    def renew_optimizers(self, task: Task) -> None:
+        """The learner's phase begins with a new optimizer, which the method chooses in phases in which it acts."""
+
+        def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=list(parameters))
+            return optimizer
+
+        acts = task.method_acts_in(self.phase)
+        self.optimizers = {
+            "model": self.method.optimizer(self.net, default) if acts else default(self.model.parameters())
         }
-
-    def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`'s state."""
-        self.net.init["model"] = state["init"]
-        if state["method"] is not None:  # None: from a first phase that another method's run may have trained
-            self.method.load_state_dict(state["method"])
-            self.method.reshape(self.net)
-        self.model.load_state_dict(state["model"])
-        self.optimizer = new_optimizer(task, self, state["phase"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        seeding.set_rng_state(state["rng"])
-        load_trigger(self.trigger, state.get("trigger"))
-        for key in self.PLAIN:
-            setattr(self, key, state[key])
-
-
-def new_optimizer(task: Task, learner: Learner, index: int) -> torch.optim.Optimizer:
-    """The optimizer of phase `index`; the method may choose it in phases in which it acts."""
-
-    def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=list(parameters))
-        return optimizer
-
-    if task.method_acts_in(index):
-        return learner.method.optimizer(learner.net, default)
-    return default(learner.model.parameters())

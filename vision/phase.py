@@ -15,6 +15,7 @@ from fire_core.weights.optimizer_state import parts_of
 from harness.config.errors import TrainingError
 from harness.run.folder import Run
 from harness.training import seeding
+from harness.training.boundary import At
 from harness.training.measure import check_finite
 from harness.training.plasticity import plasticity
 from vision.data.order import arrival_order
@@ -160,7 +161,6 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     check_finite(learner.step, learner.loss_sum)
     if learner.seen == 0:
         raise TrainingError(f"every step of the epoch before step {learner.step} was skipped (on_nan=skip): lower lr=")
-    assert learner.optimizer is not None
     phase, earlier = task.phases[learner.phase], task.phases[: learner.phase]
     row: dict[str, Any] = {
         "step": learner.step,
@@ -198,8 +198,9 @@ def averages(row: dict[str, Any], before: dict[str, Any], ended: bool) -> dict[s
     return numbers | ({name: before[name]} if name in before else {})
 
 
-def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:
-    """The moment, as a method sees it; after a step with its loss."""
+def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
+    """What a method is told when it acts; around a step with the step's loss."""
+    names = ("firing", learner.step) if at == "firing" else ("method", learner.phase, learner.phase_step)
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         with task.autocast():
@@ -208,7 +209,7 @@ def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) 
     return Context(
         phase=learner.phase,
         step=learner.step,
-        generator=seeding.generator(task.config.seed, "method", learner.phase, learner.phase_step),
+        generator=seeding.generator(task.config.seed, *names),
         batches=functools.partial(one_pass, task, learner.phase),
         loss=loss,
         optimizers=parts_of(learner.optimizer),
@@ -230,7 +231,7 @@ def rate_factor(task: Task, index: int, step: int) -> float:
     return reference(number, phase.epochs, phase.passes_per_epoch, earlier, fraction)
 
 
-def summarise(state: dict[str, Any]) -> dict[str, Any]:
-    """The summary of a run that has ended in this state (of a learner)."""
-    final = {key: value for key, value in state["row"].items() if key.startswith(SUMMARY)}
-    return {**final, "steps": state["step"], "seconds": state["seconds"]}
+def summarise(learner: Learner) -> dict[str, Any]:
+    """What is kept of a run that has ended."""
+    final = {key: value for key, value in learner.row.items() if key.startswith(SUMMARY)}
+    return {**final, "steps": learner.step, "seconds": learner.seconds}

@@ -30,9 +30,8 @@ from harness.config.memory import check_network_fits
 from harness.config.tables import register
 from harness.config.trigger import build_trigger, check_trigger
 from harness.run.identity import identity, without
-from harness.run.schema import check_weights
 from harness.training import seeding
-from harness.training.firing import check_trigger_state
+from harness.training.learner import check_learner
 from harness.training.plasticity import LEVELS
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
@@ -160,8 +159,8 @@ class Task:
         steps = [phase.steps(self.config.batch_size) for phase in self.phases[: state["phase"] + 1]]
         if state["phase_step"] > steps[-1] or state["step"] != sum(steps[:-1]) + state["phase_step"]:
             raise ValueError(f"step {state['step']} is not step {state['phase_step']} of phase {state['phase']}")
-        check_weights(state, self.model, "init", *(() if self.method.overrides("reshape") else ("model",)))
-        check_trigger_state(self.trigger, state, self.asks_in(state["phase"]), state["step"])
+        asked = self.asks_in(state["phase"])
+        check_learner(state, {"model": self.model}, self.method, self.trigger, asked, state["step"])
 
     def identity(self) -> dict[str, Any]:
         """What shapes the run's numbers; `cuda_graph` replays the same kernels."""

@@ -26,7 +26,7 @@ from harness.training.boundary import act_after_row, act_at_boundary
 from harness.training.firing import ask, start
 from harness.training.loop import Loop
 from harness.training.measure import check_finite
-from vision.learner import Learner, new_optimizer
+from vision.learner import Learner
 from vision.phase import (
     batches,
     make_context,
@@ -74,17 +74,16 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         for index, phase in enumerate(task.phases[:stop]):
             if index < learner.phase:
                 continue
-            if index > learner.phase or learner.optimizer is None:
+            if index > learner.phase or not learner.optimizers:
                 begin_phase(task, learner, index, run)
             asks = task.asks_in(index)
-            assert learner.optimizer is not None
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
             if config.compile and (acts or learner.forward is learner.model):
                 learner.forward = compiled(learner.model, config.cuda_graph)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
-                for images, labels in batches(task, index, start=learner.phase_step):
+                for batch in batches(task, index, start=learner.phase_step):
                     set_rate_factor(learner.optimizer, rate_factor(task, index, learner.phase_step))
-                    loss = train_step(task, learner, images, labels, acts)
+                    loss = train_step(task, learner, batch, acts)
                     learner.phase_step += 1
                     learner.step += 1
                     loop.advance()
@@ -94,27 +93,28 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                         learner.row = make_row(task, learner)
                         if acts:
                             last = learner.step == task.total_steps
-                            act_after_row(learner, learner.net, make_context(task, learner), last)
+                            act_after_row(learner, learner.net, make_context(task, learner, "row"), last)
                         run.log(learner.row)
                         loop.show(**{key: learner.row[key] for key in SHOWN if key in learner.row})
                     if asks and (firing := ask(learner, learner.step, loss=loss)):
                         act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended=learner.phase_step == steps)
-    return summarise(vars(learner))
+    return summarise(learner)
 
 
 PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"))
 
 
-def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
+def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:
     """Let the method act at the boundary before phase `index`, measure what it did, and start a new optimizer."""
     config = task.config
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.phase, learner.phase_step = index, 0
     if index > 0 and acts_at_boundaries(config.trigger):
         act(task, learner, run)
-    if not (task.benchmark.keeps_optimizer and holds_all(learner.optimizer, learner.net.parameters())):
-        learner.optimizer = new_optimizer(task, learner, index)
+    keeps = task.benchmark.keeps_optimizer and bool(learner.optimizers)
+    if not (keeps and holds_all(learner.optimizer, learner.net.parameters())):
+        learner.renew_optimizers(task)
     learner.clear_sums()
 
 
@@ -123,29 +123,24 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
 
     Where a trigger fired the optimizer stays, with what the method leaves of its state.
     """
-    context = make_context(task, learner)
-    if firing is not None:
-        context.generator = seeding.generator(task.config.seed, "firing", learner.step)
     act_at_boundary(
+        task,
         learner,
-        context,
-        name=task.config.method["name"],
-        device=task.device,
-        run=run,
+        make_context(task, learner, "firing" if firing else "boundary"),
+        run,
         measure=functools.partial(measure, task, learner),
         level=task.config.metrics,
         firing=firing,
     )
 
 
-def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, acts: bool) -> Tensor | None:
-    """One optimizer step; `acts`: with the method's penalty and its hook after the step.
+def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor], acts: bool) -> Tensor | None:
+    """One optimizer step on images and labels; `acts`: with the method's penalty and its hooks around the step.
 
     Returns:
         The task's loss, on the device; None if the step was skipped.
     """
-    config, optimizer = task.config, learner.optimizer
-    assert optimizer is not None
+    config, optimizer, (images, labels) = task.config, learner.optimizer, batch
     kept = [(buffer, buffer.clone()) for buffer in learner.model.buffers()] if config.on_nan == "skip" else []
     with task.autocast():
         logits = learner.forward(images)
@@ -171,10 +166,14 @@ def train_step(task: Task, learner: Learner, images: Tensor, labels: Tensor, act
         if checks and not is_finite(learner, norm, config.on_nan):
             restore(kept)
             return None
+    if acts:
+        with learner.method_meter:
+            context = make_context(task, learner, "step", loss.detach())
+            learner.method.before_step(learner.net, context)
     optimizer.step()
     if acts:
         with learner.method_meter:
-            learner.method.after_step(learner.net, make_context(task, learner, loss.detach()))
+            learner.method.after_step(learner.net, context)
     with torch.no_grad():
         learner.loss_sum += loss.detach() * len(labels)
         if task.classifies:

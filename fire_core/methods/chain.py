@@ -51,6 +51,7 @@ class Chain(Method):
                 "apart=true has no effect: it needs a method that acts at boundaries, and one whose optimizer trains "
                 "some of the weights in a way of its own"
             )
+        self.restarts = {part: how for method in methods.values() for part, how in method.restarts.items()}
         self.follows_gradients = any(method.follows_gradients for method in methods.values())
         self.acts_on_optimizer_alone = any(method.acts_on_optimizer_alone for method in methods.values())
 

@@ -2,6 +2,7 @@
 Plasticity Injection", NeurIPS 2023, arXiv 2305.15555)."""
 
 import copy
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -53,6 +54,8 @@ class PlasticityInjection(Method):
     """
 
     FIELDS = ("injections",)
+    # The outputs stay, hence the target and the temperature; the old optimizer lacks the new heads.
+    restarts: Mapping[str, str] = {"optimizer": "new", "temperature": "keep", "target": "keep"}
 
     @checked
     def __init__(self, variant: Variant = "original") -> None:

@@ -1,7 +1,7 @@
 """What a method sees of a trainer, and when it is asked to act."""
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -144,8 +144,11 @@ class Method(Saved):
         follows_gradients: whether it acts at a boundary by gradients of the loss, which a target network does not have.
         acts_on_optimizer_alone: whether all that it does at a boundary is to the optimizers' state. Programs refuse it
             where a boundary brings a new optimizer anyway.
+        restarts: what a boundary of an agent does to `optimizer`, `temperature` and `target`, where the method needs
+            something else than all others have (`boundary.*` of `rl`).
     """
 
+    restarts: Mapping[str, str] = {}
     acts_on_optimizer_alone = False
     follows_gradients = False
 

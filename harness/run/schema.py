@@ -37,7 +37,7 @@ def check_outline(place: str, found: Any, expected: Any) -> None:
 
 
 def check_progress(task: Phased, state: Mapping[str, Any]) -> None:
-    """Raise a ValueError if the fields that all trainers save (`harness.training.loop.Progress`) cannot be right."""
+    """Raise a ValueError if the fields that every learner saves (`harness.training.learner`) cannot be right."""
     for key in ("phase", "phase_step", "step"):
         if type(state[key]) is not int or state[key] < 0:
             raise ValueError(f"{key} must be a whole number of at least 0, got {state[key]!r}")

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -12,7 +12,7 @@ from fire_core.reinit.report import Row
 from fire_core.triggers import Firing
 from harness.config.errors import TrainingError
 from harness.run.folder import Run
-from harness.training.loop import Progress
+from harness.training.learner import LearnerBase
 from harness.training.measure import (
     Matrices,
     Stopwatch,
@@ -25,14 +25,28 @@ from harness.training.measure import (
     weight_stable_rank,
 )
 
+# When a context is made: before a phase, where a trigger has fired, after a row, around an optimizer step.
+At = Literal["boundary", "firing", "row", "step"]
+
+
+class Task(Protocol):
+    """The part of a task that is asked for here."""
+
+    @property
+    def config(self) -> Any:
+        """The program's options."""
+
+    @property
+    def device(self) -> torch.device:
+        """Whose work is waited for and whose memory is measured."""
+
 
 def act_at_boundary(
-    learner: Progress,
+    task: Task,
+    learner: LearnerBase,
     context: Context,
-    *,
-    name: str,
-    device: torch.device,
     run: Run | None,
+    *,
     measure: Callable[[], dict[str, float]],
     level: str = "cheap",
     afterwards: Callable[[], None] | None = None,
@@ -50,10 +64,9 @@ def act_at_boundary(
     and the two files are left alone: there may be thousands of firings.
 
     Args:
+        task: of the learner.
         learner: with its phase and step already those of the phase that begins, or of the firing.
-        context: the moment.
-        name: the method's, for errors.
-        device: whose work is waited for and whose memory is measured.
+        context: as the program makes it.
         run: takes the row and the spectra; None (a process that is not the first of its run) takes none.
         measure: numbers of the networks, taken before and after: those of their features, and of their weights
             (`dfi`, `weight_stable_rank`) only if these are to be taken of other modules than the learner's.
@@ -69,12 +82,12 @@ def act_at_boundary(
     found, before = find_matrices(net), measure()
     parameters = list(net.parameters())
     old = {key: {k: v.clone() for k, v in module.state_dict().items()} for key, module in net.modules.items()}
-    with Stopwatch(device) as watch:
+    with Stopwatch(task.device) as watch:
         try:
             done = method.at_boundary(net, context)
         except ValueError as error:
             where = f"before phase {context.phase}" if firing is None else f"at step {learner.step}"
-            raise TrainingError(f"method={name} {where}: {error}") from error
+            raise TrainingError(f"method={task.config.method['name']} {where}: {error}") from error
     report = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
     if afterwards is not None:
         afterwards()
@@ -130,7 +143,7 @@ def _plain(row: Row) -> dict[str, Any]:
     return {key: v for key, v in values if key not in ("seconds", "measuring") and not (v != v or v is None)}
 
 
-def act_after_row(learner: Progress, net: Net, context: Context, last: bool) -> None:
+def act_after_row(learner: LearnerBase, net: Net, context: Context, last: bool) -> None:
     """Let the learner's method act after an evaluation; its numbers and its seconds since the row before join the row.
 
     The seconds are those of the hooks that the trainer calls, which `method_meter` has counted. What a method does
@@ -139,7 +152,7 @@ def act_after_row(learner: Progress, net: Net, context: Context, last: bool) -> 
     Args:
         learner: with the row.
         net: what the method acts on.
-        context: the moment.
+        context: as the program makes it.
         last: whether the run ends with this row. Then the method may measure, but the networks are given their weights
             back: what is saved is what was evaluated.
     """

@@ -5,51 +5,14 @@ import logging
 import signal as signals
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol, Self
 
-import torch
-
-from fire_core.methods import Method, Net
-from fire_core.triggers import Trigger
 from harness.config.errors import TrainingError
 from harness.run.folder import Run
 from harness.training.console import progress_bar, show
-from harness.training.measure import Meter
 from harness.training.signals import Preemption
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """The fields that the learners of all programs have; `PROGRESS` names those that go into a checkpoint as they are.
-
-    Attributes:
-        net: the networks that are trained.
-        method: what may act on them.
-        method_meter: time of the method's work within phases since the last row.
-        optimizer: of the phase; None before the first phase begins.
-        phase: the phase that is trained, from 0.
-        phase_step: steps made in this phase.
-        step: steps made in the run, as rows count them.
-        seconds: of training, over all processes that have worked on the run.
-        row: the last row logged.
-        trigger: says after which steps the method acts; None: it acts at boundaries, or never.
-    """
-
-    net: Net
-    method: Method
-    method_meter: Meter
-    optimizer: torch.optim.Optimizer | None = None
-    phase: int = 0
-    phase_step: int = 0
-    step: int = 0
-    seconds: float = 0.0
-    row: dict[str, Any] = field(default_factory=dict)
-    trigger: Trigger | None = None
-
-    PROGRESS: ClassVar[tuple[str, ...]] = ("phase", "phase_step", "step", "seconds", "row")
 
 
 class Clocked(Protocol):

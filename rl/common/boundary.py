@@ -1,10 +1,11 @@
 """What restarts at a boundary: the options `boundary.*` of both agents."""
 
+import logging
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from omegaconf import MISSING
+from omegaconf import DictConfig
 
 from fire_core.methods import Context, Method, Net
 from fire_core.methods.chain import Chain
@@ -12,21 +13,44 @@ from fire_core.ranges import one_of
 from fire_core.weights.layout import resolve
 from harness.config.errors import ConfigError
 
+log = logging.getLogger(__name__)
 METRICS = ("loss", "return")  # for triggers: of each step, and of each row, the mean over training episodes that ended
+POLICY = {
+    "optimizer": "new",
+    "temperature": "new",
+    "target": "copy",
+}  # unless the method's `restarts` departs
 
 
 @dataclass
 class Boundary:
     """What restarts at a boundary, beside what the method does to the weights: conf/boundary.yaml tells all."""
 
-    optimizer: Annotated[str, one_of("new", "forget", "keep")] = MISSING
-    target: Annotated[str, one_of("copy", "keep")] = MISSING
-    replay: Annotated[str, one_of("new", "keep")] = MISSING
+    optimizer: Annotated[str, one_of("auto", "new", "forget", "keep")] = "auto"
+    target: Annotated[str, one_of("auto", "copy", "keep")] = "auto"
+    replay: Annotated[str, one_of("auto", "new", "keep")] = "auto"
 
     @property
     def restarts_networks(self) -> bool:
         """Whether something restarts where a trigger fires, whatever the method does."""
         return bool({"new", "copy"} & {self.optimizer, self.target})
+
+
+def settle_boundary(config: DictConfig, method: Method, new_data: bool) -> None:
+    """Put what applies in the place of each `boundary` option that is left at `auto`.
+
+    Args:
+        config: the program's options; changed in place.
+        method: as the run will use it.
+        new_data: whether the agent is told that its observations change at boundaries.
+    """
+    boundary, name = config.boundary, config.method.name
+    data = "new" if new_data else "keep"
+    for part in [key for key, value in boundary.items() if value == "auto"]:
+        usual = POLICY.get(part, data)
+        boundary[part] = method.restarts.get(part, usual)
+        if boundary[part] != usual:
+            log.info("boundary.%s=%s, as method=%s needs; otherwise %s", part, boundary[part], name, usual)
 
 
 def check_boundary(method: Method, name: str, *, optimizer: str, target: str) -> None:

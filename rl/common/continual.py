@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from fire_core.methods import Method
 from fire_core.ranges import Count, Width, checked, one_of, within
 from harness.config.errors import ConfigError
 from harness.training import seeding
@@ -175,18 +174,6 @@ def check_one_interface(what: str, found: dict[str, int]) -> None:
     if len(set(found.values())) > 1:
         numbers = ", ".join(f"{name} {number}" for name, number in found.items())
         raise ConfigError(f"benchmark.sequence needs environments with one number of {what}, got {numbers}")
-
-
-def check_acts(benchmark: ContinualControl | None, method: Method, name: str, at_boundaries: bool) -> None:
-    """Refuse a method that would act at boundaries that are hidden.
-
-    Raises:
-        ConfigError: with what to say instead.
-    """
-    if benchmark and not benchmark.known and at_boundaries and method.overrides("at_boundary"):
-        raise ConfigError(
-            f"benchmark.boundaries=hidden: method={name} cannot act at them; say when it acts, such as trigger=every"
-        )
 
 
 OmegaConf.register_new_resolver("times", lambda a, b: int(a) * int(b), replace=True)

@@ -1,24 +1,24 @@
 """What the learners of both agents have."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fire_core.methods import Net
 from fire_core.triggers import Firing
 from harness.training.firing import ask
-from harness.training.loop import Progress
+from harness.training.learner import LearnerBase
 from rl.common.continual import Returns
 from rl.common.replay_store import Ring
 
 
 @dataclass(kw_only=True)
-class AgentLearner(Progress):
-    """All that changes while an agent trains.
+class AgentLearner(LearnerBase):
+    """All that changes while an agent trains. Steps are decisions, those of all environments counted.
 
     Attributes:
-        replay: its transitions.
+        replay: its transitions; a checkpoint holds the names of the segments on disk (`rl.common.checkpoint`).
         updates: optimizer steps of each network.
         returns: of training episodes that ended since the last row.
         of_tasks: of training episodes, in a stream of tasks.
@@ -29,9 +29,21 @@ class AgentLearner(Progress):
     returns: list[float] = field(default_factory=list)
     of_tasks: Returns = field(default_factory=Returns)
 
-    def load_state_dict(self, task: Any, state: dict[str, Any]) -> None:
-        """Restore a state of the learner of this task; the replay must be loaded."""
-        raise NotImplementedError
+    PLAIN = (*LearnerBase.PLAIN, "updates", "returns", "begins")
+    PARTS: ClassVar[tuple[str, ...]] = ("of_tasks",)
+
+    @property
+    def begins(self) -> list[int]:
+        """The first row of each environment that may be drawn from the replay."""
+        return self.replay.begins
+
+    @begins.setter
+    def begins(self, rows: list[int]) -> None:
+        self.replay.begins = list(rows)
+
+    def decisions(self, task: Any) -> int:
+        """How many were made since the replay began to fill."""
+        return self.phase_step if task.empties_replay else self.step
 
     def close(self) -> None:
         """End the threads and close the environments."""

@@ -34,11 +34,13 @@ class Ring(Protocol):
         columns: name -> (envs, rows, ...).
         written: rows ever appended, for each environment.
         rows: length of a ring.
+        begins: the first row of each environment that may be drawn.
     """
 
     columns: dict[str, Tensor]
     written: list[int]
     rows: int
+    begins: list[int]
 
     def loaded(self, written: list[int]) -> None:
         """Called after the columns were filled."""

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fire_core.methods import Net
 from harness.config.build import build
 from harness.training import seeding
-from harness.training.firing import load_trigger, trigger_state
 from harness.training.measure import Meter
 from rl.common.learner import AgentLearner
 from rl.dqn.changing import Changing
@@ -44,8 +43,7 @@ class Passes:
 
 @dataclass(kw_only=True)
 class Learner(AgentLearner):
-    """All that changes while training, which is all that a checkpoint holds. Steps are the agent's, over all
-    environments."""
+    """All that changes while DQN trains."""
 
     replay: FrameReplay
     env: Episodes
@@ -58,7 +56,8 @@ class Learner(AgentLearner):
     updates_since: int = 0
     evaluated: dict[str, float] = field(default_factory=dict)  # the last evaluation
 
-    PLAIN = (*AgentLearner.PROGRESS, "updates", "loss_sum", "value_sum", "updates_since", "returns", "evaluated")
+    PLAIN = (*AgentLearner.PLAIN, "loss_sum", "value_sum", "updates_since", "evaluated")
+    GENERATORS = ("exploring", "sampling")
 
     @classmethod
     def new(cls, task: Task) -> "Learner":
@@ -112,58 +111,26 @@ class Learner(AgentLearner):
 
     def state_dict(self) -> dict[str, Any]:
         """All but the replay, see `rl.common.checkpoint`."""
-        assert self.optimizer is not None
-        return {
-            "q": self.q.state_dict(),
-            "target": self.target.state_dict(),
-            "init": self.net.init["q"],
-            "method": self.method.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "env": self.env.state_dict(),
-            "exploring": self.exploring.get_state(),
-            "sampling": self.sampling.get_state(),
-            "rng": seeding.rng_state(),
-            "trigger": trigger_state(self.trigger),
-            "of_tasks": self.of_tasks.state_dict(),
-            "begins": list(self.replay.begins),
-            **{key: getattr(self, key) for key in self.PLAIN},
-        }
+        return {**super().state_dict(), "env": self.env.state_dict()}
 
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; the replay must be loaded."""
-        self.net.init["q"] = state["init"]
-        for key in self.PLAIN:
-            setattr(self, key, state[key])
-        if state["method"] is not None:  # None: from a first phase that another method's run may have trained
-            self.method.load_state_dict(state["method"])
-            self.method.reshape(self.net)
-        self.q.load_state_dict(state["q"])
-        self.target.load_state_dict(state["target"])
-        self.optimizer = new_optimizer(task, self, self.phase)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.exploring.set_state(state["exploring"].cpu())
-        self.sampling.set_state(state["sampling"].cpu())
-        seeding.set_rng_state(state["rng"])
-        load_trigger(self.trigger, state.get("trigger"))
-        self.replay.begins = list(state["begins"])
+        super().load_state_dict(task, state)
         if task.benchmark is not None:
-            self.of_tasks.load_state_dict(state["of_tasks"])
             self.begin_task()
         if self.step < task.total_steps and not self.env.load_state_dict(state["env"]):
             log.warning("this version of the emulator does not repeat its episodes: new ones begin")
             self.replay.start(torch.arange(self.env.envs), self.env.begin())
 
+    def renew_optimizers(self, task: Task) -> None:
+        """The learner's phase has a new optimizer, which the method may choose."""
 
-def new_optimizer(task: Task, learner: Learner, index: int) -> torch.optim.Optimizer:
-    """An optimizer of the kind that phase `index` has, without any history."""
+        def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=list(parameters))
+            return optimizer
 
-    def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=list(parameters))
-        return optimizer
-
-    if index > 0 and task.config.boundary.optimizer == "new":
-        return learner.method.optimizer(learner.net, default)
-    return default(learner.net.parameters())
+        chooses = task.method_optimizes(self.phase)
+        self.optimizers = {"q": self.method.optimizer(self.net, default) if chooses else default(self.net.parameters())}
 
 
 def build_passes(task: Task, net: Net) -> Passes:

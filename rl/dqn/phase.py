@@ -13,6 +13,7 @@ from fire_core.methods import Context, Net
 from fire_core.weights.optimizer_state import parts_of
 from harness.run.folder import Run
 from harness.training import seeding
+from harness.training.boundary import At
 from harness.training.firing import start
 from harness.training.measure import check_finite, weight_numbers
 from harness.training.plasticity import plasticity
@@ -155,12 +156,16 @@ def trigger_losses(task: Task, learner: Learner, number: int, samples: int) -> I
         yield loss_of(learner, frames[part, :-1], both[part])
 
 
-def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) -> Context:
-    """The context of a method; targets are (B, 2), actions beside targets, since a loss needs both."""
-    names = (task.config.seed, "method", learner.phase, learner.updates)
+def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
+    """What a method is told when it acts; targets are (B, 2), actions beside targets, since a loss needs both.
+
+    At a boundary it gets the optimizer only if that is to forget, as one that is kept or new is not its business.
+    """
+    method = (task.config.seed, "method", learner.phase, learner.updates)
+    sees = at in ("row", "step") or task.config.boundary.optimizer == "forget"
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        generator = seeding.generator(*names, "batches")
+        generator = seeding.generator(*method, "batches")
         for _ in range(BATCHES):
             sampled = learner.replay.sample(task.config.batch_size, generator)
             frames, actions, targets = td_batch(task, learner, sampled)
@@ -169,10 +174,10 @@ def make_context(task: Task, learner: Learner, step_loss: Tensor | None = None) 
     return Context(
         phase=learner.phase,
         step=learner.updates,
-        generator=seeding.generator(*names),
+        generator=seeding.generator(*((task.config.seed, "firing", learner.step) if at == "firing" else method)),
         batches=batches,
         loss=functools.partial(loss_of, learner),
-        optimizers=parts_of(learner.optimizer),
+        optimizers=parts_of(learner.optimizer) if sees else [],
         step_loss=step_loss,
     )
 

@@ -1,31 +1,27 @@
 """What is fixed before the first step of a DQN run: options, environment, network, phases."""
 
 import contextlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
 from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
-from fire_core.methods import Method, Net
+from fire_core.methods import Net
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
-from fire_core.triggers import Trigger
 from harness.config.build import build
-from harness.config.checks import Group, OptionalGroup, check_method, check_optimizer, check_options
-from harness.config.config import Trunk, autocast, resolve_device, set_up_torch
+from harness.config.checks import Group, check_optimizer, check_options
+from harness.config.config import autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.memory import check_fits, check_network_fits
 from harness.config.tables import register
-from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
-from harness.run.identity import identity, without
-from harness.run.schema import check_weights
 from harness.training import seeding
-from harness.training.firing import check_trigger_state
-from harness.training.plasticity import LEVELS
-from rl.common.boundary import METRICS, Boundary, check_boundary
-from rl.common.continual import ContinualControl, check_acts
+from harness.training.learner import check_learner
+from rl.common.boundary import Boundary
+from rl.common.continual import ContinualControl
 from rl.common.phases import Phase, split
+from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method
 from rl.dqn.changing import Changing
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import FrameReplay
@@ -66,19 +62,16 @@ class Evaluation:
 class DQNBoundary(Boundary):
     """What restarts at a boundary."""
 
-    target: Annotated[str, one_of("copy", "keep", "act", "follow")] = MISSING
+    target: Annotated[str, one_of("auto", "copy", "keep", "act", "follow")] = "auto"
 
 
 @dataclass
-class DQNConfig(Trunk):
+class DQNConfig(AgentConfig):
     """Options of `rl.dqn`; `conf/dqn.yaml` fills them in. Steps are the agent's (4 frames), of all environments."""
 
     program: Annotated[str, one_of("dqn")] = "dqn"
-    method: Group = MISSING
-    env: Group = MISSING
     model: Group = MISSING
     optimizer: Group = MISSING
-    benchmark: OptionalGroup = None  # a stream of tasks; null: two halves in one environment
     num_envs: Envs = 4
     total_steps: Count = MISSING
     midpoint: Count = MISSING  # where the method acts
@@ -89,7 +82,6 @@ class DQNConfig(Trunk):
     lr: Positive = 6.25e-5
     gamma: Share = 0.99
     reward_clip: bool = True  # learn from the signs of rewards; returns are reported raw
-    on_nan: Annotated[str, one_of("stop")] = "stop"
     # Each environment draws its own exploration, or shared: one draw for all, as in the reference.
     exploration: Annotated[str, one_of("each", "shared")] = "each"
     epsilon: Epsilon = field(default_factory=Epsilon)
@@ -97,7 +89,6 @@ class DQNConfig(Trunk):
     boundary: DQNBoundary = field(default_factory=DQNBoundary)
     eval: Evaluation = field(default_factory=Evaluation)
     log_every: Count = MISSING  # steps between two rows; an epoch for methods that count in those
-    metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at the midpoint
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
     memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of filters
     # reduce-overhead: CUDA graphs.
@@ -108,22 +99,27 @@ GROUPS = ("scale", "cache", "budget/dqn", "budget/continual", "budget/exceptions
 register("dqn", DQNConfig, *GROUPS, presets=("fig4a", "agents"), envs=("dqn",))
 
 
-@dataclass
-class Task:
-    """What is fixed before the first step; everything else is a `Learner`."""
+@dataclass(kw_only=True)
+class Task(AgentTask):
+    """What is fixed before the first step; everything else is a `Learner`.
 
-    config: DQNConfig  # plain, as a look into a DictConfig takes as long as a small operation
-    device: torch.device
+    Attributes:
+        config: as of all tasks.
+        replay_device: where frames are kept.
+        actions: how many there are.
+        frame: shape of a frame.
+        dtype: of a frame.
+        stack: frames in an observation.
+        model: the Q-network at its initial weights, of which learners take copies.
+    """
+
+    config: DQNConfig
     replay_device: torch.device
     actions: int
     frame: tuple[int, ...]
     dtype: torch.dtype
     stack: int
-    phases: list[Phase]
-    model: nn.Module  # the Q-network at its initial weights; it and the method are not trained: learners take copies
-    method: Method
-    trigger: Trigger | None  # never asked either
-    benchmark: ContinualControl | None
+    model: nn.Module
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
@@ -133,119 +129,48 @@ class Task:
             ConfigError: an option is out of its range, or these things do not fit together or into memory.
         """
         check_options(config)
+        check_optimizer(config.optimizer)
         benchmark = build_benchmark(config)
-        if benchmark is None:
-            check_schedule(config)
-            phases = split(config.midpoint, config.total_steps)
-        else:
-            phases = benchmark.phases("total_steps", config.total_steps)
-            check_task_length(config)
+        check_schedule(config, benchmark)
         device = resolve_device(config.device)
         set_up_torch(device, config.threads, config.deterministic)
-        replay_device = device if config.replay.device == "auto" else resolve_device(config.replay.device)
+        method, trigger = build_method(config, benchmark)
         options = OmegaConf.to_object(config)
         assert isinstance(options, DQNConfig)
-        probe = make_env(options, 1, "check")
-        emulator = probe.emulator
-        probe.close()
-        method = build("method", config.method, Method)
-        check_boundary(method, config.method.name, optimizer=config.boundary.optimizer, target=config.boundary.target)
-        observation = (emulator.stack, *emulator.frame)
-        network = f"model={config.model.name}"
+        with contextlib.closing(make_env(options, 1, "check")) as probe:
+            emulator = probe.emulator
+        observation, network = (emulator.stack, *emulator.frame), f"model={config.model.name}"
         check_network_fits(network, lambda: build_network(options, emulator.actions, observation), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         task = cls(
-            options,
-            device,
-            replay_device,
-            emulator.actions,
-            emulator.frame,
-            emulator.dtype,
-            emulator.stack,
-            phases,
-            build_network(options, emulator.actions, observation),
-            method,
-            build_trigger(options.trigger),
-            benchmark,
+            config=options,
+            device=device,
+            replay_device=device if config.replay.device == "auto" else resolve_device(config.replay.device),
+            actions=emulator.actions,
+            frame=emulator.frame,
+            dtype=emulator.dtype,
+            stack=emulator.stack,
+            phases=phases_of(config, benchmark),
+            model=build_network(options, emulator.actions, observation),
+            method=method,
+            trigger=trigger,
+            benchmark=benchmark,
         )
         if config.replay.capacity < config.num_envs * (task.stack + 2):
             raise ConfigError(f"replay.capacity={config.replay.capacity} is too small for num_envs={config.num_envs}")
         each = FrameReplay.bytes_each(task.frame, task.dtype)
-        check_fits("replay.capacity", config.replay.capacity, each, replay_device)
-        net, name = Net({"q": task.model}, {}), config.method.name
-        check_method(method, net, name=name, network=network)
-        check_acts(benchmark, method, name, acts_at_boundaries(options.trigger))
-        check_trigger(
-            options.trigger,
-            task.trigger,
-            method,
-            net,
-            name=name,
-            metrics=METRICS,
-            after=task.steps_before_trigger,
-            total_steps=task.total_steps,
-            restarts=options.boundary.restarts_networks,
-        )
-        if not acts_at_boundaries(options.trigger) and method.overrides("optimizer"):
-            raise ConfigError(
-                f"method={name} brings an optimizer of its own at the midpoint: it needs trigger=boundary"
-            )
-        check_optimizer(config.optimizer)
+        check_fits("replay.capacity", config.replay.capacity, each, task.replay_device)
+        task.check_method(Net({"q": task.model}, {}), network)
         return task
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise a ValueError for a state whose networks are others."""
-        check_weights(state, self.model, "init", *(() if self.method.overrides("reshape") else ("q", "target")))
-        check_trigger_state(self.trigger, state, self.trigger is not None, state["step"])
-
-    def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers."""
-        what = identity(asdict(self.config))
-        if self.config.eval.episodes is None:  # as before there was the option
-            what["eval"] = without(what["eval"], ("episodes",))
-        return what if self.benchmark else without(what, ("benchmark",))  # as before there were streams
-
-    def first_phase_identity(self) -> dict[str, Any] | None:
-        """The part of it that shapes the first phase: methods act from the midpoint on, and are measured there.
-
-        With a trigger, or within the tasks of a stream, they may act from the start, and nothing is shared.
-        """
-        shared = self.trigger is None and not self.method_acts_in(0)
-        return without(self.identity(), ("method", "boundary", "metrics", "trigger")) if shared else None
-
-    @property
-    def headline(self) -> str:
-        """The number of the summary that is shown and returned."""
-        return "eval/return" if self.benchmark is None else "task/return"
-
-    @property
-    def total_steps(self) -> int:
-        """Agent steps of the whole run, over all environments."""
-        return self.phases[-1].end
+        check_learner(state, {"q": self.model}, self.method, self.trigger, self.trigger is not None, state["step"])
 
     @property
     def steps_before_trigger(self) -> int:
-        """Agent steps before the first with updates, about which a trigger is asked first."""
+        """Steps before the first with updates, about which a trigger is asked first."""
         return (self.config.learning_starts // self.config.num_envs + 1) * self.config.num_envs
-
-    def method_acts_in(self, index: int) -> bool:
-        """Whether the method shapes what happens within phase `index`; the first half is shared by all methods."""
-        return self.method.acts_within_phases and (index > 0 or self.benchmark is not None)
-
-    @property
-    def knows_boundaries(self) -> bool:
-        """Whether the agent is told where each task of a stream starts."""
-        return self.benchmark is not None and self.benchmark.known
-
-    @property
-    def restarts_at_boundaries(self) -> bool:
-        """Whether `boundary` applies between two phases: at the midpoint if methods act there, and at known tasks."""
-        return acts_at_boundaries(self.config.trigger) if self.benchmark is None else self.benchmark.known
-
-    @property
-    def empties_replay(self) -> bool:
-        """Whether each phase starts with an empty replay, so that learning starts anew."""
-        return self.restarts_at_boundaries and self.config.boundary.replay == "new"
 
     def new_replay(self) -> FrameReplay:
         """An empty replay."""
@@ -259,49 +184,34 @@ class Task:
         return autocast(self.device, self.config.precision)
 
 
-def check_schedule(config: DictConfig) -> None:
-    """Whether learning starts and the midpoint comes when they can.
+def phases_of(config: DictConfig, benchmark: ContinualControl | None) -> list[Phase]:
+    """Two halves, or the tasks of a stream."""
+    if benchmark is None:
+        return split(config.midpoint, config.total_steps)
+    return benchmark.phases("total_steps", config.total_steps)
+
+
+def check_schedule(config: DictConfig, benchmark: ContinualControl | None) -> None:
+    """Whether phases end where all environments have made a step, and learning starts within each.
 
     Raises:
         ConfigError: with the option and what it accepts.
     """
-    if config.midpoint >= config.total_steps:
-        raise ConfigError(f"midpoint={config.midpoint} must come before total_steps={config.total_steps}")
-    if -(-config.midpoint // config.num_envs) * config.num_envs >= config.total_steps:
+    envs, waits = config.num_envs, config.learning_starts
+    if benchmark is None:
+        option, length = "midpoint", config.midpoint
+        if -(-length // envs) * envs >= config.total_steps:
+            raise ConfigError(
+                f"midpoint={length} in steps of num_envs={envs} must come before total_steps={config.total_steps}"
+            )
+    else:
+        option, length = "benchmark.steps", benchmark.steps
+        if length % envs:
+            raise ConfigError(f"benchmark.steps={length} must be a multiple of num_envs={envs}")
+    if not envs <= waits < length - envs:
         raise ConfigError(
-            f"midpoint={config.midpoint} in steps of num_envs={config.num_envs} must come before "
-            f"total_steps={config.total_steps}"
+            f"learning_starts={waits} must be at least num_envs={envs} and less than {option}={length} less num_envs"
         )
-    if config.learning_starts >= config.midpoint - config.num_envs:
-        raise ConfigError(
-            f"learning_starts={config.learning_starts} must come before midpoint={config.midpoint}, by more than "
-            f"num_envs={config.num_envs}"
-        )
-    if config.learning_starts < config.num_envs:
-        raise ConfigError(f"learning_starts must be at least num_envs={config.num_envs}, got {config.learning_starts}")
-
-
-def check_task_length(config: DictConfig) -> None:
-    """Whether learning starts within each task.
-
-    Raises:
-        ConfigError: with the option and what it accepts.
-    """
-    steps = config.benchmark.steps
-    if steps % config.num_envs:
-        raise ConfigError(f"benchmark.steps={steps} must be a multiple of num_envs={config.num_envs}")
-    if not config.num_envs <= config.learning_starts < steps - config.num_envs:
-        raise ConfigError(
-            f"learning_starts={config.learning_starts} must be at least num_envs={config.num_envs} and less than "
-            f"benchmark.steps={steps} less num_envs"
-        )
-
-
-def build_benchmark(config: DQNConfig | DictConfig) -> ContinualControl | None:
-    """The stream of tasks of `benchmark=`; None: there is none, as in runs of before there were streams."""
-    node = getattr(config, "benchmark", None)
-    found: ContinualControl | None = None if node is None else build("benchmark", node, ContinualControl)
-    return found
 
 
 def build_network(config: DQNConfig | DictConfig, actions: int, observation: tuple[int, ...]) -> nn.Module:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fire_core.methods import Context
 from fire_core.triggers import Firing
-from fire_core.weights.optimizer_state import parts_of
 from harness.config.cli import CONF
 from harness.config.trigger import acts_at_boundaries
 from harness.run.checkpoint import loading
@@ -29,10 +28,9 @@ from rl.common import checkpoint
 from rl.common.boundary import update_targets
 from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
-from rl.dqn.changing import Changing
 from rl.dqn.episodes import Step
 from rl.dqn.evaluation import epsilon_greedy
-from rl.dqn.learner import Learner, best_actions, build_passes, new_optimizer, on_device, targets_of
+from rl.dqn.learner import Learner, best_actions, build_passes, on_device, targets_of
 from rl.dqn.phase import (
     crossed,
     exploration_rate,
@@ -76,7 +74,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         for index, phase in enumerate(task.phases[:stop]):
             if index < learner.phase:
                 continue
-            if index > learner.phase or learner.step == 0:
+            if index > learner.phase or not learner.optimizers:
                 begin_phase(task, learner, index, run)
             acts = task.method_acts_in(index)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
@@ -92,7 +90,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                         learner.row = make_row(task, learner, evaluates)
                         if acts:
                             last = learner.step >= task.total_steps
-                            act_after_row(learner, learner.net, make_context(task, learner), last)
+                            act_after_row(learner, learner.net, make_context(task, learner, "row"), last)
                         run.log(learner.row)
                         loop.show(**{"phase": index, "return": learner.evaluated.get("eval/return", float("nan"))})
                     if firing := ask_trigger(learner, seen, loss):
@@ -104,13 +102,13 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
 PROGRAM = Program(Task.from_config, train, groups=("env",))
 
 
-def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
+def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:
     """Let the method act at the boundary before phase `index`, measure what it did, and take the phase's optimizer."""
     config = task.config
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.phase, learner.phase_step = index, 0
     if index == 0:
-        learner.optimizer = new_optimizer(task, learner, index)
+        learner.renew_optimizers(task)
     elif task.restarts_at_boundaries:
         if acts_at_boundaries(config.trigger):
             act(task, learner, run)
@@ -133,16 +131,12 @@ def begin_episodes(task: Task, learner: Learner) -> None:
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
     """Let the method act at the midpoint, or where the trigger fired, and do what `boundary.*` says."""
-    context = make_context(task, learner)
-    context.optimizers = parts_of(learner.optimizer) if task.config.boundary.optimizer == "forget" else []
-    if firing is not None:
-        context.generator = seeding.generator(task.config.seed, "firing", learner.step)
+    context = make_context(task, learner, "firing" if firing else "boundary")
     act_at_boundary(
+        task,
         learner,
         context,
-        name=task.config.method["name"],
-        device=task.device,
-        run=run,
+        run,
         measure=functools.partial(measure, task, learner),
         level=task.config.metrics,
         afterwards=functools.partial(restart, task, learner, context),
@@ -155,27 +149,24 @@ def restart(task: Task, learner: Learner, context: Context | None = None) -> Non
     boundary = task.config.boundary
     update_targets(learner.method, learner.net, context, boundary.target)
     if boundary.optimizer == "new":
-        learner.optimizer = new_optimizer(task, learner, learner.phase)
+        learner.renew_optimizers(task)
 
 
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
-    """A step of every environment, and while they make it the updates that are due; the loss of the last of these."""
+    """A decision in every environment, and while they make it the updates that are due; the last one's loss."""
     config, env, loss = task.config, learner.env, None
     if learner.step == 0:
         learner.replay.start(torch.arange(env.envs), env.begin())
     actions = choose_actions(task, learner, acts)
     env.send(actions)
-    before = learner.step
-    since = learner.phase_step if task.empties_replay else before  # the replay began to fill
+    learns = learner.decisions(task) > config.learning_starts
     learner.step += config.num_envs
     learner.phase_step += config.num_envs
-    if since > config.learning_starts:
-        due = int(learner.step * config.updates_per_step) - int(before * config.updates_per_step)
-        if due:
-            loss = learn(task, learner, due, acts)
+    if learns:
+        loss = learn(task, learner, acts)
         if crossed(learner.step, config.num_envs, config.target_every):
             learner.target.load_state_dict(learner.q.state_dict())
-    remember(learner, actions, env.recv())
+    remember(task, learner, actions, env.recv())
     return loss
 
 
@@ -188,51 +179,56 @@ def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
     return epsilon_greedy(best, task.actions, rate, learner.exploring, task.config.exploration == "shared")
 
 
-def learn(task: Task, learner: Learner, updates: int, acts: bool) -> Tensor:
-    """Make this many updates; the loss of the last."""
-    size = task.config.batch_size
-    batch = on_device(task, learner.replay.sample(updates * size, learner.sampling))
-    targets = targets_of(task, learner, batch)
-    observations, actions = (torch.split(part, size) for part in (batch.frames[:, :-1], batch.actions))
-    for i in range(updates):
-        loss = train_step(task, learner, observations[i], actions[i], targets[i](), acts)
+def learn(task: Task, learner: Learner, acts: bool) -> Tensor | None:
+    """Make the updates that are due after the last decisions; the loss of the last update, None if none is due."""
+    config, loss = task.config, None
+    before = learner.step - config.num_envs
+    due = int(learner.step * config.updates_per_step) - int(before * config.updates_per_step)
+    if due == 0:
+        return None
+    size = config.batch_size
+    drawn = on_device(task, learner.replay.sample(due * size, learner.sampling))
+    targets = targets_of(task, learner, drawn)
+    observations, actions = (torch.split(part, size) for part in (drawn.frames[:, :-1], drawn.actions))
+    for i in range(due):
+        loss = train_step(task, learner, (observations[i], actions[i], targets[i]()), acts)
     return loss
 
 
-def train_step(
-    task: Task, learner: Learner, observations: Tensor, actions: Tensor, targets: Tensor, acts: bool
-) -> Tensor:
-    """One optimizer step; `acts`: with the method's penalty and its hook after the step. Returns its loss."""
-    optimizer = learner.optimizer
-    assert optimizer is not None
+def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor, Tensor], acts: bool) -> Tensor:
+    """One optimizer step on observations, actions and targets; `acts`: with the method's penalty and its hooks around
+    the step. Returns its loss."""
+    optimizer, (observations, actions, targets) = learner.optimizer, batch
     values = learner.passes.values(observations, actions)
     loss = huber(values, targets)
     optimizer.zero_grad(set_to_none=True)
     torch.autograd.backward(loss)
+    learner.updates += 1
     if acts:
         with learner.method_meter:
             penalty = learner.method.penalty(learner.net)
             if penalty is not None:
                 torch.autograd.backward(penalty)
+            context = make_context(task, learner, "step", loss.detach())
+            learner.method.before_step(learner.net, context)
     optimizer.step()
-    learner.updates += 1
     if acts:
         with learner.method_meter:
-            learner.method.after_step(learner.net, make_context(task, learner, loss.detach()))
+            learner.method.after_step(learner.net, context)
     learner.loss_sum += loss.detach()
     learner.value_sum += values.detach().mean()
     learner.updates_since += 1
     return loss.detach()
 
 
-def remember(learner: Learner, actions: Tensor, step: Step) -> None:
+def remember(task: Task, learner: Learner, actions: Tensor, stepped: Step) -> None:
     """Append the step of every environment to the replay."""
-    learner.replay.append(step.frames, actions, step.rewards, step.terminated)
-    if len(step.ended):
-        learner.replay.start(step.ended, step.first)
-        learner.returns += step.returns
-        if isinstance(learner.env.emulator, Changing):
-            learner.of_tasks.add(learner.phase_step, step.returns)
+    learner.replay.append(stepped.frames, actions, stepped.rewards, stepped.terminated)
+    if len(stepped.ended):
+        learner.replay.start(stepped.ended, stepped.first)
+        learner.returns += stepped.returns
+        if task.benchmark is not None:
+            learner.of_tasks.add(learner.phase_step, stepped.returns)
 
 
 if __name__ == "__main__":

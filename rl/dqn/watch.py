@@ -68,6 +68,6 @@ def load_network(
         # Runs of older versions have `boundary` within the method.
         method = build("method", {key: trained.method[key] for key in trained.method if key != "boundary"})
         method.load_state_dict(state["method"])
-        method.reshape(Net({"q": network}, {"q": state["init"]}))
-    network.load_state_dict(state["q"])
+        method.reshape(Net({"q": network}, state["init"]))
+    network.load_state_dict(state["modules"]["q"])
     return network.eval()

@@ -11,16 +11,19 @@ from torch import Tensor
 from fire_core.methods import Context, Net
 from harness.run.folder import Run
 from harness.training import seeding
+from harness.training.boundary import At
 from harness.training.firing import start
 from harness.training.measure import check_finite
 from rl.common import checkpoint
 from rl.common.boundary import METRICS
 from rl.common.replay_store import RingStore
-from rl.sac.learner import Learner, separated
+from rl.sac.learner import Learner, share_state
 from rl.sac.probe import diagnose, pass_probe, probe_batch, probe_loss, trigger_losses
 from rl.sac.task import Task
 from rl.sac.update import NAMES, normalised, squash
 from rl.sac.workers import play_episodes
+
+LOOKED_AT = 8192  # transitions that a method gets, in batches
 
 
 def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:
@@ -31,7 +34,7 @@ def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> Non
 
 def start_trigger(task: Task, learner: Learner) -> Net:
     """Make the run's trigger ready, if it has one; the networks that it measures, each critic alone."""
-    seen = learner.net if learner.trigger is None else separated(learner)[0]
+    seen = learner.separate
     start(
         learner,
         net=seen,
@@ -42,11 +45,6 @@ def start_trigger(task: Task, learner: Learner) -> Net:
         probe=functools.partial(pass_probe, task, learner, seen),
     )
     return seen
-
-
-def decisions_made(task: Task, learner: Learner) -> int:
-    """By all environments, since the replay began to fill."""
-    return (learner.phase_step if task.empties_replay else learner.step) * task.config.num_envs
 
 
 @torch.inference_mode()
@@ -79,7 +77,7 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     row: dict[str, Any] = {
         "step": learner.step,
         "phase": learner.phase,
-        "env_steps": learner.step * task.repeat,
+        "env_steps": learner.step * task.control.action_repeat,
         "updates": learner.updates,
         **evaluate(task, learner),
         **(dict(zip(NAMES, means, strict=True)) if learner.counted else {}),
@@ -98,26 +96,32 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     return row
 
 
-def make_context(task: Task, learner: Learner, net: Net | None = None) -> Context:
-    """The context of a method: inputs are (batch, observations + actions), targets the critics' y.
+def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
+    """What a method is told when it acts: inputs are (batch, observations + actions), targets the critics' y.
 
-    Args:
-        task: what is fixed.
-        learner: as it is now.
-        net: what the method acts on; None: the learner's own networks.
+    After rows and steps it acts on the separate networks. At a boundary it acts on the batched ones, and gets their
+    optimizers only if these are to forget, as those that are kept or new are not its business.
     """
+    if separate := at in ("row", "step"):
+        optimizers = share_state(learner)
+    else:
+        forgets = task.config.boundary.optimizer == "forget"
+        optimizers = list(learner.optimizers.values()) if forgets else []
+    names = ("firing", learner.turns) if at == "firing" else ("method", learner.phase, learner.turns)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        generator = seeding.generator(task.config.seed, "look", learner.phase, learner.step)
-        while True:
+        generator = seeding.generator(task.config.seed, "look", learner.phase, learner.turns)
+        for _ in range(0, LOOKED_AT, task.config.batch_size):
             yield probe_batch(task, learner, task.config.batch_size, generator)
 
     return Context(
         phase=learner.phase,
         step=learner.updates,
-        generator=seeding.generator(task.config.seed, "method", learner.phase, learner.step),
+        generator=seeding.generator(task.config.seed, *names),
         batches=batches,
-        loss=functools.partial(probe_loss, task, net or learner.net),
+        loss=functools.partial(probe_loss, task, learner.separate if separate else learner.net),
+        optimizers=optimizers,
+        step_loss=step_loss,
     )
 
 

@@ -10,7 +10,7 @@ from fire_core.methods import Net
 from harness.training import seeding
 from harness.training.measure import weight_numbers
 from harness.training.plasticity import plasticity
-from rl.sac.learner import Learner, separated
+from rl.sac.learner import Learner
 from rl.sac.task import Task
 from rl.sac.transitions import batch_at
 from rl.sac.update import Batch, actor_loss, critic_loss, normalised, squash
@@ -21,7 +21,7 @@ TENTH = 0.1
 
 def pass_probe(task: Task, learner: Learner, net: Net) -> None:
     """Pass some transitions of the replay through the networks, for a trigger that looks at activations."""
-    generator = seeding.generator(task.config.seed, "trigger", learner.step)
+    generator = seeding.generator(task.config.seed, "trigger", learner.turns)
     batch = batch_at(learner.replay.sample(1, PROBE, generator), 0)
     observation = normalised(batch.observation, learner.statistics.tensors(task.device))
     for name, module in net.modules.items():
@@ -30,7 +30,7 @@ def pass_probe(task: Task, learner: Learner, net: Net) -> None:
 
 def trigger_losses(task: Task, learner: Learner, net: Net, number: int, samples: int) -> Iterator[Tensor]:
     """The critics' losses of mini-batches of transitions of the replay, for a trigger."""
-    generator = seeding.generator(task.config.seed, "trigger", learner.step)
+    generator = seeding.generator(task.config.seed, "trigger", learner.turns)
     for _ in range(number):
         yield probe_loss(task, net, *probe_batch(task, learner, samples, generator))
 
@@ -53,8 +53,7 @@ def probe_loss(task: Task, net: Net, inputs: Tensor, targets: Tensor) -> Tensor:
 def measure(task: Task, learner: Learner) -> dict[str, float]:
     """How plastic the networks are, on transitions of the replay."""
     inputs, targets = probe_batch(task, learner, PROBE, seeding.generator(task.config.seed, "probe", learner.phase))
-    net, _ = separated(learner)
-    level = task.config.metrics
+    net, level = learner.separate, task.config.metrics
     features = plasticity(net, lambda: probe_loss(task, net, inputs, targets), level)
     return features | weight_numbers(net, level)  # of each critic alone
 
@@ -68,10 +67,10 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
         replay; td_fresh and td_old: the mean absolute errors of the critics' values on the newest and on the oldest
         tenth of the transitions that the replay holds.
     """
-    generator = seeding.generator(task.config.seed, "diagnose", learner.step)
+    generator = seeding.generator(task.config.seed, "diagnose", learner.turns)
     batch = batch_at(learner.replay.sample(1, PROBE, generator), 0)
     inputs, targets = targets_for(task, learner, batch, generator)
-    net, _ = separated(learner)
+    net = learner.separate
     loss = functools.partial(probe_loss, task, net, inputs, targets)
     numbers = plasticity(net, loss, "cheap", ranks=True) | weight_numbers(net, "cheap")
 

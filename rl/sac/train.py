@@ -30,12 +30,12 @@ from rl.common.boundary import update_targets
 from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics
-from rl.sac.learner import Learner, separated
-from rl.sac.phase import decisions_made, make_context, make_row, policy, save, start_trigger, summarise
+from rl.sac.learner import Learner
+from rl.sac.phase import make_context, make_row, policy, save, start_trigger, summarise
 from rl.sac.probe import measure
 from rl.sac.task import Task
 from rl.sac.transitions import batch_at
-from rl.sac.update import Batch, Temperature
+from rl.sac.update import Batch, Drawn, Temperature
 from rl.sac.workers import Stepped
 
 
@@ -73,19 +73,17 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 begin_phase(task, learner, index, run)
             acts = task.method_acts_in(index)
             while learner.step < phase.end:
-                loss = interact(task, learner)
+                loss = interact(task, learner, acts)
                 replay_store.follow(learner.replay)
-                loop.advance()
+                loop.advance(config.num_envs)
 
                 ended = learner.step == phase.end
                 if ended or learner.step % task.eval_every == 0:
                     loop.read_clock()
                     learner.row = make_row(task, learner)
                     if acts:
-                        net, optimizers = separated(learner)
-                        context = make_context(task, learner, net)
-                        context.optimizers = optimizers
-                        act_after_row(learner, net, context, last=learner.step == task.total_steps)
+                        last = learner.step == task.total_steps
+                        act_after_row(learner, learner.separate, make_context(task, learner, "row"), last)
                     run.log(learner.row)
                     loop.show(**{"phase": index, "return": learner.row["eval/return"]})
                 if firing := ask_trigger(learner, seen, loss):
@@ -97,7 +95,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
 PROGRAM = Program(Task.from_config, train, groups=("env",))
 
 
-def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None) -> None:
+def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:
     """Let the method act at the boundary before phase `index`, measure what it did, restart what `boundary` says."""
     config = task.config
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
@@ -105,7 +103,7 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None = None
     learner.phase, learner.phase_step = index, 0
     if index > 0:
         if not task.restarts_at_boundaries:
-            learner.prepare(task, learner.agent.optimizers)  # the phase may have a penalty
+            learner.prepare(task)  # the phase may have a penalty
         elif acts_at_boundaries(config.trigger):
             act(task, learner, run)
         else:
@@ -128,18 +126,14 @@ def begin_task(task: Task, learner: Learner) -> None:
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
     """Let the method act at the midpoint, or where the trigger fired, and restart what `boundary` says."""
-    config, context = task.config, make_context(task, learner)
-    context.optimizers = list(learner.agent.optimizers.values()) if config.boundary.optimizer == "forget" else []
-    if firing is not None:
-        context.generator = seeding.generator(config.seed, "firing", learner.step)
+    context = make_context(task, learner, "firing" if firing else "boundary")
     act_at_boundary(
+        task,
         learner,
         context,
-        name=config.method["name"],
-        device=task.device,
-        run=run,
+        run,
         measure=functools.partial(measure, task, learner),
-        level=config.metrics,
+        level=task.config.metrics,
         afterwards=functools.partial(restart, task, learner, context),
         firing=firing,
     )
@@ -151,65 +145,72 @@ def restart(task: Task, learner: Learner, context: Context | None = None) -> Non
     if how.temperature == "new":
         learner.temperature.load_state_dict(Temperature(task.config.temperature).state_dict())
     update_targets(learner.method, learner.net, context, how.target)
-    learner.prepare(task, None if how.optimizer == "new" else learner.agent.optimizers)
+    if how.optimizer == "new":
+        learner.renew_optimizers(task)
+    learner.prepare(task)
 
 
-def interact(task: Task, learner: Learner) -> Tensor | None:
+def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     """A decision in every environment, and while they make it the updates that are due; the last one's critic loss."""
-    loss = None
-    learner.workers.send(choose_actions(task, learner))
-    if decisions_made(task, learner) >= task.config.random_steps:
-        loss = learn(task, learner)
+    config, loss = task.config, None
+    actions = choose_actions(task, learner, acts)
+    learner.workers.send(actions)
+    if learner.decisions(task) >= config.random_steps:
+        loss = learn(task, learner, acts)
     before = time.monotonic()
     stepped = learner.workers.receive()
     learner.waited += time.monotonic() - before
-    remember(learner, stepped)
-    learner.step += 1
-    learner.phase_step += 1
-    if task.tasks is not None:
-        learner.of_tasks.add(learner.phase_step, [s.ended[0] for s in stepped if s.ended is not None])
+    learner.step += config.num_envs
+    learner.phase_step += config.num_envs
+    remember(task, learner, actions, stepped)
     return loss
 
 
 @torch.inference_mode()
-def choose_actions(task: Task, learner: Learner) -> np.ndarray:
+def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
     """An action in [-1, 1] for each environment, (environments, actions): random at first, then from the policy."""
     observations = learner.workers.observations
     learner.statistics.update(observations)
     shape = (len(observations), task.actions)
-    if decisions_made(task, learner) < task.config.random_steps:
+    if learner.decisions(task) < task.config.random_steps:
         return (torch.rand(shape, generator=learner.generator) * 2 - 1).numpy()
     noise = torch.randn(shape, generator=learner.generator)
     return policy(task, learner, observations, noise)
 
 
-def learn(task: Task, learner: Learner) -> Tensor:
-    """The updates that belong to one decision; the last one's critic loss."""
+def learn(task: Task, learner: Learner, acts: bool) -> Tensor:
+    """The updates that belong to a decision in every environment; the last one's critic loss."""
     count, size = task.config.updates, task.config.batch_size
-    drawn = learner.replay.sample(count, size, learner.generator)
+    transitions = learner.replay.sample(count, size, learner.generator)
     noise = torch.randn(count, 2, size, task.actions, generator=learner.generator).to(task.device, non_blocking=True)
     statistics = learner.statistics.tensors(task.device)
     for i in range(count):
-        found = train_step(learner, batch_at(drawn, i), noise[i], statistics)
-    return found[0]
+        loss = train_step(task, learner, Drawn(batch_at(transitions, i), noise[i], statistics), acts)
+    return loss
 
 
-def train_step(learner: Learner, batch: Batch, noise: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
-    """An optimizer step of every network (`rl.sac.update.Update`), with the method's penalty where it acts."""
-    found = learner.update(batch, noise, statistics)
-    learner.sums += found
+def train_step(task: Task, learner: Learner, batch: Drawn, acts: bool) -> Tensor:
+    """An optimizer step of every network (`rl.sac.update.Update`, which adds the method's penalty where it acts);
+    `acts`: with the method's hook after the step. Returns the critics' loss."""
+    numbers = learner.update(*batch)
+    learner.sums += numbers
     learner.counted += 1
     learner.updates += 1
-    return found
+    if acts and learner.method.overrides("after_step"):  # what it is told takes time
+        with learner.method_meter:
+            learner.method.after_step(learner.separate, make_context(task, learner, "step", numbers[0]))
+    return numbers[0]
 
 
-def remember(learner: Learner, stepped: list[Stepped]) -> None:
+def remember(task: Task, learner: Learner, actions: np.ndarray, stepped: list[Stepped]) -> None:
     """Append the step of every environment to the replay."""
-    columns = (
-        [getattr(s, name) for s in stepped] for name in ("before", "action", "reward", "terminated", "following")
-    )
-    learner.replay.add(Batch(*(torch.from_numpy(np.array(column, np.float32)) for column in columns)))
-    learner.returns += [s.ended[0] for s in stepped if s.ended is not None]
+    columns = ([getattr(s, name) for s in stepped] for name in ("before", "reward", "terminated", "following"))
+    before, rewards, terminated, following = (torch.from_numpy(np.array(c, np.float32)) for c in columns)
+    learner.replay.add(Batch(before, torch.from_numpy(actions), rewards, terminated, following))
+    returns = [s.ended[0] for s in stepped if s.ended is not None]
+    learner.returns += returns
+    if task.tasks is not None:
+        learner.of_tasks.add(learner.phase_step, returns)
 
 
 if __name__ == "__main__":

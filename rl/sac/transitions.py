@@ -29,14 +29,14 @@ class Transitions:
             for name, shape in zip(Batch._fields, shapes, strict=True)
         }
         self.written = [0] * envs  # since the start of the run; the same for all
-        self.begin = 0  # the first row that may be drawn
+        self.begins = [0] * envs  # the first row that may be drawn
 
     def __len__(self) -> int:
-        return len(self.written) * min(self.written[0] - self.begin, self.rows)
+        return len(self.written) * min(self.written[0] - self.begins[0], self.rows)
 
     def forget(self) -> None:
         """Draw nothing more of what was appended until now."""
-        self.begin = self.written[0]
+        self.begins = list(self.written)
 
     def add(self, batch: Batch) -> None:
         """Append a transition of each environment, (envs, ...), over its oldest one once the ring is full."""
@@ -58,8 +58,8 @@ class Transitions:
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Places of transitions, uniform with replacement, for `gather`."""
         index = torch.randint(len(self), shape, generator=generator).to(self.device, non_blocking=True)
-        filled = min(self.written[0] - self.begin, self.rows)
-        return index // filled * self.rows + (index % filled + self.begin) % self.rows
+        filled = min(self.written[0] - self.begins[0], self.rows)
+        return index // filled * self.rows + (index % filled + self.begins[0]) % self.rows
 
     def gather(self, places: torch.Tensor) -> Batch:
         """The transitions at these places, (*places.shape, ...)."""
@@ -67,7 +67,7 @@ class Transitions:
 
     def sample_part(self, size: int, generator: torch.Generator, part: tuple[float, float]) -> Batch:
         """Transitions (size, ...) of a part of the rows that are held, from the oldest (0) to the newest (1)."""
-        filled = min(self.written[0] - self.begin, self.rows)
+        filled = min(self.written[0] - self.begins[0], self.rows)
         first, end = self.written[0] - filled + int(filled * part[0]), self.written[0]
         end -= filled - math.ceil(filled * part[1])
         row = torch.randint(first, end, (size,), generator=generator)

@@ -31,6 +31,14 @@ class Batch(NamedTuple):
     next_observation: Tensor
 
 
+class Drawn(NamedTuple):
+    """What an update is made of."""
+
+    transitions: Batch
+    noise: Tensor  # standard normal, (2, batch, actions): of the actions now and next
+    statistics: tuple[Tensor, Tensor]  # mean and 1 / deviation of observations, (observations,) each
+
+
 def normalised(x: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
     """Observations less the mean, times 1 / deviation."""
     mean, scale = statistics
@@ -191,9 +199,9 @@ class Update:
 
     def _step(self, name: str, loss: Tensor) -> None:
         penalty = None if self.penalty is None else self.penalty(name)
+        self.optimizers[name].zero_grad(set_to_none=True)
         torch.autograd.backward(loss if penalty is None else loss + penalty)
         self.optimizers[name].step()
-        self.optimizers[name].zero_grad(set_to_none=True)
 
 
 def compiled(update: Update) -> Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor]:

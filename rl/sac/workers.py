@@ -55,7 +55,6 @@ class Stepped(NamedTuple):
     """The result of one decision in one environment."""
 
     before: np.ndarray  # (observations,), where the decision was taken
-    action: np.ndarray  # (actions,), in [-1, 1]
     reward: float  # summed over the repeats
     terminated: bool
     following: np.ndarray  # (observations,); an episode's true last one where it ended
@@ -123,7 +122,7 @@ class Worker:
         if terminated or truncated:
             ended = (self.total, self.steps)
             self.begin()
-        return Stepped(before, action, reward, bool(terminated), following, ended)
+        return Stepped(before, reward, bool(terminated), following, ended)
 
     def state_dict(self) -> dict[str, Any]:
         """The episode's number and actions."""

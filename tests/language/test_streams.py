@@ -141,7 +141,7 @@ def losses_at_end(folder: Path, tmp_path: Path, ends: list[dict[str, Any]]) -> l
     (run,) = (tmp_path / "language").glob("*-fire-*")
     task = task_of(permuted(folder, "method=fire", "lr=1e-2"))
     learner = Learner.new(task)
-    learner.model.load_state_dict(newest_state(run)["model"])
+    learner.model.load_state_dict(newest_state(run)["modules"]["model"])
     losses = losses_on(task, learner, {str(i): task.held_out(i)[f"task {i}"] for i in (0, 1)})
     assert np.mean(list(losses.values())) == pytest.approx(ends[2]["stability/earlier_loss"], abs=1e-6)
     return list(losses.values())

@@ -68,7 +68,7 @@ def test_a_compiled_run_is_the_same_run(undisturbed, runs, tmp_path, method):
     one, other = only_run(plain / "runs"), only_run(tmp_path / "traced" / "runs")
     losses = [[row["val/loss"] for row in rows(run) if "kind" not in row] for run in (one, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    weights = [final_state(run)["model"] for run in (one, other)]
+    weights = [final_state(run)["modules"]["model"] for run in (one, other)]
     assert weights[0].keys() == weights[1].keys(), "the bare network's names"
 
 
@@ -91,12 +91,13 @@ def test_starting_checkpoint(undisturbed, runs, tmp_path, start):
     assert first["boundary/start_iteration"] == {"best": best, "20": 20, "end": 40}[start]
     assert first["boundary/sfe"] == 0  # base does nothing
     assert first["boundary/val_loss_before"] == first["boundary/val_loss_after"]
-    weights = state["model"] if start == "end" else state["kept"][start]["weights"]
-    after = final_state(only_run(tmp_path / "runs"))["model"]
+    weights = state["modules"]["model"] if start == "end" else state["kept"][start]["weights"]
+    after = final_state(only_run(tmp_path / "runs"))["modules"]["model"]
     for name, weight in weights.items():  # one step away, by about the learning rate
         assert not torch.equal(after[name], weight)
         assert (after[name] - weight).abs().max() < 2.5e-3
-    others = [w for name, w in (("end", state["model"]), ("20", state["kept"]["20"]["weights"])) if name != start]
+    others = [state["modules"]["model"] if name == "end" else state["kept"]["20"]["weights"]
+              for name in ("end", "20") if name != start]  # fmt: skip
     assert any((after["lm_head.weight" if "lm_head.weight" in o else "transformer.wte.weight"]
                 - o["transformer.wte.weight"]).abs().max() > 2.5e-3 for o in others)  # fmt: skip
 

@@ -100,7 +100,7 @@ def test_a_network_with_injected_modules_is_resumed(
     }[program]
     options = ["method=pi", f"model._target_={__name__}.{model.__name__}"]
     calm = kind.run(tmp_path / "calm", *options)
-    assert f"{head}.new.weight" in final_state(calm)["model"], "nothing was injected"
+    assert f"{head}.new.weight" in final_state(calm)["modules"]["model"], "nothing was injected"
     last = rows(calm)[-1]["step"]
     cut_before_end(monkeypatch, trainer, last)
     with pytest.raises(Cut):

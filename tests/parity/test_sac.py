@@ -273,7 +273,21 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
     nets = {"actor": loaded(how.actor(obs, act), pre[0]), "critic": loaded(how.critics(obs, act, n), pre[1])}
     starts = {"actor": translated(init[0], False), "critic": translated(init[1], True)}
     net = Net(nets, starts, "sac", {"critic": how.critics(obs, act, n)})
-    task = Task(config, torch.device("cpu"), None, how, obs, act, 0.99, split(1, 2), nets, method, None, None)
+    task = Task(
+        config=config,
+        device=torch.device("cpu"),
+        control=None,
+        networks=how,
+        observations=obs,
+        actions=act,
+        gamma=0.99,
+        phases=split(1, 2),
+        benchmark=None,
+        modules=nets,
+        method=method,
+        trigger=None,
+        tasks=None,
+    )
     statistics = Statistics(obs)
     statistics.update(np.ones((3, obs)))
     temperature = Temperature(facts["temperature_before"])
@@ -288,12 +302,13 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
         generator=torch.Generator(),
         sums=torch.zeros(len(NAMES)),
     )
+    learner.renew_optimizers(task)
     learner.prepare(task)
-    for optimizer in learner.agent.optimizers.values():
+    for optimizer in learner.optimizers.values():
         for parameter in optimizer.param_groups[0]["params"]:
             optimizer.state[parameter] = {"step": torch.tensor(4.0), "exp_avg": torch.ones_like(parameter)}
 
-    context = Context(1, 4, torch.Generator(), optimizers=list(learner.agent.optimizers.values()))
+    context = Context(1, 4, torch.Generator(), optimizers=list(learner.optimizers.values()))
     method.at_boundary(net, context)
     restart(task, learner, context)
 
@@ -315,4 +330,4 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
     assert learner.agent.temperature().item() == pytest.approx(facts["temperature_after"], rel=1e-6)
     assert learner.statistics.count > 1  # kept
     for name, key in (("actor", "actor"), ("critic", "critic"), ("temperature", "temp")):
-        assert len(learner.agent.optimizers[name].state) == facts["optimizer_count_after"][key] == 0
+        assert len(learner.optimizers[name].state) == facts["optimizer_count_after"][key] == 0

@@ -31,7 +31,7 @@ def commands(tmp_path: Path, script: str, *arguments: str, **environment: str) -
     return log.read_text().splitlines()
 
 
-SMOKE = ("digits", "fig2", "fig3", "fig4a", "fig4b", "language_grid", "layers", "plasticity", "table10")
+SMOKE = ("digits", "fig2", "fig3", "fig4a", "fig4b", "language_streams", "layers", "plasticity", "table10")
 
 
 @pytest.mark.slow
@@ -53,21 +53,18 @@ def test_scripts_run_to_their_figures_and_repeat_nothing(tmp_path: Path, script:
 
 def test_every_script_has_a_smallest_size() -> None:
     here = {path.stem for path in SCRIPTS.glob("*.sh")}
-    elsewhere = {"agents", "convergence", "triggers"}  # in test_agents.py, below, and in test_triggers.py
+    elsewhere = {"agents", "convergence"}  # in test_agents.py, and below
     assert here == {*SMOKE, *elsewhere, "panels"}, "panels is sourced by the others"
 
 
 @pytest.mark.slow
-def test_the_convergence_table_of_gpt_is_made_once(tmp_path: Path) -> None:
+def test_a_convergence_table_is_made_once(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     command, environment = [SCRIPTS / "convergence.sh", "smoke"], {**os.environ, "PATH": path, "RUNS": str(tmp_path)}
     subprocess.run(command, check=True, env=environment, capture_output=True)
     with (tmp_path / "smoke" / "convergence.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["solver"] == "exact"]
-    assert [row["weights"] for row in rows] == ["square 8x8", "gpt-init", "gpt-hardened"]
-    text = (tmp_path / "smoke" / "convergence.md").read_text()
-    conditions = [float(line.split("|")[3]) for line in text.splitlines() if line.startswith("| gpt-")][:2]
-    assert conditions[1] > 10 * conditions[0], "hardened is ill-conditioned"
+    assert [row["weights"] for row in rows] == ["square 8x8"]
     again = subprocess.run(command, check=True, env=environment, capture_output=True, text=True).stdout
     assert again == f"{tmp_path}/smoke is done\n"
 
@@ -181,6 +178,6 @@ def test_variants_of_fire_have_names_and_compose(tmp_path: Path) -> None:
     first, *sweeps, page = commands(tmp_path, "plasticity.sh", "variants", RUNS="there")
     assert "method=base,full_reset,fire,fire_exact" in first
     names = [re.findall(r"method\.name=(\S+)", line)[0] for line in sweeps]
-    assert len(set(names)) == len(names) == 14
+    assert len(set(names)) == len(names) == 12
     assert any(name == "steps_${method.iterations}" for name in names)
     assert page.endswith("--runs there/variants --variants")

@@ -38,7 +38,7 @@ def test_a_compiled_run_is_the_same_run(method: str, tmp_path: Path, zygote: Zyg
         assert one.keys() == other.keys()
         if "kind" not in one:  # a boundary has no loss
             assert other["train/loss"] == pytest.approx(one["train/loss"], rel=1e-3)
-    one, other = final_state(plain)["model"], final_state(traced)["model"]
+    one, other = final_state(plain)["modules"]["model"], final_state(traced)["modules"]["model"]
     assert one.keys() == other.keys(), "the bare network's names, so that a compiled run's checkpoint serves others"
     for name, tensor in one.items():
         torch.testing.assert_close(

@@ -169,11 +169,11 @@ def test_the_optimizer_s_state_survives_a_boundary_unless_the_method_resets_it()
     for method, kept in (("base", True), ("full_reset", False)):
         task = make_task("random_labels", f"method={method}")
         learner = Learner.new(task)
-        trainer.begin_phase(task, learner, 0)
+        trainer.begin_phase(task, learner, 0, None)
         before = learner.optimizer
         for images, labels in trainer.batches(task, 0):
-            trainer.train_step(task, learner, images, labels, acts=False)
-        trainer.begin_phase(task, learner, 1)
+            trainer.train_step(task, learner, (images, labels), acts=False)
+        trainer.begin_phase(task, learner, 1, None)
         assert learner.optimizer is before
         assert bool(before.state) == kept  # type: ignore[union-attr]
 

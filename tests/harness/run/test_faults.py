@@ -150,24 +150,25 @@ def test_a_loss_that_explodes(on_nan: str, tmp_path: Path, zygote: Zygote) -> No
     assert (run / "FAILED").read_text().startswith("TrainingError: ")
     assert not (run / "DONE").exists()
     assert "NaN" not in (run / "metrics.jsonl").read_text() if on_nan == "skip" else True
-    assert all(torch.isfinite(value).all() for value in final_state(run)["model"].values()), "the last good one"
+    weights = final_state(run)["modules"]["model"].values()
+    assert all(torch.isfinite(value).all() for value in weights), "the last good one"
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 def test_a_batch_that_is_not_finite(on_nan: str) -> None:
     task = train.Task.from_config(VISION.compose(f"on_nan={on_nan}"))
     learner = train.Learner.new(task)
-    train.begin_phase(task, learner, 0)
+    train.begin_phase(task, learner, 0, None)
     images, labels = next(train.batches(task, 0))
-    train.train_step(task, learner, images, labels, False)
+    train.train_step(task, learner, (images, labels), False)
     before = copy.deepcopy(learner.state_dict())
     if on_nan == "stop":
         with pytest.raises(TrainingError, match="is not finite at step"):
-            train.train_step(task, learner, images * float("nan"), labels, False)
+            train.train_step(task, learner, (images * float("nan"), labels), False)
     else:
-        train.train_step(task, learner, images * float("nan"), labels, False)
+        train.train_step(task, learner, (images * float("nan"), labels), False)
         assert same(learner.state_dict(), before), "weights, batch-norm statistics, optimizer, sums: as if never seen"
-        train.train_step(task, learner, images, labels, False)
+        train.train_step(task, learner, (images, labels), False)
         assert learner.seen == 2 * len(labels)
 
 

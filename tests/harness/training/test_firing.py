@@ -20,7 +20,7 @@ from fire_core.triggers import Every
 from harness.config.errors import ConfigError
 from harness.config.trigger import CHOICES, build_trigger, check_trigger
 from harness.run.execute import execute
-from harness.training.firing import check_trigger_state, trigger_state
+from harness.training.learner import check_trigger_state, trigger_state
 from harness.training.loop import Loop
 from tests.programs import ALIKE, DQN, LANGUAGE, SAC, VISION, Program, assert_same, final_state, rows
 from vision.task import Task as VisionTask
@@ -60,8 +60,8 @@ def test_a_firing_changes_the_weights_as_the_method_does(tmp_path: Path) -> None
     folder = STREAM.run(tmp_path, "method=full_reset", "trigger=every", "trigger.steps=7", "lr=1e-6")
     state = final_state(folder)
     assert [row["step"] for row in fired(folder)] == [7]
-    for name, weight in state["model"].items():
-        torch.testing.assert_close(weight, state["init"][name], atol=3e-6, rtol=0)
+    for name, weight in state["modules"]["model"].items():
+        torch.testing.assert_close(weight, state["init"]["model"][name], atol=3e-6, rtol=0)
     assert state["trigger"] == {"kind": "Every(7)", "state": {"last": 8}}
 
 
@@ -148,24 +148,23 @@ def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
 def test_a_checkpoint_without_its_trigger_is_not_resumed_from() -> None:
     trigger = Every(5)
     trigger.ask(1)
-    good = {"step": 1, "trigger": trigger_state(trigger)}
+    good = trigger_state(trigger)
     check_trigger_state(trigger, good, True, 1)
-    check_trigger_state(trigger, {"step": 1}, False, 1)  # of a first phase in which none is asked
-    check_trigger_state(None, {"step": 1}, True, 1)  # of before there were triggers
+    check_trigger_state(trigger, None, False, 1)  # of a first phase in which none is asked
     put_off = Every(5)  # what was due at the last step is in the state of a run's end
     put_off.start(total_steps=10)
     put_off.ask(5)
     assert put_off.ask(10) is None
     assert "missed" in put_off.state_dict()
-    check_trigger_state(trigger, {"step": 10, "trigger": trigger_state(put_off)}, True, 10)
+    check_trigger_state(trigger, trigger_state(put_off), True, 10)
     for wrong in (
         None,
         {"kind": "Every(6)", "state": {}},
-        {**good["trigger"], "state": {"last": 2}},
+        {**good, "state": {"last": 2}},
         {"kind": "Every(5)"},
     ):
         with pytest.raises((ValueError, KeyError)):
-            check_trigger_state(trigger, {**good, "trigger": wrong}, True, 1)
+            check_trigger_state(trigger, wrong, True, 1)
 
 
 def test_figures_mark_firings(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_it_measures_the_phase_and_moves_no_random_number() -> None:
     """Against gradients of single samples in float64, of the samples that the step's own generator draws."""
     task = Task.from_config(STREAM.compose(*READY, "trigger.samples=8"))
     learner = Learner.new(task)
-    begin_phase(task, learner, 0)
+    begin_phase(task, learner, 0, None)
     learner.step = 6
     trigger, before = learner.trigger, torch.get_rng_state()
     assert isinstance(trigger, ReadinessOnBatches)

@@ -12,14 +12,15 @@ from fire_core.methods.muon import MuonOptimizer
 from fire_core.methods.redo import ReDo
 from harness.config.cli import CONF
 from rl.common.boundary import update_targets
+from rl.common.task import build_benchmark, build_method
 from tests.programs import compose
 
 
 def boundary(program: str, *options: str) -> dict[str, str]:
-    return {
-        str(key): value
-        for key, value in OmegaConf.to_container(compose(program, *options).boundary, resolve=True).items()
-    }
+    """What the options leave open is settled as a task would do it."""
+    config = compose(program, *options)
+    build_method(config, build_benchmark(config))
+    return {str(key): value for key, value in OmegaConf.to_container(config.boundary, resolve=True).items()}
 
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))

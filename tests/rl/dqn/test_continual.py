@@ -31,7 +31,7 @@ def at_task(index: int, *overrides: str) -> tuple[Task, Learner]:
     task = Task.from_config(DQN.compose(*STREAM, "target_every=70", *overrides))
     learner = Learner.new(task)
     for phase in range(index + 1):
-        begin_phase(task, learner, phase)
+        begin_phase(task, learner, phase, None)
         while phase < index and learner.step < task.phases[phase].end:
             interact(task, learner, acts=False)
     return task, learner

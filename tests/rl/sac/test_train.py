@@ -27,7 +27,7 @@ from tests.zygote import Zygote
 
 METHODS = ("base", "full_reset", "snp", "pi", "fire", "fire_exact", "redo", "parseval")
 OTHERS = ("l2init", "spectral")
-REFUSED = ("muon", "cbp", "snr", "dash", "l2_er", "c_chain")
+REFUSED = ("muon", "cbp", "snr", "l2_er", "c_chain")
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,11 @@ def trained_learner(method: str, *overrides: str) -> tuple[Task, Learner]:
     task = Task.from_config(SAC.compose(f"method={method}", "networks.critic_depth=2", *overrides))
     learner = Learner.new(task)
     for _ in range(60):
-        learner.workers.send(sac.choose_actions(task, learner))
-        sac.remember(learner, learner.workers.receive())
+        actions = sac.choose_actions(task, learner, False)
+        learner.workers.send(actions)
+        sac.remember(task, learner, actions, learner.workers.receive())
     for _ in range(30):
-        sac.learn(task, learner)
+        sac.learn(task, learner, False)
     return task, learner
 
 
@@ -95,7 +96,7 @@ def midpoint(method: str, *overrides: str) -> tuple[Task, Learner, dict[str, tor
     before = {
         k: v.clone() for name, m in learner.net.modules.items() for k, v in m.state_dict(prefix=f"{name}.").items()
     }
-    sac.begin_phase(task, learner, 1)
+    sac.begin_phase(task, learner, 1, None)
     learner.close()
     return task, learner, before
 
@@ -121,7 +122,7 @@ def test_what_restarts_at_the_midpoint_is_the_same_for_every_method(method: str)
     """As golden's sac_facts.json says of the three resets (tests/parity holds the numbers)."""
     task, learner, before = midpoint(method)
     agent, target = learner.agent, learner.net.targets["critic"].state_dict()
-    assert all(not optimizer.state for optimizer in agent.optimizers.values())
+    assert all(not optimizer.state for optimizer in learner.optimizers.values())
     assert agent.temperature().item() == pytest.approx(task.config.temperature, rel=1e-7)
     assert same(agent.critic.state_dict(), target)
     assert learner.statistics.count > 1
@@ -137,7 +138,7 @@ def test_base_runs_on_unbroken_as_in_the_paper() -> None:
     before = copy.deepcopy(
         {key: learner.state_dict()[key] for key in ("optimizers", "temperature", "targets", "modules")}
     )
-    sac.begin_phase(task, learner, 1)
+    sac.begin_phase(task, learner, 1, None)
     learner.close()
     after = learner.state_dict()
     assert all(same(value, after[key]) for key, value in before.items())
@@ -147,12 +148,12 @@ def test_base_runs_on_unbroken_as_in_the_paper() -> None:
 
 def test_an_emptied_replay_fills_again_before_anything_is_learnt() -> None:
     task, learner = trained_learner("base", "boundary.replay=new")
-    sac.begin_phase(task, learner, 1)
+    sac.begin_phase(task, learner, 1, None)
     updates = learner.updates
     for _ in range(100):
-        sac.interact(task, learner)
+        sac.interact(task, learner, False)
     assert learner.updates == updates
-    sac.interact(task, learner)
+    sac.interact(task, learner, False)
     learner.close()
     assert learner.updates == updates + task.config.updates
 
@@ -163,11 +164,11 @@ def test_a_firing_restarts_the_networks_and_leaves_the_data() -> None:
     task, learner = trained_learner("base", *options)
     sac.act(task, learner, None, Firing(30, "every", "as a test", {}))
     learner.close()
-    assert all(not optimizer.state for optimizer in learner.agent.optimizers.values())
+    assert all(not optimizer.state for optimizer in learner.optimizers.values())
     assert learner.temperature().item() == pytest.approx(task.config.temperature, rel=1e-7)
     assert same(learner.agent.critic.state_dict(), learner.net.targets["critic"].state_dict())
     assert learner.statistics.count > 1
-    assert learner.replay.begin == 0
+    assert learner.replay.begins == [0]
 
 
 def test_injection_leaves_outputs_as_they_are() -> None:
@@ -179,7 +180,7 @@ def test_injection_leaves_outputs_as_they_are() -> None:
     torch.testing.assert_close(injected.agent.critic(x, action), learner.agent.critic(x, action))
     torch.testing.assert_close(injected.agent.target(x, action), learner.agent.target(x, action))
     frozen = dict(injected.agent.critic.named_parameters())["head.old.weight"].clone()
-    sac.learn(task, injected)
+    sac.learn(task, injected, False)
     after = dict(injected.agent.critic.named_parameters())
     assert torch.equal(after["head.old.weight"], frozen)
     assert not torch.equal(after["head.new.weight"], after["head.frozen.weight"])
@@ -194,7 +195,7 @@ def test_what_restarts_is_data() -> None:
         "boundary.statistics=new",
     )
     task, learner, _ = midpoint("l2init", *options)
-    assert all(optimizer.state for optimizer in learner.agent.optimizers.values())
+    assert all(optimizer.state for optimizer in learner.optimizers.values())
     assert learner.statistics.count < 1
     assert learner.agent.temperature().item() != pytest.approx(task.config.temperature, rel=1e-7)
 
@@ -212,9 +213,9 @@ def test_kept_and_forgetful_optimizers(method: str) -> None:
     _, forgot, _ = midpoint(method, "boundary.optimizer=forget")
     for name in ("actor", "critic"):
         parameters = list(getattr(kept.agent, name).parameters())
-        assert len(kept.agent.optimizers[name].state) == len(parameters)
+        assert len(kept.optimizers[name].state) == len(parameters)
         left = sum(p.ndim == 1 for p in parameters) if method == "fire" else 0
-        assert len(forgot.agent.optimizers[name].state) == left
+        assert len(forgot.optimizers[name].state) == left
 
 
 @pytest.mark.parametrize("method", REFUSED)
@@ -226,11 +227,11 @@ def test_methods_that_cannot_work_here_are_refused(method: str) -> None:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("env_steps=100", "env_steps=100 are 100 decisions"),
+        ("env_steps=100", "env_steps=100 makes phases of 50 decisions"),
         ("updates=0", "updates must be in"),
         ("lr=0", "lr must be positive"),
         ("gamma=1.0", "gamma must be in"),
-        ("boundary.target=act", "boundary.target=act is unknown; accepted: copy, keep"),
+        ("boundary.target=act", "boundary.target=act is unknown; accepted: auto, copy, keep"),
         ("env.action_repeat=0", "env.action_repeat must be in"),
         ("networks.critic_width=0", "networks.critic_width must be in"),
         ("networks.kind=cnn", "networks.kind=cnn is unknown; accepted: simba, mlp"),
@@ -288,10 +289,10 @@ def test_a_gpu_trains_and_resumes(method: str, tmp_path: Path, monkeypatch: pyte
     options = (f"method={method}", "device=cuda", f"compile={method == 'fire'}")
     interact = sac.interact
 
-    def interrupted(task: Task, learner: Learner) -> None:
+    def interrupted(task: Task, learner: Learner, acts: bool) -> None:
         if learner.step == 350:
             raise KeyboardInterrupt
-        interact(task, learner)
+        interact(task, learner, acts)
 
     with monkeypatch.context() as patch:
         patch.setattr(sac, "interact", interrupted)

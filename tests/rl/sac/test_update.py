@@ -13,6 +13,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 
 from fire_core import fire_
 from fire_core.methods import Net
+from fire_core.methods.contrib.weight_clipping import WeightClipping
 from fire_core.methods.parseval import Parseval
 from fire_core.methods.redo import ReDo
 from fire_core.metrics import dfi
@@ -221,10 +222,10 @@ def test_parseval_counts_each_critic() -> None:
 
 
 def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
-    """Through the views of `rl.sac.learner.separated`: the batched weights and AdamW's state change."""
+    """Through the views of `rl.sac.learner`: the batched weights and AdamW's state change."""
     from types import SimpleNamespace
 
-    from rl.sac.learner import separated
+    from rl.sac.learner import separated, share_state
 
     update = agent()
     update(*batch())
@@ -236,7 +237,8 @@ def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
         up.bias[5], up.weight[0, 5] = -100.0, 0.0  # but unit 5 of the first critic
     other = up.weight[1].detach().clone()
     net = Net.of({"actor": update.actor, "critic": update.critic}, "sac")
-    views, optimizers = separated(SimpleNamespace(agent=update, net=net))
+    views = separated(net)
+    optimizers = share_state(SimpleNamespace(agent=update, separate=views, optimizers=update.optimizers))
     rows, _, _ = batch()
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -257,6 +259,27 @@ def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
     assert own.state[up.weight]["exp_avg"][0, 5].abs().sum() == 0
     assert own.state[up.weight]["exp_avg"][0, 4].abs().sum() > 0
     assert reset_optimizer_state(own, [up.weight]) == 1
+
+
+def test_separate_critics_have_the_gradients_of_the_step() -> None:
+    """A method that acts after steps finds each critic's own, and what it writes is in the batched weights."""
+    from types import SimpleNamespace
+
+    from rl.sac.learner import separated, share_state
+
+    update = agent()
+    update(*batch())
+    net = Net.of({"actor": update.actor, "critic": update.critic}, "sac")
+    learner = SimpleNamespace(agent=update, separate=separated(net), optimizers=update.optimizers)
+    share_state(learner)
+    up, views = update.critic.encoder.blocks[1].up, learner.separate.modules
+    for i in range(2):
+        gradient = views[f"critic{i}"].encoder.blocks[1].up.weight.grad
+        assert torch.equal(gradient, up.weight.grad[i])
+        assert gradient.abs().sum() > 0
+    WeightClipping(zeta=1e-3).after_step(learner.separate, None)
+    assert up.weight.abs().max() <= 1e-3
+    assert all(p.grad is not None for p in update.actor.parameters())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")

@@ -1,0 +1,57 @@
+"""The four trainers say the same words in the same order, and take a step in one place."""
+
+import importlib
+import inspect
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.programs import DQN, LANGUAGE, SAC, VISION
+
+PROGRAMS = {"vision.train": VISION, "language.train": LANGUAGE, "rl.dqn.train": DQN, "rl.sac.train": SAC}
+WORDS = {
+    "train": ["task", "run", "state", "stop=None"],
+    "begin_phase": ["task", "learner", "index", "run"],
+    "act": ["task", "learner", "run", "firing=None"],
+    "train_step": ["task", "learner", "batch", "acts"],
+}
+OF_AGENTS = {
+    "interact": ["task", "learner", "acts"],
+    "choose_actions": ["task", "learner", "acts"],
+    "learn": ["task", "learner", "acts"],
+    "remember": ["task", "learner", "actions", "stepped"],
+    "restart": ["task", "learner", "context=None"],
+}
+
+
+def arguments(module: ModuleType, name: str) -> list[str]:
+    parameters = inspect.signature(getattr(module, name)).parameters.values()
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters), f"{module.__name__}.{name}"
+    return [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters]
+
+
+@pytest.mark.parametrize("trainer", PROGRAMS)
+def test_the_same_functions_with_the_same_arguments(trainer: str) -> None:
+    module = importlib.import_module(trainer)
+    words = WORDS | (OF_AGENTS if trainer.startswith("rl.") else {})
+    assert {name: arguments(module, name) for name in words} == words
+
+
+@pytest.mark.parametrize("trainer", PROGRAMS)
+def test_backward_is_reached_from_train_step_alone(
+    trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a run of a method with a penalty, whose gradient is the step's too."""
+    program, callers, real = PROGRAMS[trainer], list[set[tuple[str, str]]](), torch.autograd.backward
+
+    def backward(*args: object, **kwargs: object) -> None:
+        callers.append({(Path(frame.filename).stem, frame.name) for frame in traceback.extract_stack()})
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "backward", backward)
+    program.run(tmp_path / "runs", "method=l2init", "cache=off", f"paths.data={tmp_path}/data")
+    assert len(callers) > 20
+    assert all(("train", "train_step") in frames for frames in callers)
