@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fire_core.methods.fire_paper import FirePaperSilences, chain
+from fire_core.methods.fire_paper import FirePaperSilences, OutputWatch, chain, recycle_rows_
 from fire_core.methods.protocol import Context, Method, Net, Saved, Variant
 from fire_core.ranges import Count, at_least, checked, within
 from fire_core.units.find import unit_graph
@@ -59,10 +59,11 @@ class SelfNormalizedResets(Method):
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
-        self.layers = chain(net.modules) if self.variant == "fire_paper" else None
-        self.graph = unit_graph(net.modules) if self.layers is None else []
-        self.draw = InitialDraw(net.modules, net.init)
-        self.seen: Any = Watch(self.graph, peak) if self.layers is None else self.layers.watch_snr()
+        self.seen: Watch | OutputWatch
+        if self.variant == "fire_paper":
+            self.seen = OutputWatch(chain(net.modules), lambda link, x, dims: peak(x, dims))
+        else:
+            self.seen, self.draw = Watch(unit_graph(net.modules), peak), InitialDraw(net.modules, net.init)
         with self.seen.on():
             yield
 
@@ -75,10 +76,10 @@ class SelfNormalizedResets(Method):
         if at_hand(silent.device) and not silent.any():
             return
         masks = torch.split(silent, [len(peaks_of_layer) for peaks_of_layer in peaks])
-        if self.layers is not None:
-            self.layers.recycle_(masks, context)
+        if isinstance(self.seen, OutputWatch):
+            recycle_rows_(self.seen.links, masks, context)
         else:
-            recycle_masked_(self.graph, masks, self.draw, context.generator, context.optimizers)
+            recycle_masked_(self.seen.graph, masks, self.draw, context.generator, context.optimizers)
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         if isinstance(self.silences, Silences):

@@ -1,12 +1,13 @@
 """Several methods in one run: what each does alone they do together; conflicts are refused in one line."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from fire_core.methods import Context, Method, Net
+from fire_core.methods import Context, Fuse, Method, Net, OptimizerReset, RandomIsometry
 from fire_core.methods.base import Base
 from fire_core.methods.cbp import ContinualBackprop
 from fire_core.methods.chain import Chain
@@ -15,6 +16,7 @@ from fire_core.methods.contrib.hare_tortoise import HareTortoise
 from fire_core.methods.contrib.trac import Trac
 from fire_core.methods.contrib.upgd import UPGD
 from fire_core.methods.contrib.weight_clipping import WeightClipping
+from fire_core.methods.dash import Dash
 from fire_core.methods.fire import Fire
 from fire_core.methods.full_reset import FullReset
 from fire_core.methods.l2init import L2Init
@@ -23,7 +25,6 @@ from fire_core.methods.pi import PlasticityInjection
 from fire_core.methods.redo import ReDo
 from fire_core.methods.snp import ShrinkAndPerturb
 from fire_core.methods.weight_decay import WeightDecay
-from fire_core.metrics import dfi
 from harness.config.chain import chained
 from harness.config.errors import ConfigError
 from tests.programs import VISION, rows
@@ -66,19 +67,27 @@ def test_penalties_add_up_and_the_optimizer_is_the_one_that_replaces() -> None:
     assert not plain.acts_within_phases
 
 
-def test_fire_leaves_muon_s_weights_alone_if_asked_to() -> None:
+ACTS = (Fire(), RandomIsometry(), ShrinkAndPerturb(), FullReset(), Fuse(), Dash(), OptimizerReset())
+
+
+@pytest.mark.parametrize("method", ACTS, ids=lambda method: type(method).__name__)
+def test_an_act_spares_muon_s_weights_and_their_state_if_asked_to(method: Method) -> None:
     for apart in (False, True):
-        net = network()
+        net, x = network(), torch.ones(2, 6)
+        model, optimizer = net.modules["model"], torch.optim.Adam(net.parameters())
+        model(x).square().sum().backward()
+        optimizer.step()
         before = weights(net)
-        muon = MuonOptimizer()
-        Chain({"fire": Fire(solver="exact"), "muon": muon}, apart).at_boundary(net, moment())
-        for old, p in zip(before, net.parameters(), strict=True):
-            owned = p in hidden_weights(net)
-            assert p.requires_grad
-            assert torch.equal(old, p) == (p.ndim == 1 or (apart and owned))
-            if p.ndim == 2 and not (apart and owned):
-                assert dfi(p.detach() / (p.shape[0] / p.shape[1]) ** 0.5) < 1e-6
-    assert len(hidden_weights(network())) == 1
+        context = replace(moment(), optimizers=[optimizer], batches=lambda x=x: iter([(x, x)]))
+        context.loss = lambda x, _, model=model: model(x).square().mean()
+        Chain({"one": method, "muon": MuonOptimizer()}, apart).at_boundary(net, context)
+        changed = [
+            p for old, p in zip(before, net.parameters(), strict=True)
+            if not (torch.equal(old, p) and optimizer.state.get(p))
+        ]  # fmt: skip
+        (owned,) = hidden_weights(net)
+        assert (owned in set(changed)) != apart
+        assert model[0].weight in set(changed)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """Spectral regularisation, NaP, L2-ER and C-CHAIN: against public code (tests/parity/originals), or by hand."""
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core.methods import Context, Net
+from fire_core.methods import Net
 from fire_core.methods.contrib.c_chain import ChurnReduction, Window
 from fire_core.methods.contrib.inputs import InputWatch
 from fire_core.methods.contrib.l2_er import L2EffectiveRank, effective_rank
@@ -15,20 +13,8 @@ from fire_core.methods.contrib.nap import NormalizeAndProject
 from fire_core.methods.contrib.spectral import START, SpectralRegularisation
 from fire_core.units.graph import Units, between
 from rl.sac.networks import Networks, plain_critic
+from tests.methods.small import Layers, moment
 from tests.parity import public
-
-
-class Layers(nn.Sequential):
-    """Units between its linear layers."""
-
-    def unit_graph(self) -> list[Units]:
-        layers = [m for m in self if isinstance(m, nn.Linear)]
-        return [between(str(i), one, two) for i, (one, two) in enumerate(itertools.pairwise(layers))]
-
-
-def moment(step: int = 0, loss: Tensor | None = None) -> Context:
-    return Context(0, step, torch.Generator(), step_loss=loss)
-
 
 # ------------------------------------------------------------------------------------------------------------- spectral
 
@@ -226,7 +212,7 @@ def test_c_chain_takes_the_public_code_s_steps() -> None:
                 assert used == pytest.approx(data["coefficient"][t - 1], rel=2e-2)
             method.before_step(own, moment(t))
             optimizer.step()
-            method.after_step(own, moment(t, loss))
+            method.after_step(own, moment(t, step_loss=loss))
             after = public.tensors("c_chain", "after.", t)
             for name, value in after.items():
                 torch.testing.assert_close(net.get_parameter(name).detach(), value, rtol=5e-3, atol=5e-4)
@@ -245,7 +231,7 @@ def test_inputs_are_kept_by_step_not_by_micro_batch(method: ChurnReduction | L2E
                 net(torch.full((2, 1), float(10 * step + micro)))
             method.penalty(own)
             if step != 2:
-                method.after_step(own, moment(step, torch.tensor(1.0)))
+                method.after_step(own, moment(step, step_loss=torch.tensor(1.0)))
     assert [int(inputs[0][0]) for inputs in method.inputs.kept["m"]] == [7, 17, 37][-method.inputs.steps :]
     resumed = InputWatch(10)
     resumed.load_state_dict(method.inputs.state_dict())
@@ -264,7 +250,7 @@ def test_c_chain_leaves_running_statistics_alone() -> None:
             method.before_step(own, moment(t))
             with torch.no_grad():
                 net[0].weight.add_(torch.randn(3, 2))
-            method.after_step(own, moment(t, torch.tensor(1.0)))
+            method.after_step(own, moment(t, step_loss=torch.tensor(1.0)))
     assert penalty is not None
     assert penalty > 0
 

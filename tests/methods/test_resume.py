@@ -1,4 +1,7 @@
-"""Methods with a state: a run that is interrupted and resumed ends as an undisturbed one, bit for bit."""
+"""Methods with a state: a run that is interrupted and resumed ends as an undisturbed one, bit for bit.
+
+Every method's own state is in `test_options_matter`; here it goes through programs and their folders.
+"""
 
 import re
 from pathlib import Path
@@ -15,17 +18,9 @@ from tests.programs import LANGUAGE, VISION, assert_same, final_state, rows
 
 OPTIONS = ("benchmark=continual", "benchmark.chunks=2", "dataset.train_size=512", "model.stages=2")
 METHODS = {
-    "cbp": ("rate=0.05", "maturity=2"),
-    "cbp fire_paper": ("rate=0.05", "maturity=2", "variant=fire_paper"),
-    "redo": ("threshold=0.9", "every=2"),
-    "snr": ("percentile=0.5", "max_age=200", "every=1"),
     "snr fire_paper": ("percentile=0.5", "max_age=200", "every=2", "variant=fire_paper"),
     "muon": (),
     "c_chain": ("warmup=4", "window=6", "scale=1.0"),
-    "l2_er": ("every=4", "lr=0.1"),
-    "nap": ("every=2",),
-    "swr": ("every=3", "factor=0.5", "decay=0.9"),
-    "spectral": ("coef=0.1",),
 }
 
 ROUGH = {"snr": ("batch_size=32", "lr=1.0")}  # units do fall silent then
