@@ -92,9 +92,6 @@ def test_it_leads_to_isometries_and_spares_what_is_not_trained() -> None:
 def test_refused() -> None:
     with pytest.raises(ValueError, match="no linear layer"):
         AdamO().check(Net({"m": nn.LayerNorm(4)}, {}))
-    for options in ({"lr": 0}, {"coef": -1}, {"betas": (1.0, 0.9)}, {"eps": 0}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            AdamO(**options)
 
 
 def test_in_programs(tmp_path: Path) -> None:
