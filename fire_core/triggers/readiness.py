@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.protocol import Net
-from fire_core.ranges import Count, Positive, at_least
+from fire_core.ranges import Count, Positive, at_least, checked
 from fire_core.triggers.measured import Measured, Steps
 from fire_core.weights.distributed import full
 
@@ -37,6 +37,7 @@ class Readiness(Measured):
 
     name = "readiness"
 
+    @checked
     def __init__(
         self,
         losses: Callable[[], Iterable[Tensor]],
@@ -76,11 +77,7 @@ class ReadinessOnBatches(Readiness):
     Samples are drawn uniformly with replacement by a generator of the step's own, so the run's random numbers stay
     where they are, and a resumed run draws the same.
 
-    Args:
-        below: threshold.
-        every: steps between two measurements.
-        rearm: see `Measured`.
-        cooldown: steps after an action in which it does not fire.
+    Args: those of `Readiness`, and in place of `losses`
         batches: mini-batches of a measurement, each of which costs a pass forward and backward.
         samples: of each.
 
@@ -90,6 +87,7 @@ class ReadinessOnBatches(Readiness):
 
     draw: Losses
 
+    @checked
     def __init__(
         self,
         below: Positive,
