@@ -1,11 +1,9 @@
 """UPGD, utility-based perturbed gradient descent (Elsayed and Mahmood, "Addressing Loss of Plasticity and Catastrophic
 Forgetting in Continual Learning", ICLR 2024, arXiv 2404.00781; public code: mohmdelsayed/upgd, `weight_upgd`)."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
 from fire_core.methods.protocol import MakeOptimizer, Method, Net
 from fire_core.ranges import Decay, NonNegative, Positive, checked
@@ -30,22 +28,14 @@ class UPGD(Method):
     def __init__(
         self, lr: Positive = 1e-2, weight_decay: NonNegative = 1e-3, beta: Decay = 0.999, sigma: NonNegative = 1e-3
     ) -> None:
-        self.options = {"lr": lr, "weight_decay": weight_decay, "beta": beta, "sigma": sigma}
+        self.options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "beta": beta, "sigma": sigma}
 
     def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
-        return PerturbedDescent(net.parameters(), **self.options)
+        return PerturbedDescent(net.parameters(), self.options)
 
 
 class PerturbedDescent(torch.optim.Optimizer):
-    """The update of `UPGD`.
-
-    Args:
-        params: parameters.
-        **options: lr, weight_decay, beta, sigma.
-    """
-
-    def __init__(self, params: Iterable[nn.Parameter], **options: float) -> None:
-        super().__init__(params, options)
+    """The update of `UPGD`."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -54,9 +44,11 @@ class PerturbedDescent(torch.optim.Optimizer):
         largest = []
         for p, group in active:
             state: dict[str, Any] = self.state[p]
-            state["step"] = state.get("step", 0) + 1
-            utility = state.setdefault("utility", torch.zeros_like(p))
-            largest.append(utility.mul_(group["beta"]).addcmul_(p.grad, p, value=group["beta"] - 1).max())
+            if not state:
+                state["step"], state["utility"] = 0, torch.zeros_like(p)
+            state["step"] += 1
+            state["utility"].mul_(group["beta"]).addcmul_(p.grad, p, value=group["beta"] - 1)
+            largest.append(state["utility"].max())
         if not active:
             return
         top = torch.stack(largest).max()
