@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from harness.training import seeding
 from harness.training.boundary import At
 from harness.training.measure import check_finite
 from harness.training.plasticity import plasticity
-from vision.data.order import arrival_order
 from vision.learner import Learner
 from vision.schedule import reference, warmup
 from vision.task import Task, on_device
@@ -102,6 +101,13 @@ def pass_order(task: Task, index: int, number: int) -> Tensor:
 def one_pass(task: Task, index: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of the phase's first pass, for methods that look at the data before it."""
     return itertools.islice(batches(task, index), task.phases[index].steps_per_pass(task.config.batch_size))
+
+
+def arrival_order(phases: Sequence[np.ndarray]) -> np.ndarray:
+    """Every training sample of these phases (indices) once: the first phase's, then what each later one brought."""
+    together = np.concatenate(phases)
+    _, first = np.unique(together, return_index=True)
+    return together[np.sort(first)]
 
 
 def chunks(task: Task, index: int) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
