@@ -59,8 +59,6 @@ class LanguageConfig(Trunk):
     grad_clip: Positive | None = 1.0
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
     compile: bool = False  # torch.compile
-    # Several processes: copies of the weights (ddp) or shards of them (fsdp).
-    parallel: Annotated[str, one_of("ddp", "fsdp")] = "ddp"
 
 
 PAIR = {"dataset.replay": within(0, 1), "dataset.mix_by": one_of("batch", "sequence")}  # of its two corpora
@@ -153,8 +151,6 @@ class Task:
             after=self.steps_before_trigger,
             total_steps=self.total_steps,
         )
-        if self.trigger is not None and self.sharded:
-            raise ConfigError(f"trigger={name} acts within phases, on whole weights: it needs parallel=ddp")
         if isinstance(self.trigger, Plateau) and self.group.size > 1:
             raise ConfigError(f"trigger={name} adds up losses, of which each process has its own: use one process")
 
@@ -162,11 +158,6 @@ class Task:
     def device(self) -> torch.device:
         """Where this process computes."""
         return self.group.device
-
-    @property
-    def sharded(self) -> bool:
-        """Whether each process holds a part of every weight."""
-        return is_sharded(self.config, self.group)
 
     @property
     def headline(self) -> str:
@@ -231,7 +222,7 @@ class Task:
             part: {split: file.header["sha256"] for split, file in files.items()}
             for part, files in self.corpora.items()
         }
-        what = {**identity(asdict(self.config), "parallel"), "tokens": tokens}
+        what = {**identity(asdict(self.config)), "tokens": tokens}
         if self.forgets_start:
             what["benchmark"] = what["benchmark"] | {"start": STARTS[0]}
         return what
@@ -275,11 +266,6 @@ def parts_of_dataset(dataset: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return parts | {f"text {number}": parts["first"] | {"path": path} for number, path in enumerate(more, 3)}
 
 
-def is_sharded(config: LanguageConfig, group: ProcessGroup) -> bool:
-    """Whether each process holds a part of every weight."""
-    return group.size > 1 and config.parallel == "fsdp"
-
-
 def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method: Method) -> None:
     """Refuse a method that cannot work on the model, or in the way in which it is trained here.
 
@@ -294,8 +280,6 @@ def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method:
         refused["watch"] = "watches units, which compiled code does not show: compile=false"
     net, network = Net({"model": model}, {}), f"model={config.model['name']}"
     check_method(method, net, name=config.method["name"], network=network, without=refused)
-    if method.acts_within_phases and is_sharded(config, group):
-        raise ConfigError(f"method={config.method['name']} acts within phases, on whole weights: it needs parallel=ddp")
 
 
 def build_model(config: LanguageConfig | DictConfig, vocab_size: int) -> GPT:

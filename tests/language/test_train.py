@@ -278,7 +278,6 @@ def losses(folder: Path) -> torch.Tensor:
     return torch.tensor([[r["train/loss"], r["val/loss"]] for r in rows(only_run(folder / "runs")) if "kind" not in r])
 
 
-@pytest.mark.slow
 def test_two_processes_are_one(runs, tmp_path):
     """The same global batch gives the same curve, also when both are stopped on the way and one is resumed alone."""
     options = ("method=l2init", "accumulation=4")
@@ -296,29 +295,6 @@ def test_two_processes_are_one(runs, tmp_path):
     assert [runs.zygote.wait(child) for child in children] == [75, 75]
     assert runs(tmp_path / "stopped", *options).code == 0
     torch.testing.assert_close(losses(tmp_path / "stopped"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
-
-
-def test_shards_are_one(runs, tmp_path):
-    """FSDP2, with a projection at the boundary: as one process; what was sharded is resumed whole."""
-    options = ("method=fire_exact", "accumulation=2", "benchmark.start=20")
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    assert runs(tmp_path / "one", *options).code == 0
-    children = start_two(runs, tmp_path / "two", *options, "parallel=fsdp")
-    wait_for(lambda: written(tmp_path / "two") >= 15)
-    os.kill(children[0], signal.SIGTERM)
-    codes = [runs.zygote.wait(child) for child in children]
-    assert codes == [75, 75], [runs.zygote.output(tmp_path / "two", child, "err") for child in children]
-    children = start_two(runs, tmp_path / "two", *options, "parallel=fsdp", "checkpoint.every_seconds=0.05")
-    wait_for(lambda: written(tmp_path / "two") >= 26)
-    os.kill(children[1], signal.SIGTERM)
-    codes = [runs.zygote.wait(child) for child in children]
-    assert codes == [75, 75], [runs.zygote.output(tmp_path / "two", child, "err") for child in children]
-    assert runs(tmp_path / "two", *options).code == 0
-    torch.testing.assert_close(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
-    one, two = rows(only_run(tmp_path / "one" / "runs"))[20], rows(only_run(tmp_path / "two" / "runs"))[20]
-    for key in ("dfi_before", "dfi_after", "sfe"):
-        assert two[f"boundary/{key}"] == pytest.approx(one[f"boundary/{key}"], rel=1e-3, abs=1e-3)
 
 
 def test_accumulation_must_be_dealt_out(runs, tmp_path):
