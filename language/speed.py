@@ -81,8 +81,6 @@ class Pace:
         """Tokens a second over all processes; where it is known what the devices could do, FLOP/s as a part of that."""
         rate = self.steps * self.tokens_per_step / (time.perf_counter() - self.began)
         numbers = {"tokens_per_second": round(rate, 1)}
-        return (
-            numbers
-            if self.peak is None
-            else numbers | {"mfu": round(rate * self.flops / self.peak / self.processes, 4)}
-        )
+        if self.peak is not None:
+            numbers["mfu"] = round(rate * self.flops / (self.peak * self.processes), 4)
+        return numbers
