@@ -185,10 +185,6 @@ class Meter:
         event.record()
         self._events.append(event)
 
-    def add(self, seconds: float) -> None:
-        """Count seconds that were measured elsewhere."""
-        self._seconds += seconds
-
     def take(self) -> float:
         """The seconds since the last call; on a GPU it waits for the last block."""
         if self._events:
