@@ -111,13 +111,14 @@ class Task:
         # All that needs no data comes first: preparing them takes time and writes files.
         benchmark = build("benchmark", config.benchmark, Benchmark)
         check_network_fits(
-            f"model={config.model.name}", lambda: build_model(options, tokenizer.vocab_size), group.device
+            f"model={options.model['name']}", lambda: build_model(options, tokenizer.vocab_size), group.device
         )
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model, method = build_model(options, tokenizer.vocab_size), build("method", config.method, Method)
         check_works(options, group, model, method)
         stays = benchmark.keeps_optimizer or build_trigger(config.trigger) is not None
-        check_optimizer_stays(method, name=config.method.name, stays=stays, why=f"benchmark={config.benchmark.name}")
+        stream = f"benchmark={options.benchmark['name']}"
+        check_optimizer_stays(method, name=options.method["name"], stays=stays, why=stream)
         check_optimizer(config.optimizer)
         corpora = {
             name: load(Path(config.paths.data), corpus, tokenizer, local=corpus["local"])

@@ -127,5 +127,5 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
 
 def summarise(learner: Learner) -> dict[str, Any]:
     """What is kept of a run that has ended."""
-    counts = {"steps": learner.step, "seconds": learner.seconds}
+    counts = {"steps": learner.step, "updates": learner.updates, "seconds": learner.seconds}
     return {"eval/return": learner.row["eval/return"], **learner.of_tasks.summary(), **counts}
