@@ -81,7 +81,8 @@ def losses_on(task: Task, learner: Learner, rows: Mapping[str, Tensor]) -> dict[
 
 def dealt(task: Task, sequences: Tensor) -> Sequence[Tensor]:
     """The batches of some sequences that this process looks at; the others look at others."""
-    return sequences.split(task.config.batch_size)[task.group.rank :: task.group.size]
+    batches: Sequence[Tensor] = sequences.split(task.config.batch_size)
+    return batches[task.group.rank :: task.group.size]
 
 
 def earlier_tasks(task: Task, index: int) -> dict[str, Tensor]:

@@ -1,17 +1,18 @@
 """MNIST's files in the idx format: small ones, written byte by byte as the format says."""
 
 import gzip
-import hashlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from torchvision import datasets
+import torch
+from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from harness.config.errors import ConfigError
-from vision.data.mnist import load_mnist
+from vision.data import mnist
+from vision.data.mnist import load_fashion_mnist, load_mnist, read_idx
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
@@ -21,38 +22,25 @@ def idx(array: np.ndarray) -> bytes:
     return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
-def write(root: Path) -> dict[str, np.ndarray]:
+def write(folder: Path, packed: bool = False) -> dict[str, np.ndarray]:
     """The four files, 20 training and 10 test images; what is in them."""
     draw = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", 20), ("t10k", 10)):
         arrays[f"{part}-images-idx3-ubyte"] = draw.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         arrays[f"{part}-labels-idx1-ubyte"] = np.arange(count, dtype=np.uint8) % 10
-    folder = root / "MNIST" / "raw"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, array in arrays.items():
-        (folder / name).write_bytes(idx(array))
+        content = idx(array)
+        (folder / (name + ".gz" * packed)).write_bytes(gzip.compress(content) if packed else content)
     return arrays
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_images_and_labels_are_those_of_the_files(
-    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Published archives are unpacked without the network."""
-    arrays = write(tmp_path)
-    if packed:
-        resources = []
-        for path in list((tmp_path / "MNIST" / "raw").iterdir()):
-            archive = path.with_name(path.name + ".gz")
-            archive.write_bytes(gzip.compress(path.read_bytes()))
-            path.unlink()
-            resources.append((archive.name, hashlib.md5(archive.read_bytes()).hexdigest()))
-        monkeypatch.setattr(datasets.MNIST, "resources", resources)
-        monkeypatch.setattr(datasets.MNIST, "mirrors", ["http://127.0.0.1:9/"])
-        with pytest.raises(ConfigError, match=r"dataset.download=true"):
-            load_mnist(str(tmp_path))
-    data = load_mnist(str(tmp_path), download=packed)
+@pytest.mark.parametrize("place", ["", "MNIST/raw"])
+def test_images_and_labels_are_those_of_the_files(tmp_path: Path, packed: bool, place: str) -> None:
+    arrays = write(tmp_path / place, packed)
+    data = load_mnist(str(tmp_path))
     assert np.array_equal(data.train_images[:, 0].numpy(), arrays[IMAGES])
     assert np.array_equal(data.test_labels.numpy(), arrays["t10k-labels-idx1-ubyte"])
     assert (data.num_classes, data.in_channels, data.image_size) == (10, 1, 28)
@@ -61,30 +49,73 @@ def test_images_and_labels_are_those_of_the_files(
     assert data.std.item() == pytest.approx(scaled.std(), rel=1e-6)
 
 
-DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
-    "cut": (IMAGES, lambda content: content[:-1]),
-    "longer": (IMAGES, lambda content: content + b"x"),
-    "labels for images": (IMAGES, lambda _: idx(np.zeros(20))),
-    "another type": (IMAGES, lambda content: content[:2] + b"\x0d" + content[3:]),
-    "empty": (LABELS, lambda _: b""),
-    "fewer labels": (LABELS, lambda _: idx(np.zeros(19))),
-    "a wrong label": (LABELS, lambda _: idx(np.full(20, 10))),
-    "not square": (IMAGES, lambda _: idx(np.zeros((20, 28, 27)))),
-    "no images": (IMAGES, lambda _: idx(np.zeros((0, 28, 28)))),
+def test_files_are_read_as_torchvision_reads_them(tmp_path: Path) -> None:
+    write(tmp_path)
+    data = load_mnist(str(tmp_path))
+    assert torch.equal(data.train_images[:, 0], read_image_file(str(tmp_path / IMAGES)))
+    assert torch.equal(data.train_labels, read_label_file(str(tmp_path / LABELS)))
+
+
+DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "cut": (IMAGES, lambda content: content[:-1], "should have 15680 bytes of data, it has only 15679"),
+    "longer": (IMAGES, lambda content: content + b"x", "should have 15680 bytes of data, it has more"),
+    "labels for images": (IMAGES, lambda _: idx(np.zeros(20)), "is no idx file of 3 dimensions"),
+    "another type": (IMAGES, lambda content: content[:2] + b"\x0d" + content[3:], "of unsigned bytes"),
+    "empty": (LABELS, lambda _: b"", "is no idx file of 1 dimension"),
+    "huge": (IMAGES, lambda content: content[:4] + b"\xff" * 12 + content[16:], "it announces"),
+    "fewer labels": (LABELS, lambda _: idx(np.zeros(19)), "has 20 images, .* 19 labels"),
+    "a wrong label": (LABELS, lambda _: idx(np.full(20, 10)), "it has the label 10"),
+    "not square": (IMAGES, lambda _: idx(np.zeros((20, 28, 27))), "no square images"),
+    "no images": (IMAGES, lambda _: idx(np.zeros((0, 28, 28))), "has 0 images"),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damaged_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
-    file, damage = DAMAGE[name]
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    file, damage, message = DAMAGE[name]
     write(tmp_path)
-    path = tmp_path / "MNIST" / "raw" / file
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ConfigError, match=r"^dataset=mnist cannot be read from .*MNIST/raw") as error:
+    (tmp_path / file).write_bytes(damage((tmp_path / file).read_bytes()))
+    with pytest.raises(ConfigError, match=message) as error:
         load_mnist(str(tmp_path))
     assert "\n" not in str(error.value)
+    assert file in str(error.value)
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    write(tmp_path, packed=True)
+    archive = tmp_path / f"{IMAGES}.gz"
+    whole = archive.read_bytes()
+    for content in (whole[:-20], whole[:50] + bytes(10) + whole[60:], b"no archive"):
+        archive.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"train-images-idx3-ubyte\.gz (cannot be read|is damaged)"):
+            read_idx(archive, 3)
 
 
 def test_files_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"put the four files of https://.* there"):
+    with pytest.raises(
+        ConfigError, match=r"^dataset=mnist is not there: put https://.*train-images.* into .*MNIST/raw"
+    ):
         load_mnist(str(tmp_path))
+
+
+def test_fashion_mnist_is_read_from_its_root_else_from_debians_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mnist, "DEBIAN", tmp_path / "debian")
+    with pytest.raises(ConfigError, match="apt-get install dataset-fashion-mnist brings it, or put train-images"):
+        load_fashion_mnist(str(tmp_path / "own"))
+    packaged = write(tmp_path / "debian", packed=True)
+    assert np.array_equal(load_fashion_mnist(str(tmp_path / "own")).train_images[:, 0].numpy(), packaged[IMAGES])
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / IMAGES).write_bytes(idx(255 - packaged[IMAGES]))
+    assert np.array_equal(load_fashion_mnist(str(tmp_path / "own")).train_images[:, 0].numpy(), 255 - packaged[IMAGES])
+    (tmp_path / "own" / LABELS).write_bytes(idx(np.zeros(19)))
+    with pytest.raises(ConfigError, match=r"has 20 images, .* 19 labels"):
+        load_fashion_mnist(str(tmp_path / "own"))
+
+
+@pytest.mark.skipif(not mnist.DEBIAN.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
+def test_debians_files_are_fashion_mnist(tmp_path: Path) -> None:
+    data = load_fashion_mnist(str(tmp_path))
+    assert data.train_images.shape == (60_000, 1, 28, 28)
+    assert data.test_labels.bincount().tolist() == [1_000] * 10

@@ -1,16 +1,29 @@
-"""MNIST from its published files, without augmentation."""
+"""MNIST and Fashion-MNIST from their files in the idx format, as published or unpacked, without augmentation."""
 
+import gzip
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from fire_core.ranges import checked
-from harness.config.errors import ConfigError, one_line
+from harness.config.errors import ConfigError
+from vision.data.files import fetch
 from vision.data.images import ImageData, Statistics
 
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+MD5 = {  # of the published archives
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts its files
+UNSIGNED_BYTE = 8  # the only type of number in these files
+LARGEST = 1 << 30  # bytes that one file may unpack to
 
 
 @checked
@@ -18,9 +31,8 @@ def load_mnist(root: str = "data", download: bool = False, test_statistics: Stat
     """MNIST (LeCun, Cortes and Burges 1998): 60,000 training and 10,000 test images of 28x28 in 10 classes.
 
     Args:
-        root: folder of `MNIST/raw` with the four files, unpacked.
-        download: whether to fetch and unpack the files that are not there; published archives that are there already
-            are unpacked without the network.
+        root: folder of the four files, in `MNIST/raw` (torchvision's place) or itself, packed (.gz) or not.
+        download: whether to fetch the files that are not there.
         test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
 
     Returns:
@@ -30,25 +42,104 @@ def load_mnist(root: str = "data", download: bool = False, test_statistics: Stat
         ConfigError: the files are not there, are damaged, or do not fit together.
         ValueError: if `test_statistics` is unknown.
     """
-    from torchvision import datasets  # here, as torchvision takes seconds to import
+    places = [Path(root) / "MNIST" / "raw", Path(root)]
+    hint = f"put {MIRROR}{{}} and the other three files into {places[0]}, or let dataset.download=true fetch them"
 
-    folder = Path(root) / "MNIST" / "raw"
+    def find(archive: str) -> Path:
+        if download and _found(places, archive) is None:
+            return _fetched(root, places[0], archive)
+        return _needed(places, archive, f"dataset=mnist is not there: {hint.format(archive)}")
+
+    return ImageData.of(_split(find, "train"), _split(find, "t10k"), 10, test_statistics)
+
+
+@checked
+def load_fashion_mnist(root: str = "data", test_statistics: Statistics = "train") -> ImageData:
+    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747): as MNIST, of clothes.
+
+    Args:
+        root: folder of the four files, in `FashionMNIST/raw` (torchvision's place) or itself, packed (.gz) or not; if
+            they are not there, those of Debian's package are taken.
+        test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
+
+    Returns:
+        uint8 images (N, 1, 28, 28).
+
+    Raises:
+        ConfigError: the files are not there, are damaged, or do not fit together.
+        ValueError: if `test_statistics` is unknown.
+    """
+    places = [Path(root) / "FashionMNIST" / "raw", Path(root), DEBIAN]
+
+    def find(archive: str) -> Path:
+        hint = f"apt-get install dataset-fashion-mnist brings it, or put {archive} and the other three into {places[0]}"
+        return _needed(places, archive, f"dataset=fashion_mnist is not there: {hint}")
+
+    return ImageData.of(_split(find, "train"), _split(find, "t10k"), 10, test_statistics)
+
+
+def _split(find: Callable[[str], Path], part: str) -> tuple[Tensor, Tensor]:
+    """Images and labels of `train` or `t10k`; `find` gives the file of an archive's name."""
+    images_path, labels_path = (find(f"{part}-{what}-ubyte.gz") for what in ("images-idx3", "labels-idx1"))
+    images, labels = read_idx(images_path, dimensions=3), read_idx(labels_path, dimensions=1)
+    if len(images) != len(labels):
+        raise ConfigError(f"{images_path} has {len(images)} images, {labels_path} {len(labels)} labels")
+    if images.shape[1] != images.shape[2] or not len(images):
+        raise ConfigError(f"{images_path} holds no square images: its shape is {images.shape}")
+    if labels.max() > 9:
+        raise ConfigError(f"{labels_path} is damaged: it has the label {labels.max()}")
+    return torch.from_numpy(images)[:, None], torch.from_numpy(labels).long()
+
+
+def _found(places: Iterable[Path], archive: str) -> Path | None:
+    """The unpacked or packed file in the first of these folders that has it."""
+    names = (archive.removesuffix(".gz"), archive)
+    return next((place / name for place in places for name in names if (place / name).is_file()), None)
+
+
+def _needed(places: Iterable[Path], archive: str, message: str) -> Path:
+    """The same; raises where there is none."""
+    if (path := _found(places, archive)) is None:
+        raise ConfigError(f"{message}; dataset.root= looks elsewhere")
+    return path
+
+
+def _fetched(root: str, folder: Path, archive: str) -> Path:
+    """MNIST's file, from its mirror."""
     try:
-        if download:
-            folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder / "download.lock"):  # the runs of a sweep may start together
-                datasets.MNIST(root, download=True)
-        train, test = (_split(datasets.MNIST(root, train=train)) for train in (True, False))
-    except Exception as error:  # torchvision's assertions of damaged files among them
-        raise ConfigError(
-            f"dataset=mnist cannot be read from {folder} ({one_line(error)}): put the four files of {MIRROR} there, "
-            "unpacked, or let dataset.download=true do so; dataset.root= looks elsewhere"
-        ) from error
-    return ImageData.of(train, test, 10, test_statistics)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"dataset=mnist: cannot write below {root}: {error}") from error
+    fetch(MIRROR + archive, folder / archive, MD5[archive])
+    return folder / archive
 
 
-def _split(dataset: "torch.utils.data.Dataset[tuple[Tensor, Tensor]]") -> tuple[Tensor, Tensor]:
-    images, labels = dataset.data, dataset.targets  # type: ignore[attr-defined]
-    if len(images) != len(labels) or not len(images) or images.shape[1] != images.shape[2] or labels.max() > 9:
-        raise ValueError(f"images {tuple(images.shape)} and {len(labels)} labels up to {labels.max()} do not fit")
-    return images[:, None], labels
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """An array of unsigned bytes from a file in the idx format, packed by gzip if its name ends in .gz.
+
+    The format: two bytes 0, the type of number (8: unsigned byte), the number of dimensions, each dimension as a 32-bit
+    big-endian integer, and the numbers, the last dimension running fastest.
+
+    Args:
+        path: the file.
+        dimensions: how many there must be.
+
+    Raises:
+        ConfigError: the file cannot be read, is of another format, or has too few or too many bytes.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            head = file.read(4 + 4 * dimensions)
+            if len(head) < 4 + 4 * dimensions or head[:4] != bytes([0, 0, UNSIGNED_BYTE, dimensions]):
+                raise ConfigError(f"{path} is no idx file of {dimensions} dimensions of unsigned bytes")
+            shape = [int(size) for size in np.frombuffer(head, ">u4", offset=4)]
+            count = int(np.prod(shape, dtype=object))
+            if count > LARGEST:
+                raise ConfigError(f"{path} is damaged: it announces {count} bytes")
+            numbers = file.read(count + 1)  # one more, to see whether the file ends there
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): remove it and get it again") from error
+    if len(numbers) != count:
+        there = "more" if len(numbers) > count else f"only {len(numbers)}"
+        raise ConfigError(f"{path} is damaged: it should have {count} bytes of data, it has {there}")
+    return np.frombuffer(numbers, np.uint8).reshape(shape).copy()
