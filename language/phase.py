@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fire_core.methods import Context
-from fire_core.weights.optimizer_state import parts_of
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At
@@ -245,7 +244,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         generator=seeding.generator(task.config.seed, *names),
         batches=batches,
         loss=lambda inputs, targets: learner.model(inputs, targets)[1],
-        optimizers=parts_of(learner.optimizer),
+        optimizers=learner.optimizer_parts,
         step_loss=step_loss,
     )
 

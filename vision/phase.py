@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fire_core.methods import Context
-from fire_core.weights.optimizer_state import parts_of
 from harness.config.errors import TrainingError
 from harness.run.folder import Run
 from harness.training import seeding
@@ -218,7 +217,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         generator=seeding.generator(task.config.seed, *names),
         batches=functools.partial(one_pass, task, learner.phase),
         loss=loss,
-        optimizers=parts_of(learner.optimizer),
+        optimizers=learner.optimizer_parts,
         chunks=functools.partial(chunks, task, learner.phase),
         last_tested=functools.partial(last_tested, task, learner.phase)
         if len(task.phases[learner.phase].test)

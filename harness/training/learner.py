@@ -9,6 +9,7 @@ from torch import nn
 
 from fire_core.methods import Method, Net
 from fire_core.triggers import Trigger
+from fire_core.weights.optimizer_state import parts_of
 from harness.run.schema import check_weights
 from harness.training import seeding
 from harness.training.measure import Meter
@@ -57,6 +58,11 @@ class LearnerBase:
         """That of a program with one optimizer, once the first phase has begun."""
         (optimizer,) = self.optimizers.values()
         return optimizer
+
+    @property
+    def optimizer_parts(self) -> list[torch.optim.Optimizer]:
+        """What holds the optimizers' state: the parts of a combined one, else itself."""
+        return [part for optimizer in self.optimizers.values() for part in parts_of(optimizer)]
 
     def renew_optimizers(self, task: Any) -> None:
         """New optimizers of the kind that the learner's phase has."""

@@ -106,7 +106,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         optimizers = share_state(learner)
     else:
         forgets = task.config.boundary.optimizer == "forget"
-        optimizers = list(learner.optimizers.values()) if forgets else []
+        optimizers = learner.optimizer_parts if forgets else []
     names = ("firing", learner.turns) if at == "firing" else ("method", learner.phase, learner.turns)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
