@@ -13,6 +13,7 @@ from harness.training import learner
 from tests.programs import DQN, LANGUAGE, SAC, VISION, rows
 
 PROGRAMS = {"vision.train": VISION, "language.train": LANGUAGE, "rl.dqn.train": DQN, "rl.sac.train": SAC}
+SHORT = {"rl.sac.train": ("env_steps=240", "random_steps=40")}
 WORDS = {
     "train": ["task", "run", "state", "stop=None"],
     "begin_phase": ["task", "learner", "index", "run"],
@@ -53,7 +54,7 @@ def test_backward_is_reached_from_train_step_alone(
         real(*args, **kwargs)
 
     monkeypatch.setattr(torch.autograd, "backward", backward)
-    program.run(tmp_path / "runs", "method=l2init", "cache=off", f"paths.data={tmp_path}/data")
+    program.run(tmp_path / "runs", "method=l2init", "cache=off", f"paths.data={tmp_path}/data", *SHORT.get(trainer, ()))
     assert len(callers) > 20
     assert all(("train", "train_step") in frames for frames in callers)
 
