@@ -7,6 +7,7 @@ import torch
 
 from fire_core.methods import Method, Net
 from fire_core.triggers import Trigger
+from fire_core.weights.optimizer_state import parts_of
 from harness.training import seeding
 from harness.training.measure import Meter
 
@@ -54,19 +55,25 @@ class LearnerBase:
         (optimizer,) = self.optimizers.values()
         return optimizer
 
+    @property
+    def optimizer_parts(self) -> list[torch.optim.Optimizer]:
+        """What holds the optimizers' state: the parts of a combined one, else itself."""
+        return [part for optimizer in self.optimizers.values() for part in parts_of(optimizer)]
+
     def renew_optimizers(self, task: Any) -> None:
         """New optimizers of the kind that the learner's phase has."""
         raise NotImplementedError
 
     def state_dict(self) -> State:
         """For `Run.checkpoint`."""
+        trigger = self.trigger
         return {
             "modules": {name: module.state_dict() for name, module in self.net.modules.items()},
             "targets": {name: module.state_dict() for name, module in self.net.targets.items()},
             "init": self.net.init,
             "method": self.method.state_dict(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "trigger": trigger_state(self.trigger),
+            "trigger": trigger and {"kind": str(trigger), "state": trigger.state_dict()},
             "rng": seeding.rng_state(),
             **{key: getattr(self, key) for key in self.PLAIN},
             **{key: getattr(self, key).state_dict() for key in self.PARTS},
@@ -94,8 +101,3 @@ class LearnerBase:
         seeding.set_rng_state(state["rng"])
         if self.trigger is not None and state["trigger"] is not None:  # None: as with the method
             self.trigger.load_state_dict(state["trigger"]["state"])
-
-
-def trigger_state(trigger: Trigger | None) -> State | None:
-    """For a checkpoint; None: there is no trigger."""
-    return None if trigger is None else {"kind": str(trigger), "state": trigger.state_dict()}
