@@ -48,4 +48,4 @@ def load_replay(replay_store: RingStore, replay: Ring, state: dict[str, Any]) ->
         TrainingError: a segment is missing or damaged.
     """
     if state["replay"]["segments"]:
-        replay_store.load(replay, state["replay"], [Path(state["origin"]) / "replay"] if "origin" in state else [])
+        replay_store.load(replay, state["replay"], Path(state["origin"]) / "replay" if "origin" in state else None)

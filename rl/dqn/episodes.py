@@ -73,16 +73,6 @@ class Step(NamedTuple):
     returns: list[float]
 
 
-class OneStep(NamedTuple):
-    """The result of a step of a single environment, see `Step`."""
-
-    frame: np.ndarray
-    reward: float
-    terminated: bool
-    ended: float | None  # the episode's return
-    first: Tensor | None  # (1, *frame)
-
-
 class Episodes:
     """Environments that start a new episode, with its own seed, when one ends.
 
@@ -139,19 +129,6 @@ class Episodes:
             first,
             returns,
         )
-
-    def step_one(self, action: int) -> OneStep:
-        """`send` and `recv` of one environment whose observations are one frame and whose decisions are executed."""
-        self.executed[0].append(action)
-        self.emulator.send(np.array([action], np.int64))
-        frames, rewards, terminated, truncated, _ = self.emulator.recv()
-        self.returns[0] += rewards[0]
-        self.observations = torch.from_numpy(frames)[:, None]
-        frame, ended, first = frames[0], None, None
-        if terminated[0] or truncated[0]:
-            frame, ended = frame.copy(), float(self.returns[0])  # the next episode's first is written over it
-            first = self._begin([0])
-        return OneStep(frame, float(rewards[0]), bool(terminated[0]), ended, first)
 
     def close(self) -> None:
         """Let go of threads."""

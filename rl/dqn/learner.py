@@ -183,9 +183,3 @@ def on_device(task: Task, batch: Batch) -> Batch:
     """The transitions on the networks' device, with rewards clipped if that is asked for."""
     batch = Batch(*(part.to(task.device, non_blocking=True) for part in batch))
     return batch._replace(rewards=batch.rewards.sign()) if task.config.reward_clip else batch
-
-
-def td_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Frames (B, stack + 1, ...), actions (B,) and targets (B,) on the device."""
-    batch = on_device(task, batch)
-    return batch.frames, batch.actions, learner.passes.bootstrap(batch.frames[:, 1:], batch.rewards, batch.terminated)

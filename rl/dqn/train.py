@@ -67,7 +67,6 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run, replay_store)
     with (
-        contextlib.closing(replay_store),
         contextlib.closing(learner),
         Loop(learner, run, task.total_steps, title, config.progress) as loop,
     ):
@@ -80,7 +79,6 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 while learner.step < phase.end:
                     loss = interact(task, learner, acts)
-                    replay_store.follow(learner.replay)
                     loop.advance(config.num_envs)
 
                     ended = learner.step >= phase.end

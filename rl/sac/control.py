@@ -216,16 +216,15 @@ class Statistics:
     """Running mean and variance of observations (Chan et al.'s parallel update), starting from 0, 1 and count 1e-4.
 
     Args:
-        size: numbers in an observation; (S, size): of S runs; `count` is then (S, 1).
+        size: numbers in an observation.
         enabled: False: observations stay as they are.
     """
 
-    def __init__(self, size: int | tuple[int, int], enabled: bool = True) -> None:
-        self.mean, self.variance, self.enabled = np.zeros(size), np.ones(size), enabled
-        self.count: float | np.ndarray = 1e-4
+    def __init__(self, size: int, enabled: bool = True) -> None:
+        self.mean, self.variance, self.enabled, self.count = np.zeros(size), np.ones(size), enabled, 1e-4
 
     def update(self, x: np.ndarray) -> None:
-        """Take in observations (k, size), or (k, S, size)."""
+        """Take in observations (k, size)."""
         if not self.enabled:
             return
         mean, variance, count = x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64), len(x)
@@ -234,7 +233,7 @@ class Statistics:
         self.mean, self.variance, self.count = self.mean + apart * count / total, squares / total, total
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Mean and 1 / deviation, (size,) or (S, size) each, in float32."""
+        """Mean and 1 / deviation, (size,) each, in float32."""
         scale = 1 / np.sqrt(self.variance + 1e-8)
         both = torch.from_numpy(np.stack([self.mean, scale])).float().to(device, non_blocking=True)
         return both[0], both[1]
@@ -243,7 +242,7 @@ class Statistics:
         return {
             "mean": torch.from_numpy(self.mean.copy()),
             "variance": torch.from_numpy(self.variance.copy()),
-            "count": float(self.count),
+            "count": self.count,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

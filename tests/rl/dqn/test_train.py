@@ -23,7 +23,7 @@ from harness.config.cli import CONF
 from harness.config.errors import ConfigError, TrainingError
 from rl.common.replay_store import RingStore
 from rl.dqn.evaluation import epsilon_greedy
-from rl.dqn.learner import Learner, td_batch
+from rl.dqn.learner import Learner, on_device
 from rl.dqn.task import Task
 from rl.dqn.train import begin_phase, crossed, interact
 from tests.programs import ATARI, DQN, Program, compose, final_state, rows, same
@@ -140,12 +140,11 @@ def test_a_trigger_restarts_the_networks_state_without_a_method_that_acts(tmp_pa
 
 def test_targets_of_one_pass_are_those_of_each_batch() -> None:
     task, learner = learner_of(program=ATARI, steps=60)
-    batch = learner.replay.sample(24, torch.Generator().manual_seed(0))
-    frames, _, targets = td_batch(task, learner, batch)
-    rewards, ended = batch.rewards.sign(), batch.terminated
+    batch = on_device(task, learner.replay.sample(24, torch.Generator().manual_seed(0)))
+    inputs = batch.frames[:, 1:], batch.rewards, batch.terminated
+    targets = learner.passes.bootstrap(*inputs)
     for part in torch.arange(24).split(8):
-        alone = learner.passes.bootstrap(frames[part, 1:], rewards[part], ended[part])
-        torch.testing.assert_close(targets[part], alone)
+        torch.testing.assert_close(targets[part], learner.passes.bootstrap(*(x[part] for x in inputs)))
 
 
 def test_shared_exploration_is_one_draw_for_all() -> None:
