@@ -165,7 +165,7 @@ def polar_many(
         batches: each (..., m, n), all on one device.
         options: how; a `tol` makes every step wait for the GPU.
         inits: the `init` of each batch.
-        known_finite: the caller has looked for NaN and Inf; on a CPU, nobody looks again.
+        known_finite: the caller has looked for NaN and Inf, and nobody looks again.
 
     Returns:
         The result and report of each batch.
@@ -178,7 +178,7 @@ def polar_many(
         check_matrices(W)
     solver = options.solver
     on_cpu = all(W.device.type == "cpu" for W in batches)
-    flags = [] if on_cpu and known_finite else [all_finite(W) for W in batches]
+    flags = [] if known_finite else [all_finite(W) for W in batches]
     if on_cpu:  # LAPACK does not take NaN, and looking costs no wait
         _raise_if_bad([flag.tolist() for flag in flags])
     results: list[tuple[Tensor, int]] = []
@@ -194,10 +194,9 @@ def polar_many(
             else:
                 results.append(_iterated(W, [MUON] * options.iterations, "frobenius", None))
         if not on_cpu:
-            everything = torch.cat(flags + arrived).tolist()  # the one wait
-            sizes = [len(flag) for flag in flags]
-            _raise_if_bad(_split(everything, sizes))
-            fine = _split(everything[sum(sizes) :], sizes)
+            told = _on_host([*flags, *arrived])
+            _raise_if_bad(told[: len(flags)])
+            fine = told[len(flags) :]
         else:
             fine = [flag.tolist() for flag in arrived]
         if solver != "exact":
@@ -209,9 +208,10 @@ def polar_many(
         ]
 
 
-def _split(values: list[bool], sizes: list[int]) -> list[list[bool]]:
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    return [values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+def _on_host(flags: list[Tensor]) -> list[list[bool]]:
+    """The values of several tensors (n,) of a device, by one wait."""
+    together = torch.cat(flags).cpu() if flags else torch.empty(0, dtype=torch.bool)
+    return [part.tolist() for part in together.split([len(flag) for flag in flags])]
 
 
 def _raise_if_bad(finite: list[list[bool]]) -> None:

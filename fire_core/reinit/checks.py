@@ -54,11 +54,7 @@ def check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
     found = distributed.all_true(flags, [p for _, p in pairs]).tolist()
     bad = [name for (name, _), fine in zip(pairs, found, strict=True) if not fine]
     if bad:
-        raise ValueError(not_finite(bad))
-
-
-def not_finite(names: list[str]) -> str:
-    return f"NaN or Inf in {', '.join(dict.fromkeys(names))}: the model is unchanged"
+        raise ValueError(f"NaN or Inf in {', '.join(dict.fromkeys(bad))}: the model is unchanged")
 
 
 def _finite(p: Tensor) -> Tensor:

@@ -226,9 +226,7 @@ def _apply(
     check_finite([(f"init[{entry.name!r}]", initial_of(entry, initial)) for entry in reset])
     scales = {entry.label: scale_of(entry, scale, variance_factor, initial) for entry in projected}
     rounds = make_rounds(projected, distributed.ddp_group(model))
-    single = len(rounds) == 1 and how.blend == 1 and projected[0].parameter.device.type != "cpu"
-    if not single or any(batch.ranks.processes is not None for batch in rounds[0]):  # else `polar_many` checks
-        check_finite([(entry.name, entry.parameter) for entry in projected])
+    check_finite([(entry.name, entry.parameter) for entry in projected])
     rows: dict[str, Row] = {}
     with full_precision(projected[0].parameter.device.type if projected else "cpu"):
         for batches in rounds:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fire_core.polar.factor import NonFiniteError, PolarReport, polar, polar_many
+from fire_core.polar.factor import PolarReport, polar, polar_many
 from fire_core.polar.options import PolarOptions
 from fire_core.polar.steps import working_dtype
-from fire_core.reinit.checks import not_finite
 from fire_core.reinit.initial import find_initial
 from fire_core.reinit.measure import COLUMNS, measure, pieces
 from fire_core.reinit.report import Row
@@ -57,8 +56,8 @@ class Work:
 
 
 def make_rounds(entries: list[Entry], group: object) -> list[list[Batch]]:
-    """Batches that are solved together: one after the other on a CPU, to hold few copies; all at once on a GPU, which
-    then waits for the host once."""
+    """Batches that are solved together: one after the other on a CPU, to hold few copies; all at once on a GPU, for
+    whose results the host then waits once."""
     alike: dict[tuple[object, ...], list[Batch]] = {}
     room: dict[tuple[object, ...], int] = {}
     before = 0
@@ -143,16 +142,7 @@ def _solve(works: list[Work], how: Solve) -> list[tuple[Tensor, PolarReport]]:
         return [(work.W / work.s, PolarReport("none", 0)) for work in works]
     if how.blend < 1:
         return [(_blend(work.W, work.s, how.blend), PolarReport("svd", 0)) for work in works]
-    try:
-        return polar_many(
-            [work.W for work in works],
-            how.polar,
-            known_finite=all(work.W.device.type == "cpu" for work in works),  # by `fire_`, before anything is solved
-        )
-    except NonFiniteError as error:  # found here only on a GPU, where looking beforehand would be one more wait
-        work = works[error.group]
-        bad = set(work.mine[error.indices].tolist())
-        raise ValueError(not_finite(_touched(work.batch, bad))) from None
+    return polar_many([work.W for work in works], how.polar, known_finite=True)  # `fire_` has looked at all weights
 
 
 def _blend(W: Tensor, s: Tensor, t: float) -> Tensor:
@@ -160,15 +150,6 @@ def _blend(W: Tensor, s: Tensor, t: float) -> Tensor:
     S = (S / s.double()[:, 0]) ** (1 - t)
     blended: Tensor = (U * S[:, None, :]) @ Vh
     return blended.to(W.dtype)
-
-
-def _touched(batch: Batch, positions: set[int]) -> list[str]:
-    """Names of the entries that hold these matrices of the batch."""
-    names, at = [], 0
-    for entry in batch.entries:
-        names += [entry.name] if positions & set(range(at, at + entry.count)) else []
-        at += entry.count
-    return names
 
 
 def _finish(

@@ -6,15 +6,15 @@ is not here is not cut by head, whatever its attributes are called.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
 from fire_core.weights.entry import Entry
 from fire_core.weights.fused import Misfit, number
+from fire_core.weights.known import look_up
 from fire_core.weights.topology import Use
 
 UNKNOWN = "its number of heads is not known"
@@ -88,7 +88,7 @@ def _heads_of(entry: Entry, leaf: str, holder: nn.Module) -> tuple[int, bool]:
     Raises:
         Misfit: the class is not known, or its weight is another than the known one.
     """
-    known, name = _known(cast(Hashable, type(holder))), type(holder).__name__
+    known, name = look_up(KNOWN, holder), type(holder).__name__
     if known is None:
         raise Misfit(f"no rule knows {name}")
     columns = entry.role == "attention_out"
@@ -103,11 +103,3 @@ def _heads_of(entry: Entry, leaf: str, holder: nn.Module) -> tuple[int, bool]:
     if isinstance(declared, int) and declared != width:
         raise Misfit(f"{d_out} x {d_in} is not {heads} heads of {name}, each {declared} wide")
     return heads, columns
-
-
-@lru_cache(maxsize=4096)
-def _known(kind: Hashable) -> Heads | None:
-    assert isinstance(kind, type)
-    owner = next((c for c in kind.__mro__ if "forward" in vars(c)), nn.Module)  # a subclass may read its rows anew
-    parts = owner.__module__.split(".")
-    return KNOWN.get(f"{parts[0]}.{parts[-1]}.{owner.__name__}") or KNOWN.get(owner.__name__)

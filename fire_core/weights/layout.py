@@ -34,29 +34,24 @@ What a weight *is* (its role) comes from where it sits; see `topology`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
-from fire_core.weights import advice, heads, topology
-from fire_core.weights.cuts import Reader
+from fire_core.weights import advice, heads
+from fire_core.weights.describe import LAYERS, describe, near
 from fire_core.weights.entry import Entries, Entry
-from fire_core.weights.fused import Cut, Declared, declared
-from fire_core.weights.probe import read_cuts
-from fire_core.weights.topology import unwrap
+from fire_core.weights.fused import Declared
 
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]
 
 ACTIONS = ("project", "reinit", "keep")
-DENSE = ("q", "k", "v", "attention_out", "mlp", "ssm", "recurrent", "head", "dense")
 # A word in a layout stands for these roles.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "linear": DENSE,
+    "linear": tuple(role for role in LAYERS if role != "conv"),
     "conv": ("conv",),
     "depthwise": ("depthwise",),
     "attention": ("q", "k", "v", "attention_out"),
@@ -141,18 +136,21 @@ def resolve(
         rules = _rules(layout)
         if layout == "probe" and example is None:
             raise ValueError('layout="probe" reads the cuts off a forward pass: give it an input, example=batch')
-        reader = Reader({} if example is None else read_cuts(model, example))
-        entries, warnings = _describe(unwrap(model), dict(blocks or {}), flipped, reader, layout == "heads")
+        described = describe(model, blocks, flipped, example, by_head=layout == "heads")
+        entries, warnings = list(described), described.warnings
         if strict and any(entry.role == "fused" for entry in entries):
             raise ValueError("strict=True: " + "; ".join(advice.fused(entries)))
         if trainable_only:
-            entries = [_frozen(entry) for entry in entries]
+            entries = [replace(e, reason=FROZEN) if _is_frozen(e) else e for e in entries]
         for selector, action in rules.items():
             entries = _apply(entries, selector, action, f"layout[{selector!r}]", optional=selector in GROUPS)
     elif not isinstance(layout, Iterable) or not all(isinstance(entry, Entry) for entry in layout):
         raise ValueError(f"layout={layout!r}: give a preset's name, a mapping from words to actions, or entries")
     else:
-        _refuse_beside_entries(blocks, transposed)
+        if blocks or transposed:
+            raise ValueError(
+                "blocks and transposed say how a layout is made: give them to `resolve`, not beside its entries"
+            )
         entries, warnings = list(layout), list(getattr(layout, "warnings", ()))
     for chosen in included:
         entries = _apply(entries, chosen, "project", "include")
@@ -238,14 +236,9 @@ def nothing_matches(option: str, selector: Selector, entries: Iterable[Entry]) -
         entries: all that could match.
     """
     names = list(dict.fromkeys([*GROUPS, *prefixes(name for entry in entries for name in entry.aliases)]))
-    near = _near(selector, names) if isinstance(selector, str) else ""
+    hint = near(selector, names) if isinstance(selector, str) else ""
     words = f"; words: {', '.join(GROUPS)}" if option.startswith("layout") else ""
-    return ValueError(f"{option.partition('[')[0]}: no parameter matches {_shown(selector)}{near}{words}")
-
-
-def _near(pattern: str, names: Iterable[str]) -> str:
-    found = difflib.get_close_matches(pattern, list(names), n=3, cutoff=0.3)
-    return f"; near it: {', '.join(found)}" if found else ""
+    return ValueError(f"{option.partition('[')[0]}: no parameter matches {_shown(selector)}{hint}{words}")
 
 
 def _shown(selector: Selector) -> str:
@@ -277,116 +270,5 @@ def prefixes(names: Iterable[str]) -> Iterable[str]:
         yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
 
 
-def _refuse_beside_entries(blocks: object, transposed: object) -> None:
-    if blocks or transposed:
-        raise ValueError(
-            "blocks and transposed say how a layout is made: give them to `resolve`, not beside its entries"
-        )
-
-
-# ------------------------------------------------------------------------------------------ from model to entries
-
-
-def _frozen(entry: Entry) -> Entry:
-    take = entry.parameter.requires_grad or entry.kind == "locked"
-    return entry if take else replace(entry, reason=FROZEN)
-
-
-def _describe(
-    model: nn.Module, blocks: Mapping[str, Declared], transposed: tuple[str, ...], reader: Reader, cut_heads: bool
-) -> tuple[list[Entry], list[str]]:
-    found = topology.uses_of(model)
-    uses = [use for _, places in found for use in places]
-    _check_patterns("blocks", blocks, uses)
-    _check_patterns("transposed", transposed, uses)
-    entries = []
-    for parameter, places in found:
-        cut = _entries(parameter, places, blocks, transposed, reader)
-        entries += [heads.by_head(entry, _telling(places)) for entry in cut] if cut_heads else cut
-    return entries, [*reader.warnings, *advice.quantised(model)]
-
-
-def _telling(uses: list[topology.Use]) -> topology.Use:
-    """The use that says what a parameter is: a table that is also the head's weight is a head."""
-    return next((use for use in uses if not use.is_raw), uses[0])  # the linear module says how it is multiplied
-
-
-def _check_patterns(option: str, patterns: Iterable[str], uses: list[topology.Use]) -> None:
-    names = list(dict.fromkeys(use.name for use in uses))
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = _near(pattern, names) or f"; the first are {', '.join(names[:3])}"
-            raise ValueError(f"{option}: no parameter matches {pattern!r}{near}")
-
-
-def _entries(
-    parameter: Tensor,
-    uses: list[topology.Use],
-    blocks: Mapping[str, Declared],
-    transposed: tuple[str, ...],
-    reader: Reader,
-) -> list[Entry]:
-    """The entries of one parameter: several when its rows are fused projections."""
-    use = _telling(uses)
-    aliases = tuple(dict.fromkeys(u.name for u in uses))
-    modules = tuple({id(m): m for u in uses for m in u.path[1:]}.values())
-    kind, role, reason = topology.standing_of(use, parameter, len({id(u.owner) for u in uses}) > 1)
-    entry = Entry(uses[0].name, parameter, role, kind=kind, aliases=aliases, modules=modules, reason=reason)
-    heights = _declared_for(uses, blocks)
-    flipped = any(fnmatchcase(u.name, pattern) for u in uses for pattern in transposed)
-    _check_declared(entry, use, heights is not None, flipped)
-    if kind == "locked":
-        return [entry]
-    if kind.startswith("conv") and isinstance(use.owner, _ConvNd):
-        entry = replace(entry, groups=use.owner.groups)
-    elif topology.is_transposed_linear(use.owner) or flipped:
-        entry = replace(entry, transposed=parameter.ndim > 1)
-    rows = entry.d_out
-    if heights is not None:
-        return _cut(entry, declared(entry.name, rows, heights, role in ("q", "k", "v")))
-    finding = reader.find(use, parameter, rows, kind in ("matrix", "conv") and role in (*DENSE, "conv"))
-    if not (finding.cut or finding.doubt):
-        return [entry]
-    if finding.cut is None:
-        return [replace(entry, role="fused", reason=f"looks fused: {finding.doubt}") if kind != "vector" else entry]
-    return _cut(entry, finding.cut, raw=use.is_raw)
-
-
-def _cut(entry: Entry, cut: Cut, raw: bool = False) -> list[Entry]:
-    """The blocks of a weight, each with its role; a raw parameter that a rule knows is a layer's weight like others."""
-    if raw and entry.kind == "matrix":
-        role = entry.role if entry.role != "other" else cut.role or "other"
-        reason = entry.reason if role in ("other", "router") else ""
-        entry = replace(entry, transposed=cut.transposed, groups=cut.groups, role=role, reason=reason)
-    if len(cut.blocks) == 1:
-        return [entry]
-    attention = entry.role in GROUPS["attention"] or {"q", "k"} & {name for name, _ in cut.blocks}
-    parts, start = [], 0
-    for name, height in cut.blocks:
-        role = entry.role
-        if attention and role not in ("ssm", "other"):
-            role = name if name in ("q", "k", "v") else "attention_out"
-        rows = (start, start + height)
-        parts.append(replace(entry, block=name, role=role, rows=rows, repeats=cut.repeats))
-        start += height
-    return parts
-
-
-def _declared_for(uses: list[topology.Use], blocks: Mapping[str, Declared]) -> Declared | None:
-    """The blocks that the user gives for a parameter; a bias goes with its layer's weight."""
-    for name in (*(u.name for u in uses), *(u.weight_name for u in uses)):
-        for pattern, heights in blocks.items():
-            if fnmatchcase(name, pattern):
-                return heights
-    return None
-
-
-def _check_declared(entry: Entry, use: topology.Use, cut: bool, flipped: bool) -> None:
-    """Refuse what could only be ignored."""
-    option = "blocks" if cut else "transposed"
-    if (cut or flipped) and entry.kind == "locked":
-        raise ValueError(f"{option}: cannot cut {entry.name}: {entry.reason}")
-    if flipped and isinstance(use.owner, _ConvNd) and entry.kind != "vector":
-        raise ValueError(f"transposed: {entry.name} is a convolution's; its layout is known")
-    if cut and (entry.kind == "conv_transpose" or (isinstance(use.owner, _ConvNd) and use.owner.groups > 1)):
-        raise ValueError(f"blocks: {entry.name} is a grouped or transposed convolution's and cannot be cut in rows")
+def _is_frozen(entry: Entry) -> bool:
+    return not entry.parameter.requires_grad and entry.kind != "locked"

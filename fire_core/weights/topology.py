@@ -6,7 +6,7 @@ Names decide only where nothing else can: which of three equal projections is th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,13 +14,17 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
-_Q = {"q", "to_q", "q_proj", "c_q", "wq", "w_q", "query", "q_lin", "q_proj_weight", "q_b_proj"}
-_K = {"k", "to_k", "k_proj", "c_k", "wk", "w_k", "key", "k_lin", "k_proj_weight"}
-_V = {"v", "to_v", "v_proj", "c_v", "wv", "w_v", "value", "v_lin", "v_proj_weight"}
-_QKV = {"qkv", "c_attn", "qkv_proj", "to_qkv", "Wqkv", "wqkv", "c_qkv", "in_proj_weight", "in_proj_bias"}
-_QKV |= {"query_key_value", "att_proj", "qkv_linear", "qkvs"}
-_QK = {"qk"}
-_KV = {"kv", "to_kv", "kv_proj", "c_kv", "kv_b_proj"}
+_NAMES = {
+    "q": "q to_q q_proj c_q wq w_q query q_lin q_proj_weight q_b_proj",
+    "k": "k to_k k_proj c_k wk w_k key k_lin k_proj_weight",
+    "v": "v to_v v_proj c_v wv w_v value v_lin v_proj_weight",
+    "qkv": "qkv c_attn qkv_proj to_qkv Wqkv wqkv c_qkv in_proj_weight in_proj_bias query_key_value att_proj qkv_linear "
+    "qkvs",
+    "kv": "kv to_kv kv_proj c_kv kv_b_proj",
+    "qk": "qk",
+}
+# The projections that a layer of a name holds: {"q_proj": "q", "Wqkv": "qkv", ...}
+HOLDS = {name: held for held, names in _NAMES.items() for name in names.split()}
 _HEAD = {"head", "heads", "lm_head", "classifier", "predictor"}
 _ROUTER = re.compile(r"Router|MoEGate|TopKGat|TopkGat")
 _WEIGHTS = ("weight", "weight_mu")  # the second is that of a noisy layer
@@ -207,21 +211,16 @@ def role_of(use: Use, tied: bool) -> str:
         return "recurrent"
     leaf, holder = use.place
     if use.is_raw:
-        raw = (_Q | _QKV, _K, _V) if isinstance(owner, nn.MultiheadAttention) else ()
-        return next((role for role, known in zip("qkv", raw, strict=False) if leaf in known), "other")
-    names = {name for name, _ in holder.named_children()}
+        return HOLDS[leaf][0] if isinstance(owner, nn.MultiheadAttention) and leaf in HOLDS else "other"
     if isinstance(holder, nn.MultiheadAttention):
         return "attention_out"
-    if names & (_QKV | _QK) or (names & _Q and names & (_K | _KV)):
-        for role, words in (("q", _Q | _QKV | _QK), ("k", _K | _KV), ("v", _V)):
-            if leaf in words:
-                return role
-        return "attention_out"
+    if {"q", "k"} <= {letter for name, _ in holder.named_children() for letter in HOLDS.get(name, "")}:
+        return HOLDS[leaf][0] if leaf in HOLDS else "attention_out"
     if any("A_log" in module._parameters for module in use.path):
         return "ssm"
     if (tied and use.attribute == "weight") or _HEAD & set(use.name.split(".")) or use.name.startswith("fc."):
         return "head"
-    return "mlp" if _linear_children(holder) > 1 else "dense"
+    return "mlp" if len(list(linear_layers(holder))) > 1 else "dense"
 
 
 def _is_adapter(use: Use) -> bool:
@@ -244,8 +243,18 @@ def _is_router(use: Use) -> bool:
     return beside and leaf in ("router", "gate", "gating", "router_gate", "gate_network", "w_gate")
 
 
-def _linear_children(module: nn.Module) -> int:
+def linear_layers(module: nn.Module) -> Iterator[nn.Module]:
     """Linear layers that a module holds itself or through a Sequential."""
-    inner = [c for c in module.children() if isinstance(c, nn.Sequential)]
-    children = [*module.children(), *(grandchild for c in inner for grandchild in c.children())]
-    return sum(isinstance(child, nn.Linear) or is_transposed_linear(child) for child in children)
+    for child in module.children():
+        if isinstance(child, nn.Sequential):
+            yield from linear_layers(child)
+        elif isinstance(child, nn.Linear) or is_transposed_linear(child):
+            yield child
+
+
+def width(layer: nn.Module) -> int:
+    """Inputs of a linear layer or a convolution."""
+    if isinstance(layer, (nn.Linear, _ConvNd)):
+        return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+    weight = getattr(layer, "weight", None)
+    return weight.shape[0] if isinstance(weight, Tensor) and weight.ndim == 2 else -1

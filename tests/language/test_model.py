@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from fire_core.weights.layout import resolve
-from fire_core.weights.probe import read_cuts
+from fire_core.weights.read import read_cuts
 from language.model import GPT, Attention, swiglu_hidden
 
 TINY = {"vocab_size": 30, "block_size": 12, "n_layer": 2, "n_head": 4, "n_embd": 16}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fire_core import fire_
 from fire_core.weights.layout import resolve
-from fire_core.weights.probe import read_cuts
+from fire_core.weights.read import read_cuts
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,386 @@
+"""Weights that hold several matrices, or none: cut right, refused, or kept with a reason."""
+
+import re
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, prune
+
+from fire_core import fire_
+from fire_core.weights.layout import Entry, resolve
+from tests.networks import GPT, GroupedQueryAttention, SeparateAttention, SwiGLU
+from tests.zoo.checks import Cuts, Fused, check_forward_pass, check_singular_values
+
+
+def by_label(model: nn.Module, *args, **kwargs) -> dict[str, Entry]:
+    return {entry.label: entry for entry in resolve(model, *args, **kwargs)}
+
+
+def reasons(model: nn.Module) -> dict[str, str]:
+    return {entry.label: entry.reason for entry in resolve(model) if entry.action == "keep"}
+
+
+# ------------------------------------------------------------------------- modules, and the blocks that they multiply
+
+
+class Interleaved(nn.Module):
+    """A class that no rule knows: q, k and v interleaved by head, width 4."""
+
+    def __init__(self, heads: int = 2, order: tuple[int, int, int] = (0, 1, 2)) -> None:
+        super().__init__()
+        self.heads, self.order = heads, order
+        self.qkv = nn.Linear(8, 3 * heads * 4)
+        self.proj = nn.Linear(heads * 4, 8)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        parts = self.qkv(x).unflatten(2, (self.heads, 3, 4)).transpose(1, 2).unbind(3)
+        q, k, v = (parts[i] for i in self.order)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Opaque(Interleaved):
+    """The same, but its forward pass wants more than one tensor."""
+
+    def forward(self, x: Tensor, cache: dict[str, Tensor], step: int) -> Tensor:
+        return super().forward(x) + cache["bias"] * step
+
+
+class Gated(nn.Module):
+    """Gate and up in every other row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up, self.down = nn.Linear(8, 20), nn.Linear(10, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.gate_up(x)
+        return self.down(F.silu(both[..., ::2]) * both[..., 1::2])
+
+
+class Conv1D(nn.Module):
+    """The linear layer of transformers' GPT-2: weight (d_in, d_out)."""
+
+    def __init__(self, d_out: int, d_in: int) -> None:
+        super().__init__()
+        self.nf = d_out
+        self.weight = nn.Parameter(torch.randn(d_in, d_out))
+        self.bias = nn.Parameter(torch.zeros(d_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], self.nf)
+
+
+class PortedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj = Conv1D(24, 8), Conv1D(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.c_attn(x).split(8, dim=2)
+        return self.c_proj(torch.softmax(q @ k.mT, dim=-1) @ v)
+
+
+class Mixer(nn.Module):
+    """torch's attention, by itself."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(8, 2, batch_first=True, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x, x[..., : self.attn.kdim], x[..., : self.attn.vdim])[0]
+
+
+def gates(names: str, *weights: str) -> Cuts:
+    """Four rows a gate, which no product of the forward pass shows."""
+    return {weight: Fused(" ".join(f"{name} 4" for name in names.split()), seen=False) for weight in weights}
+
+
+TOKENS = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+# name -> (module, its input, the weights that are fused)
+MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor, Cuts]] = {
+    "interleaved": (lambda: nn.Sequential(Interleaved()), TOKENS, {"0.qkv.weight": Fused("q 4 k 4 v 4", 2)}),
+    "k, v, q": (lambda: Interleaved(order=(2, 0, 1)), TOKENS, {"qkv.weight": Fused("k 4 v 4 q 4", 2)}),
+    "every other row": (Gated, TOKENS, {"gate_up.weight": Fused("gate 1 up 1", 10)}),
+    "GPT": (
+        lambda: GPT(n_layer=1), torch.arange(12).view(2, 6),
+        {"transformer.h.0.attn.c_attn.weight": Fused("q 12 k 12 v 12")},
+    ),
+    "grouped queries": (lambda: GroupedQueryAttention(8), TOKENS, {"qkv_proj.weight": Fused("q 12 k 6 v 6")}),
+    "transposed": (PortedAttention, TOKENS, {"c_attn.weight": Fused("q 8 k 8 v 8", transposed=True)}),
+    "gated MLP": (lambda: SwiGLU(8, fused=True), TOKENS, {"gate_up_proj.weight": Fused("gate 10 up 10")}),
+    "gate apart": (lambda: SwiGLU(8), TOKENS, {}),
+    "torch's GLU": (
+        lambda: nn.Sequential(nn.Linear(8, 16), nn.GLU(), nn.Linear(8, 3)), TOKENS,
+        {"0.weight": Fused("value 8 gate 8")},
+    ),
+    "torch's attention": (Mixer, TOKENS, {"attn.in_proj_weight": Fused("q 8 k 8 v 8", seen=False)}),
+    "keys of another width": (lambda: Mixer(kdim=6, vdim=4), TOKENS, {}),
+    "LSTM": (lambda: nn.LSTM(8, 4), TOKENS, gates("i f g o", "weight_ih_l0", "weight_hh_l0")),
+    "GRU": (lambda: nn.GRU(8, 4), TOKENS, gates("r z n", "weight_ih_l0", "weight_hh_l0")),
+    "a cell": (lambda: nn.LSTMCell(8, 4), TOKENS[0], gates("i f g o", "weight_ih", "weight_hh")),
+    "RNN": (lambda: nn.RNN(8, 4), TOKENS, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module(name: str) -> None:
+    torch.manual_seed(0)
+    build, example, cuts = MODULES[name]
+    model = build()
+    check_forward_pass(model, (example,), cuts)
+    check_singular_values(model, cuts)
+
+
+ROWS = {part: [head * 12 + at * 4 + i for head in range(2) for i in range(4)] for at, part in enumerate("qkv")}
+
+
+def test_an_unknown_module_is_read_by_a_pass_of_a_copy():
+    model = nn.ModuleDict({"attn": Interleaved()})
+    fired = []
+    model.attn.register_forward_hook(lambda *_: fired.append(1))
+    state = torch.get_rng_state()
+    entries = by_label(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (model.attn.calls, fired, model.training) == (0, [], True)
+    assert entries["attn.qkv.bias[k]"].where.tolist() == ROWS["k"]
+
+
+def test_what_cannot_be_read_is_kept_until_it_is_declared():
+    model = nn.ModuleDict({"attn": Opaque()})
+    before = model.attn.qkv.weight.detach().clone()
+    with pytest.warns(UserWarning, match=r"attn\.qkv\.weight is kept; it looks fused.*blocks="):
+        fire_(model)
+    assert torch.equal(model.attn.qkv.weight.detach(), before)
+    with pytest.raises(ValueError, match=r"strict=True: attn\.qkv\.weight"):
+        fire_(model, strict=True)
+    fire_(model, solver="exact", blocks={"*.qkv.weight": {"q": 4, "k": 4, "v": 4, "repeats": 2}})
+    check_isometries(model.attn.qkv.weight.detach())
+
+
+def check_isometries(weight: Tensor) -> None:
+    for part in "qkv":
+        values = torch.linalg.svdvals(weight[torch.tensor(ROWS[part])].double())
+        torch.testing.assert_close(values, torch.ones(8, dtype=torch.float64), atol=1e-4, rtol=0)
+
+
+class Caller(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = Opaque()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x, {"bias": torch.ones(8)}, 2)
+
+
+@pytest.mark.parametrize("example", [TOKENS, (TOKENS,), {"x": TOKENS}], ids=["tensor", "tuple", "mapping"])
+def test_an_example_tells_the_cuts(example):
+    model = Caller().requires_grad_(False)
+    model.attn.proj.requires_grad_(True)
+    fire_(model, solver="exact", layout="probe", example=example, trainable_only=False)
+    check_isometries(model.attn.qkv.weight.detach())
+    assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
+    assert not model.attn.qkv._forward_pre_hooks
+    assert model.training
+
+
+def test_a_probe_needs_an_input_that_fits():
+    with pytest.raises(ValueError, match=r'layout="probe".*example=batch'):
+        resolve(Caller(), "probe")
+    with pytest.raises(ValueError, match="example: the model does not run on it"):
+        resolve(Caller(), "probe", example=torch.randn(2, 5, 7))
+
+
+def test_a_rule_that_does_not_fit_is_no_answer():
+    """A class of a known name with other rows is read off a pass, and kept if that does not run."""
+
+    class Phi3Attention(GroupedQueryAttention):
+        head_dim, num_attention_heads, num_key_value_heads = 5, 4, 2  # of another layout than its own
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    class Phi3Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = Phi3Attention()
+
+    assert by_label(Phi3Sparse())["attn.qkv_proj.weight[k]"].rows == (12, 18)
+    Phi3Attention.forward = lambda self, x, mask: x
+    kept = by_label(Phi3Sparse())["attn.qkv_proj.weight"]
+    assert kept.action == "keep"
+    assert kept.reason.startswith("looks fused: the layout known for Phi3Attention does not fit: ")
+
+
+def test_moments_of_interleaved_rows_are_reset_with_them():
+    model = nn.ModuleDict({"attn": Interleaved()})
+    weight = model.attn.qkv.weight
+    optimizer = torch.optim.Adam(model.parameters())
+    model.attn(torch.randn(2, 5, 8)).square().sum().backward()
+    optimizer.step()
+    fire_(model, layout="qk", optimizer=optimizer)
+    moment = optimizer.state[weight]["exp_avg_sq"]
+    assert not moment[torch.tensor(ROWS["q"] + ROWS["k"])].any()
+    assert moment[torch.tensor(ROWS["v"])].any()
+
+
+# --------------------------------------------------------------------------------------------------- declared blocks
+
+
+def test_a_fused_projection_that_cannot_be_cut_says_how_to_declare_it():
+    attention = nn.Module()  # of no class that is known, and without a forward pass that could be read
+    attention.qkv_proj, attention.o_proj = nn.Linear(10, 24), nn.Linear(12, 10)
+    model = nn.ModuleDict({"attn": attention})
+    entries = resolve(model)
+    kept = next(entry for entry in entries if entry.name == "attn.qkv_proj.weight")
+    assert (kept.action, kept.rows) == ("keep", None)
+    assert re.search("looks fused: its name", kept.reason)
+    (warning,) = entries.warnings
+    hint = r"^attn\.qkv_proj\.weight is kept.*24 rows.*blocks=\{'attn.qkv_proj.weight': \(8, 8, 8\)\}"
+    assert re.search(hint, warning)
+    with pytest.raises(ValueError, match=r"strict=True.*attn\.qkv_proj\.weight.*24 rows.*blocks="):
+        resolve(model, strict=True)
+    assert by_label(model, include=["attn.qkv_proj.weight"])["attn.qkv_proj.weight"].action == "project"
+    entries = by_label(model, blocks={"attn.qkv_proj.weight": (12, 6, 6)})
+    assert entries["attn.qkv_proj.weight[v]"].rows == (18, 24)
+    assert entries["attn.qkv_proj.bias[v]"].rows == (18, 24)
+
+
+def test_blocks_cut_a_convolution():
+    model = nn.Sequential(nn.Conv2d(8, 24, 1))
+    fire_(model, solver="exact", blocks={"0.weight": (8, 8, 8)})
+    for block in model[0].weight.detach().flatten(1).chunk(3):
+        torch.testing.assert_close(block @ block.mT, torch.eye(8), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "message"),
+    [
+        (nn.Conv2d(8, 8, 1, groups=2), {"blocks": {"0.weight": (4, 4)}}, "grouped or transposed convolution"),
+        (nn.ConvTranspose2d(8, 8, 1), {"blocks": {"0.weight": (4, 4)}}, "grouped or transposed convolution"),
+        (nn.Conv2d(8, 8, 1), {"transposed": ["0.weight"]}, "is a convolution's"),
+        (nn.Linear(4, 6), {"blocks": {"0.weight": (3, 4)}}, r"\(3, 4\) add up to 7, not to its 6 rows"),
+        (nn.Linear(4, 6), {"blocks": {"0.weight": {"q": 1, "k": 1, "repeats": 2}}}, "2 times, add up to 4"),
+        (nn.Linear(4, 6), {"blocks": {"0.weight": (3, 3.0)}}, "whole numbers above 0"),
+        (nn.Linear(4, 6), {"blocks": {"0.weight": (6, 0)}}, "whole numbers above 0"),
+        (nn.Linear(4, 6), {"blocks": {"0.wight": (3, 3)}}, "no parameter matches '0.wight'; near it: 0.weight"),
+    ],
+)
+def test_blocks_are_never_ignored(layer, options, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(nn.Sequential(layer), **options)
+
+
+# --------------------------------------------------------------------------- weights that are not what is multiplied
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.utils.weight_norm(nn.Linear(4, 6))
+
+
+def pruned() -> nn.Module:
+    layer = nn.Linear(4, 6)
+    prune.random_unstructured(layer, "weight", 0.5)
+    return layer
+
+
+def integers() -> nn.Module:
+    layer = nn.Linear(4, 6)
+    layer.weight = nn.Parameter((layer.weight.detach() * 100).to(torch.int8), requires_grad=False)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "reason"),
+    [
+        (old_weight_norm, "0.weight_v", "weight norm"),
+        (lambda: parametrizations.weight_norm(nn.Linear(4, 6)), "0.parametrizations.weight.original1", "WeightNorm"),
+        (lambda: parametrizations.orthogonal(nn.Linear(4, 4)), "0.parametrizations.weight.original", "Orthogonal"),
+        (lambda: nn.utils.spectral_norm(nn.Linear(4, 6)), "0.weight_orig", "spectrally normed"),
+        (pruned, "0.weight_orig", "pruned"),
+        (integers, "0.weight", "int8"),
+        (lambda: nn.Linear(4, 6).to(torch.float8_e4m3fn), "0.weight", "float8_e4m3fn"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weights_that_cannot_be_projected_are_kept_and_named(make, name, reason):
+    model = nn.Sequential(make(), nn.Linear(6, 2))
+    before = {key: value.clone() for key, value in model.state_dict().items() if key.startswith("0.")}
+    report = fire_(model)
+    assert [row.name for row in report] == ["1.weight"]
+    assert reason in reasons(model)[name]
+    after = model.state_dict()
+    assert all(torch.equal(value.float(), after[key].float()) for key, value in before.items() if "_u" not in key)
+    with pytest.raises(ValueError, match=f"cannot project {re.escape(name)}"):
+        fire_(model, include=name)
+
+
+def test_frozen_weights_are_kept_unless_asked_for():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    model[0].requires_grad_(False)
+    assert "trainable_only=False" in reasons(model)["0.weight"]
+    assert by_label(model, include="0.weight")["0.weight"].action == "project"
+    assert by_label(model, trainable_only=False)["0.weight"].action == "project"
+
+
+class LowRank(nn.Linear):
+    """An adapter inside a linear layer, as in loralib."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 6)
+        self.lora_A, self.lora_B = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.zeros(6, 2))
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "reason", "shape"),
+    [
+        (LowRank, "l.lora_B", "product of its factors", (1, 6, 2)),
+        (lambda: nn.Bilinear(3, 4, 5), "l.weight", "bilinear", (5, 3, 4)),
+        (lambda: nn.Conv2d(6, 6, 3, groups=6), "l.weight", "depthwise", (54, 1, 1)),
+        (lambda: nn.Embedding(5, 4), "l.weight", "an embedding", (1, 5, 4)),
+        (lambda: nn.ParameterList([torch.randn(3, 6, 4)]), "l.0", "raw parameter", (3, 6, 4)),
+    ],
+)
+def test_what_is_kept_can_be_included(build, name, reason, shape):
+    model = nn.ModuleDict({"l": build()})
+    assert reason in reasons(model)[name]
+    entry = by_label(model, include=name)[name]
+    assert (entry.action, entry.count, *entry.shape) == ("project", *shape)
+
+
+def test_large_raw_parameters_are_warned_about():
+    model = nn.Sequential(nn.Linear(4, 6))
+    model.experts = nn.Parameter(torch.randn(3, 6, 4))
+    (warning,) = resolve(model).warnings
+    assert re.search(r"71 % .* raw parameters .* experts\. include=", warning)
+
+
+def test_expert_stacks_and_transposed_storage():
+    model = nn.Module()
+    model.experts = nn.Parameter(torch.randn(3, 6, 4))  # (experts, d_in, d_out)
+    entry = by_label(model, {"experts": "project"}, transposed=["experts"])["experts"]
+    assert (entry.count, entry.shape, entry.positions) == (3, (4, 6), 1)
+    fire_(model, layout=[entry], solver="exact", scale="orthogonal")
+    for expert in model.experts.detach():
+        torch.testing.assert_close(expert.mT @ expert, torch.eye(4), atol=1e-5, rtol=0)
+
+
+def test_the_projection_of_an_lstm_is_one_matrix():
+    entries = by_label(nn.ModuleDict({"rnn": nn.LSTM(5, 4, proj_size=2)}))
+    assert entries["rnn.weight_hr_l0"].shape == (2, 4)
+    assert entries["rnn.weight_hh_l0[f]"].shape == (4, 2)
+
+
+def test_separate_projections():
+    entries = by_label(nn.ModuleDict({"attn": SeparateAttention()}))
+    assert {label.split(".")[1]: e.role for label, e in entries.items()} == {
+        "c_q": "q", "c_k": "k", "c_v": "v", "c_proj": "attention_out",
+    }  # fmt: skip
