@@ -28,7 +28,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from harness.config.cli import CONF
-from rl.dqn.learner import Learner, on_device, targets_of
+from rl.dqn.frames import Batch
+from rl.dqn.learner import Learner, on_device
 from rl.dqn.networks import NatureCNN
 from rl.dqn.task import Task
 from rl.dqn.train import interact, train_step
@@ -147,10 +148,8 @@ def alone(task: Task, learner: Learner) -> Callable[[], None]:
 
     def run() -> None:
         there = on_device(task, batch)
-        targets = targets_of(task, learner, there)
-        for i in range(count):
-            rows = slice(i * size, (i + 1) * size)
-            train_step(task, learner, (there.frames[rows, :-1], there.actions[rows], targets[i]()), acts=False)
+        for part in zip(*(column.split(size) for column in there), strict=True):
+            train_step(task, learner, Batch(*part), acts=False)
 
     return run
 

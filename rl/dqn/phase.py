@@ -23,7 +23,7 @@ from rl.common.replay_store import RingStore
 from rl.dqn.changing import Changing
 from rl.dqn.evaluation import play
 from rl.dqn.frames import Batch
-from rl.dqn.learner import Learner, best_actions, on_device
+from rl.dqn.learner import Learner, best_actions, on_device, targets_of
 from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, epsilon, huber
 
@@ -141,7 +141,7 @@ def measure(task: Task, learner: Learner) -> dict[str, float]:
 def probe_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Tensor]:
     """Observations (B, stack, ...) on the device, and (B, 2): actions beside targets, since a loss needs both."""
     batch = on_device(task, batch)
-    targets = learner.passes.bootstrap(batch.frames[:, 1:], batch.rewards, batch.terminated)
+    targets = targets_of(task, learner, batch)
     return batch.frames[:, :-1].clone(), torch.stack([batch.actions.to(targets.dtype), targets], 1)
 
 

@@ -23,7 +23,7 @@ from harness.config.cli import CONF
 from harness.config.errors import ConfigError, TrainingError
 from rl.common.replay_store import RingStore
 from rl.dqn.evaluation import epsilon_greedy
-from rl.dqn.learner import Learner, on_device
+from rl.dqn.learner import Learner
 from rl.dqn.task import Task
 from rl.dqn.train import begin_phase, crossed, interact
 from tests.programs import ATARI, DQN, Program, compose, final_state, rows, same
@@ -136,15 +136,6 @@ def test_a_trigger_restarts_the_networks_state_without_a_method_that_acts(tmp_pa
     assert [row["step"] for row in rows(folder) if row.get("kind") == "firing"] == [160, 320]
     with pytest.raises(ConfigError, match="method=base does nothing there"):
         DQN.run(tmp_path, "method=base", "trigger=every", "boundary.optimizer=keep", "boundary.target=keep")
-
-
-def test_targets_of_one_pass_are_those_of_each_batch() -> None:
-    task, learner = learner_of(program=ATARI, steps=60)
-    batch = on_device(task, learner.replay.sample(24, torch.Generator().manual_seed(0)))
-    inputs = batch.frames[:, 1:], batch.rewards, batch.terminated
-    targets = learner.passes.bootstrap(*inputs)
-    for part in torch.arange(24).split(8):
-        torch.testing.assert_close(targets[part], learner.passes.bootstrap(*(x[part] for x in inputs)))
 
 
 def test_shared_exploration_is_one_draw_for_all() -> None:
