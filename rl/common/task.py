@@ -17,8 +17,7 @@ from harness.config.trigger import acts_at_boundaries, build_trigger, check_trig
 from harness.run.identity import identity, without
 from harness.training.plasticity import LEVELS
 from rl.common.boundary import METRICS, Boundary, check_boundary, settle_boundary
-from rl.common.continual import ContinualControl
-from rl.common.phases import Phase
+from rl.common.continual import ContinualControl, Phase
 
 
 @dataclass

@@ -13,12 +13,12 @@ from gymnasium.vector import AutoresetMode
 from fire_core.ranges import Count, Decay, checked, one_of, within
 from harness.config.checks import Threads
 from harness.config.errors import ConfigError
-from rl.dqn.episodes import Episodes
+from rl.dqn.episodes import Emulator, Episodes
 
 NEVER = 1_000_000_000  # frames
 
 
-class Atari:
+class Atari(Emulator):
     """An emulator of `rl.dqn.episodes`: grey 84x84 frames, the maximum of the last two of each four (Nature DQN).
 
     With `colour` it returns the same game for viewing: frames (210, 160, 3), not stacked.
@@ -78,10 +78,6 @@ class Atari:
         space: Any = self._env.single_action_space
         self.actions = int(space.n)
         self._lives = np.zeros(envs, dtype=np.int64)
-        self.parameters: tuple[str, ...] = ()
-
-    def change_physics(self, factors: dict[str, float]) -> None:
-        """A game has none."""
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Start episodes; their first frames, (k, 84, 84)."""
