@@ -10,6 +10,7 @@ from fire_core.methods.chain import Chain
 from fire_core.methods.fire import Fire
 from fire_core.methods.muon import MuonOptimizer
 from fire_core.methods.redo import ReDo
+from harness.config.build import find_target
 from harness.config.cli import CONF
 from rl.common.boundary import update_targets
 from rl.common.task import build_benchmark, build_method
@@ -23,23 +24,30 @@ def boundary(program: str, *options: str) -> dict[str, str]:
     return {str(key): value for key, value in OmegaConf.to_container(config.boundary, resolve=True).items()}
 
 
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 POLICY = {"optimizer": "new", "target": "copy", "replay": "keep"}
 OF_SAC = {"temperature": "new", "statistics": "keep"}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_one_policy_for_every_method_and_for_base(method: str) -> None:
-    """Injection alone departs, since it leaves the outputs as they are."""
+def test_injection_alone_departs_from_the_policy() -> None:
+    """Since it leaves the outputs as they are."""
+    for path in (CONF / "method").glob("*.yaml"):
+        restarts = find_target("method", OmegaConf.load(path)).restarts if path.stem != "chain" else {}
+        assert bool(restarts) == (path.stem == "pi"), path.stem
+
+
+@pytest.mark.parametrize("method", ["base", "fire", "chain", "pi"])
+def test_one_policy_for_every_method_and_for_base(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     injects = method == "pi"
     target = {"target": "keep"} if injects else {}
     temperature = {"temperature": "keep"} if injects else {}
     assert boundary("dqn", f"method={method}") == POLICY | target
+    assert ("boundary.target=keep, as method=pi needs; otherwise copy" in caplog.text) == injects
     assert boundary("sac", f"method={method}") == POLICY | OF_SAC | target | temperature
     between = {"replay": "new"}
     assert boundary("dqn", "experiment=continual_cartpole", f"method={method}") == POLICY | target | between
     stream = boundary("sac", "experiment=continual_double_pendulum", f"method={method}")
-    assert stream == POLICY | {"statistics": "new"} | {"temperature": "new"} | target | temperature | between
+    assert stream == POLICY | OF_SAC | {"statistics": "new"} | target | temperature | between
     hidden = boundary("dqn", "experiment=continual_cartpole", "benchmark.boundaries=hidden", f"method={method}")
     assert hidden == POLICY | target
 
