@@ -250,16 +250,12 @@ def _zeros(rows: list[Row]) -> list[str]:
 def _reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
     """Write the initial value of an entry's rows."""
     begin = time.perf_counter()
-    start, weight = initial_of(entry, initial), distributed.full(entry.parameter)
+    weight = distributed.full(entry.parameter)
     changed = weight.to(working_dtype(weight), copy=True)
-    where = (..., entry.where) if entry.kind == "vector" and entry.rows is not None else ...
-    target, source = (f[where] if entry.kind == "vector" else entry.view(f) for f in (changed, start))
-    source = source.to(target.device, target.dtype)
+    where = ... if entry.rows is None else (*[slice(None)] * entry.row_dim, entry.where)
+    target, source = changed[where], initial_of(entry, initial).to(changed.device, changed.dtype)[where]
     moved, before, after = (float(x.double().square().sum()) for x in (source - target, target, source))
-    if entry.kind == "vector":
-        changed[where] = source
-    else:
-        entry.write_(changed, source)
+    changed[where] = source
     distributed.write_(entry.parameter, changed)
     shape, count = (tuple(target.shape), 1) if entry.kind == "vector" else (entry.shape, entry.count)
     return Row(

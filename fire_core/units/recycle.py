@@ -75,25 +75,29 @@ def recycle_(
     are zeroed after all drawing, because drawing a row for a unit of the next layer would undo a zero in it.
 
     Args:
-        chosen: groups of units, each with the indices (k,) of those to recycle.
+        chosen: groups of units, each with the indices (k,) of those to recycle, or with a (units,) boolean mask.
         draw: for the incoming weights.
         generator: on the CPU.
         optimizers: those that train the weights.
     """
     chosen, optimizers = list(chosen), list(optimizers)
-    for units, index in chosen:
+    for units, which in chosen:
         for producer in units.producers:
-            redraw_rows_(producer.layer, index + producer.start, draw, generator, optimizers)
+            rows = _shifted(which, producer.start, len(weight(producer.layer)))
+            redraw_rows_(producer.layer, rows, draw, generator, optimizers)
         for norm in units.norms:
             for name, value in NEW_NORM.items():
                 if (tensor := getattr(norm, name, None)) is not None:
-                    tensor[index] = value
-                    reset_optimizer_state(optimizers, [tensor], index)
-    for units, index in chosen:
+                    _fill(tensor, which, value)
+                    reset_optimizer_state(optimizers, [tensor], which)
+    for units, which in chosen:
         for consumer in units.consumers:
-            columns = index if consumer.columns is None else sent(consumer.columns, index.device)[index].flatten()
-            weight(consumer.layer)[:, columns] = 0
-            reset_optimizer_state(optimizers, [weight(consumer.layer)], columns, dim=1)
+            kernel, columns = weight(consumer.layer), consumer.columns
+            inputs = which
+            if columns is not None:
+                inputs = _columns_of(sent(columns, which.device), which, kernel.shape[1])
+            _fill(kernel, inputs, 0, dim=1)
+            reset_optimizer_state(optimizers, [kernel], inputs, dim=1)
 
 
 def recycle_masked_(
@@ -105,71 +109,14 @@ def recycle_masked_(
 ) -> None:
     """`recycle_` for the units that a (units,) boolean mask marks in each group; the other arguments are the same.
 
-    On a CPU it is `recycle_`. Elsewhere nothing is waited for (`recycle_where_`).
+    On a CPU the masks become indices. Elsewhere no number is read from the device: it draws for every unit, there, from
+    a generator that the given one seeds; the same distribution, other numbers.
     """
     marked = list(zip(graph, masks, strict=True))
-    if not all(at_hand(mask.device) for _, mask in marked):
-        recycle_where_(marked, draw, generator, optimizers)
-        return
-    chosen = [(units, mask.nonzero().flatten()) for units, mask in marked]
-    recycle_([(units, index) for units, index in chosen if len(index)], draw, generator, optimizers)
-
-
-@torch.no_grad()
-def recycle_where_(
-    marked: Iterable[tuple[Units, Tensor]],
-    draw: Draw,
-    generator: torch.Generator,
-    optimizers: Iterable[Optimizer] = (),
-) -> None:
-    """As `recycle_`, with masks (units,) in the place of indices: no number is read from the device.
-
-    It draws for every unit, on the device, from a generator that the given one seeds: the same distribution as that of
-    `recycle_`, other numbers.
-    """
-    marked, optimizers = list(marked), list(optimizers)
-    local: dict[torch.device, torch.Generator] = {}
-    for units, mask in marked:
-        for producer in units.producers:
-            kernel, bias = weight(producer.layer), producer.layer.bias
-            if kernel.device not in local:
-                local[kernel.device] = generator_on(kernel.device, generator)
-            rows = slice(producer.start, producer.start + units.count)
-            new = draw(producer.layer, kernel[rows].shape, local[kernel.device]).to(kernel)
-            kernel[rows] = torch.where(mask.view(-1, *[1] * (kernel.ndim - 1)), new, kernel[rows])
-            if isinstance(bias, Tensor):
-                bias[rows].masked_fill_(mask, 0)
-            whole = padded(mask, producer.start, len(kernel))
-            reset_optimizer_state(optimizers, [t for t in (kernel, bias) if isinstance(t, Tensor)], whole)
-        for norm in units.norms:
-            for name, value in NEW_NORM.items():
-                if (tensor := getattr(norm, name, None)) is not None:
-                    tensor.masked_fill_(mask, value)
-                    reset_optimizer_state(optimizers, [tensor], mask)
-    for units, mask in marked:
-        for consumer in units.consumers:
-            kernel = weight(consumer.layer)
-            inputs = mask
-            if consumer.columns is not None:
-                inputs = mask.new_zeros(kernel.shape[1])
-                columns = sent(consumer.columns, mask.device)
-                inputs[columns] = mask[:, None].expand(columns.shape)
-            kernel.masked_fill_(inputs.view(1, -1, *[1] * (kernel.ndim - 2)), 0)
-            reset_optimizer_state(optimizers, [kernel], inputs, dim=1)
-
-
-def generator_on(device: torch.device, generator: torch.Generator) -> torch.Generator:
-    """A generator of a device that this one seeds; on its own device itself."""
-    if device == generator.device:
-        return generator
-    return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
-
-
-def padded(mask: Tensor, start: int, length: int) -> Tensor:
-    """A mask of some rows as one of all, (length,)."""
-    whole = mask.new_zeros(length)
-    whole[start : start + len(mask)] = mask
-    return whole
+    if all(at_hand(mask.device) for _, mask in marked):
+        indices = [(units, mask.nonzero().flatten()) for units, mask in marked]
+        marked = [(units, index) for units, index in indices if len(index)]
+    recycle_(marked, draw, generator, optimizers)
 
 
 @torch.no_grad()
@@ -181,10 +128,52 @@ def redraw_rows_(
     optimizers: Iterable[Optimizer] = (),
     draw_bias: bool = False,
 ) -> None:
-    """Redraw the incoming weights of some of a layer's outputs; redraw their biases too, or set them to zero."""
-    kernel = weight(layer)
-    kernel[rows] = draw(layer, (len(rows), *kernel.shape[1:]), generator).to(kernel)
-    bias = layer.bias
+    """Redraw the incoming weights of some of a layer's outputs; redraw their biases too, or set them to zero.
+
+    Args:
+        layer: a linear layer or convolution.
+        rows: indices (k,), or a boolean mask of all outputs, with which every output is drawn and no number is read.
+        draw: for the new weights.
+        generator: on the CPU.
+        optimizers: whose state of these rows is reset.
+        draw_bias: draw the biases too.
+    """
+    kernel, bias = weight(layer), layer.bias
+    masked = rows.dtype == torch.bool
+    count, source = (len(kernel), generator_on(kernel.device, generator)) if masked else (len(rows), generator)
+    _fill(kernel, rows, draw(layer, (count, *kernel.shape[1:]), source).to(kernel))
     if isinstance(bias, Tensor):
-        bias[rows] = draw(layer, (len(rows),), generator).to(bias) if draw_bias else 0.0
+        _fill(bias, rows, draw(layer, (count,), source).to(bias) if draw_bias else 0)
     reset_optimizer_state(optimizers, [t for t in (kernel, bias) if isinstance(t, Tensor)], rows)
+
+
+def _fill(tensor: Tensor, which: Tensor, value: Tensor | float, dim: int = 0) -> None:
+    """Write a value where indices or a mask along `dim` say; beside a mask, a tensor of values has the whole shape."""
+    if which.dtype != torch.bool:
+        tensor[(slice(None),) * dim + (which,)] = value
+        return
+    mask = which.view(-1, *[1] * (tensor.ndim - dim - 1))
+    tensor.copy_(torch.where(mask, value, tensor))
+
+
+def _shifted(which: Tensor, start: int, length: int) -> Tensor:
+    """Rows of a layer from those of the units that it writes from row `start` on."""
+    if which.dtype != torch.bool:
+        return which + start
+    return nn.functional.pad(which, (start, length - start - len(which)))
+
+
+def _columns_of(columns: Tensor, which: Tensor, length: int) -> Tensor:
+    """Inputs of a layer from units: indices from indices, a mask (length,) from a mask."""
+    if which.dtype != torch.bool:
+        return columns[which].flatten()
+    mask = which.new_zeros(length)
+    mask[columns] = which[:, None].expand(columns.shape)
+    return mask
+
+
+def generator_on(device: torch.device, generator: torch.Generator) -> torch.Generator:
+    """A generator of a device that this one seeds; on its own device itself."""
+    if device == generator.device:
+        return generator
+    return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))

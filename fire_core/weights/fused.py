@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,13 +84,21 @@ def whole(transposed: bool = False, groups: Number = 1, role: str = "") -> Rule:
 
 
 def number(module: Any, name: Number) -> int:
-    """A number, or what a dotted attribute of the module, or else of its `config`, holds.
+    """A number, or what attributes of the module, or else of its `config`, make: "num_heads / groups * head_dim".
 
     Raises:
         Misfit: the module has none of that name.
     """
     if isinstance(name, int):
         return name
+    result = 1
+    for operator, attribute in re.findall(r"([*/]?) ?([\w.]+)", name):
+        value = _attribute(module, attribute)
+        result = result // value if operator == "/" else result * value
+    return result
+
+
+def _attribute(module: Any, name: str) -> int:
     for place in (module, getattr(module, "config", None)):
         value: Any = place
         for part in name.split("."):

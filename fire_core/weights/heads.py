@@ -7,7 +7,7 @@ is not here is not cut by head, whatever its attributes are called.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -20,43 +20,33 @@ from fire_core.weights.topology import Use
 UNKNOWN = "its number of heads is not known"
 
 
-@dataclass(frozen=True)
-class Heads:
-    """Where a class says its numbers of heads: attributes of the module or of its config.
-
-    Attributes:
-        queries: of the queries, and of the output projection's columns.
-        keys: of keys and values; empty: as many.
-        out: the output projection's name in the module; empty: it is elsewhere.
-    """
-
-    queries: str
-    keys: str = ""
-    out: str = ""
+def _classes(names: str, queries: str, keys: str = "", out: str = "") -> dict[str, tuple[str, str, str]]:
+    return dict.fromkeys(names.split(), (queries, keys, out))
 
 
-def _classes(names: str, heads: Heads) -> dict[str, Heads]:
-    return dict.fromkeys(names.split(), heads)
-
-
-KNOWN: dict[str, Heads] = {
-    "torch.activation.MultiheadAttention": Heads("num_heads", out="out_proj"),
-    "vision.vit.Attention": Heads("heads", out="to_out"),
-    "language.model.Attention": Heads("n_head", "n_kv_head", "c_proj"),
-    **_classes("GPT2Attention ImageGPTAttention", Heads("num_heads", out="c_proj")),
-    "GPTNeoXAttention": Heads("config.num_attention_heads", out="dense"),
-    "BloomAttention": Heads("num_heads", out="dense"),
+# Attributes of the module, or of its config, that say how many heads the queries (and the output projection's columns)
+# have, and keys and values (empty: as many); and the output projection's name in the module (empty: it is elsewhere).
+KNOWN = {
+    **_classes("torch.activation.MultiheadAttention", "num_heads", out="out_proj"),
+    **_classes("vision.vit.Attention", "heads", out="to_out"),
+    **_classes("language.model.Attention", "n_head", "n_kv_head", "c_proj"),
+    **_classes("GPT2Attention ImageGPTAttention", "num_heads", out="c_proj"),
+    **_classes("GPTNeoXAttention", "config.num_attention_heads", out="dense"),
+    **_classes("BloomAttention", "num_heads", out="dense"),
     **_classes(
         "Phi3Attention LlamaAttention MistralAttention MixtralAttention Qwen2Attention Qwen3Attention GemmaAttention "
         "Gemma2Attention GraniteAttention Olmo2Attention",
-        Heads("config.num_attention_heads", "config.num_key_value_heads", "o_proj"),
+        "config.num_attention_heads",
+        "config.num_key_value_heads",
+        "o_proj",
     ),
-    **_classes("CLIPAttention OPTAttention BartAttention", Heads("num_heads", out="out_proj")),
-    **_classes("BertSelfAttention RobertaSelfAttention", Heads("num_attention_heads")),
+    **_classes("CLIPAttention OPTAttention BartAttention", "num_heads", out="out_proj"),
+    **_classes("BertSelfAttention RobertaSelfAttention", "num_attention_heads"),
     **_classes(
         "timm.attention.Attention timm.vision_transformer.Attention timm.swin_transformer.WindowAttention "
         "torchvision.swin_transformer.ShiftedWindowAttention",
-        Heads("num_heads", out="proj"),
+        "num_heads",
+        out="proj",
     ),
 }
 
@@ -91,10 +81,11 @@ def _heads_of(entry: Entry, leaf: str, holder: nn.Module) -> tuple[int, bool]:
     known, name = look_up(KNOWN, holder), type(holder).__name__
     if known is None:
         raise Misfit(f"no rule knows {name}")
+    queries, keys, out = known
     columns = entry.role == "attention_out"
-    if columns and (leaf != known.out or entry.block):
+    if columns and (leaf != out or entry.block):
         raise Misfit(f"{leaf} of {name} is not its output projection")
-    heads = number(holder, known.queries if columns or entry.role == "q" or not known.keys else known.keys)
+    heads = number(holder, queries if columns or entry.role == "q" or not keys else keys)
     d_out, d_in = entry.shape
     width, rest = divmod(d_in if columns else d_out, heads)
     if rest or heads % entry.repeats or entry.count > 1:

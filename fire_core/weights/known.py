@@ -20,24 +20,18 @@ Known = TypeVar("Known")
 QKV, KV, GATED = equal("q k v"), equal("k v"), equal("gate up")
 
 
-def _gqa(heads: str, kv_heads: str, width: str = "head_dim") -> Rule:
+def _grouped(queries: str, keys: str) -> Rule:
     """[q][k][v] with fewer key and value heads than query heads."""
-
-    def rule(module: Any, rows: int) -> Cut:
-        q, kv, d = number(module, heads), number(module, kv_heads), number(module, width)
-        return fitting((("q", q * d), ("k", kv * d), ("v", kv * d)), rows)
-
-    return rule
+    return sized("q k v", f"{queries} * head_dim", f"{keys} * head_dim", f"{keys} * head_dim")
 
 
 def _falcon(module: Any, rows: int) -> Cut:
-    heads, d = number(module, "num_heads"), number(module, "head_dim")
     if module.new_decoder_architecture:  # groups of query heads, each followed by its key and its value
-        groups = number(module, "num_kv_heads")
-        return fitting((("q", heads // groups * d), ("k", d), ("v", d)), rows, groups)
+        queries = "num_heads / num_kv_heads * head_dim"
+        return sized("q k v", queries, "head_dim", "head_dim", repeats="num_kv_heads")(module, rows)
     if module.multi_query:
-        return fitting((("q", heads * d), ("k", d), ("v", d)), rows)
-    return fitting((("q", d), ("k", d), ("v", d)), rows, heads)
+        return sized("q k v", "num_heads * head_dim", "head_dim", "head_dim")(module, rows)
+    return equal("q k v", "num_heads")(module, rows)
 
 
 def _big_code(module: Any, rows: int) -> Cut:
@@ -52,20 +46,8 @@ def _gpt2(module: Any, rows: int) -> Cut:
     return (KV if getattr(module, "is_cross_attention", False) else QKV)(module, rows)
 
 
-def _mamba2(inner: str, groups: str, state: str, heads: str) -> Rule:
-    def rule(module: Any, rows: int) -> Cut:
-        width, states = number(module, inner), number(module, groups) * number(module, state)
-        blocks = (("gate", width), ("x", width), ("B", states), ("C", states), ("dt", number(module, heads)))
-        return fitting(blocks, rows)
-
-    return rule
-
-
-def _delta_net(module: Any, rows: int) -> Cut:
-    """Qwen3-Next's in_proj_qkvz: for each key head its query, key, and the values and gates of its value heads."""
-    k_heads, d = number(module, "num_k_heads"), number(module, "head_k_dim")
-    values = number(module, "num_v_heads") // k_heads * number(module, "head_v_dim")
-    return fitting((("q", d), ("k", d), ("v", values), ("z", values)), rows, k_heads)
+def _mamba2(inner: str, states: str, heads: str) -> Rule:
+    return sized("gate x B C dt", inner, inner, states, states, heads)
 
 
 def _focal(module: Any, rows: int) -> Cut:
@@ -79,11 +61,6 @@ def _gc_vit(module: Any, rows: int) -> Cut:
 
 def _head_first(module: Any, rows: int) -> Cut:
     return (equal("q k v", "num_heads") if module.head_first else QKV)(module, rows)
-
-
-def _lambda(module: Any, rows: int) -> Cut:
-    d = number(module, "dim_qk")
-    return fitting((("q", number(module, "num_heads") * d), ("k", d), ("v", number(module, "dim_v"))), rows)
 
 
 def _lite_mla(module: Any, rows: int) -> Cut:
@@ -115,6 +92,7 @@ BY_NAME = {
 }
 
 _BY_HEAD = sized("q k v", "key_dim", "key_dim", "val_dim", repeats="num_heads")
+_VALUES = "num_v_heads / num_k_heads * head_v_dim"  # of the value heads that go with one key head
 _EXPERT, _OUT = whole(role="mlp"), whole(role="attention_out")
 # Classes, and what their layers or raw parameters of these names hold.
 CLASSES: list[tuple[str, dict[str, Rule]]] = [
@@ -131,11 +109,11 @@ CLASSES: list[tuple[str, dict[str, Rule]]] = [
     ("transformers.modeling_openai.Attention", {"c_attn": QKV}),
     ("BarkSelfAttention BarkSelfFlashAttention2", {"att_proj": QKV}),
     ("LayoutLMv2SelfAttention", {"qkv_linear": QKV}),
-    ("DbrxAttention", {"Wqkv": _gqa("num_heads", "num_key_value_heads")}),
-    ("Phi3Attention Phi4MultimodalAttention", {"qkv_proj": _gqa("num_attention_heads", "num_key_value_heads")}),
+    ("DbrxAttention", {"Wqkv": _grouped("num_heads", "num_key_value_heads")}),
+    ("Phi3Attention Phi4MultimodalAttention", {"qkv_proj": _grouped("num_attention_heads", "num_key_value_heads")}),
     ("Exaone4_5_VisionAttention", {"qkv": sized("q k v", "q_dim", "kv_dim", "kv_dim")}),
     ("JetMoeAttention", {"kv_proj": KV}),
-    ("language.model.Attention", {"c_attn": _gqa("n_head", "n_kv_head")}),
+    ("language.model.Attention", {"c_attn": _grouped("n_head", "n_kv_head")}),
     ("torchvision.maxvit.RelativePositionalMultiHeadAttention", {"to_qkv": QKV}),
     (  # wider than their input, or with a pooled query
         "torchvision.mvit.MultiscaleAttention timm.mvitv2.MultiScaleAttention timm.hiera.MaskUnitAttention "
@@ -150,7 +128,7 @@ CLASSES: list[tuple[str, dict[str, Rule]]] = [
     ("timm.maxxvit.Attention2d timm.maxxvit.AttentionCl timm.attention2d.Attention2d", {"qkv": _head_first}),
     ("timm.bottleneck_attn.BottleneckAttn", {"qkv": sized("q k v", "dim_out_qk", "dim_out_qk", "dim_out_v")}),
     ("timm.halo_attn.HaloAttn", {"kv": sized("k v", "dim_head_qk", "dim_head_v", repeats="num_heads")}),
-    ("timm.lambda_layer.LambdaLayer", {"qkv": _lambda}),
+    ("timm.lambda_layer.LambdaLayer", {"qkv": sized("q k v", "num_heads * dim_qk", "dim_qk", "dim_v")}),
     ("timm.shvit.SHSA", {"qkv": sized("q k v", "qk_dim", "qk_dim", "pdim")}),
     ("timm.mobilevit.LinearSelfAttention", {"qkv_proj": sized("q k v", 1, "embed_dim", "embed_dim")}),
     (  # a query and a gate for each head
@@ -184,10 +162,16 @@ CLASSES: list[tuple[str, dict[str, Rule]]] = [
     ("ZambaMambaMixer", {"in_proj": lambda module, rows: equal("x gate", rows // 2)(module, rows)}),
     (
         "Mamba2Mixer NemotronHMamba2Mixer BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer Zamba2MambaMixer",
-        {"in_proj": _mamba2("intermediate_size", "n_groups", "ssm_state_size", "num_heads")},
+        {"in_proj": _mamba2("intermediate_size", "n_groups * ssm_state_size", "num_heads")},
     ),
-    ("mamba_ssm.mamba2.Mamba2", {"in_proj": _mamba2("d_inner", "ngroups", "d_state", "nheads")}),
-    ("Qwen3NextGatedDeltaNet", {"in_proj_qkvz": _delta_net, "in_proj_ba": equal("b a", "num_k_heads")}),
+    ("mamba_ssm.mamba2.Mamba2", {"in_proj": _mamba2("d_inner", "ngroups * d_state", "nheads")}),
+    (
+        "Qwen3NextGatedDeltaNet",
+        {
+            "in_proj_qkvz": sized("q k v z", "head_k_dim", "head_k_dim", _VALUES, _VALUES, repeats="num_k_heads"),
+            "in_proj_ba": equal("b a", "num_k_heads"),
+        },
+    ),
     (
         "Qwen3_5GatedDeltaNet Qwen3_5MoeGatedDeltaNet Qwen4ExpTextGatedDeltaNet",
         {"in_proj_qkv": sized("q k v", "key_dim", "key_dim", "value_dim")},
@@ -257,7 +241,7 @@ def _rule_for(module: nn.Module, leaf: str, rows: int, columns: int) -> Rule | N
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # one matrix for each gate of `weight_ih` and of `weight_hh`
         gates = _GATES.get(getattr(module, "mode", type(module).__name__))
         return equal(gates) if gates and not leaf.startswith("weight_hr") else whole()
-    if columns and owner.__module__.partition(".")[0] in PACKAGES:
+    if columns > 1 and owner.__module__.partition(".")[0] in PACKAGES:  # of one column nothing is left but signs
         if leaf in STRAIGHT and rows == len(HOLDS[leaf]) * columns:
             return equal(" ".join(HOLDS[leaf]))
         return BY_NAME.get(leaf)

@@ -26,8 +26,8 @@ other raw parameters   kept; included by name, 2-D ones are one matrix and 3-D o
 behind another tensor  kept and never projected: parametrised, weight-normed, pruned, quantised, flat shards
 =====================  ==========================================================================================
 
-Cuts are known for the classes in `known`. A weight that looks fused and that no rule knows is kept, with a warning that
-says how to declare it; it is never guessed at.
+Cuts are declared, known, or seen in a forward pass (`describe`). A weight that only looks fused is kept, with a warning
+that says how to declare it; it is never guessed at.
 
 What a weight *is* (its role) comes from where it sits; see `topology`.
 """
@@ -49,21 +49,14 @@ from fire_core.weights.fused import Declared
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]
 
 ACTIONS = ("project", "reinit", "keep")
-# A word in a layout stands for these roles.
-GROUPS: dict[str, tuple[str, ...]] = {
+_SEVERAL = {
     "linear": tuple(role for role in LAYERS if role != "conv"),
-    "conv": ("conv",),
-    "depthwise": ("depthwise",),
     "attention": ("q", "k", "v", "attention_out"),
     "qk": ("q", "k"),
-    "mlp": ("mlp",),
-    "ssm": ("ssm",),
-    "recurrent": ("recurrent",),
-    "router": ("router",),
-    "adapter": ("adapter",),
-    "head": ("head",),
-    "embedding": ("embedding",),
 }
+_WORDS = "linear conv depthwise attention qk mlp ssm recurrent router adapter head embedding"
+# A word in a layout stands for these roles.
+GROUPS: dict[str, tuple[str, ...]] = {word: _SEVERAL.get(word, (word,)) for word in _WORDS.split()}
 FROZEN = "frozen (requires_grad=False): trainable_only=False takes it too"
 _EVERY_LAYER = {"linear": "project", "conv": "project"}
 PRESETS: dict[str, dict[str, str]] = {

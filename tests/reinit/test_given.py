@@ -85,36 +85,6 @@ def test_idle_options_of_the_method_stay_idle(options):
     assert done.weights["model"].success(1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"iterations": 0}, "iterations=0: must be at least 1"),
-        ({"solver": "muon", "iterations": 0}, "iterations=0: must be at least 1"),
-        ({"solver": "exact", "iterations": 3}, "iterations=3 has no effect with solver=exact"),
-        ({"solver": "exact", "norm_init": "spectral"}, "norm_init=spectral has no effect with solver=exact"),
-        ({"solver": "muon", "norm_init": "spectral"}, "norm_init=spectral has no effect with solver=muon"),
-        (
-            {"layout": {"liner": "project"}},
-            "layout: no parameter matches 'liner'; near it: linear.*; words: linear, conv,",
-        ),
-        (
-            {"blocks": {"qkv": (3, 3)}},
-            "blocks: no parameter matches 'qkv'; the first are body.weight, body.bias, head.0.weight",
-        ),
-        ({"blocks": {"body.wieght": (3, 3)}}, "no parameter matches 'body.wieght'; near it: body.weight"),
-        ({"exclude": "hed"}, "exclude: no parameter matches 'hed'; near it: head, head\\.[02]"),
-        ({"exclude": network()}, "exclude: no parameter matches the ModuleDict given$"),
-    ],
-)
-def test_options_that_do_nothing_are_refused_in_one_line(options, message):
-    model = network()
-    before = model["body"].weight.clone()
-    with pytest.raises(ValueError, match=message) as caught:
-        fire_(model, **options)
-    assert "\n" not in str(caught.value)
-    assert torch.equal(model["body"].weight, before)
-
-
 def test_an_optimizer_in_the_solvers_place():
     model = network()
     with pytest.raises(TypeError, match=r"^solver is an optimizer \(Adam\): give it as optimizer=$"):

@@ -23,7 +23,7 @@ from fire_core.methods.contrib.weight_clipping import WeightClipping
 from fire_core.methods.snr import SelfNormalizedResets
 from fire_core.units import recycle
 from fire_core.units.find import unit_graph
-from fire_core.units.recycle import InitialDraw, recycle_, recycle_where_
+from fire_core.units.recycle import InitialDraw, recycle_
 from vision.models import MLP, SmallResNet
 
 METHODS: dict[str, Callable[[], Method]] = {
@@ -132,7 +132,7 @@ def test_masks_and_indices_recycle_alike() -> None:
             else:
                 marked = [(units, torch.zeros(units.count).bool().index_fill(0, i, True)) for units, i in chosen]
                 with NoReads():
-                    recycle_where_(marked, half, torch.Generator(), [optimizer])
+                    recycle_(marked, half, torch.Generator(), [optimizer])
             moments = [value for entry in optimizer.state.values() for value in entry.values()]
             states.append([*model.state_dict().values(), *moments])
         for first, second in zip(*states, strict=True):
@@ -144,12 +144,12 @@ def test_what_is_not_marked_stays_and_what_is_marked_is_drawn() -> None:
         net, graph = Net.of({"model": model}), unit_graph({"model": model})
         draw = InitialDraw(net.modules, net.init)
         before = {key: value.clone() for key, value in model.state_dict().items()}
-        recycle_where_([(u, torch.zeros(u.count).bool()) for u in graph], draw, torch.Generator(), [])
+        recycle_([(u, torch.zeros(u.count).bool()) for u in graph], draw, torch.Generator(), [])
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
         units = graph[0]
         mask = torch.zeros(units.count).bool()
         mask[1] = True
-        recycle_where_([(units, mask)], draw, torch.Generator().manual_seed(0), [])
+        recycle_([(units, mask)], draw, torch.Generator().manual_seed(0), [])
         for producer in units.producers:
             kernel, old = producer.layer.weight, before[name_of(model, producer.layer)]
             changed = (kernel != old).flatten(1).any(1)

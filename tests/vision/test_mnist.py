@@ -11,7 +11,8 @@ import torch
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from harness.config.errors import ConfigError
-from vision.data.mnist import load_mnist, read_idx
+from vision.data import mnist
+from vision.data.mnist import load_fashion_mnist, load_mnist, read_idx
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
@@ -95,3 +96,26 @@ def test_files_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
         ConfigError, match=r"^dataset=mnist is not there: put https://.*train-images.* into .*MNIST/raw"
     ):
         load_mnist(str(tmp_path))
+
+
+def test_fashion_mnist_is_read_from_its_root_else_from_debians_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mnist, "DEBIAN", tmp_path / "debian")
+    with pytest.raises(ConfigError, match="apt-get install dataset-fashion-mnist brings it, or put train-images"):
+        load_fashion_mnist(str(tmp_path / "own"))
+    packaged = write(tmp_path / "debian", packed=True)
+    assert np.array_equal(load_fashion_mnist(str(tmp_path / "own")).train_images[:, 0].numpy(), packaged[IMAGES])
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / IMAGES).write_bytes(idx(255 - packaged[IMAGES]))
+    assert np.array_equal(load_fashion_mnist(str(tmp_path / "own")).train_images[:, 0].numpy(), 255 - packaged[IMAGES])
+    (tmp_path / "own" / LABELS).write_bytes(idx(np.zeros(19)))
+    with pytest.raises(ConfigError, match=r"has 20 images, .* 19 labels"):
+        load_fashion_mnist(str(tmp_path / "own"))
+
+
+@pytest.mark.skipif(not mnist.DEBIAN.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
+def test_debians_files_are_fashion_mnist(tmp_path: Path) -> None:
+    data = load_fashion_mnist(str(tmp_path))
+    assert data.train_images.shape == (60_000, 1, 28, 28)
+    assert data.test_labels.bincount().tolist() == [1_000] * 10

@@ -329,6 +329,8 @@ def test_frozen_weights_are_kept_unless_asked_for():
     assert "trainable_only=False" in reasons(model)["0.weight"]
     assert by_label(model, include="0.weight")["0.weight"].action == "project"
     assert by_label(model, trainable_only=False)["0.weight"].action == "project"
+    assert len(fire_(model, trainable_only=False)) == 2
+    assert not model[0].weight.requires_grad
 
 
 class LowRank(nn.Linear):

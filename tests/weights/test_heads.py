@@ -36,16 +36,6 @@ def of_timm() -> nn.Module:
     return model
 
 
-def straight(first: int, heads: int) -> list[Tensor]:
-    """Rows (or columns) of each head, one head after the other, from a row on."""
-    return [torch.arange(first + WIDTH * head, first + WIDTH * (head + 1)) for head in range(heads)]
-
-
-def head_first(part: int) -> list[Tensor]:
-    """Rows of each of three heads, whose q, k and v stand together: part 0, 1 or 2."""
-    return [torch.arange(WIDTH * (3 * head + part), WIDTH * (3 * head + part + 1)) for head in range(3)]
-
-
 class Mixer(nn.Module):
     """torch's attention, by itself."""
 
@@ -54,94 +44,48 @@ class Mixer(nn.Module):
         self.attn = nn.MultiheadAttention(IN, 3, batch_first=True, **options)
 
 
-Blocks = dict[str, tuple[list[Tensor], bool]]  # by label: each head's rows, or its columns (True)
-QKV: Blocks = {"[q]": (straight(0, 3), False), "[k]": (straight(12, 3), False), "[v]": (straight(24, 3), False)}
-GROUPED: Blocks = {"[q]": (straight(0, 3), False), "[k]": (straight(12, 1), False), "[v]": (straight(16, 1), False)}
-NEOX: Blocks = {f"[{part}]": (head_first(at), False) for at, part in enumerate("qkv")}
-OUT = (straight(0, 3), True)
 SIZES = {"hidden_size": IN, "intermediate_size": 16, "num_attention_heads": 3, "max_position_embeddings": 16}
-
-
-def fused(weight: str, out: str, blocks: Blocks) -> Blocks:
-    return {f"{weight}{block}": heads for block, heads in blocks.items()} | {out: OUT}
-
-
-def apart(stem: str, names: str, out: str, kv_heads: int = 3) -> Blocks:
-    q, *others = names.split()
-    keys = {f"{stem}.{name}.weight": (straight(0, kv_heads), False) for name in others}
-    return {f"{stem}.{q}.weight": (straight(0, 3), False), **keys, f"{stem}.{out}.weight": OUT}
-
-
 OURS = partial(GPT, vocab_size=11, block_size=8, n_layer=1, n_head=3, n_embd=IN)
-C_ATTN, C_PROJ = "transformer.h.0.attn.c_attn.weight", "transformer.h.0.attn.c_proj.weight"
-TO = "backbone.transformer.layers.0.0"
-LLAMA = partial(of_transformers, "LlamaForCausalLM", "LlamaConfig", **SIZES, num_key_value_heads=1)
-# Each family: its model, the hand-cut slices, and the weights that are stored (d_in, d_out).
-FAMILIES: dict[str, tuple[Callable[[], nn.Module], Blocks, bool]] = {
-    "torch": (Mixer, fused("attn.in_proj_weight", "attn.out_proj.weight", QKV), False),
-    "torch, other widths of keys": (
-        partial(Mixer, kdim=5, vdim=6),
-        {f"attn.{part}_proj_weight": (straight(0, 3), False) for part in "qkv"} | {"attn.out_proj.weight": OUT},
-        False,
-    ),
+Build = Callable[[], nn.Module]
+# Each family: its model, and how many heads of q, of k and v, and of the output projection it has.
+FAMILIES: dict[str, tuple[Build, tuple[int, int, int]]] = {
+    "torch": (Mixer, (3, 3, 3)),
+    "torch, other widths of keys": (partial(Mixer, kdim=5, vdim=6), (3, 3, 3)),
     "our ViT": (
         partial(ViT, num_classes=3, image_size=8, dim=IN, depth=1, heads=3, dim_head=WIDTH, mlp_dim=16),
-        apart(TO, "to_q to_k to_v", "to_out.0"),
-        False,
+        (3, 3, 3),
     ),
-    "our GPT": (OURS, fused(C_ATTN, C_PROJ, QKV), False),
-    "our GPT, one head of keys": (partial(OURS, n_kv_head=1), fused(C_ATTN, C_PROJ, GROUPED), False),
+    "our GPT": (OURS, (3, 3, 3)),
+    "our GPT, one head of keys": (partial(OURS, n_kv_head=1), (3, 1, 3)),
     "GPT-2": (
         partial(of_transformers, "GPT2LMHeadModel", "GPT2Config", n_embd=IN, n_head=3, n_positions=16, n_layer=1),
-        fused(C_ATTN, C_PROJ, QKV),
-        True,
+        (3, 3, 3),
     ),
-    "timm": (of_timm, fused("blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight", QKV), False),
-    "Phi-3": (
-        partial(of_transformers, "Phi3ForCausalLM", "Phi3Config", **SIZES, num_key_value_heads=1),
-        fused("model.layers.0.self_attn.qkv_proj.weight", "model.layers.0.self_attn.o_proj.weight", GROUPED),
-        False,
-    ),
-    "GPT-NeoX": (
-        partial(of_transformers, "GPTNeoXForCausalLM", "GPTNeoXConfig", **SIZES),
-        fused("gpt_neox.layers.0.attention.query_key_value.weight", "gpt_neox.layers.0.attention.dense.weight", NEOX),
-        False,
-    ),
-    "Llama": (LLAMA, apart("model.layers.0.self_attn", "q_proj k_proj v_proj", "o_proj", 1), False),
+    "timm": (of_timm, (3, 3, 3)),
+    "Phi-3": (partial(of_transformers, "Phi3ForCausalLM", "Phi3Config", **SIZES, num_key_value_heads=1), (3, 1, 3)),
+    "GPT-NeoX": (partial(of_transformers, "GPTNeoXForCausalLM", "GPTNeoXConfig", **SIZES), (3, 3, 3)),
+    "Llama": (partial(of_transformers, "LlamaForCausalLM", "LlamaConfig", **SIZES, num_key_value_heads=1), (3, 1, 3)),
 }
-
-
-def matrix_of(model: nn.Module, label: str, transposed: bool) -> Tensor:
-    weight = dict(model.named_parameters())[label.partition("[")[0]].detach()
-    return weight.mT if transposed else weight
-
-
-def slices(weight: Tensor, heads: list[Tensor], columns: bool) -> list[Tensor]:
-    return [weight[:, where] if columns else weight[where] for where in heads]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_head_is_an_isometry_at_its_own_scale(family: str) -> None:
-    make, blocks, transposed = FAMILIES[family]
+    make, (queries, keys, out) = FAMILIES[family]
     torch.manual_seed(0)
     model = make()
+    entries = [entry for entry in resolve(model, "heads") if entry.action == "project"]
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    originals = {label: matrix_of(model, label, transposed).clone() for label in blocks}
     report = fire_(model, layout="heads", solver="exact")
-    rows = {row.name: row for row in report if row.action == "project"}
-    assert rows.keys() == blocks.keys()
-    for label, (heads, columns) in blocks.items():
-        weight = matrix_of(model, label, transposed)
-        assert (rows[label].matrices, rows[label].shape) == (len(heads), tuple(slices(weight, heads, columns)[0].shape))
-        pairs = zip(slices(weight, heads, columns), slices(originals[label], heads, columns), strict=True)
-        for part, original in pairs:
-            scale = math.sqrt(part.shape[0] / part.shape[1])
-            values = torch.linalg.svdvals(part.double())
-            torch.testing.assert_close(values, torch.full_like(values, scale), rtol=2e-4, atol=0)
-            u, _, v = torch.linalg.svd(original.double(), full_matrices=False)
-            torch.testing.assert_close(part.double(), scale * u @ v, rtol=0, atol=2e-4)
-    touched = {label.partition("[")[0] for label in blocks}
+    assert {row.name: row.matrices for row in report} == {entry.label: entry.count for entry in entries}
+    counts = {entry.role: entry.count for entry in entries}
+    assert counts == {"q": queries, "k": keys, "v": keys, "attention_out": out}
+    for entry in entries:
+        assert entry.shape[entry.role == "attention_out"] == WIDTH
+        heads, originals = (entry.view(w).double() for w in (entry.parameter.detach(), before[entry.name]))
+        u, _, v = torch.linalg.svd(originals, full_matrices=False)
+        torch.testing.assert_close(heads, math.sqrt(entry.shape[0] / entry.shape[1]) * u @ v, rtol=0, atol=2e-4)
+    touched = {entry.name for entry in entries}
     assert all(p.equal(before[name]) for name, p in model.named_parameters() if name not in touched)
 
 
@@ -183,7 +127,7 @@ def swin(library: str, name: str) -> nn.Module:
     return models.SwinTransformer([4, 4], window_size=[2, 2], **sizes)
 
 
-MODELS = {name: make for name, (make, _, _) in FAMILIES.items()} | {kind: partial(of_type, kind) for kind in MORE}
+MODELS = {name: make for name, (make, _) in FAMILIES.items()} | {kind: partial(of_type, kind) for kind in MORE}
 MODELS |= {
     "timm, swin": partial(swin, "timm", "SwinTransformer"),
     "torchvision, swin": partial(swin, "torchvision", "SwinTransformer"),
@@ -264,11 +208,10 @@ def test_unknown_heads_are_kept_and_named() -> None:
 
 
 def test_the_method_takes_it() -> None:
-    make, blocks, _ = FAMILIES["our ViT"]
-    model = make()
+    model = FAMILIES["our ViT"][0]()
     net = Net({"model": model}, {"model": copy.deepcopy(model.state_dict())})
     report = Fire(layout="heads").at_boundary(net, Context(1, 0, torch.Generator())).weights["model"]
-    assert {row.name for row in report if row.action == "project"} == blocks.keys()
+    assert {row.name.split(".")[-2] for row in report} == {"to_q", "to_k", "to_v", "0"}
 
 
 def test_optimizer_state_and_biases_as_with_attention() -> None:

@@ -5,7 +5,7 @@ from vision.data.cifar import load_cifar10, load_cifar100
 from vision.data.digits import load_digits
 from vision.data.folder import load_folder
 from vision.data.images import ImageData
-from vision.data.mnist import load_mnist
+from vision.data.mnist import load_fashion_mnist, load_mnist
 from vision.data.tiny_imagenet import load_tiny_imagenet
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "load_cifar10",
     "load_cifar100",
     "load_digits",
+    "load_fashion_mnist",
     "load_folder",
     "load_mnist",
     "load_tiny_imagenet",

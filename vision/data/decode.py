@@ -136,6 +136,7 @@ def cached(path: Path, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[
     tensors = None
     part = path.with_name(path.name + ".part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             if (found := _read(path, key)) is not None:  # another process was faster
                 return found

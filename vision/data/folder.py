@@ -1,5 +1,6 @@
 """Your own images, in a folder for each class."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ def load_folder(
     in_channels: Annotated[int, one_of(1, 3)] = 3,
     test_statistics: Statistics = "train",
     cache: bool = True,
+    spare: str | None = None,
 ) -> ImageData:
     """Images in torchvision's ImageFolder layout: `train/<class>/*.png`, and the same under `test/` or `val/`.
 
@@ -27,6 +29,7 @@ def load_folder(
         in_channels: 3 for colour, 1 for grey.
         test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
         cache: whether to keep the decoded images in `path`, which saves the decoding at every start.
+        spare: folder where they are kept if `path` cannot be written.
 
     Returns:
         uint8 images (N, in_channels, image_size, image_size).
@@ -57,7 +60,8 @@ def load_folder(
 
     if cache:
         key = fingerprint([file for file, _ in train + test], image_size, in_channels)
-        images = cached(base / f"decoded-{image_size}x{in_channels}.safetensors", key, make)
+        kept = base if spare is None or os.access(base, os.W_OK) else Path(spare) / key[:16]
+        images = cached(kept / f"decoded-{image_size}x{in_channels}.safetensors", key, make)
     else:
         images = make()
     labels = [torch.tensor([label for _, label in split]) for split in (train, test)]

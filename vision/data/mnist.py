@@ -1,7 +1,8 @@
-"""MNIST from its files in the idx format, as published or unpacked, without augmentation."""
+"""MNIST and Fashion-MNIST from their files in the idx format, as published or unpacked, without augmentation."""
 
 import gzip
 import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ MD5 = {  # of the published archives
     "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
 }
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts its files
 UNSIGNED_BYTE = 8  # the only type of number in these files
 LARGEST = 1 << 30  # bytes that one file may unpack to
 
@@ -40,14 +42,45 @@ def load_mnist(root: str = "data", download: bool = False, test_statistics: Stat
         ConfigError: the files are not there, are damaged, or do not fit together.
         ValueError: if `test_statistics` is unknown.
     """
-    splits = [_split(Path(root), part, download) for part in ("train", "t10k")]
-    return ImageData.of(splits[0], splits[1], 10, test_statistics)
+    places = [Path(root) / "MNIST" / "raw", Path(root)]
+    hint = f"put {MIRROR}{{}} and the other three files into {places[0]}, or let dataset.download=true fetch them"
+
+    def find(archive: str) -> Path:
+        if download and _found(places, archive) is None:
+            return _fetched(root, places[0], archive)
+        return _needed(places, archive, f"dataset=mnist is not there: {hint.format(archive)}")
+
+    return ImageData.of(_split(find, "train"), _split(find, "t10k"), 10, test_statistics)
 
 
-def _split(root: Path, part: str, download: bool) -> tuple[Tensor, Tensor]:
-    images_path, labels_path = (
-        _find(root, f"{part}-{what}-ubyte.gz", download) for what in ("images-idx3", "labels-idx1")
-    )
+@checked
+def load_fashion_mnist(root: str = "data", test_statistics: Statistics = "train") -> ImageData:
+    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747): as MNIST, of clothes.
+
+    Args:
+        root: folder of the four files, in `FashionMNIST/raw` (torchvision's place) or itself, packed (.gz) or not; if
+            they are not there, those of Debian's package are taken.
+        test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
+
+    Returns:
+        uint8 images (N, 1, 28, 28).
+
+    Raises:
+        ConfigError: the files are not there, are damaged, or do not fit together.
+        ValueError: if `test_statistics` is unknown.
+    """
+    places = [Path(root) / "FashionMNIST" / "raw", Path(root), DEBIAN]
+
+    def find(archive: str) -> Path:
+        hint = f"apt-get install dataset-fashion-mnist brings it, or put {archive} and the other three into {places[0]}"
+        return _needed(places, archive, f"dataset=fashion_mnist is not there: {hint}")
+
+    return ImageData.of(_split(find, "train"), _split(find, "t10k"), 10, test_statistics)
+
+
+def _split(find: Callable[[str], Path], part: str) -> tuple[Tensor, Tensor]:
+    """Images and labels of `train` or `t10k`; `find` gives the file of an archive's name."""
+    images_path, labels_path = (find(f"{part}-{what}-ubyte.gz") for what in ("images-idx3", "labels-idx1"))
     images, labels = read_idx(images_path, dimensions=3), read_idx(labels_path, dimensions=1)
     if len(images) != len(labels):
         raise ConfigError(f"{images_path} has {len(images)} images, {labels_path} {len(labels)} labels")
@@ -58,18 +91,21 @@ def _split(root: Path, part: str, download: bool) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images)[:, None], torch.from_numpy(labels).long()
 
 
-def _find(root: Path, archive: str, download: bool) -> Path:
-    """The packed or unpacked file, fetched first if need be."""
-    folder = root / "MNIST" / "raw"
-    for place in (folder, root):
-        for name in (archive.removesuffix(".gz"), archive):
-            if (place / name).is_file():
-                return place / name
-    if not download:
-        raise ConfigError(
-            f"dataset=mnist is not there: put {MIRROR}{archive} and the other three files into {folder}, "
-            "or let dataset.download=true fetch them; dataset.root= looks elsewhere"
-        )
+def _found(places: Iterable[Path], archive: str) -> Path | None:
+    """The unpacked or packed file in the first of these folders that has it."""
+    names = (archive.removesuffix(".gz"), archive)
+    return next((place / name for place in places for name in names if (place / name).is_file()), None)
+
+
+def _needed(places: Iterable[Path], archive: str, message: str) -> Path:
+    """The same; raises where there is none."""
+    if (path := _found(places, archive)) is None:
+        raise ConfigError(f"{message}; dataset.root= looks elsewhere")
+    return path
+
+
+def _fetched(root: str, folder: Path, archive: str) -> Path:
+    """MNIST's file, from its mirror."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -23,6 +23,7 @@ from torch import nn
 from fire_core.tools.checkpoint import source
 from fire_core.tools.checkpoint.source import Checkpoint
 from fire_core.tools.checkpoint.stored import CheckpointError, Stored
+from fire_core.weights.topology import HOLDS
 
 # Names that linear layers have everywhere, stored (d_out, d_in). Not `c_attn`, `c_fc`, `c_proj`: GPT-2's are transposed
 # in transformers and not in other code. Not what is fused: how q, k and v lie in it, a name does not say.
@@ -31,10 +32,8 @@ LINEAR = {
     "key", "value", "q_lin", "k_lin", "v_lin", "out_lin", "gate_proj", "up_proj", "down_proj", "fc1", "fc2", "w1",
     "w2", "w3", "lin1", "lin2", "linear1", "linear2", "lm_head",
 }  # fmt: skip
-FUSED = {
-    "qkv", "c_attn", "qkv_proj", "to_qkv", "Wqkv", "wqkv", "query_key_value", "in_proj_weight", "in_proj", "kv",
-    "to_kv", "kv_proj", "gate_up_proj", "w12", "Wi", "c_qkv", "fused_qkv", "in_proj_qkvz",
-}  # fmt: skip
+FUSED = {name for name, held in HOLDS.items() if len(held) > 1}
+FUSED |= {"in_proj", "gate_up_proj", "w12", "Wi", "fused_qkv", "in_proj_qkvz"}
 
 
 def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module | None, str]:
