@@ -18,7 +18,7 @@ from rl.dqn.learner import Learner
 from rl.dqn.phase import diagnose
 from rl.dqn.task import Task
 from rl.dqn.train import begin_phase, exploration_rate, interact
-from tests.programs import ATARI, DQN, Program, assert_same, rows, same
+from tests.programs import ATARI, DQN, assert_same, rows, same
 
 STREAM = (
     "benchmark=continual_control", "benchmark.tasks=4", "benchmark.steps=100", "benchmark.size=6", "total_steps=400",
@@ -201,12 +201,3 @@ def test_games_take_turns() -> None:
     for phase in range(3):
         emulator.begin_task(phase)
         assert emulator.now is emulator.emulators[phase % 2]
-
-
-def test_smoke_is_short() -> None:
-    small = Program("dqn", "rl.dqn", ())
-    config = small.compose_only(("experiment=continual_cartpole", "scale=smoke"))
-    assert config.total_steps == config.benchmark.tasks * config.benchmark.steps <= 1200
-    config = small.compose_only(("experiment=continual_cartpole",))
-    assert (config.benchmark.tasks, config.benchmark.steps, config.benchmark.size) == (10, 5000, 8)
-    assert (config.model.hidden, config.lr, config.updates_per_step, config.batch_size) == (64, 1e-3, 1.0, 64)

@@ -214,23 +214,14 @@ def test_the_paper_s_settings() -> None:
 
 BAD = {
     "num_envs=0": r"num_envs must be in \[1, 1024\], got 0",
-    "num_envs=-3": r"num_envs must be in \[1, 1024\], got -3",
     "midpoint=400": "must come before total_steps=400",
     "learning_starts=1": "learning_starts=1 must be at least num_envs=2",
-    "exploration=both": "exploration=both is unknown; accepted: each, shared",
-    "compile=fast": "compile=fast is unknown",
-    "epsilon.fraction=0": "epsilon.fraction must be in .0, 1.,",
     "learning_starts=300": "learning_starts=300 must be at least num_envs=2 and less than midpoint=200",
     "env.game=FrozenLake-v1": "observations must be a vector of numbers, not Discrete",
-    "gamma=1.5": "gamma must be in",
-    "eval.epsilon=2": "eval.epsilon must be in",
-    "lr=0": "lr must be positive",
     "replay.capacity=4": "replay.capacity=4 is too small",
     "replay.capacity=1000000000000": "replay.capacity=1000000000000 needs .* fits",
     "env.game=NoSuch-v0": "env.game=NoSuch-v0",
     "boundary.target=away": "accepted: auto, copy, keep, act, follow",
-    "boundary.optimizer=sell": "accepted: auto, new, forget, keep",
-    "device=cuda:99": "device=cuda:99",
 }
 
 
