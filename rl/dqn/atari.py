@@ -34,7 +34,7 @@ class Atari(Emulator):
         colour: frames for viewing.
 
     Raises:
-        ConfigError: there is no such game or its ROM is missing.
+        ConfigError: there is no such game.
     """
 
     stack = 4
@@ -109,7 +109,7 @@ def find_game(name: str) -> str:
     """ALE's name of a game.
 
     Raises:
-        ConfigError: there is none, with names near it; or its ROM is missing.
+        ConfigError: there is none, with names near it.
     """
     plain = {"".join(filter(str.isalnum, rom)): rom for rom in roms.get_all_rom_ids()}
     key = "".join(filter(str.isalnum, name)).lower()
@@ -117,9 +117,6 @@ def find_game(name: str) -> str:
         near = [plain[k] for k in difflib.get_close_matches(key, plain, 4, 0.5)]
         hint = f"near it: {', '.join(near)}" if near else f"for example asterix; ale-py knows {len(plain)} games"
         raise ConfigError(f"env.game={name} is unknown; {hint}")
-    path = roms.get_rom_path(plain[key])
-    if path is None or not path.exists():
-        raise ConfigError(f"env.game={name}: its ROM is missing from ale-py; pip install --force-reinstall ale-py")
     return plain[key]
 
 

@@ -6,10 +6,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fire_core.methods import Context, Net
-from fire_core.methods.chain import Chain
 from fire_core.methods.fire import Fire
-from fire_core.methods.muon import MuonOptimizer
-from fire_core.methods.redo import ReDo
 from harness.config.build import find_target
 from harness.config.cli import CONF
 from rl.common.boundary import update_targets
@@ -84,11 +81,8 @@ def network(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_follow_takes_what_a_part_projects_by_its_own_layout(apart: bool) -> None:
-    layout = {"linear": "project", "4": "keep"}
-    fire = Fire(layout=layout)
-    method = Chain({"fire": fire, "other": MuonOptimizer() if apart else ReDo()}, apart=apart)
+def test_follow_takes_what_the_method_projects_by_its_own_layout() -> None:
+    method = Fire(layout={"linear": "project", "4": "keep"})
     trained, target = network(0), network(1)
     before = {key: value.clone() for key, value in target.state_dict().items()}
     net = Net.of({"q": trained})
@@ -98,8 +92,5 @@ def test_follow_takes_what_a_part_projects_by_its_own_layout(apart: bool) -> Non
     update_targets(method, net, context, "follow")
     taken = {key for key, p in target.named_parameters() if torch.equal(p, trained.get_parameter(key))}
     kept = {key for key, p in target.named_parameters() if torch.equal(p, before[key])}
-    own = {id(p): key for key, p in trained.named_parameters()}
-    alone = {own[id(p)] for p in method.left_alone(net)}
-    assert bool(alone) == apart
-    assert taken == {"0.weight", "2.weight"} - alone
+    assert taken == {"0.weight", "2.weight"}
     assert kept == set(before) - taken

@@ -178,12 +178,6 @@ def test_unknown_games_are_told_with_near_ones() -> None:
         find_game("xyzzyxyzzy")
 
 
-def test_a_missing_rom_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atari.roms, "get_rom_path", lambda game: None)
-    with pytest.raises(ConfigError, match="ROM is missing"):
-        find_game("pong")
-
-
 def test_classic_control_resumes_too() -> None:
     env = classic.make(3, 0, "train", "CartPole-v1")
     replay, seen = played(env, 70)

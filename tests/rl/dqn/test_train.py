@@ -238,6 +238,7 @@ def test_bad_options_are_named(option: str, tmp_path: Path) -> None:
         (("method=pi", "boundary.optimizer=keep"), "needs boundary.optimizer=new"),
         (("method=muon", "boundary.optimizer=keep"), "needs boundary.optimizer=new"),
         (("method=pi", "boundary.target=act"), "take boundary.target=keep or copy"),
+        (("method=redo", "boundary.target=follow"), "projects no weights that a target could follow"),
         (
             ("method=dash", "boundary.target=act"),
             "target networks have none: boundary.target=copy or keep",
