@@ -187,17 +187,3 @@ def test_numbers_of_images_are_not_shifted() -> None:
     options = ("benchmark=continual_control", "benchmark.tasks=2", "benchmark.steps=120", "total_steps=240")
     with pytest.raises(ConfigError, match=r"benchmark.permute=false benchmark.signs=false benchmark.offset=0"):
         Task.from_config(ATARI.compose(*options))
-
-
-def test_games_take_turns() -> None:
-    options = (
-        "benchmark=continual_control", "benchmark.tasks=3", "benchmark.steps=60", "total_steps=180",
-        "benchmark.sequence=[space_invaders,demon_attack]", "benchmark.permute=false", "benchmark.signs=false",
-        "benchmark.offset=0",
-    )  # fmt: skip
-    learner = Learner.new(Task.from_config(ATARI.compose(*options)))
-    emulator = learner.env.emulator
-    assert isinstance(emulator, Changing)
-    for phase in range(3):
-        emulator.begin_task(phase)
-        assert emulator.now is emulator.emulators[phase % 2]

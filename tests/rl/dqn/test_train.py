@@ -263,12 +263,6 @@ def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monk
         gc.enable()
 
 
-def test_a_task_of_the_other_program_is_named() -> None:
-    config = compose("dqn", "env=humanoid")
-    with pytest.raises(ConfigError, match=r"env=Humanoid-v5 is not for dqn; accepted: asterix, .*cartpole"):
-        Task.from_config(config)
-
-
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does training try again at every step: the next try comes when the next checkpoint is due."""
     tries: list[float] = []
