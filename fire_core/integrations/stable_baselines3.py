@@ -8,17 +8,15 @@ Needs `pip install "fire-plasticity[stable-baselines3]"`.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import safe_mean
 
-from fire_core.integrations.copies import Source, copies_of, named_weights
+from fire_core.integrations.copies import named_weights
 from fire_core.integrations.intervention import Intervention
 from fire_core.integrations.keep import Keep
-from fire_core.methods.protocol import Method
 from fire_core.triggers.trigger import Trigger
 
 # PPO's and A2C's layer of actions begins small (gain 0.01), which FIRE would undo; log_std is a layer in SAC.
@@ -36,22 +34,18 @@ class FireCallback(BaseCallback):
 
     Args:
         trigger: when to act.
-        method: any method that acts at a boundary; None: `fire_` with `options`.
-        copies: further averaged models, of the first network.
         targets: follow, or copy: after an action target networks become copies of the trained ones.
         keep: selectors of weights to leave alone; None: the small head of a policy and its `log_std`, where there are
             such; () leaves none alone.
-        options: of `Intervention` (`trainable_only`, `batches`, `loss`, `seed`) and of `fire_`.
+        options: of `Intervention` (`method`, `copies`, ...) and of `fire_`.
     """
 
-    def __init__(self, trigger: Trigger, *, method: Method | None = None, copies: Sequence[Source] = (),
-                 targets: str = "follow", keep: Keep | None = None, **options: Any) -> None:  # fmt: skip
+    def __init__(self, trigger: Trigger, *, targets: str = "follow", keep: Keep | None = None, **options: Any) -> None:
         super().__init__()
         if targets not in ("follow", "copy"):
             raise ValueError(f"targets={targets} is unknown; accepted: follow, copy")
-        self.intervention = Intervention(trigger, method, keep=() if keep is None else keep, **options)
-        self._default_keep = keep is None
-        self.copies, self.targets = copies_of(copies), targets
+        self.intervention = Intervention(trigger, keep=() if keep is None else keep, **options)
+        self._default_keep, self.targets = keep is None, targets
 
     def _on_training_start(self) -> None:
         names = [name for name in self.model.get_parameters() if name.endswith("optimizer")]
@@ -64,8 +58,7 @@ class FireCallback(BaseCallback):
         if self._default_keep:
             names = [name for module in modules.values() for name in named_weights(module)]
             self.intervention.keep = [pattern for pattern in KEEP if fnmatch.filter(names, pattern)]
-        copies: dict[str, list[Source]] = {name: [target] for name, target in self.pairs.items()}
-        copies.setdefault(next(iter(modules)), []).extend(self.copies)
+        copies = {name: [target] for name, target in self.pairs.items()}
         train = {name for name in self.intervention.trigger.needs() if name.startswith("train/")}
         total = self.locals["total_timesteps"]
         self.intervention.begin(modules, optimizers, copies, [*EPISODES, *train], total, self._write)

@@ -13,12 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.integrations.copies import Source, copies_of
 from fire_core.integrations.intervention import Intervention
-from fire_core.integrations.steps import after_each_step, hooked_part
-from fire_core.methods.protocol import Method
 from fire_core.triggers.trigger import Trigger
-from fire_core.weights.optimizer_state import optimizers_of
+from fire_core.weights.optimizer_state import optimizers_of, with_inner
 
 KEY = "fire_hook"  # in the optimizer's state_dict
 
@@ -33,11 +30,9 @@ class FireHook:
         optimizer: or several; the steps of the first one count, the state of the changed weights is reset in all.
         model: bare or wrapped (DistributedDataParallel, compiled). On several ranks each has its own hook.
         trigger: when to act. For `Plateau` call `observe(loss=loss)` before each `optimizer.step()`.
-        method: any method that acts at a boundary; None: `fire_` with `options`.
-        copies: averaged or target models, which take over every weight that the method changes.
         total_steps: of the run, where known: a trigger that cannot fire is then refused.
         log: takes the step and the numbers of each action: `log=lambda step, numbers: wandb.log(numbers, step)`.
-        options: of `Intervention` (`trainable_only`, `keep`, `batches`, `loss`, `seed`) and of `fire_`.
+        options: of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`.
 
     Raises:
         TypeError: the optimizer has no step hooks; an option is unknown.
@@ -50,18 +45,14 @@ class FireHook:
         model: nn.Module,
         trigger: Trigger,
         *,
-        method: Method | None = None,
-        copies: Sequence[Source] = (),
         total_steps: int | None = None,
         log: Callable[[int, dict[str, float]], None] | None = None,
         **options: Any,
     ) -> None:
         several = optimizers_of(optimizer)
-        self.intervention = Intervention(trigger, method, **options)
-        self.intervention.begin(
-            {"model": model}, several, {"model": copies_of(copies)}, total_steps=total_steps, log=log
-        )
-        self.step, self._observed = 0, dict[str, Tensor | float | None]()
+        self.intervention = Intervention(trigger, **options)
+        self.intervention.begin({"model": model}, several, total_steps=total_steps, log=log)
+        self.step = 0
         part = hooked_part(several[0])
         self._removals = [
             after_each_step(several[0], self._after_step),
@@ -71,12 +62,11 @@ class FireHook:
 
     def observe(self, **metrics: Tensor | float | None) -> None:
         """Metrics of the step that comes, for the trigger; tensors are not read unless a measurement is due."""
-        self._observed |= metrics
+        self.intervention.observe(**metrics)
 
     def _after_step(self) -> None:
         self.step += 1
-        observed, self._observed = self._observed, {}
-        self.intervention.ask(self.step, **observed)
+        self.intervention.ask(self.step)
 
     def _load(self, _: Optimizer, state: dict[str, Any]) -> None:
         if KEY in state:
@@ -95,3 +85,43 @@ class FireHook:
         """Take the hooks off the optimizer."""
         for remove in self._removals:
             remove()
+
+
+def hooked_part(optimizer: Optimizer) -> Optimizer:
+    """The optimizer, or the one inside a wrapper (accelerate, Lookahead), whose step and state_dict run torch's hooks.
+
+    Raises:
+        TypeError: there is none.
+    """
+    for part in with_inner(optimizer):
+        if getattr(type(part).step, "hooked", False) and hasattr(part, "_optimizer_step_post_hooks"):
+            return part
+    raise TypeError(f"{type(optimizer).__name__} has no step hooks: it is no torch.optim.Optimizer")
+
+
+def after_each_step(optimizer: Optimizer, call: Callable[[], None]) -> Callable[[], None]:
+    """Have `call` called after each step; returns a function that ends this.
+
+    A wrapper's step may do nothing (accelerate, while gradients add up), or go on after the inner one (Lookahead mixes
+    its slow weights in). There `call` is called at the end of the wrapper's step, if the inner optimizer has stepped.
+    """
+    inner = hooked_part(optimizer)
+    if inner is optimizer:
+        return inner.register_step_post_hook(lambda *_: call()).remove
+    stepped: list[bool] = []
+    handle = inner.register_step_post_hook(lambda *_: stepped.append(True))
+    original = optimizer.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if stepped:
+            stepped.clear()
+            call()
+        return result
+
+    def remove() -> None:
+        handle.remove()
+        optimizer.step = original  # type: ignore[method-assign]
+
+    optimizer.step = step  # type: ignore[method-assign]
+    return remove

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from fire_core.integrations.copies import Source, copies_of
 from fire_core.integrations.intervention import Intervention
-from fire_core.methods.protocol import Method
 from fire_core.triggers.trigger import Trigger
 from fire_core.weights.optimizer_state import optimizers_of
 
@@ -36,9 +34,7 @@ class FireHook(TrainerHookBase):
         model: the trained network, or several by name.
         trigger: when to act.
         optimizers: all that train it; None: the trainer's.
-        method: any method that acts at a boundary; None: `fire_` with `options`.
-        copies: further averaged models, of the first network.
-        options: of `Intervention` (`trainable_only`, `keep`, `batches`, `loss`, `seed`) and of `fire_`.
+        options: of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`.
     """
 
     def __init__(
@@ -47,23 +43,18 @@ class FireHook(TrainerHookBase):
         trigger: Trigger,
         *,
         optimizers: Optimizer | Sequence[Optimizer] | None = None,
-        method: Method | None = None,
-        copies: Sequence[Source] = (),
         **options: Any,
     ) -> None:
-        self.intervention = Intervention(trigger, method, **options)
+        self.intervention = Intervention(trigger, **options)
         self.modules = {"model": model} if isinstance(model, nn.Module) else dict(model)
-        self.optimizers, self.copies, self.step = optimizers, copies_of(copies), 0
-        self._fresh: dict[str, Tensor | float] = {}
+        self.optimizers, self.step = optimizers, 0
         self._numbers: dict[str, float] | None = None
 
     def register(self, trainer: Trainer, name: str = "fire") -> None:
         """Check everything, and join the trainer."""
         optimizers = optimizers_of(self.optimizers or trainer.optimizer)
-        copies: dict[str, list[Source]] = {}
-        for key, module in self.modules.items():
-            copies[key] = [found] if (found := targets(trainer, module)) else []
-        copies[next(iter(self.modules))].extend(self.copies)
+        followers = {key: targets(trainer, module) for key, module in self.modules.items()}
+        copies = {key: [found] for key, found in followers.items() if found}
         names = trainer.loss_module.out_keys
         self.intervention.begin(self.modules, optimizers, copies, names, log=self._write)
         trainer.register_op("post_optim", self)
@@ -72,11 +63,11 @@ class FireHook(TrainerHookBase):
 
     def __call__(self) -> None:
         self.step += 1
-        fresh, self._fresh = self._fresh, {}
-        self.intervention.ask(self.step, **fresh)
+        self.intervention.ask(self.step)
 
     def _after_batch(self, steps: int, losses: Any) -> dict[str, float] | None:
-        self._fresh = dict(losses.items()) if losses is not None else {}
+        if losses is not None:
+            self.intervention.observe(**dict(losses.items()))
         numbers, self._numbers = self._numbers, None
         return numbers
 
@@ -84,11 +75,10 @@ class FireHook(TrainerHookBase):
         self._numbers = numbers
 
     def state_dict(self) -> dict[str, Any]:
-        fresh = {name: float(value) for name, value in self._fresh.items()}
-        return {"step": self.step, "fresh": fresh, **self.intervention.state_dict()}
+        return {"step": self.step, **self.intervention.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.step, self._fresh = state_dict["step"], state_dict["fresh"]
+        self.step = state_dict["step"]
         self.intervention.load_state_dict(state_dict)
 
 

@@ -11,15 +11,13 @@ Needs `pip install "fire-plasticity[transformers]"`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from fire_core.integrations.copies import Source, copies_of
 from fire_core.integrations.intervention import FireWith, Intervention
-from fire_core.methods.protocol import Method, Net
+from fire_core.methods.protocol import Net
 from fire_core.triggers.trigger import Trigger
 
 LOGGED = {"loss", "grad_norm", "learning_rate", "epoch"}  # with each of the Trainer's log lines
@@ -36,17 +34,12 @@ class FireCallback(TrainerCallback, ExportableState):
 
     Args:
         trigger: when to act.
-        method: any method that acts at a boundary; None: `fire_` with `options`. One that needs initial weights
+        options: of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`. A method that needs initial weights
             (shrink and perturb, full reset) takes those at `bind`.
-        copies: averaged or target models, which take over every weight that the method changes.
-        options: of `Intervention` (`trainable_only`, `keep`, `batches`, `loss`, `seed`) and of `fire_`.
     """
 
-    def __init__(
-        self, trigger: Trigger, *, method: Method | None = None, copies: Sequence[Source] = (), **options: Any
-    ) -> None:
-        self.intervention = Intervention(trigger, method, **options)
-        self._copies, self._fresh = copies_of(copies), dict[str, float]()
+    def __init__(self, trigger: Trigger, **options: Any) -> None:
+        self.intervention = Intervention(trigger, **options)
         self._numbers: dict[str, float] | None = None  # of an action, until the Trainer has counted its step
         self.trainer: Trainer | None = None
 
@@ -69,23 +62,19 @@ class FireCallback(TrainerCallback, ExportableState):
         self.intervention.begin(
             {"model": trainer.model},
             [trainer.optimizer],
-            {"model": self._copies},
             metrics=names,
             total_steps=state.max_steps,
             log=self._note,
         )
         saved = state.stateful_callbacks.get(NAME)
         if state.global_step and saved:
-            loaded = json.loads(saved["attributes"]["saved"])
-            self._fresh = loaded["fresh"]
-            self.intervention.load_state_dict(loaded)
+            self.intervention.load_state_dict(json.loads(saved["attributes"]["saved"]))
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Ask, while gradients are there; the Trainer counts the step afterwards."""
-        fresh, self._fresh = self._fresh, {}
-        self.intervention.ask(state.global_step + 1, **fresh)
+        self.intervention.ask(state.global_step + 1)
 
     def _note(self, step: int, numbers: dict[str, float]) -> None:
         self._numbers = numbers
@@ -102,9 +91,8 @@ class FireCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
         """Take what is logged."""
-        self._fresh |= {name: value for name, value in (logs or {}).items() if isinstance(value, float)}
+        self.intervention.observe(**{name: value for name, value in (logs or {}).items() if isinstance(value, float)})
 
     def state(self) -> dict[str, Any]:
         """For `trainer_state.json`: numbers and strings."""
-        saved = self.intervention.state_dict(weights=False) | {"fresh": self._fresh}  # logged, and not yet asked about
-        return {"args": {}, "attributes": {"saved": json.dumps(saved)}}
+        return {"args": {}, "attributes": {"saved": json.dumps(self.intervention.state_dict(weights=False))}}

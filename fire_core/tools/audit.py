@@ -1,7 +1,7 @@
 """Look into a checkpoint: which of its matrices have drifted from isometry, and which would a projection help?
 
     python -m fire_core.audit path/to/transformers-folder
-    python -m fire_core.audit model.safetensors --plot spectra.png
+    python -m fire_core.audit model.safetensors --only '*.mlp.*'
     python -m fire_core.audit resnet.pth --model timm:resnet18
 
 Reads transformers folders, .safetensors, and files of `torch.save` (`weights_only=True`: no code in a file is run), a
@@ -13,10 +13,10 @@ depthwise convolutions and other stacks of vectors are left out.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -24,25 +24,21 @@ import torch
 from torch import Tensor
 
 from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
-from fire_core.tools.checkpoint.source import Checkpoint, load
+from fire_core.tools.checkpoint.source import load
 from fire_core.tools.checkpoint.stored import CheckpointError
-from fire_core.tools.command import Parser, add_cuts, progress
+from fire_core.tools.command import Parser, add_model, progress
 from fire_core.tools.spectra import RULE, Finding, finding
 from fire_core.weights.fused import Declared
 
+ONLY = "weights whose names match, such as '*.trainer.model.*'"
 
-def examine(cuts: Cuts, stacked: str | None = None) -> tuple[list[Finding], list[str]]:
-    """A finding for each weight or block of one, and a line for each weight that could not be examined.
 
-    Args:
-        cuts: what `read_cuts` gave.
-        stacked: see `matrices_of`.
-    """
+def examine(cuts: Cuts) -> tuple[list[Finding], list[str]]:
+    """A finding for each weight or block of one, and a line for each weight that could not be examined."""
     findings, refused = [], []
-    for one in progress(cuts.cuts, len(cuts.cuts), "weights"):
-        for name, matrices in matrices_of(one, cuts.named, stacked):
-            low, high = matrices.aminmax()
-            if not bool(low.isfinite() & high.isfinite()):
+    for one in progress(cuts.cuts, "weights"):
+        for name, matrices in matrices_of(one, cuts.named):
+            if not bool(matrices.isfinite().all()):
                 refused.append(f"{name}: holds NaN or Inf")
             else:
                 findings.append(finding(name, matrices))
@@ -62,37 +58,30 @@ def read_cuts(
         CheckpointError: the checkpoint cannot be used, or no name matches.
     """
     checkpoint = load(path)
-    if only is not None:
-        found = [stored for stored in checkpoint.tensors if fnmatchcase(stored.name, only)]
-        if not found:
-            names = [stored.name for stored in checkpoint.tensors]
-            raise CheckpointError(f"--only={only}: no name matches; there are {', '.join(names[:6])}, ...")
-        checkpoint = Checkpoint(checkpoint.path, found, checkpoint.files, checkpoint.config)
-    return cut(checkpoint, model, blocks=blocks, transposed=tuple(transposed))
+    found = [stored for stored in checkpoint.tensors if only is None or fnmatchcase(stored.name, only)]
+    if not found:
+        names = [stored.name for stored in checkpoint.tensors]
+        raise CheckpointError(f"--only={only}: no name matches; there are {', '.join(names[:6])}, ...")
+    return cut(replace(checkpoint, tensors=found), model, blocks=blocks, transposed=tuple(transposed))
 
 
-def matrices_of(one: Cut, named: bool = True, stacked: str | None = None) -> Iterator[tuple[str, Tensor]]:
+def matrices_of(one: Cut, named: bool = True) -> Iterator[tuple[str, Tensor]]:
     """The label and the matrices (count, m, n) of a tensor and each of its blocks; nothing for what holds none.
 
     Args:
         one: the tensor and its entries.
         named: nothing but its name and shape is known.
-        stacked: pattern of names whose 3-dimensional weights are layers side by side, (count, m, n), and not kernels
-            of Conv1d, (m, n, positions): shapes cannot tell.
     """
     stored = one.stored
     if not stored.floating or len(stored.shape) < 2 or stored.numel == 0 or "the same numbers" in one.reason:
         return
     if named and len(one.entries) < 2:  # more: --blocks says how it is cut
-        if stored.name.endswith("bias") or len(stored.shape) > 5 or min(stored.shape[:2]) < 2:
-            return  # vectors, depthwise convolutions, class tokens
-        weight = stored.read()[0]
-        if weight.ndim == 3 and stacked is not None and fnmatchcase(stored.name, stacked):
-            yield stored.name, weight
-        elif weight.ndim > 2:
-            yield stored.name, weight.flatten(2).movedim(-1, 0)
-        else:
-            yield from _thirds(stored.name, weight)
+        if not stored.name.endswith("bias") and len(stored.shape) <= 5 and min(stored.shape[:2]) > 1:
+            weight = stored.read()[0]  # no vectors, depthwise convolutions, class tokens
+            if weight.ndim > 2:
+                yield stored.name, weight.flatten(2).movedim(-1, 0)
+            else:
+                yield from _thirds(stored.name, weight)
         return
     matrices = [
         e for e in one.entries if e.kind not in ("vector", "locked") and min(e.shape) > 1 and e.role != "depthwise"
@@ -114,23 +103,13 @@ def _thirds(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def table(findings: list[Finding]) -> str:
     """The findings as an aligned table, with the rule that marks them."""
-    head = ("name", "shape", "n", "DfI*", "stable rank", "effective rank", "condition", "would benefit")
-    lines = [head] + [
-        (
-            f.name,
-            f"{f.shape[0]}x{f.shape[1]}",
-            str(f.matrices),
-            f"{f.dfi:.4g}",
-            f"{f.stable_rank:.1f}",
-            f"{f.effective_rank:.1f}",
-            f"{f.condition:.3g}",
-            "yes" if f.benefits else "",
-        )
+    wide = max(len("name"), *(len(f.name) for f in findings)) if findings else len("name")
+    head = f"{'name':{wide}}       shape    n      DfI*  stable rank  effective rank  condition  would benefit"
+    rows = [
+        f"{f.name:{wide}} {f'{f.shape[0]}x{f.shape[1]}':>11} {f.matrices:4} {f.dfi:9.4g} {f.stable_rank:12.1f} "
+        f"{f.effective_rank:15.1f} {f.condition:10.3g}" + "            yes" * f.benefits
         for f in findings
     ]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    rows = [" ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    rows = [line[0].ljust(widths[0]) + row[widths[0] :] for line, row in zip(lines, rows, strict=True)]
     count = sum(f.benefits for f in findings)
     notes = [
         "",
@@ -139,66 +118,23 @@ def table(findings: list[Finding]) -> str:
         "Ranks and condition number: of the worst of the n matrices.",
         *textwrap.wrap(f"A weight {RULE}.", 110),
     ]
-    return "\n".join([row.rstrip() for row in rows] + notes)
-
-
-def plot(findings: list[Finding], path: str | Path) -> None:
-    """Singular values of each weight's worst matrix, divided by the largest, on a logarithmic axis."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.5, 4), layout="constrained")
-    colours = plt.get_cmap("viridis")
-    for i, f in enumerate(findings):
-        values = (f.spectrum / f.spectrum[0].clamp_min(1e-300)).clamp_min(1e-9)
-        x = torch.linspace(0, 1, len(values)) if len(values) > 1 else torch.zeros(1)
-        label = f.name if len(findings) <= 12 else None
-        axes.plot(x.tolist(), values.tolist(), color=colours(i / max(1, len(findings) - 1)), lw=1, label=label)
-    axes.axhline(1, color="black", lw=0.8, ls="--")
-    axes.set(yscale="log", xlabel="index / smaller side", ylabel="singular value / largest")
-    axes.set_title("Dashed: isometry. Dark: first weight of the file, light: last", fontsize=9)
-    if len(findings) <= 12:
-        axes.legend(fontsize=6, frameon=False)
-    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType in the file: text stays text
-        figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def add_choice(parser: argparse.ArgumentParser) -> None:
-    """The options `--model`, `--only` and `--stacked`."""
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="timm:<name>, torchvision:<name> or a folder with a config.json: how weights are cut",
-    )
-    parser.add_argument("--only", metavar="PATTERN", help="weights whose names match, such as '*.trainer.model.*'")
-    parser.add_argument(
-        "--stacked", metavar="PATTERN", help="3-dimensional weights of these names are layers side by side, not Conv1d"
-    )
+    return "\n".join([head, *rows, *notes])
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 0, or 2 with one line on stderr for what cannot be used."""
     parser = Parser(prog="python -m fire_core.audit", description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", help="a transformers folder, a .safetensors file, or a file of torch.save")
-    add_choice(parser)
-    add_cuts(parser)
-    parser.add_argument("--plot", metavar="FILE", help="draw the spectra into this .png or .pdf")
+    parser.add_argument("--only", metavar="PATTERN", help=ONLY)
+    add_model(parser)
     options = parser.parse_args(arguments)
     try:
         cuts = read_cuts(options.checkpoint, options.model, options.only, dict(options.blocks), options.transposed)
-        findings, refused = examine(cuts, options.stacked)
+        findings, refused = examine(cuts)
         if not findings and not refused:
             raise CheckpointError(f"{options.checkpoint}: holds no weight matrices")
-        if options.plot:
-            plot(findings, options.plot)
     except CheckpointError as error:
         print(error, file=sys.stderr)
-        return 2
-    except (OSError, ValueError, ImportError) as error:
-        print(f"--plot={options.plot}: {error}", file=sys.stderr)
         return 2
     print(table(findings))
     for line in (*(f"not examined: {line}" for line in refused), *(f"note: {line}" for line in cuts.notes)):

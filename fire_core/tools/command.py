@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TypeVar
 
 from fire_core.weights.fused import Declared
 
-SECONDS = 5.0  # between lines that are not rewritten
+SECONDS = 5.0  # between two lines
 
 T = TypeVar("T")
 
@@ -46,8 +46,13 @@ def blocks_of(text: str) -> tuple[str, Declared]:
     return pattern, tuple(int(height) for _, _, height in words)
 
 
-def add_cuts(parser: argparse.ArgumentParser) -> None:
-    """The options `--blocks` and `--transposed` of `fire_`."""
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The options `--model`, and `--blocks` and `--transposed` of `fire_`."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="timm:<name>, torchvision:<name> or a folder with a config.json: how weights are cut",
+    )
     parser.add_argument(
         "--blocks",
         type=blocks_of,
@@ -62,16 +67,12 @@ def add_cuts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """The items; how many are done goes to stderr: onto one line of a terminal, else a line every few seconds."""
-    terminal = sys.stderr.isatty()
+def progress(items: Sequence[T], what: str) -> Iterator[T]:
+    """The items; every few seconds how many are done goes to stderr."""
     begin = last = time.monotonic()
     for done, item in enumerate(items):
         now = time.monotonic()
-        if now - last > (0.1 if terminal else SECONDS):
-            line = f"{what}: {done} of {total}, {now - begin:.0f} s"
-            print(f"\r{line:<70}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+        if now - last > SECONDS:
+            print(f"{what}: {done} of {len(items)}, {now - begin:.0f} s", file=sys.stderr, flush=True)
             last = now
         yield item
-    if terminal:
-        print(f"\r{'':<70}\r", end="", file=sys.stderr, flush=True)

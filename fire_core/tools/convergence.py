@@ -5,7 +5,7 @@
     python -m fire_core.convergence --families square --size 64 --draws 100 --solvers newton_schulz
 
 Solver x norm_init x iterations on random families and on the matrices of given checkpoints: what DfI, SFE and extreme
-singular values each reaches, at which cost. Writes convergence.md, .csv, .tex, .png and .pdf into --out. All
+singular values each reaches, at which cost. Writes convergence.md, .csv, .png and .pdf into --out. All
 figures are measured: DfI, SFE and singular values in float64 on the float32 results, matmul FLOPs by torch's
 counter (eigenvalue, LU and SVD routines are not matmuls and not in it), seconds by the clock.
 """
@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +30,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import polar
 from fire_core.polar.options import NORM_INITS, SOLVERS
-from fire_core.tools.audit import add_choice, matrices_of, read_cuts
+from fire_core.tools.audit import ONLY, matrices_of, read_cuts
 from fire_core.tools.checkpoint.stored import CheckpointError
-from fire_core.tools.command import Parser, at_least
+from fire_core.tools.command import Parser, add_model, at_least
 
 FAMILIES = ("square", "tall", "wide", "ill-conditioned", "rank-deficient")
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#6E6E6E", "#E69F00")  # Okabe and Ito (2008)
@@ -95,25 +94,21 @@ def family(name: str, size: int, draws: int, seed: int) -> Tensor:
     raise ValueError(f"family {name!r}: expected one of {', '.join(FAMILIES)}")
 
 
-def from_checkpoint(
-    path: Path, limit: int, model: str | None = None, only: str | None = None, stacked: str | None = None
-) -> list[Tensor]:
+def from_checkpoint(path: Path, limit: int, **choice: Any) -> list[Tensor]:
     """The matrices of a checkpoint as same-shape batches in float32; at most `limit` of each shape, evenly spaced.
 
     Args:
         path: see `checkpoint.source.load`.
         limit: how many matrices of each shape.
-        model: see `checkpoint.skeleton.model_of`.
-        only: pattern of names.
-        stacked: see `audit.matrices_of`.
+        choice: options of `audit.read_cuts`.
 
     Raises:
         CheckpointError: the checkpoint cannot be used, or holds no matrices.
     """
     by_shape: dict[tuple[int, int], list[Tensor]] = {}
-    cuts = read_cuts(path, model, only)
+    cuts = read_cuts(path, **choice)
     for one in cuts.cuts:
-        for _, matrices in matrices_of(one, cuts.named, stacked):
+        for _, matrices in matrices_of(one, cuts.named):
             by_shape.setdefault((matrices.shape[-2], matrices.shape[-1]), []).extend(matrices.float())
     if not by_shape:
         raise CheckpointError(f"{path}: holds no weight matrices")
@@ -142,19 +137,8 @@ def measure(label: str, batches: Sequence[Tensor], solver: str, norm_init: str, 
         per_n += (d / min(W.shape[-2:])).tolist()
         sfes += sfe(W.double(), X.double()).tolist()
         low, high = min(low, float(s.min())), max(high, float(s.max()))
-    return Row(
-        label,
-        solver,
-        norm_init,
-        iterations,
-        statistics.fmean(dfis),
-        max(per_n),
-        statistics.fmean(sfes),
-        low,
-        high,
-        flops / 1e9,
-        seconds,
-    )
+    means = statistics.fmean(dfis), max(per_n), statistics.fmean(sfes)
+    return Row(label, solver, norm_init, iterations, *means, low, high, flops / 1e9, seconds)
 
 
 def count_steps(label: str, batches: Sequence[Tensor], norm_inits: Sequence[str], limit: int = 200) -> Steps:
@@ -214,18 +198,6 @@ def markdown(rows: Sequence[Row], steps: Sequence[Steps], command: str) -> str:
     return "\n".join(lines)
 
 
-def latex(rows: Sequence[Row]) -> str:
-    """The same rows as a LaTeX table (booktabs)."""
-
-    def safe(text: str) -> str:
-        return text.replace("_", r"\_").replace("%", r"\%").replace("&", r"\&").replace("#", r"\#")
-
-    lines = [r"\begin{tabular}{lll" + "r" * (len(HEADER) - 2) + "}", r"\toprule"]
-    lines += [" & ".join(safe(name) for name in ("weights", *HEADER)) + r" \\", r"\midrule"]
-    lines += [" & ".join(safe(cell) for cell in (row.weights, *_cells(row))) + r" \\" for row in rows]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
 def plot(rows: Sequence[Row], paths: Sequence[Path], width: str = "page") -> None:
     """The largest DfI / n over iterations: a panel for each set of weights, a line for each solver and start.
 
@@ -270,10 +242,8 @@ def plot(rows: Sequence[Row], paths: Sequence[Path], width: str = "page") -> Non
 
 
 def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str, width: str = "page") -> None:
-    """All five files into `out`; without matplotlib, no pictures."""
-    out.mkdir(parents=True, exist_ok=True)
+    """All files into `out`; without matplotlib, no pictures."""
     (out / "convergence.md").write_text(markdown(rows, steps, command))
-    (out / "convergence.tex").write_text(latex(rows))
     with (out / "convergence.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         writer.writeheader()
@@ -290,12 +260,7 @@ def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str, 
 def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) -> tuple[list[Row], list[Steps]]:
     """Everything the options ask for, on every set of weights."""
     rows, steps = [], []
-    wide = max(len(label) for label in weights)
-
-    def line(label: str, cells: Sequence[str]) -> str:
-        return " ".join([label.ljust(wide), *(c.ljust(13) for c in cells[:2]), *(c.rjust(11) for c in cells[2:])])
-
-    print(line("weights", HEADER))
+    print("weights", *HEADER, sep="\t")
     for label, batches in weights.items():
         for solver in options.solvers:
             starts = options.norm_inits if solver == "newton_schulz" else ["frobenius" if solver == "muon" else "-"]
@@ -304,7 +269,7 @@ def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) ->
                     start = NORM_INITS[0] if norm_init == "-" else norm_init
                     row = measure(label, batches, solver, start, iterations)
                     rows.append(Row(**(asdict(row) | {"norm_init": norm_init})))
-                    print(line(label, _cells(rows[-1])), flush=True)
+                    print(label, *_cells(rows[-1]), sep="\t", flush=True)
         if "newton_schulz" in options.solvers:
             steps.append(count_steps(label, batches, options.norm_inits))
     return rows, steps
@@ -318,7 +283,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--size", type=at_least(2), nargs="+", default=[256], help="n of the random families")
-    add_choice(parser)
+    add_model(parser)
+    parser.add_argument("--only", metavar="PATTERN", help=ONLY)
     parser.add_argument("--draws", type=at_least(1), default=8, help="matrices of each family")
     parser.add_argument("--limit", type=at_least(1), default=6, help="matrices of each shape in a checkpoint")
     parser.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=SOLVERS)
@@ -334,9 +300,13 @@ def main(arguments: list[str] | None = None) -> int:
         for name in options.families:
             W = family(name, size, options.draws, options.seed)
             weights[f"{name} {W.shape[-2]}x{W.shape[-1]}"] = [W]
+    choice = {name: getattr(options, name) for name in ("model", "only", "transposed")} | {
+        "blocks": dict(options.blocks)
+    }
+    stems = [path.stem for path in options.checkpoints]
     try:
-        for label, path in labels(options.checkpoints).items():
-            weights[label] = from_checkpoint(path, options.limit, options.model, options.only, options.stacked)
+        for stem, path in zip(stems, options.checkpoints, strict=True):
+            weights[stem if stems.count(stem) == 1 else str(path)] = from_checkpoint(path, options.limit, **choice)
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 2
@@ -344,8 +314,6 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--families: none, and no checkpoint: nothing to do")
     try:
         options.out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=options.out):
-            pass
     except OSError as error:
         parser.error(f"--out {options.out}: {error.strerror}")
     given = sys.argv[1:] if arguments is None else arguments
@@ -356,14 +324,3 @@ def main(arguments: list[str] | None = None) -> int:
     write(rows, steps, options.out, command, options.width)
     print(f"wrote {options.out}/convergence.*")
     return 0
-
-
-def labels(paths: Sequence[Path]) -> dict[str, Path]:
-    """A name for each checkpoint: its own without the ending, or, where two are alike, what tells their paths apart."""
-    given = {path.resolve(): path for path in paths}
-    stems = [path.name if path.is_dir() else path.stem for path in given]
-    common = os.path.commonpath([path.parent for path in given]) if given else ""
-    return {
-        stem if stems.count(stem) == 1 else str(full.relative_to(common)): path
-        for stem, (full, path) in zip(stems, given.items(), strict=True)
-    }

@@ -11,16 +11,13 @@ found. What is not known is kept, and the report says why.
 
 Memory, whatever the checkpoint's size: what torch and transformers take themselves (0.9 GB) and some bytes for each
 number of the largest projected tensor: 20 for the default solver; for `exact` 20 if it is tall or wide, 40 if square,
-60 if square and rank-deficient. Measured on a Llama of 2.0 G numbers in bfloat16 (4.0 GB), default and exact:
-1.0 and 1.0 GB where the largest has 4 M numbers, 5.6 and 5.5 GB with the head (128,256 x 2,048); the constants of
-square ones on single matrices (18.6 bytes at 6,144; exact 32.5, rank-deficient 55.5 at 3,072).
+60 if square and rank-deficient.
 OUT appears at the end, whole, by a rename, with its report beside it. A run that is killed leaves a folder
-`.<OUT>.partial`, which the next one takes over.
+`.<OUT>.*.partial`, which the next one names.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -28,7 +25,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +40,7 @@ from fire_core.tools.checkpoint import torch_file
 from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
 from fire_core.tools.checkpoint.source import Checkpoint, load
 from fire_core.tools.checkpoint.stored import CheckpointError
-from fire_core.tools.command import Parser, add_cuts, at_least, progress
+from fire_core.tools.command import Parser, add_model, at_least, progress
 from fire_core.weights.fused import Declared
 from fire_core.weights.layout import PRESETS
 
@@ -89,14 +86,18 @@ def project(
     cuts = cut(checkpoint, model, layout, include, exclude, blocks, transposed)
     chosen = [one for one in cuts.cuts if any(entry.action == "project" for entry in one.entries)]
     _check_work(checkpoint, cuts, chosen, layout)
-    with _partial(target) as folder:
-        copy = folder / target.name
-        rows = _copy(checkpoint, copy, chosen, options)
+    for left in target.parent.glob(f".{target.name}.*.partial"):
+        print(f"{left} is of a command that runs or was killed; if none runs, delete it", file=sys.stderr)
+    with tempfile.TemporaryDirectory(".partial", f".{target.name}.", target.parent) as folder:  # the same file system
+        copy = Path(folder) / target.name
+        rows = _write(checkpoint, copy, chosen, options)
         given = {"layout": layout, "model": model, "blocks": blocks, "transposed": transposed, **options}
-        report = _report(checkpoint, target, cuts, rows, given)
-        report["seconds"] = round(time.perf_counter() - begin, 3)
-        _write_report(folder / "report.json", report)
-        os.replace(folder / "report.json", report_path(target))
+        report = _report(checkpoint, target, cuts, rows, given, time.perf_counter() - begin)
+        text = Path(folder) / "report.json"
+        text.write_text(json.dumps(report, indent=1, default=str) + "\n")
+        for path in (text, *sorted(path for path in (copy, *copy.rglob("*")) if path.is_file())):
+            _sync(path)
+        os.replace(text, report_path(target))
         os.rename(copy, target)
         _sync(target.parent)
     return report
@@ -127,68 +128,39 @@ def _check_work(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout: s
             f"layout={layout} resets {reset[0]} to its initial value, which a checkpoint does not hold"
         )
     if not chosen:
-        notes = "; ".join(cuts.notes)
-        raise CheckpointError(
-            f"{checkpoint.path}: layout={layout} projects none of its weights" + f" ({notes})" * bool(notes)
-        )
-    if any(one.stored.value is not None for one in chosen):
-        raise CheckpointError(
-            f"{checkpoint.path}: in torch's format from before 1.6; save it anew: torch.save(torch.load(file), file)"
-        )
+        notes = f" ({'; '.join(cuts.notes)})" * bool(cuts.notes)
+        raise CheckpointError(f"{checkpoint.path}: layout={layout} projects none of its weights{notes}")
 
 
-# ------------------------------------------------------------------------------------------------------ on the disk
-
-
-@contextlib.contextmanager
-def _partial(target: Path) -> Iterator[Path]:
-    """A folder beside `target`, on the same file system, for what is not finished; only a kill leaves it behind."""
-    for left in target.parent.glob(f".{target.name}.*.partial"):
-        print(f"{left} is of a command that runs or was killed; if none runs, delete it", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".partial", dir=target.parent) as folder:
-        yield Path(folder)
-
-
-def _copy(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[str, Any]) -> list[Row]:
+def _write(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[str, Any]) -> list[Row]:
     """Copy the checkpoint, then write the projected numbers over the old ones; the rows of `fire_`'s reports."""
-    whole = checkpoint.path.is_dir() or checkpoint.path.name.endswith(".index.json")
-    if whole:
-        for name in (*checkpoint.others, *(file.relative_to(checkpoint.folder) for file in checkpoint.files)):
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(checkpoint.folder / name, copy / name)
-            _sync(copy / name)
+    if checkpoint.path.is_dir():
+        for file in checkpoint.path.rglob("*"):
+            name = file.relative_to(checkpoint.path)
+            if file.is_file() and name not in checkpoint.stale:
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy / name)
     else:
         shutil.copyfile(checkpoint.path, copy)
+    places = {file: copy / file.name if checkpoint.path.is_dir() else copy for file in checkpoint.files}
     rows: list[Row] = []
-    moving = progress(chosen, len(chosen), "weights")
-    for one in moving:
-        file = copy / one.stored.file.name if whole else copy
-        rows += _project(one, file, options)
-    for file in checkpoint.files:
+    for one in progress(chosen, "weights"):
+        weight, buffer = one.stored.read()
+        holder = nn.Module()
+        holder.weight = nn.Parameter(weight)
+        entries = [dataclasses.replace(entry, parameter=holder.weight) for entry in one.entries]
+        try:
+            rows += fire_(holder, layout=entries, **options).rows
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        with places[one.stored.file].open("r+b") as out:
+            out.seek(one.stored.offset)
+            out.write(buffer)
+    for file, place in places.items():
         changed = [one.stored for one in chosen if one.stored.file == file]
-        new = copy / file.name if whole else copy
         if changed and file.suffix != ".safetensors":
-            torch_file.rewrite_checksums(new, changed)
-        _sync(new)
+            torch_file.rewrite_checksums(place, changed)
     return rows
-
-
-def _project(one: Cut, file: Path, options: dict[str, Any]) -> list[Row]:
-    """Read one tensor, let `fire_` project it, and write it to its place in `file`."""
-    weight, buffer = one.stored.read()
-    holder = nn.Module()
-    holder.weight = nn.Parameter(weight)
-    entries = [dataclasses.replace(entry, parameter=holder.weight) for entry in one.entries]
-    try:
-        report = fire_(holder, layout=entries, **options)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
-    with file.open("r+b", buffering=0) as out:
-        out.seek(one.stored.offset)
-        view, at = memoryview(buffer), 0
-        while at < len(buffer):
-            at += out.write(view[at:])
-    return report.rows
 
 
 def _sync(path: Path) -> None:
@@ -203,42 +175,37 @@ def _sync(path: Path) -> None:
 
 
 def _report(
-    checkpoint: Checkpoint, target: Path, cuts: Cuts, rows: list[Row], options: dict[str, Any]
+    checkpoint: Checkpoint, target: Path, cuts: Cuts, rows: list[Row], options: dict[str, Any], seconds: float
 ) -> dict[str, Any]:
-    kept = [
-        (one.stored, entry.label, entry.reason) for one in cuts.cuts for entry in one.entries if entry.action == "keep"
-    ]
-    kept += [(one.stored, one.stored.name, one.reason) for one in cuts.cuts if not one.entries]
+    reasons: dict[str, list[str]] = {}
+    for one in cuts.cuts:
+        kept = {entry.label: entry.reason for entry in one.entries if entry.action == "keep"}
+        for label, reason in (kept if one.entries else {one.stored.name: one.reason}).items():
+            if len(one.stored.shape) > 1:
+                reasons.setdefault(reason, []).append(label)
     notes = list(cuts.notes)
     if checkpoint.skipped:
         notes.append(
             f"the states of optimizers in it ({len(checkpoint.skipped)} tensors) stay as they are: reset those of the "
             "projected weights before you train on (fire_core.reset_optimizer_state)"
         )
-    total = sum(one.stored.numel for one in cuts.cuts if one.stored.floating)
-    done = sum(e.size for one in cuts.cuts for e in one.entries if e.action == "project")
     return {
         "input": str(checkpoint.path.resolve()),
         "output": str(target.resolve()),
         "options": options,
         "fire_core": fire_core.__version__,
         "torch": torch.__version__,
-        "numbers": {"all": total, "projected": done},
+        "numbers": {
+            "all": sum(one.stored.numel for one in cuts.cuts if one.stored.floating),
+            "projected": sum(e.size for one in cuts.cuts for e in one.entries if e.action == "project"),
+        },
         "rows": [dataclasses.asdict(row) for row in rows],
-        "kept": [
-            {"name": name, "shape": list(stored.shape), "reason": reason}
-            for stored, name, reason in kept
-            if len(stored.shape) > 1
-        ],
+        "kept": reasons,
         "left_out": [str(path) for path in checkpoint.stale],
         "not_projected": [str(path) for path in checkpoint.parts],
         "notes": notes,
+        "seconds": round(seconds, 3),
     }
-
-
-def _write_report(path: Path, report: dict[str, Any]) -> None:
-    path.write_text(json.dumps(report, indent=1, default=str) + "\n")
-    _sync(path)
 
 
 def summary(report: dict[str, Any]) -> str:
@@ -246,23 +213,18 @@ def summary(report: dict[str, Any]) -> str:
     rows, numbers = report["rows"], report["numbers"]
     total = {key: sum(row[key] or 0 for row in rows) for key in ("dfi_before", "dfi_after", "sfe")}
     matrices = sum(row["matrices"] - row["skipped"] for row in rows)
-    share, seconds = numbers["projected"] / max(1, numbers["all"]), report["seconds"]
+    named = {f"kept, {reason}": names for reason, names in report["kept"].items()}
+    named["left out, other weights or optimizers"] = report["left_out"]
+    named["copied, not projected"] = report["not_projected"]
     lines = [
-        f"{matrices} matrices of {len(rows)} weights projected, {share:.1%} of {numbers['all']:,} numbers; DfI "
-        f"{total['dfi_before']:.4g} -> {total['dfi_after']:.4g}, SFE {total['sfe']:.4g}; {seconds:.1f} s"
+        f"{matrices} matrices of {len(rows)} weights projected, {numbers['projected'] / numbers['all']:.1%} of "
+        f"{numbers['all']:,} numbers; DfI {total['dfi_before']:.4g} -> {total['dfi_after']:.4g}, SFE "
+        f"{total['sfe']:.4g}; {report['seconds']:.1f} s"
     ]
-    reasons: dict[str, list[str]] = {}
-    for one in report["kept"]:
-        reasons.setdefault(one["reason"], []).append(one["name"])
-    lines += [f"kept, {reason}: {_some(names)}" for reason, names in reasons.items()]
-    lines += [f"left out, other weights or optimizers: {_some(report['left_out'])}"] * bool(report["left_out"])
-    lines += [f"copied, not projected: {_some(report['not_projected'])}"] * bool(report["not_projected"])
-    lines += [f"note: {note}" for note in report["notes"]]
-    return "\n".join(lines)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    for what, names in named.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        lines += [f"{what}: {', '.join(names[:3])}{more}"] * bool(names)
+    return "\n".join([*lines, *(f"note: {note}" for note in report["notes"])])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -271,15 +233,10 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("source", metavar="IN", help="a transformers folder, a .safetensors file, or a file of torch.save")
     add("target", metavar="OUT", help="the projected copy; must not exist yet")
-    add(
-        "--model",
-        metavar="NAME",
-        help="timm:<name>, torchvision:<name> or a folder with a config.json (default: IN's own)",
-    )
     add("--layout", default="all", choices=sorted(PRESETS), metavar="NAME", help=f"{', '.join(PRESETS)} (default: all)")
     add("--include", action="append", default=[], metavar="PATTERN", help="parameters to project beside the layout's")
     add("--exclude", action="append", default=[], metavar="PATTERN", help="parameters to keep")
-    add_cuts(parser)
+    add_model(parser)
     add("--solver", default="newton_schulz", choices=SOLVERS, help="newton_schulz is the paper's (default)")
     add("--iterations", type=at_least(0), default=10, help="steps of the iterative solvers (default: 10)")
     add(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fire_core.methods.protocol import Net
 from fire_core.metrics import dfi
-from fire_core.ranges import Count, Positive, at_least
+from fire_core.ranges import Count, Positive, at_least, checked
 from fire_core.reinit.scales import scale_of
 from fire_core.triggers.trigger import Firing, Metrics, Trigger
 from fire_core.weights.distributed import full, mean_over_ranks
@@ -39,46 +39,36 @@ class Measured(Trigger):
         ValueError: not exactly one threshold; `rearm` on its wrong side; a number out of range.
     """
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("last", "due", "armed", "beyond", "value", "acted_at")
+    FIELDS: ClassVar[tuple[str, ...]] = ("last", "due", "armed", "value", "acted_at")
     SPAN: ClassVar[tuple[float, float]] = (0.0, math.inf)  # of the number
+    missing = "there is nothing to measure"
 
+    @checked
     def __init__(
         self,
         above: float | None = None,
         below: float | None = None,
-        every: int = 100,
+        every: Count = 100,
         rearm: float | None = None,
-        cooldown: int = 0,
+        cooldown: Steps = 0,
     ) -> None:
         super().__init__()
-        kind = type(self).__name__
-        if (above is None) == (below is None):
-            raise ValueError(f"{kind}: give either above or below")
-        if every < 1 or cooldown < 0:
-            raise ValueError(f"{kind}: every must be at least 1 and cooldown 0, got {every} and {cooldown}")
-        self.sign = 1 if above is not None else -1
         threshold = above if above is not None else below
-        assert threshold is not None
-        if not math.isfinite(threshold):
-            raise ValueError(f"{kind}: {self._side} must be a finite number, got {threshold}")
+        if threshold is None or None not in (above, below):
+            raise ValueError(f"{type(self).__name__}: give either above or below")
+        self.sign, self.side = (1, "above") if below is None else (-1, "below")
         self.threshold, self.every, self.cooldown = threshold, every, cooldown
         self.rearm = threshold * REARM**self.sign if rearm is None else rearm
         if self.sign * (self.rearm - threshold) > 0:
-            side = "above" if self.sign > 0 else "below"
-            raise ValueError(f"{kind}: rearm={rearm} must not lie {side} the threshold {threshold}")
+            raise ValueError(f"{type(self).__name__}: rearm={rearm} must not lie {self.side} the threshold {threshold}")
         self.due = False  # a measurement
         self.armed = True
-        self.beyond = False  # the last measurement, which holds until the next
-        self.value: float | None = None
+        self.value: float | None = None  # that was measured last
         self.acted_at: int | None = None
         self._waiting = 0  # steps since the measurement is due
 
     def __str__(self) -> str:
-        return f"{type(self).__name__}({self._side}={self.threshold:g}, every={self.every})"
-
-    @property
-    def _side(self) -> str:
-        return "above" if self.sign > 0 else "below"
+        return f"{type(self).__name__}({self.side}={self.threshold:g}, every={self.every})"
 
     def earliest(self, after: int = 0) -> float:
         lowest, highest = self.SPAN
@@ -93,33 +83,23 @@ class Measured(Trigger):
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
         assert net is not None
         self.due |= step // self.every > last // self.every
-        if self.due:
-            measured = self.measure(net)
-            if measured is None:
-                self._waiting += step - last
-                if self._waiting > self.every:
-                    raise ValueError(f"{type(self).__name__}: {self.missing}")
-            else:
-                self._take(step, mean_over_ranks(measured))
-        if not (self.armed and self.beyond):
+        measured = self.measure(net) if self.due else None
+        if measured is None:
+            self._waiting += (step - last) * self.due
+            if self._waiting > self.every:
+                raise ValueError(f"{type(self).__name__}: {self.missing}")
             return None
-        reason = f"{self.name} {self.value:.4g} {self._side} {self.threshold:g}"
-        return Firing(step, self.name, reason, self.numbers())
-
-    def _take(self, step: int, value: float) -> None:
-        self.due, self._waiting, self.value = False, 0, value
+        self.due, self._waiting, self.value = False, 0, mean_over_ranks(measured)
         cooling = self.acted_at is not None and step - self.acted_at <= self.cooldown
-        self.beyond = not cooling and self.sign * (value - self.threshold) > 0
-        self.armed |= self.sign * (value - self.rearm) < 0
+        self.armed |= self.sign * (self.value - self.rearm) < 0
+        if cooling or not self.armed or self.sign * (self.value - self.threshold) <= 0:
+            return None
+        self.armed = False
+        reason = f"{self.name} {self.value:.4g} {self.side} {self.threshold:g}"
+        return Firing(step, self.name, reason, {self.name: self.value})
 
     def acted(self, step: int) -> None:
-        self.armed &= not self.beyond
-        self.beyond, self.acted_at = False, step
-
-    def numbers(self) -> dict[str, float]:
-        return {} if self.value is None else {self.name: self.value}
-
-    missing = "there is nothing to measure"
+        self.acted_at = step
 
     def measure(self, net: Net) -> Tensor | None:
         """The number, a scalar; None if it is not there yet: asked for again after the next step."""
@@ -158,6 +138,7 @@ class Drift(Measured):
     FIELDS = (*Measured.FIELDS, "baseline")
     SPAN = (-math.inf, math.inf)
 
+    @checked
     def __init__(
         self,
         above: Positive,

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.protocol import Net
-from fire_core.ranges import Count, Decay, one_of
+from fire_core.ranges import Count, Decay, checked, one_of
 from fire_core.triggers.measured import Steps
 from fire_core.triggers.trigger import Firing, Metrics, Trigger
 from fire_core.weights.distributed import mean_over_ranks
-
-MODES = ("min", "max")
 
 
 class Plateau(Trigger):
@@ -39,23 +37,17 @@ class Plateau(Trigger):
     name = "plateau"
     FIELDS = ("last", "sum", "count", "due", "best", "waited", "value", "acted_at")
 
+    @checked
     def __init__(
         self,
         metric: str = "loss",
         every: Count = 100,
         patience: Count = 10,
         min_delta: Decay = 0.01,
-        mode: Annotated[str, one_of(*MODES)] = "min",
+        mode: Annotated[str, one_of("min", "max")] = "min",
         cooldown: Steps = 0,
     ) -> None:
         super().__init__()
-        for label, number, least in (("every", every, 1), ("patience", patience, 1), ("cooldown", cooldown, 0)):
-            if number < least:
-                raise ValueError(f"Plateau: {label} must be at least {least}, got {number}")
-        if not 0 <= min_delta < 1:
-            raise ValueError(f"Plateau: min_delta must be in [0, 1), got {min_delta}")
-        if mode not in MODES:
-            raise ValueError(f"Plateau: mode={mode} is unknown; accepted: {', '.join(MODES)}")
         self.metric, self.every, self.patience = metric, every, patience
         self.min_delta, self.mode, self.cooldown = min_delta, mode, cooldown
         self.sum: Tensor | float = 0.0
@@ -126,9 +118,6 @@ class Plateau(Trigger):
     def acted(self, step: int) -> None:
         self.acted_at, self.best, self.waited = step, None, 0
         self.sum, self.count, self.due = 0.0, 0, False
-
-    def numbers(self) -> dict[str, float]:
-        return {} if self.value is None else {self.name: self.value}
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"sum": float(self.sum)}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.protocol import Net
-from fire_core.ranges import Count, Positive, at_least
+from fire_core.ranges import Count, Positive, at_least, checked
 from fire_core.triggers.measured import Measured, Steps
 from fire_core.weights.distributed import full
 
@@ -37,6 +37,7 @@ class Readiness(Measured):
 
     name = "readiness"
 
+    @checked
     def __init__(
         self,
         losses: Callable[[], Iterable[Tensor]],
@@ -90,6 +91,7 @@ class ReadinessOnBatches(Readiness):
 
     draw: Losses
 
+    @checked
     def __init__(
         self,
         below: Positive,

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Iterable
-from numbers import Integral
-from typing import Any
 
 from fire_core.methods.protocol import Net
-from fire_core.ranges import Count
+from fire_core.ranges import Count, checked
 from fire_core.triggers.trigger import Firing, Metrics, Trigger
 
 
@@ -21,14 +19,12 @@ class At(Trigger):
     """
 
     name = "at"
-    momentary = True
 
     def __init__(self, steps: int | Iterable[int]) -> None:
         super().__init__()
-        several: list[Any] = list(steps) if isinstance(steps, Iterable) else [steps]
-        if not several or any(isinstance(s, bool) or not isinstance(s, Integral) or int(s) < 1 for s in several):
-            raise ValueError(f"At: steps must be at least one whole number from 1 up, got {several}")
-        self.steps = tuple(sorted(map(int, several)))
+        self.steps = sorted(steps) if isinstance(steps, Iterable) else [steps]
+        if not self.steps or any(int(step) != step or step < 1 for step in self.steps):
+            raise ValueError(f"At: steps must be at least one whole number from 1 up, got {self.steps}")
 
     def __str__(self) -> str:
         shown = ", ".join(map(str, self.steps[:5])) + ", ..." * (len(self.steps) > 5)
@@ -49,16 +45,14 @@ class Every(Trigger):
         steps: the period.
 
     Raises:
-        ValueError: it lies below 1.
+        ValueError: it is no whole number from 1 up.
     """
 
     name = "every"
-    momentary = True
 
+    @checked
     def __init__(self, steps: Count) -> None:
         super().__init__()
-        if not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"Every: steps must be a whole number, at least 1, got {steps!r}")
         self.steps = steps
 
     def __str__(self) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from fire_core.methods.protocol import Net
 
-SEARCH = 100_000  # steps that `Both` looks at for one at which schedules coincide
 Metrics = Mapping[str, Tensor | float | None]
 
 
@@ -21,7 +19,7 @@ class Firing:
 
     Attributes:
         step: after which optimizer step.
-        trigger: which one, in one word ("every", "plateau", ...); of several, joined by "&" or "|".
+        trigger: which one, in one word ("every", "plateau", ...); of several, joined by "|".
         reason: in words, for a log.
         numbers: what it measured, by name.
     """
@@ -41,17 +39,13 @@ class Trigger:
     Attributes:
         name: in one word.
         last: the last step that was asked about.
-        missed: what was due at the run's last step, where nothing fires. Comes first if training goes on after all.
-        momentary: whether its condition holds at single steps alone, which `earliest` gives exactly.
     """
 
     name: ClassVar[str]
-    momentary = False
     FIELDS: ClassVar[tuple[str, ...]] = ("last",)  # of the state
 
     def __init__(self) -> None:
         self.last: int | None = None
-        self.missed: Firing | None = None
         self._started = False
         self._total: int | None = None
 
@@ -72,9 +66,9 @@ class Trigger:
         Args:
             model: what is trained.
             metrics: names of all numbers that the loop will give to `ask`; None: not known, and not checked.
-            total_steps: of the run. A trigger that cannot fire before is refused. At the last step none fires, because
-                nothing would be trained after it; if training is extended later, what was due there comes at the first
-                step.
+            total_steps: of the run. A new trigger that cannot fire before is refused. The last step is not looked at,
+                because nothing would be trained after an action; if training is extended later, what was due there
+                comes at the first step.
             after: steps made before the first one that the loop will ask about.
             probe: passes a fixed batch through the model. Triggers that look at activations then use it, in evaluation
                 mode and without gradients, instead of the training's own passes: for a compiled model, and for numbers
@@ -85,9 +79,9 @@ class Trigger:
                 this model.
         """
         self.prepare(as_net(model), metrics, probe)
-        if total_steps is not None and self.missed is None and self.earliest(after) >= total_steps:
+        if total_steps is not None and self.last is None and self.earliest(after) >= total_steps:
             asked = f" from step {after + 1} on" if after else ""
-            raise ValueError(f"{self} cannot fire within {total_steps} steps{asked}")
+            raise ValueError(f"{self} cannot fire within {total_steps} steps{asked}: nothing fires at the last one")
         self._started, self._total = True, total_steps
 
     def ask(
@@ -106,11 +100,8 @@ class Trigger:
             A `Firing`, after which the trigger takes it that the caller acts; or None.
 
         Raises:
-            TypeError: the step is no whole number, the model no module.
             ValueError: the step lies before the last one; or see `start`.
         """
-        if not hasattr(step, "__index__"):
-            raise TypeError(f"ask(step, model): the step is a whole number and comes first, got {type(step).__name__}")
         net = as_net(model)
         if not self._started:
             self.start(net, metrics=tuple(metrics))
@@ -120,25 +111,13 @@ class Trigger:
                 f"{self} was asked about step {last} and now about {step}: steps must not go back. Each run needs a "
                 "new trigger (hook, callback); to act between two runs, call fire_(model, optimizer=...)"
             )
-        if step == last:
+        if step == last or (self._total is not None and step >= self._total):
             return None
         firing = self.look(last, step, net, metrics)
         self.last = step
-        if firing is None and self.missed is not None:
-            missed = self.missed
-            firing = replace(missed, step=step, reason=f"{missed.reason}, put off: step {missed.step} was the last one")
-        if firing is None:
-            return None
-        if self._total is not None and step >= self._total:
-            self.missed = self.missed or firing
-            return None
-        self.missed = None
-        self.acted(step)
+        if firing is not None:
+            self.acted(step)
         return firing
-
-    def numbers(self) -> dict[str, float]:
-        """What was measured last, by the trigger's name; empty before the first measurement."""
-        return {}
 
     def needs(self) -> set[str]:
         """The metrics that it follows."""
@@ -151,20 +130,15 @@ class Trigger:
 
         Under distributed training each process has its own, as it has its own losses.
         """
-        missed = {} if self.missed is None else {"missed": asdict(self.missed)}
-        return {name: getattr(self, name) for name in self.FIELDS} | missed
+        return {name: getattr(self, name) for name in self.FIELDS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         for name in self.FIELDS:
             setattr(self, name, state[name])
-        self.missed = Firing(**state["missed"]) if "missed" in state else None
-
-    def __and__(self, other: Trigger) -> Trigger:
-        return Both.of(self, other)
 
     def __or__(self, other: Trigger) -> Trigger:
-        return Either.of(self, other)
+        return Either(self, other) if isinstance(other, Trigger) else NotImplemented
 
     # --------------------------------------------------------------------------------- what a kind of trigger defines
 
@@ -183,26 +157,23 @@ class Trigger:
         return after + 1
 
 
-class Combined(Trigger):
-    """Several triggers asked together. An action counts for all of them: cool-downs and baselines begin anew."""
+class Either(Trigger):
+    """Fires when one of several triggers does: `a | b`. An action counts for all of them, whoever asked for it."""
 
-    sign: ClassVar[str]
-
-    def __init__(self, parts: Sequence[Trigger]) -> None:
+    def __init__(self, *triggers: Trigger) -> None:
         super().__init__()
-        self.parts = list(parts)
-        self.momentary = all(part.momentary for part in self.parts)
-
-    @classmethod
-    def of(cls, *triggers: Trigger) -> Trigger:
-        """The combination; one of its own kind within it is taken apart, so that a | b | c has three parts."""
-        for trigger in triggers:
-            if not isinstance(trigger, Trigger):
-                raise TypeError(f"a trigger combines with triggers, not with {type(trigger).__name__}")
-        return cls([part for trigger in triggers for part in (trigger.parts if type(trigger) is cls else [trigger])])
+        self.parts: list[Trigger] = [part for t in triggers for part in (t.parts if isinstance(t, Either) else [t])]
 
     def __str__(self) -> str:
-        return "(" + f" {self.sign} ".join(map(str, self.parts)) + ")"
+        return f"({' | '.join(map(str, self.parts))})"
+
+    def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
+        firings = [firing for part in self.parts if (firing := part.look(last, step, net, metrics)) is not None]
+        if not firings:
+            return None
+        numbers = {name: value for firing in firings for name, value in firing.numbers.items()}
+        names = "|".join(firing.trigger for firing in firings)
+        return Firing(step, names, " and ".join(firing.reason for firing in firings), numbers)
 
     def acted(self, step: int) -> None:
         for part in self.parts:
@@ -212,8 +183,8 @@ class Combined(Trigger):
         for part in self.parts:
             part.prepare(net, metrics, probe)
 
-    def numbers(self) -> dict[str, float]:
-        return {name: value for part in self.parts for name, value in part.numbers().items()}
+    def earliest(self, after: int = 0) -> float:
+        return min(part.earliest(after) for part in self.parts)
 
     def needs(self) -> set[str]:
         return {name for part in self.parts for name in part.needs()}
@@ -226,58 +197,7 @@ class Combined(Trigger):
         for part, saved in zip(self.parts, state["parts"], strict=True):
             part.load_state_dict(saved)
 
-    def _joined(self, step: int, firings: list[Firing]) -> Firing:
-        numbers = {name: value for firing in firings for name, value in firing.numbers.items()}
-        name = self.sign.join(firing.trigger for firing in firings)
-        return Firing(step, name, " and ".join(firing.reason for firing in firings), numbers)
-
-
-class Either(Combined):
-    """Fires when one of its parts does: `a | b`."""
-
-    sign = "|"
-
-    def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
-        firings = [firing for part in self.parts if (firing := part.look(last, step, net, metrics)) is not None]
-        return self._joined(step, firings) if firings else None
-
-    def earliest(self, after: int = 0) -> float:
-        return min(part.earliest(after) for part in self.parts)
-
-
-class Both(Combined):
-    """Fires when the conditions of all its parts hold: `a & b`.
-
-    `At` and `Every` hold at their steps alone; what is measured holds until the next measurement. So
-    `Every(1000) & Dormancy(above=0.3)` looks at every thousandth step whether the last measurement lay above 0.3.
-    """
-
-    sign = "&"
-
-    def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
-        firings = [part.look(last, step, net, metrics) for part in self.parts]  # all look, whatever the first one says
-        held = [firing for firing in firings if firing is not None]
-        return self._joined(step, held) if len(held) == len(firings) else None
-
-    def earliest(self, after: int = 0) -> float:
-        step = max(part.earliest(after) for part in self.parts)
-        exact = [part for part in self.parts if part.momentary]
-        for _ in range(SEARCH):  # for a step at which all of these hold
-            if (
-                not math.isfinite(step)
-                or (following := max((p.earliest(int(step) - 1) for p in exact), default=step)) == step
-            ):
-                break
-            step = following
-        return step
-
 
 def as_net(model: nn.Module | Net | None) -> Net | None:
-    """A model as the trainers hold it.
-
-    Raises:
-        TypeError: something else.
-    """
-    if not isinstance(model, nn.Module | Net | None):
-        raise TypeError(f"the model of a trigger is a module, got {type(model).__name__}")
+    """A model as the trainers hold it."""
     return Net({"model": model}, {}) if isinstance(model, nn.Module) else model

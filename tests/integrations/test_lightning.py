@@ -1,7 +1,5 @@
 """FireCallback in Lightning's own Trainer, on the digits."""
 
-import json
-import warnings
 from pathlib import Path
 
 import pytest
@@ -92,44 +90,18 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
-def saved_states(path: Path) -> dict[str, dict]:
-    found = torch.load(path, weights_only=False)["callbacks"]
-    return {key: state for key, state in found.items() if key.startswith("FireCallback")}
-
-
-def test_two_in_one_trainer_keep_states_of_their_own(tmp_path, caplog):
+def test_two_in_one_trainer_keep_states_of_their_own(tmp_path):
     def both() -> tuple[FireCallback, FireCallback]:
         return FireCallback(At([5]), layout="all"), FireCallback(At([5]), method=ShrinkAndPerturb())
 
     first = trainer(tmp_path, *both(), logger=False, max_epochs=1)
     first.fit(Digits(), loader())
     first.save_checkpoint(tmp_path / "two.ckpt")
-    assert list(saved_states(tmp_path / "two.ckpt")) == [
-        "FireCallback[At([5]), layout='all']",
-        "FireCallback[At([5]), ShrinkAndPerturb(coef=0.8, perturb=0.8, variant='original')]",
-    ]
+    found = torch.load(tmp_path / "two.ckpt", weights_only=False)["callbacks"]
+    assert {"FireCallback[At([5]), FireWith]", "FireCallback[At([5]), ShrinkAndPerturb]"} <= set(found)
     again = both()
     trainer(tmp_path, *again, logger=False, max_epochs=2).fit(Digits(), loader(), ckpt_path=tmp_path / "two.ckpt")
     assert [callback.intervention.firings for callback in again] == [1, 1]
-    third = FireCallback(At([15]))
-    trainer(tmp_path, third, logger=False, max_epochs=2).fit(Digits(), loader(), ckpt_path=tmp_path / "two.ckpt")
-    assert third.intervention.firings == 1
-    assert "the checkpoint has no state of FireCallback[At([15])], which starts anew; it has" in caplog.text
-
-
-@pytest.mark.parametrize("key", ["FireCallback", "FireCallback[At([7])]"])
-def test_one_that_stands_alone_takes_the_state_of_another_key(tmp_path, key):
-    """That of a version without keys of their own, or of another trigger."""
-    first = trainer(tmp_path, FireCallback(At([5])), logger=False, max_epochs=1)
-    first.fit(Digits(), loader())
-    first.save_checkpoint(tmp_path / "one.ckpt")
-    content = torch.load(tmp_path / "one.ckpt", weights_only=False)
-    content["callbacks"][key] = content["callbacks"].pop("FireCallback[At([5])]")
-    torch.save(content, tmp_path / "one.ckpt")
-    again = FireCallback(At([5]))
-    trainer(tmp_path, again, logger=False, max_epochs=2).fit(Digits(), loader(), ckpt_path=tmp_path / "one.ckpt")
-    assert again.intervention.firings == 1
-    assert again.intervention.trigger.last == 20
 
 
 def test_what_was_due_at_the_last_step_comes_when_the_run_is_extended(tmp_path):
@@ -149,20 +121,6 @@ def test_the_averaged_model_of_lightning_follows(tmp_path, first):
     order = [FireCallback(At(20), solver="exact"), ema]
     trainer(tmp_path, *(order if first else order[::-1]), logger=False, max_steps=24).fit(model, loader())
     assert all(isometric(model.net, 0.05)), "the averaged weights, which Lightning puts in at the end"
-    plain = Digits()
-    ema = callbacks.EMAWeightAveraging(decay=0.99)
-
-    class ByHand(L.Callback):
-        """What stands in many a loop: nobody thinks of the average."""
-
-        def on_train_batch_end(self, trainer, pl_module, *_) -> None:
-            from fire_core import fire_
-
-            if trainer.global_step == 20:
-                fire_(pl_module, "exact", optimizer=trainer.optimizers)
-
-    trainer(tmp_path, ByHand(), ema, logger=False, max_steps=24).fit(plain, loader())
-    assert not any(isometric(plain.net, 0.3)[:2])
 
 
 def test_plateau_of_a_metric_of_the_validation(tmp_path):
@@ -183,29 +141,3 @@ def test_plateau_of_a_metric_of_the_validation(tmp_path):
 def test_what_is_refused(tmp_path, trigger: Trigger, message: str):
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, FireCallback(trigger), logger=False).fit(Digits(), loader())
-
-
-@pytest.mark.slow
-def test_two_ranks_agree(tmp_path):
-    callback = FireCallback(Plateau("loss", every=3, patience=2), solver="exact")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        L.Trainer(
-            accelerator="cpu", devices=2, strategy="ddp_spawn", max_epochs=6, default_root_dir=tmp_path, logger=False,
-            callbacks=[callback, Compare(tmp_path)], enable_progress_bar=False, enable_checkpointing=False,
-        ).fit(Digits(), loader())  # fmt: skip
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    assert first == second
-    assert first["firings"]
-
-
-class Compare(L.Callback):
-    """Notes, on each rank, how often it fired and what the weights are."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_train_end(self, trainer: "L.Trainer", pl_module: Digits) -> None:
-        firings = next(c for c in trainer.callbacks if isinstance(c, FireCallback)).intervention.firings
-        norms = [float(p.double().square().sum()) for p in pl_module.parameters()]
-        (self.folder / f"{trainer.global_rank}.json").write_text(json.dumps({"firings": firings, "norms": norms}))

@@ -143,7 +143,7 @@ def test_plateau_of_the_reward_and_effective_rank():
     assert callback.intervention.firings >= 1
     callback = FireCallback(EffectiveRank(below=1.0, rearm=1.0, every=50))
     make("sac").learn(200, callback=callback)
-    assert 0 < callback.intervention.trigger.numbers()["effective_rank"] < 1, "seen in training passes alone"
+    assert 0 < callback.intervention.trigger.value < 1, "seen in training passes alone"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """FireHook in plain loops, in accelerate, with timm's averaged models, and what every integration shares."""
 
-import copy
 import json
 import subprocess
 import sys
@@ -75,7 +74,7 @@ def test_the_state_travels_with_the_optimizers_and_a_resumed_run_does_not_fire_a
     train(undisturbed, optimizer, 30)
     assert 10 in whole
     assert len(whole) > 2
-    for stop in (2, 4, 10, 12, 20, 21):
+    for stop in (4, 10, 20):
         model, optimizer, _, fired = begin()
         train(model, optimizer, stop)
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "c.pt")
@@ -111,23 +110,19 @@ def test_averaged_copies_do_not_blend_the_old_weights_back():
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     plain = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
-    shadow = [p.detach().clone() for p in model.parameters()]
-    found = {}
-    FireHook(optimizer, model, At(10), solver="exact", copies=[ema, shadow, lambda: found.get("late")])
-    found["late"] = copy.deepcopy(model)
+    shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+    FireHook(optimizer, model, At(10), solver="exact", copies=[ema, shadow])
 
     def after(step: int) -> None:
         for average in (ema, plain):
             average.update_parameters(model)
-        if step == 10:
-            assert all(isometric(found["late"]))
-            assert [deviation(p) < 1e-3 for p in shadow if p.ndim == 2] == [True] * 3
 
     before = network()[0].bias.detach().clone()
     train(model, optimizer, 14, after)
     assert all(isometric(ema, 0.05))
+    assert [deviation(p) < 1e-3 for p in shadow.values() if p.ndim == 2] == [True] * 3
     assert not any(isometric(plain, 0.5)[:2]), "what happens without copies="
-    assert torch.equal(found["late"][0].bias, before), "biases, which FIRE leaves alone, stay the copy's own"
+    assert torch.equal(shadow["0.bias"], before), "biases, which FIRE leaves alone, stay the copy's own"
 
 
 def test_timms_averaged_model_and_lookahead():
@@ -246,10 +241,9 @@ def make(**options: object) -> FireHook:
     ("options", "message"),
     [
         ({"trigger": 1000}, "trigger must be one of fire_core.triggers, got int"),
-        ({"trigger": Every(50), "total_steps": 50}, r"Every\(50\) cannot fire within 50 steps"),
         (
-            {"trigger": At([50, 60]), "total_steps": 50},
-            r"within 50 steps: nothing fires at the last one; .* call fire_\(",
+            {"trigger": Every(50), "total_steps": 50},
+            r"Every\(50\) cannot fire within 50 steps: nothing fires at the last",
         ),
         ({"method": Fire}, "method must be an object of a class in fire_core.methods, got <class"),
         ({"method": "fire"}, "method must be an object of a class in fire_core.methods, got 'fire'"),
@@ -265,12 +259,8 @@ def make(**options: object) -> FireHook:
         ({"layout": "conv2"}, "layout|conv2"),
         ({"exclude": "nothing*"}, "no parameter matches 'nothing"),
         ({"copies": [nn.Linear(3, 4)]}, "copies: a Linear has no weight with a name and shape of the model's"),
-        ({"copies": [[torch.zeros(3)]]}, "copies: 1 tensors, and the model has 6 parameters"),
         ({"copies": network()}, r"^copies=Sequential: give a list, copies=\[\.\.\.\]$"),
-        (
-            {"copies": [torch.zeros(3)]},
-            r"^copies holds a Tensor: each is a module, .* copies=\[\[\.\.\.\]\] for a list",
-        ),
+        ({"copies": [torch.zeros(3)]}, "^copies holds a Tensor: each is a module, or tensors by name$"),
         ({"keep": "nothing*"}, r"keep: no parameter matches 'nothing\*'"),
         ({"iterations": 3, "solver": "exact"}, "iterations=3 has no effect with solver=exact"),
         ({"layout": "conv"}, "nothing would be projected: layout='conv' leaves it alone"),
@@ -302,29 +292,21 @@ def test_plateau_in_a_loop():
     assert fired == [50], "the mean is 1 from the third window on; two without improvement end at 40 and 50"
 
 
-def test_a_probe_given_before_is_kept():
-    """For a compiled model: its own passes run no hooks that came later."""
-    model = network()
+def test_a_compiled_model_needs_a_probe():
+    """Its own passes run no hooks that came later; a probe given before is kept."""
+    model, fired = network(), []
     compiled = torch.compile(model, backend="eager")
     compiled(torch.zeros(2, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trigger = EffectiveRank(below=1.0, every=4)
     trigger.start(model, probe=lambda: model(batches()[0][0]))
-    FireHook(optimizer, compiled, trigger, log=lambda step, _: fired.append(step))
-    fired: list[int] = []
+    hook = FireHook(optimizer, compiled, trigger, log=lambda step, _: fired.append(step))
     train(compiled, optimizer, 6)
     assert fired == [4]
-    with pytest.raises(ValueError, match="EffectiveRank: no training pass was seen"):
-        without_probe()
-
-
-def without_probe() -> None:
-    model = network()
-    compiled = torch.compile(model, backend="eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train(compiled, optimizer, 1)
+    hook.remove()
     FireHook(optimizer, compiled, EffectiveRank(below=1.0, every=4))
-    train(compiled, optimizer, 12)
+    with pytest.raises(ValueError, match="EffectiveRank: no training pass was seen"):
+        train(compiled, optimizer, 12)
 
 
 def test_another_trigger_at_a_resume_starts_anew_but_goes_on_counting(caplog):

@@ -84,10 +84,9 @@ def nested() -> dict[str, Any]:
 FLAT = ("state_dict.big", "state_dict.part", "state_dict.turned", "parameter", "list.0", "list.1.x")
 
 
-@pytest.mark.parametrize("old_format", [False, True])
-def test_files_of_torch_are_read_in_their_place(old_format: bool, tmp_path: Path) -> None:
+def test_files_of_torch_are_read_in_their_place(tmp_path: Path) -> None:
     content = nested()
-    torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=not old_format)
+    torch.save(content, tmp_path / "a.pt")
     state = content["state_dict"]
     wanted = [
         state["big"],
@@ -98,8 +97,9 @@ def test_files_of_torch_are_read_in_their_place(old_format: bool, tmp_path: Path
         content["list"][1]["x"],
     ]
     assert same(contents(tmp_path / "a.pt"), dict(zip(FLAT, wanted, strict=True)))
-    places = [stored.offset for stored in load(tmp_path / "a.pt").tensors]
-    assert (min(places) < 0) == old_format, "only the old format has to be read whole"
+    torch.save(content, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match=r"old.pt: no readable checkpoint; one from before torch 1.6"):
+        load(tmp_path / "old.pt")
 
 
 HARMLESS = {
@@ -134,10 +134,9 @@ class Mine:
     """A class that no list knows."""
 
 
-@pytest.mark.parametrize("old_format", [False, True])
-def test_any_other_class_is_refused_by_its_name_and_not_run(old_format: bool, tmp_path: Path) -> None:
+def test_any_other_class_is_refused_by_its_name_and_not_run(tmp_path: Path) -> None:
     for content, name in ((Runs(tmp_path / "ran"), "posix.mkdir"), (Mine(), "tests.tools.test_checkpoint.Mine")):
-        torch.save({"w": torch.eye(2), "x": content}, tmp_path / "a.pt", _use_new_zipfile_serialization=not old_format)
+        torch.save({"w": torch.eye(2), "x": content}, tmp_path / "a.pt")
         with pytest.raises(CheckpointError, match=rf"refused: it holds {name}") as error:
             load(tmp_path / "a.pt")
         assert "\n" not in str(error.value)
@@ -179,9 +178,6 @@ def test_a_folder_and_its_index(tmp_path: Path) -> None:
     assert len(found.files) > 1
     assert {str(path) for path in found.stale} == {"optimizer.pt", "pytorch_model.bin"}
     assert [str(path) for path in found.parts] == ["2_Dense/model.safetensors"]
-    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} < {str(path) for path in found.others}
-    index = load(folder / "model.safetensors.index.json")
-    assert [stored.name for stored in index.tensors] == [stored.name for stored in found.tensors]
 
 
 def test_folders_that_are_not_whole(tmp_path: Path) -> None:
@@ -224,11 +220,9 @@ def test_without_a_model_only_plain_linear_layers_are_projected(tmp_path: Path) 
         "fc1.weight": "dense",
     }
     reasons = {one.stored.name: one.reason or one.entries[0].reason for one in cuts.cuts}
-    assert "looks fused" in reasons["a.qkv.weight"]
-    assert "looks fused" in reasons["a.c_attn.weight"]
     assert all(reasons[name] for name in names if name not in done)
-    assert "give --model" in reasons["wte.weight"]
-    assert "give --model or --blocks" in reasons["a.qkv.weight"]
+    for name in ("wte.weight", "a.qkv.weight", "thing.weight"):
+        assert reasons[name] == "its name does not say what it is: give --model, --include or --blocks"
     assert "names only" in cuts.notes[0]
     assert len(cuts.notes) == 1
 
@@ -245,13 +239,8 @@ def test_tensors_that_share_numbers(tmp_path: Path) -> None:
 def test_a_model_by_name_finds_its_weights_in_a_training_loops_file(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     state = timm.create_model("test_vit").state_dict()
-    content = {
-        "state_dict": {f"net.{name}": value for name, value in state.items()},
-        "ema": {"x": dict(state)},
-        "step": 1,
-    }
-    content["ema"] = {f"net.{name}": value.clone() for name, value in state.items()}
-    torch.save(content, tmp_path / "a.ckpt")
+    content = {part: {f"net.{name}": value.clone() for name, value in state.items()} for part in ("state_dict", "ema")}
+    torch.save({**content, "step": 1}, tmp_path / "a.ckpt")
     cuts = cut(load(tmp_path / "a.ckpt"), "timm:test_vit", "qk")
     labels = {e.label for one in cuts.cuts for e in one.entries if e.action == "project"}
     assert {"state_dict.net.blocks.0.attn.qkv.weight[q]", "ema.net.blocks.0.attn.qkv.weight[k]"} < labels
@@ -294,10 +283,9 @@ def test_a_model_that_transformers_does_not_know_is_known_by_names(tmp_path: Pat
     ("config", "message"),
     [
         ({"architecture": "hf_hub:someone/evil"}, "has no model 'hf_hub:someone/evil'"),
-        ({"architecture": "resnet18", "model_args": {"checkpoint_path": "payload.pth"}}, "model_args.checkpoint_path"),
-        ({"architecture": "resnet18", "model_args": {"pretrained": True}}, "model_args.pretrained is refused"),
-        ({"architecture": "resnet18", "model_args": {"block_args": {"a": 1}}}, "model_args.block_args is refused"),
-        ({"architecture": "resnet18", "model_args": "x"}, "model_args.model_args is refused"),
+        ({"architecture": "resnet18", "model_args": {"checkpoint_path": "payload.pth"}}, "model_args is refused"),
+        ({"architecture": "resnet18", "model_args": {"pretrained": True}}, "multiple values for keyword"),
+        ({"architecture": "resnet18", "model_args": "x"}, "model_args is refused"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attn_implementation": "someone/evil"},
          "attn_implementation='someone/evil' is refused"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "text": {"_attn_implementation": "a/b"}},

@@ -20,7 +20,7 @@ from fire_core.tools import audit
 from fire_core.tools.checkpoint.source import load
 from fire_core.tools.command import blocks_of
 from fire_core.tools.project import main, project, report_path
-from tests.tools.tiny import MODELS, build, loaded, saved
+from tests.tools.tiny import MODELS, loaded, saved
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -32,16 +32,12 @@ def digests(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sharded_folder_becomes_what_fire_makes_of_the_loaded_model(name: str, tmp_path: Path) -> None:
     source, target = saved(name, tmp_path / "in"), tmp_path / "out"
-    experts = [m for m in build(name).modules() if hasattr(m, "gate_up_proj") and hasattr(m, "num_experts")]
-    if not all(hasattr(m, "is_concatenated") for m in experts):
-        pytest.skip("transformers before 5.8 does not say how it stores experts: they are kept, with a warning")
     before = digests(source)
     report = project(source, target, solver="exact", exclude=["*.1.*"])
     model = loaded(name, source)
     wanted = fire_(model, solver="exact", exclude=["*.1.*"])
     new = loaded(name, target)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), new.state_dict().values(), strict=True))
-    # Experts that transformers gathers into one parameter are single tensors on disk: as many matrices in other rows.
     assert sum(row["matrices"] for row in report["rows"]) == sum(row.matrices for row in wanted.rows) >= 5
     assert sum(row["dfi_after"] for row in report["rows"]) == pytest.approx(wanted.total("dfi_after"))
     assert digests(source) == before
@@ -51,6 +47,12 @@ def test_a_sharded_folder_becomes_what_fire_makes_of_the_loaded_model(name: str,
     }
     assert len(load(source).files) > 1 or name == "Qwen2ForCausalLM"
     assert json.loads(report_path(target).read_text()) == json.loads(json.dumps(report))
+
+
+def test_what_transformers_gathers_as_it_loads_is_kept_and_named(tmp_path: Path) -> None:
+    report = project(saved("MixtralForCausalLM", tmp_path / "in"), tmp_path / "out", layout="all")
+    assert {row["name"].split(".")[3] for row in report["rows"] if "layers" in row["name"]} == {"self_attn"}
+    assert sum("experts" in name for name in report["kept"]["no parameter of the model has this name"]) == 2 * 4 * 3
 
 
 def test_the_header_and_what_is_kept_stay_byte_for_byte(tmp_path: Path) -> None:
@@ -121,14 +123,13 @@ def test_checksums_and_turned_and_shared_weights(crc: bool, tmp_path: Path) -> N
     assert torch.equal(torch.tensor(rest, dtype=torch.uint8).view(torch.float32).reshape(12, 6)[8:], whole[8:])
 
 
-def test_declared_blocks_are_cut_without_a_model(tmp_path: Path) -> None:
+def test_declared_blocks_are_cut_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     qkv, flipped = torch.randn(24, 8), torch.randn(8, 12)
     torch.save({"a.qkv.weight": qkv, "b.c_attn.weight": flipped, "c.qkv.weight": qkv.clone()}, tmp_path / "in.pt")
     blocks, transposed = ["a.qkv.weight=q:4,k:4,v:4,repeats:2", "b.*=8,4"], "b.c_attn.*"
     options = ["--blocks", blocks[0], "--blocks", blocks[1], "--transposed", transposed]
-    code, out, _ = run(tmp_path / "in.pt", tmp_path / "out.pt", "--solver", "exact", *options)
-    assert code == 0
-    assert out[0].startswith("5 matrices of 5 weights")
+    assert main([str(tmp_path / "in.pt"), str(tmp_path / "out.pt"), "--solver", "exact", *options]) == 0
+    assert capsys.readouterr().out.startswith("5 matrices of 5 weights")
     new = torch.load(tmp_path / "out.pt", weights_only=True)
     heads, after = (weight.unflatten(0, (2, 3, 4)).double() for weight in (qkv, new["a.qkv.weight"]))
     pairs = [(heads[:, i].flatten(0, 1), after[:, i].flatten(0, 1)) for i in range(3)]
@@ -141,12 +142,6 @@ def test_declared_blocks_are_cut_without_a_model(tmp_path: Path) -> None:
     seen = {finding.name: finding for finding in audit.examine(cuts)[0]}
     for name in ("a.qkv.weight[q]", "a.qkv.weight[k]", "a.qkv.weight[v]", "b.c_attn.weight[0]"):
         assert seen[name].condition == pytest.approx(1, abs=1e-3)
-
-
-def run(*arguments: object) -> tuple[int, list[str], list[str]]:
-    command = [sys.executable, "-m", "fire_core.project", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
 
 
 def test_scales_that_need_no_initial_weights(tmp_path: Path) -> None:
@@ -168,12 +163,12 @@ def test_scales_that_need_no_initial_weights(tmp_path: Path) -> None:
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved("GPT2LMHeadModel", tmp_path / "in")
-    code, out, _ = run(tmp_path / "in", tmp_path / "out", "--layout", "qk", "--solver", "exact")
-    assert code == 0
-    assert out[0].startswith("4 matrices of 4 weights projected, ")
-    assert any(line.startswith("kept, ") for line in out)
-    capsys.readouterr()
-    assert main([str(tmp_path / "in"), str(tmp_path / "out")]) == 2
+    arguments = [str(tmp_path / "in"), str(tmp_path / "out"), "--layout", "qk", "--solver", "exact"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("4 matrices of 4 weights projected, ")
+    assert "\nkept, " in out
+    assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "exists already" in err
@@ -202,7 +197,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
         ((tmp_path / "no.pt", tmp_path / "out.pt"), "no such file or folder"),
         ((good, tmp_path / "no" / "out.pt"), "no such folder"),
         ((tmp_path / "nan.pt", tmp_path / "out.pt"), "NaN or Inf in a.q_proj.weight"),
-        ((tmp_path / "old.pt", tmp_path / "out.pt"), "before 1.6"),
+        ((tmp_path / "old.pt", tmp_path / "out.pt"), "before torch 1.6"),
         ((tmp_path / "none.pt", tmp_path / "out.pt"), "projects none of its weights"),
         ((good, tmp_path / "out.pt", "--include", "*.nothing"), "no parameter matches '*.nothing'"),
         ((good, tmp_path / "out.pt", "--layout", "dqn"), "resets a.q_proj.weight to its initial value"),
@@ -243,7 +238,9 @@ tool.project(sys.argv[1], sys.argv[2], solver="exact")
 
 @pytest.mark.parametrize("moment", [pytest.param("first weight", marks=pytest.mark.slow), "last rename"])
 def test_killed_and_repeated(moment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, target = saved("LlamaForCausalLM", tmp_path / "in"), tmp_path / "out"
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    small(source / "pytorch_model.bin")
     project(source, tmp_path / "calm", solver="exact")
     before = digests(source)
     child = subprocess.Popen([sys.executable, "-c", HANG, source, target, moment, tmp_path / "mark"])

@@ -55,9 +55,3 @@ def test_long_matrices_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
         W = matrix(500, 20, condition)
         wanted = np.linalg.svd(W.numpy(), compute_uv=False)
         np.testing.assert_allclose(singular_values(W).numpy(), wanted, rtol=1e-7)
-
-
-def test_the_number_of_threads_is_given_back() -> None:
-    before = torch.get_num_threads()
-    finding("w", torch.randn(1, 5, 5))
-    assert torch.get_num_threads() == before

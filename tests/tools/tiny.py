@@ -16,9 +16,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "Qwen2ForCausalLM": {**GROUPED, "tie_word_embeddings": True},
     "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96},
     "Phi3ForCausalLM": {**GROUPED, "pad_token_id": 0},
-    "MixtralForCausalLM": {**GROUPED, "num_local_experts": 4},
     "BertForMaskedLM": SMALL,
 }
+EXPERTS = {"MixtralForCausalLM": {**GROUPED, "num_local_experts": 4}}
 
 
 def quiet_transformers() -> Any:
@@ -36,7 +36,7 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     """A model of the class `name`, seeded."""
     cls = getattr(quiet_transformers(), name)
     torch.manual_seed(0)
-    model: nn.Module = cls(cls.config_class(**MODELS[name])).to(dtype)
+    model: nn.Module = cls(cls.config_class(**{**MODELS, **EXPERTS}[name])).to(dtype)
     return model
 
 

@@ -30,29 +30,32 @@ def fired(trigger: Measured, steps: int) -> list[int]:
     return [step for step in range(1, steps + 1) if trigger.ask(step, nn.Linear(1, 1))]
 
 
-def test_hysteresis():
-    values = [0.1, 0.4, 0.5, 0.3, 0.4, 0.19, 0.25, 0.35, 0.9]
-    assert fired(Given(values, above=0.3, rearm=0.2, every=1), 9) == [2, 8]
-    assert fired(Given(values, above=0.3, rearm=0.3, every=1), 9) == [2, 8], "0.3 itself is not below 0.3"
-    assert fired(Given([-v for v in values], below=-0.3, rearm=-0.2, every=1), 9) == [2, 8]
+UP_AND_DOWN = [0.1, 0.4, 0.5, 0.3, 0.4, 0.19, 0.25, 0.35, 0.9]
+AGAIN = [0.4, 0.1, 0.4, 0.1, 0.4, 0.1, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "steps", "fires"),
+    [
+        (UP_AND_DOWN, {"above": 0.3, "rearm": 0.2, "every": 1}, 9, [2, 8]),
+        (UP_AND_DOWN, {"above": 0.3, "rearm": 0.3, "every": 1}, 9, [2, 8]),  # 0.3 itself is not below 0.3
+        ([-v for v in UP_AND_DOWN], {"below": -0.3, "rearm": -0.2, "every": 1}, 9, [2, 8]),
+        (AGAIN, {"above": 0.3, "every": 1, "cooldown": 3}, 7, [1, 5]),
+        ([0.1, 0.4, 0.1], {"above": 0.3, "every": 10}, 39, [20]),
+    ],
+)
+def test_hysteresis_and_cooldown(values, options, steps, fires):
+    trigger = Given(values, **options)
+    assert fired(trigger, steps) == fires
+    assert trigger.values == []
+
+
+def test_what_is_done_for_others_cools_it_down_and_the_default_of_rearm():
+    trigger = Given(AGAIN, above=0.3, every=1, cooldown=2)
+    trigger.acted(0)
+    assert fired(trigger, 7) == [3, 7]
     assert Given([], above=0.3).rearm == pytest.approx(0.27)
     assert Given([], below=0.3).rearm == pytest.approx(1 / 3)
-
-
-def test_cooldown_and_what_others_do():
-    values = [0.4, 0.1, 0.4, 0.1, 0.4, 0.1, 0.4]
-    assert fired(Given(values, above=0.3, every=1, cooldown=3), 7) == [1, 5]
-    trigger = Given(values, above=0.3, every=1, cooldown=2)
-    trigger.acted(0)  # for another's reason: it cools down too
-    assert fired(trigger, 7) == [3, 7]
-
-
-def test_it_measures_every_so_many_steps_and_a_measurement_holds_until_the_next():
-    trigger = Given([0.1, 0.4, 0.1], above=0.3, every=10)
-    assert fired(trigger, 39) == [20]
-    assert trigger.values == []
-    both = Given([0.1, 0.4, 0.1], above=0.3, every=10) & Given([0.4, 0.4, 0.1, 0.1], above=0.3, every=8)
-    assert fired(both, 30) == [20]
 
 
 # ----------------------------------------------------------------------------------------------- against definitions

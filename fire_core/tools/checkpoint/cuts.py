@@ -1,27 +1,23 @@
 """From the tensors of a checkpoint to the entries of a layout: the same `resolve` that `fire_` asks, on a model without
 numbers.
 
-A tensor is matched to a parameter by name (and shape). Where a library renames weights as it reads them, or gathers
-many tensors into one parameter (transformers 5: a layer's experts), its own rules say which goes where.
+A tensor is matched to a parameter by name and shape. What a library renames as it reads it, or gathers with others into
+one parameter (transformers 5: a layer's experts), has no parameter of its name and is kept, which the report says.
 """
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
-from torch import nn
-
-from fire_core.tools.checkpoint.skeleton import FUSED, is_linear, model_of, model_of_names
+from fire_core.tools.checkpoint.skeleton import model_of, model_of_names
 from fire_core.tools.checkpoint.source import Checkpoint
 from fire_core.tools.checkpoint.stored import CheckpointError, Stored
+from fire_core.weights.entry import Entry
 from fire_core.weights.fused import Declared
-from fire_core.weights.layout import Entry, resolve
+from fire_core.weights.layout import resolve
 
 
 @dataclass(frozen=True)
@@ -78,97 +74,45 @@ def cut(
     Raises:
         CheckpointError: the model cannot be built or is another one's, or an option fits nothing.
     """
-    include, exclude, transposed = (
-        (given,) if isinstance(given, str) else tuple(given) for given in (include, exclude, transposed)
-    )
+    transposed = (transposed,) if isinstance(transposed, str) else tuple(transposed)
     module, note = model_of(checkpoint, model)
-    declared = (*(blocks or {}), *transposed)
-    known = module if module is not None else model_of_names(checkpoint.tensors, declared)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    known = model_of_names(checkpoint.tensors, (*(blocks or {}), *transposed)) if module is None else module
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             entries = resolve(known, layout, include, exclude, blocks, transposed, trainable_only=False)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-    notes = [note] * bool(note)
-    if module is not None:
-        notes += [*entries.warnings, *(str(warning.message) for warning in caught)]
-    parameters: dict[str, list[Entry]] = {}
-    for name, group in _by_parameter(entries).items():
-        parameters.update(dict.fromkeys((name, *group[0].aliases), group))
-    places = _places(checkpoint, module, parameters, "--model" if model else "config.json")
-    cuts = [_cut(stored, places.get(stored.name, ""), parameters) for stored in checkpoint.tensors]
-    if module is not None:
-        cuts = _gathered(cuts, places, parameters)
-        held = {places.get(one.stored.name) for one in cuts}
-        missing = [name for name, group in _by_parameter(entries).items() if not held & {name, *group[0].aliases}]
-        notes += [f"{len(missing)} parameters are not in the checkpoint: {_some(missing)}"] * bool(missing)
-    else:
-        cuts = [_hint(one, declared) for one in cuts]
-    return Cuts(_apart(cuts), list(dict.fromkeys(notes)), module is None)
-
-
-def _by_parameter(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.name, []).append(entry)
-    return groups
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-
-
-# -------------------------------------------------------------------------------------------- from tensor to parameter
-
-
-def _places(
-    checkpoint: Checkpoint, module: nn.Module | None, parameters: Mapping[str, list[Entry]], origin: str
-) -> dict[str, str]:
-    """The parameter's name for each tensor's, as far as there is one."""
-    names = [stored.name for stored in checkpoint.tensors]
+    parameters = {alias: group for name, group in groups.items() for alias in (name, *group[0].aliases)}
+    places = _places(checkpoint, parameters, "--model" if model else "config.json")
     if module is None:
-        return {name: name for name in names}
-    renamed = _renamed(module, names)
-    if any(new in parameters for new in renamed.values()):
-        return renamed
-    # A file of a training loop: {"state_dict": {"model.conv1.weight": ...}, "state_dict_ema": ...}
-    shapes = {stored.name: stored.shape for stored in checkpoint.tensors}
-    ends = [(name, i) for name in names for i in range(len(name)) if name[i] == "."]
-    prefixes = Counter(name[: i + 1] for name, i in ends if name[i + 1 :] in parameters)
-    most = max(prefixes.values(), default=0)
-    if not most:
+        cuts = [_known_by_name(_cut(stored, stored.name, parameters)) for stored in checkpoint.tensors]
+        return Cuts(_without_copies(cuts), [note], named=True)
+    cuts = [_cut(stored, places.get(stored.name, ""), parameters) for stored in checkpoint.tensors]
+    held = {places.get(one.stored.name) for one in cuts}
+    missing = [name for name, group in groups.items() if not held & {name, *group[0].aliases}]
+    some = ", ".join(missing[:4]) + ", ..." * (len(missing) > 4)
+    notes = [*entries.warnings, *[f"{len(missing)} parameters are not in the checkpoint: {some}"] * bool(missing)]
+    return Cuts(_without_copies(cuts), notes, named=False)
+
+
+def _places(checkpoint: Checkpoint, parameters: Mapping[str, object], origin: str) -> dict[str, str]:
+    """The parameter's name for each tensor's, as far as there is one.
+
+    In a file of a training loop, {"state_dict": {"model.conv1.weight": ...}, "state_dict_ema": ...}, all names begin
+    with something else.
+    """
+    names = [stored.name for stored in checkpoint.tensors]
+    starts = {name: [0, *(i + 1 for i, letter in enumerate(name) if letter == ".")] for name in names}
+    prefixes = Counter(name[:i] for name in names for i in starts[name] if name[i:] in parameters)
+    if not prefixes:
         raise CheckpointError(f"{checkpoint.path} is not of the model that {origin} names: no tensor has a name of its")
-    places: dict[str, str] = {}
-    for prefix in (prefix for prefix, count in prefixes.items() if count == most):
-        inner = {name: name[len(prefix) :] for name in shapes if name.startswith(prefix)}
-        places |= {name: new for name, new in inner.items() if new in parameters}
-    return places
-
-
-def _renamed(module: nn.Module, names: list[str]) -> dict[str, str]:
-    """Each name as the model has it, by transformers' own rules for reading checkpoints where there are any."""
-    own = {name: name for name in names}
-    if not hasattr(module, "base_model_prefix"):
-        return own
-    try:
-        mapping = importlib.import_module("transformers.conversion_mapping")
-        loading = importlib.import_module("transformers.core_model_loading")
-        rules = mapping.get_model_conversion_mapping(module)
-        renamings = [rule for rule in rules if isinstance(rule, loading.WeightRenaming)]
-        converters = [rule for rule in rules if isinstance(rule, loading.WeightConverter)]
-        state: dict[str, Any] = module.state_dict()
-        prefix = module.base_model_prefix
-
-        def new(name: str) -> str:
-            found: str = loading.rename_source_key(name, renamings, converters, prefix, state)[0]
-            if found not in state and name in state:
-                found = loading.rename_source_key(name, [], [], prefix, state)[0]
-            return found
-
-        return {name: new(name) for name in names}
-    except (ImportError, AttributeError, TypeError):  # another version of transformers: names as they are
-        return own
+    most = max(prefixes.values())
+    found = ((name, name.removeprefix(prefix)) for prefix in prefixes if prefixes[prefix] == most for name in names)
+    return {name: inner for name, inner in found if inner in parameters}
 
 
 def _cut(stored: Stored, place: str, parameters: Mapping[str, list[Entry]]) -> Cut:
@@ -179,73 +123,38 @@ def _cut(stored: Stored, place: str, parameters: Mapping[str, list[Entry]]) -> C
         wanted = "x".join(map(str, group[0].parameter.shape))
         return Cut(stored, reason=f"the model has {wanted} here")
     if not stored.floating:
-        return Cut(stored, reason=f"stored as {_word(stored)}, which is left alone")
+        return Cut(stored, reason=f"stored as {stored.dtype or 'a format that torch has not'}, which is left alone")
     return Cut(stored, tuple(replace(entry, name=stored.name) for entry in group))
 
 
-def _word(stored: Stored) -> str:
-    return str(stored.dtype).removeprefix("torch.") if stored.dtype else "a format that torch has not"
-
-
-def _gathered(cuts: list[Cut], places: Mapping[str, str], parameters: Mapping[str, list[Entry]]) -> list[Cut]:
-    """Where one parameter is gathered from many 2-D tensors which are its matrices one for one, each its own entry."""
-    parts: dict[str, list[Stored]] = {}
-    for one in cuts:
-        place = places.get(one.stored.name, "")
-        if not one.entries and place in parameters and one.stored.floating:
-            parts.setdefault(place, []).append(one.stored)
-    made: dict[str, Entry] = {}
-    for place, several in parts.items():
-        group = parameters[place]
-        whole = {entry.shape for entry in group if entry.kind == "matrix"}
-        same = len({(entry.action, entry.role, entry.reason) for entry in group}) == 1
-        if len(whole) != 1 or not same or sum(entry.count for entry in group) != len(several):
-            continue
-        (d_out, d_in) = whole.pop()
-        for stored in several:
-            if stored.shape in ((d_out, d_in), (d_in, d_out)):
-                parameter = torch.empty(stored.shape, dtype=stored.dtype, device="meta")
-                made[stored.name] = Entry(
-                    stored.name, parameter, group[0].role, group[0].action,
-                    transposed=stored.shape != (d_out, d_in), reason=group[0].reason,
-                )  # fmt: skip
-    return [Cut(one.stored, (made[one.stored.name],)) if one.stored.name in made else one for one in cuts]
-
-
-def _hint(one: Cut, declared: Iterable[str]) -> Cut:
-    """Of a weight that is kept because its name alone is known, what is missing."""
-    if len(one.stored.shape) < 2 or (one.entries and is_linear(one.stored, declared)):
+def _known_by_name(one: Cut) -> Cut:
+    """Of a matrix that is kept because its name alone is known, what is missing."""
+    if len(one.stored.shape) < 2:
         return one
-    fused = bool(FUSED & set(one.stored.name.split(".")[-2:]))
-    reason, hint = "its name is not that of a linear layer's weight", "give --model"
-    if fused:
-        reason, hint = "looks fused, and its name does not say how", "give --model or --blocks"
-    return Cut(
-        one.stored,
-        tuple(replace(e, reason=f"{reason}: {hint}") if e.action == "keep" else e for e in one.entries),
-        one.reason and f"{one.reason} ({reason})",
-    )
+    hint = "its name does not say what it is: give --model, --include or --blocks"
+    entries = tuple(replace(e, reason=hint) if e.role in ("other", "fused") and e.reason else e for e in one.entries)
+    return replace(one, entries=entries)
 
 
-def _apart(cuts: list[Cut]) -> list[Cut]:
-    """Tensors that share numbers in a file: one of them stands for all if they are one parameter, else none is cut."""
+def _without_copies(cuts: list[Cut]) -> list[Cut]:
+    """Of tensors that share numbers in a file the first stands for all if they are one parameter, else none is cut."""
     runs: list[list[Cut]] = []
     end, file = 0, None
-    for one in sorted((c for c in cuts if c.stored.bytes), key=lambda c: (str(c.stored.file), c.stored.start)):
-        if one.stored.file != file or one.stored.start >= end:
+    for one in sorted((c for c in cuts if c.stored.bytes), key=lambda c: (str(c.stored.file), c.stored.offset)):
+        if one.stored.file != file or one.stored.offset >= end:
             runs.append([])
             end, file = 0, one.stored.file
         runs[-1].append(one)
-        end = max(end, one.stored.start + one.stored.bytes)
-    changed: dict[int, Cut] = {}
+        end = max(end, one.stored.offset + one.stored.bytes)
+    reasons: dict[int, str] = {}
     for run in (run for run in runs if len(run) > 1):
-        alike = len({(c.stored.start, c.stored.shape, c.stored.stride) for c in run}) == 1
-        owners = {id(entry.parameter) for c in run for entry in c.entries}
+        alike = len({(c.stored.offset, c.stored.shape, c.stored.stride) for c in run}) == 1
+        one_parameter = alike and len({id(entry.parameter) for c in run for entry in c.entries}) <= 1
         first = next((c for c in run if c.entries), run[0])
         for one in run:
-            name = first.stored.name if one is not first else run[1 if first is run[0] else 0].stored.name
-            if not alike or len(owners) > 1:
-                changed[id(one)] = Cut(one.stored, reason=f"shares its numbers with {name}, which is another parameter")
+            other = first if one is not first else next(c for c in run if c is not first)
+            if not one_parameter:
+                reasons[id(one)] = f"shares its numbers with {other.stored.name}, which is another parameter"
             elif one is not first:
-                changed[id(one)] = Cut(one.stored, reason=f"the same numbers as {name}")
-    return [changed.get(id(one), one) for one in cuts]
+                reasons[id(one)] = f"the same numbers as {other.stored.name}"
+    return [Cut(one.stored, reason=reasons[id(one)]) if id(one) in reasons else one for one in cuts]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fire_core.tools.checkpoint.stored import CheckpointError, Stored, contiguous
+from fire_core.tools.checkpoint.stored import CheckpointError, Stored
 
 LONGEST = 100_000_000  # bytes of a header, as the format has it
 DTYPES = {
@@ -34,8 +34,9 @@ def tensors_of(path: Path) -> list[Stored]:
             if length > LONGEST:
                 raise ValueError("the header is too long")
             header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
         size = path.stat().st_size - 8 - length
-        found = [_stored(path, name, about, 8 + length, size) for name, about in header.items() if name != METADATA]
+        found = [_stored(path, name, about, 8 + length, size) for name, about in header.items()]
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
@@ -47,9 +48,6 @@ def tensors_of(path: Path) -> list[Stored]:
     return found
 
 
-METADATA = "__metadata__"
-
-
 def _stored(path: Path, name: str, about: dict[str, Any], base: int, size: int) -> Stored:
     shape = tuple(int(n) for n in about["shape"])
     start, stop = (int(n) for n in about["data_offsets"])
@@ -58,4 +56,5 @@ def _stored(path: Path, name: str, about: dict[str, Any], base: int, size: int) 
         raise ValueError(f"{name} lies outside of the file")
     if dtype is not None and stop - start != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{name} has not the size of its shape")
-    return Stored(name, path, dtype, shape, contiguous(shape), base + start)
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return Stored(name, path, dtype, shape, strides, base + start)

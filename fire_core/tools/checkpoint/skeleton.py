@@ -23,7 +23,6 @@ from torch import nn
 from fire_core.tools.checkpoint import source
 from fire_core.tools.checkpoint.source import Checkpoint
 from fire_core.tools.checkpoint.stored import CheckpointError, Stored
-from fire_core.weights.topology import HOLDS
 
 # Names that linear layers have everywhere, stored (d_out, d_in). Not `c_attn`, `c_fc`, `c_proj`: GPT-2's are transposed
 # in transformers and not in other code. Not what is fused: how q, k and v lie in it, a name does not say.
@@ -32,8 +31,6 @@ LINEAR = {
     "key", "value", "q_lin", "k_lin", "v_lin", "out_lin", "gate_proj", "up_proj", "down_proj", "fc1", "fc2", "w1",
     "w2", "w3", "lin1", "lin2", "linear1", "linear2", "lm_head",
 }  # fmt: skip
-FUSED = {name for name, held in HOLDS.items() if len(held) > 1}
-FUSED |= {"in_proj", "gate_up_proj", "w12", "Wi", "fused_qkv", "in_proj_qkvz"}
 
 
 def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module | None, str]:
@@ -50,7 +47,8 @@ def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module
         return None, "no config.json and no --model: weights are known by their names only"
     try:
         if name is None:
-            return _from_config(checkpoint.folder, checkpoint.config or {}), ""
+            folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+            return _from_config(folder, checkpoint.config or {}), ""
         kind, _, which = name.partition(":")
         if kind in ("timm", "torchvision"):
             return (_timm(which) if kind == "timm" else _torchvision(which)), ""
@@ -65,7 +63,10 @@ def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module
 
 def _from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
     if isinstance(config.get("architecture"), str):  # timm's own files on the hub
-        return _timm(config["architecture"], num_classes=config.get("num_classes", 1000), **_plain_arguments(config))
+        arguments = config.get("model_args") or {}
+        if not isinstance(arguments, dict) or not all(isinstance(value, int | float) for value in arguments.values()):
+            raise CheckpointError("config.json: model_args is refused: not all of it are sizes and switches")
+        return _timm(config["architecture"], **{"num_classes": config.get("num_classes", 1000), **arguments})
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(f"{folder / 'config.json'} names no architecture")
@@ -83,23 +84,6 @@ def _from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
         model.tie_weights()  # early releases of transformers 5 tie only what they load: a tied head would be kept
         built: nn.Module = model
         return built
-
-
-def _plain_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`model_args` of a timm model's config.json: sizes, switches and short names.
-
-    Raises:
-        CheckpointError: one names a file or weights, which timm would open or fetch, or is not plain.
-    """
-    arguments = config.get("model_args") or {}
-    for key, value in arguments.items() if isinstance(arguments, dict) else [("model_args", arguments)]:
-        plain = all(
-            part is None or isinstance(part, int | float) or (isinstance(part, str) and re.fullmatch(r"\w{1,40}", part))
-            for part in (value if isinstance(value, list) else [value])
-        )
-        if not plain or str(key).startswith(("pretrained", "checkpoint", "cache", "model_args")):
-            raise CheckpointError(f"config.json: model_args.{key} is refused: it is no size, switch or plain name")
-    return dict(arguments)
 
 
 def _refuse_code_of_others(config: Mapping[str, Any]) -> None:
@@ -150,36 +134,30 @@ def _quiet(package: str) -> Iterator[None]:
 
 
 def model_of_names(tensors: list[Stored], declared: Iterable[str] = ()) -> nn.Module:
-    """A tree of modules with the tensors' names and shapes; see above. `declared`: see `is_linear`."""
+    """A tree of modules with the tensors' names and shapes; see above.
+
+    Args:
+        tensors: of a checkpoint.
+        declared: patterns of 2-D weights that are linear layers' too.
+    """
+    linear = {stored.name.rpartition(".")[0] for stored in tensors if _is_linear(stored, declared)}
     root = nn.Module()
     for stored in tensors:
-        parts = stored.name.split(".")
-        if not stored.floating or not all(parts):
+        *path, last = stored.name.split(".")
+        if not stored.floating or not all([*path, last]):
             continue
         with contextlib.suppress(KeyError):  # a name that is a tensor's and a module's at once
-            parameter = nn.Parameter(torch.empty(stored.shape, device="meta", dtype=stored.dtype))
-            holder = _holder(root, parts[:-1], is_linear(stored, declared))
-            holder.register_parameter(parts[-1], parameter)
+            holder = root
+            for i, part in enumerate(path):
+                if part not in holder._modules:
+                    is_linear = ".".join(path[: i + 1]) in linear
+                    holder.add_module(part, nn.Linear(1, 1, bias=False, device="meta") if is_linear else nn.Module())
+                holder = holder.get_submodule(part)
+            holder.register_parameter(last, nn.Parameter(torch.empty(stored.shape, device="meta", dtype=stored.dtype)))
     return root
 
 
-def is_linear(stored: Stored, declared: Iterable[str] = ()) -> bool:
-    """Whether name and shape are those of a linear layer's weight; `declared`: patterns of names that are."""
+def _is_linear(stored: Stored, declared: Iterable[str]) -> bool:
     parts = stored.name.split(".")
     known = parts[-2:-1] and (parts[-2] in LINEAR or any(fnmatchcase(stored.name, pattern) for pattern in declared))
     return len(stored.shape) == 2 and parts[-1] == "weight" and bool(known)
-
-
-def _holder(module: nn.Module, parts: list[str], linear: bool) -> nn.Module:
-    for i, part in enumerate(parts):
-        child = module._modules.get(part)
-        if child is None or (linear and i == len(parts) - 1 and not isinstance(child, nn.Linear)):
-            made = nn.Linear(1, 1, bias=False, device="meta") if linear and i == len(parts) - 1 else nn.Module()
-            for name, parameter in (child._parameters if child is not None else {}).items():
-                made.register_parameter(name, parameter)
-            for name, inner in (child._modules if child is not None else {}).items():
-                made.add_module(name, inner)
-            module.add_module(part, made)
-            child = made
-        module = child
-    return module

@@ -28,8 +28,8 @@ class Checkpoint:
         files: those that hold the tensors.
         config: of its config.json; None without one.
         skipped: names of tensors of optimizers.
-        others: the folder's other files, relative to it.
-        stale: copies of the weights in other files or formats, and optimizers: not to lie beside projected weights.
+        stale: in a folder, copies of the weights in other files or formats, and optimizers: not to lie beside projected
+            weights.
         parts: weights in folders below.
     """
 
@@ -38,43 +38,41 @@ class Checkpoint:
     files: list[Path]
     config: dict[str, Any] | None = None
     skipped: list[str] = field(default_factory=list)
-    others: list[Path] = field(default_factory=list)
     stale: list[Path] = field(default_factory=list)
     parts: list[Path] = field(default_factory=list)
 
-    @property
-    def folder(self) -> Path:
-        """Where config.json would be."""
-        return self.path if self.path.is_dir() else self.path.parent
-
 
 def load(path: str | Path) -> Checkpoint:
-    """Look at a checkpoint; no number is read but those of files that torch before 1.6 wrote.
+    """Look at a checkpoint; no number is read.
 
     Args:
-        path: a folder with config.json and weights (one file, or several with their index), such an index, a
-            .safetensors file, or a file of `torch.save`.
+        path: a folder with config.json and weights (one file, or several with their index), a .safetensors file, or a
+            file of `torch.save`.
 
     Raises:
         CheckpointError: it is missing, broken, holds no tensors, or holds more than data.
     """
     path = Path(path)
-    if path.is_dir():
-        return _folder(path)
-    if not path.is_file():
+    if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
-    if path.name.endswith(".index.json"):
-        return _folder(path.parent, path)
-    tensors, skipped = _tensors(path)
+    files, placed, index = _weights(path) if path.is_dir() else ([path], {}, None)
+    tensors: list[Stored] = []
+    skipped: list[str] = []
+    for file in files:
+        safetensors = file.suffix == ".safetensors"
+        found, more = (safetensors_file.tensors_of(file), []) if safetensors else torch_file.tensors_of(file)
+        tensors += [stored for stored in found if placed.get(stored.name, file.name) == file.name]
+        skipped += more
+    if missing := sorted(set(placed) - {stored.name for stored in tensors}):
+        raise CheckpointError(f"{path}: the index names {missing[0]}, which is not in {placed[missing[0]]}")
     if not tensors:
         raise CheckpointError(f"{path}: holds no tensors")
-    return Checkpoint(path, tensors, [path], read_config(path.parent), skipped)
-
-
-def _tensors(path: Path) -> tuple[list[Stored], list[str]]:
-    if path.suffix == ".safetensors":
-        return safetensors_file.tensors_of(path), []
-    return torch_file.tensors_of(path)
+    below = sorted(p for p in path.rglob("*") if p.is_file() and p not in (*files, index))  # of a file: none
+    other = (*OTHER, ".index.json")
+    weights = [p for p in below if p.name.endswith(other) and not p.name.startswith(KEPT)]
+    stale = [p.relative_to(path) for p in weights if p.parent == path]
+    parts = [p.relative_to(path) for p in weights if p.parent != path]
+    return Checkpoint(path, tensors, files, read_config(path if path.is_dir() else path.parent), skipped, stale, parts)
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
@@ -92,44 +90,22 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _folder(folder: Path, index: Path | None = None) -> Checkpoint:
-    files, placed, index = _weights(folder, index)
-    tensors: list[Stored] = []
-    skipped: list[str] = []
-    for file in files:
-        found, more = _tensors(file)
-        tensors += [stored for stored in found if placed.get(stored.name, file.name) == file.name]
-        skipped += more
-    missing = sorted(set(placed) - {stored.name for stored in tensors})
-    if missing:
-        raise CheckpointError(f"{folder}: the index names {missing[0]}, which is not in {placed[missing[0]]}")
-    if not tensors:
-        raise CheckpointError(f"{folder}: holds no tensors")
-    rest = sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file() and p not in (*files, index))
-    weights = [p for p in rest if (p.suffix in OTHER and not p.name.startswith(KEPT)) or p.name.endswith(".index.json")]
-    stale = [p for p in weights if len(p.parts) == 1]
-    others = [p for p in rest if p not in stale] + ([index.relative_to(folder)] if index else [])
-    parts = [p for p in weights if len(p.parts) > 1]
-    return Checkpoint(folder, tensors, files, read_config(folder), skipped, others, stale, parts)
-
-
-def _weights(folder: Path, index: Path | None) -> tuple[list[Path], dict[str, str], Path | None]:
+def _weights(folder: Path) -> tuple[list[Path], dict[str, str], Path | None]:
     """The files that hold a folder's weights, in which of them its index says each tensor is, and that index."""
     for name in WEIGHTS:
-        listed = index or folder / f"{name}.index.json"
-        if listed.is_file() and (index is not None or not (folder / name).is_file()):
-            placed = _json(listed).get("weight_map")
-            if not isinstance(placed, dict) or not all(
-                isinstance(v, str) and v == Path(v).name for v in placed.values()
-            ):
-                raise CheckpointError(f"{listed}: its weight_map does not name files beside it")
+        if (folder / name).is_file():
+            return [folder / name], {}, None
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            placed = _json(index).get("weight_map")
+            named = isinstance(placed, dict) and all(isinstance(v, str) and v == Path(v).name for v in placed.values())
+            if not isinstance(placed, dict) or not named:
+                raise CheckpointError(f"{index}: its weight_map does not name files beside it")
             files = [folder / name for name in dict.fromkeys(placed.values())]
             for file in files:
                 if not file.is_file():
                     raise CheckpointError(f"{file}: no such file, but the index names it")
-            return files, placed, listed
-        if (folder / name).is_file():
-            return [folder / name], {}, None
+            return files, placed, index
     found = sorted(folder.glob("*.safetensors"))
     if len(found) == 1:
         return found, {}, None

@@ -27,7 +27,6 @@ class Stored:
         shape: of the tensor.
         stride: in elements.
         offset: of the tensor's first element in the file, in bytes.
-        value: the tensor itself, where a file could only be read whole (offset is then -1).
     """
 
     name: str
@@ -36,7 +35,6 @@ class Stored:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    value: Tensor | None = None
 
     @property
     def numel(self) -> int:
@@ -56,11 +54,6 @@ class Stored:
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
         return (last + 1) * self.dtype.itemsize
 
-    @property
-    def start(self) -> int:
-        """Where the numbers begin: in the file, or in memory if they were read with it."""
-        return self.offset if self.value is None else self.value.data_ptr()
-
     def read(self) -> tuple[Tensor, bytearray]:
         """The tensor, and the buffer that it lies in: change the tensor in place and the buffer is what to write back.
 
@@ -69,22 +62,10 @@ class Stored:
         """
         if self.dtype is None:
             raise CheckpointError(f"{self.name}: torch has no such number format")
-        if self.value is not None:
-            return self.value, bytearray()
-        if self.bytes == 0:
-            return torch.empty(self.shape, dtype=self.dtype), bytearray()
         buffer = bytearray(self.bytes)
-        with self.file.open("rb", buffering=0) as file:
+        with self.file.open("rb") as file:
             file.seek(self.offset)
-            view, at = memoryview(buffer), 0
-            while at < len(buffer):  # one read ends at 2 GiB
-                count = file.readinto(view[at:])
-                if not count:
-                    raise CheckpointError(f"{self.file}: ends within {self.name}")
-                at += count
-        return torch.frombuffer(buffer, dtype=self.dtype).as_strided(self.shape, self.stride), buffer
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor without gaps, last dimension fastest."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+            if file.readinto(buffer) < len(buffer):
+                raise CheckpointError(f"{self.file}: ends within {self.name}")
+        numbers = torch.frombuffer(buffer, dtype=self.dtype) if buffer else torch.empty(0, dtype=self.dtype)
+        return numbers.as_strided(self.shape, self.stride), buffer

@@ -15,7 +15,7 @@ import types
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +27,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from fire_core.tools.checkpoint.stored import CheckpointError, Stored
 
 CHUNK = 2**24
+OLD = "one from before torch 1.6 is to be saved anew: torch.save(torch.load(file), file)"
 # What `optimizer.state_dict()` gives, by its keys; the names of files that flatten it.
 OPTIMIZER = {"state", "param_groups"}
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum")
@@ -58,16 +59,13 @@ def tensors_of(path: Path) -> tuple[list[Stored], list[str]]:
         CheckpointError: no such file, no checkpoint, or one that holds more than data.
     """
     skipped: list[str] = []
-    with safe_globals(harmless()), warnings.catch_warnings():
+    with safe_globals(harmless()), warnings.catch_warnings(), FakeTensorMode():  # shapes and places, no numbers
         warnings.simplefilter("ignore")  # about pickle protocols; what matters ends in an error
         try:
-            if not zipfile.is_zipfile(path):  # written before torch 1.6, or by that format's option
-                content = torch.load(path, map_location="cpu", weights_only=True)
-                return [_whole(path, name, value) for name, value in _flatten(content, skipped)], skipped
-            with FakeTensorMode():  # shapes, strides and places, no numbers
-                content = torch.load(path, weights_only=True)
-            records = _records(path)
-            return [_part(path, name, value, records) for name, value in _flatten(content, skipped)], skipped
+            if not zipfile.is_zipfile(path):
+                raise CheckpointError(f"{path}: no readable checkpoint; {OLD}")
+            content, records = torch.load(path, weights_only=True), _records(path)
+            return [_stored(path, name, value, records) for name, value in _flatten(content, skipped)], skipped
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from error
         except CheckpointError:
@@ -88,42 +86,36 @@ def _why(path: Path, error: Exception) -> str:
 
 def _flatten(content: Any, skipped: list[str], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Tensors by dotted names; those of optimizers go to `skipped`."""
-    pairs: Iterable[tuple[object, Any]] = ()
     if isinstance(content, Tensor):
-        yield prefix, content
-    elif isinstance(content, Mapping):
-        pairs = content.items()
-    elif isinstance(content, (list, tuple)):
-        pairs = enumerate(content)
-    found = (
-        pair for key, value in pairs for pair in _flatten(value, skipped, f"{prefix}.{key}" if prefix else str(key))
-    )
-    if isinstance(content, Mapping) and set(content) >= OPTIMIZER:
-        skipped.extend(name for name, _ in found)
-        return
-    for name, tensor in found:
-        if name.rsplit(".", 1)[-1] in MOMENTS:
-            skipped.append(name)
+        if prefix.rsplit(".", 1)[-1] in MOMENTS:
+            skipped.append(prefix)
         else:
-            yield name, tensor
-
-
-def _whole(path: Path, name: str, value: Tensor) -> Stored:
-    value = value.detach()
-    return Stored(name, path, value.dtype, tuple(value.shape), tuple(value.stride()), -1, value)
+            yield prefix, content
+        return
+    pairs = dict(enumerate(content)) if isinstance(content, list | tuple) else content
+    if not isinstance(pairs, Mapping):
+        return
+    of_optimizer = set(pairs) >= OPTIMIZER
+    for key, value in pairs.items():
+        for name, tensor in _flatten(value, skipped, f"{prefix}.{key}" if prefix else str(key)):
+            if of_optimizer:
+                skipped.append(name)
+            else:
+                yield name, tensor
 
 
 # ------------------------------------------------------------------------------------------------- inside the archive
 
 
-def _records(path: Path) -> dict[int, zipfile.ZipInfo]:
-    """Where the numbers of each record begin, as the archive itself says."""
+def _records(path: Path) -> dict[int, int]:
+    """Where the numbers of each record begin, and their size in bytes, as the archive itself says."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        for info in archive.infolist():
-            file.seek(_data_offset(file, info))
+        infos = {_data_offset(file, info): info for info in archive.infolist() if info.compress_type == 0}
+        for offset, info in infos.items():
+            file.seek(offset)
             if info.filename.endswith("/byteorder") and file.read(info.file_size) != b"little":
                 raise CheckpointError(f"{path}: written on a big-endian machine")
-        return {_data_offset(file, info): info for info in archive.infolist() if info.compress_type == 0}
+    return {offset: info.file_size for offset, info in infos.items()}
 
 
 def _data_offset(file: BinaryIO, info: zipfile.ZipInfo) -> int:
@@ -132,14 +124,13 @@ def _data_offset(file: BinaryIO, info: zipfile.ZipInfo) -> int:
     return info.header_offset + 30 + int(name) + int(extra)
 
 
-def _part(path: Path, name: str, value: Tensor, records: Mapping[int, zipfile.ZipInfo]) -> Stored:
+def _stored(path: Path, name: str, value: Tensor, records: Mapping[int, int]) -> Stored:
     if value.layout != torch.strided or value.is_quantized:
         return Stored(name, path, None, tuple(value.shape), (), -1)
-    start = value.untyped_storage()._checkpoint_offset
-    record = records.get(-1 if start is None else start)
-    offset = (start or 0) + int(value.storage_offset()) * value.dtype.itemsize
+    start = value.untyped_storage()._checkpoint_offset or 0
+    offset = start + int(value.storage_offset()) * value.dtype.itemsize
     stored = Stored(name, path, value.dtype, tuple(value.shape), tuple(value.stride()), offset)
-    if stored.numel and (record is None or offset + stored.bytes > (start or 0) + record.file_size):
+    if stored.numel and offset + stored.bytes > start + records.get(start, 0):
         raise CheckpointError(f"{path}: no readable checkpoint ({name} lies outside of its record)")
     return stored
 
@@ -149,44 +140,20 @@ def rewrite_checksums(path: Path, changed: list[Stored]) -> None:
 
     torch does not look at it, but `unzip` and Python's `zipfile` do.
     """
-    records = _records(path)
-    starts = {start for start in records for s in changed if start <= s.offset < start + records[start].file_size}
     with zipfile.ZipFile(path) as archive:
-        entry, entries = archive.start_dir, archive.infolist()
+        entry, infos = archive.start_dir, archive.infolist()
     with path.open("r+b") as file:
-        sums = {records[start].header_offset: _crc(file, start, records[start].file_size) for start in starts}
-        for info in entries:
+        for info in infos:
+            start, end = (offset := _data_offset(file, info)), offset + info.file_size
+            if any(start <= stored.offset < end for stored in changed):
+                crc, position = 0, start
+                file.seek(start)
+                while position < end and (data := file.read(min(CHUNK, end - position))):
+                    crc, position = zlib.crc32(data, crc), position + len(data)
+                file.seek(end)
+                described = info.flag_bits & 8 and file.read(4) == b"PK\x07\x08"  # behind the numbers, not before
+                for place in (entry + 16, end + 4 if described else info.header_offset + 14):
+                    file.seek(place)
+                    file.write(struct.pack("<I", crc))
             file.seek(entry)
-            fields = struct.unpack("<4s24xHHH12x", file.read(46))
-            if info.header_offset in sums and fields[0] == b"PK\x01\x02":
-                crc = struct.pack("<I", sums[info.header_offset])
-                _put(file, entry + 16, crc)
-                _put_beside(file, info, crc)
-            entry += 46 + sum(fields[1:])
-
-
-def _put_beside(file: BinaryIO, info: zipfile.ZipInfo, crc: bytes) -> None:
-    """The checksum before the data, or, where a flag says so, after it."""
-    if not info.flag_bits & 8:
-        _put(file, info.header_offset + 14, crc)
-        return
-    after = _data_offset(file, info) + info.file_size
-    file.seek(after)
-    if file.read(4) == b"PK\x07\x08":
-        _put(file, after + 4, crc)
-
-
-def _crc(file: BinaryIO, start: int, size: int) -> int:
-    file.seek(start)
-    crc = 0
-    while size:
-        data = file.read(min(CHUNK, size))
-        if not data:
-            break
-        crc, size = zlib.crc32(data, crc), size - len(data)
-    return crc
-
-
-def _put(file: BinaryIO, at: int, data: bytes) -> None:
-    file.seek(at)
-    file.write(data)
+            entry += 46 + sum(struct.unpack("<28xHHH12x", file.read(46)))  # to the next one's in the directory
