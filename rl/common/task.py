@@ -76,8 +76,7 @@ class AgentTask:
 
         With a trigger, or within the tasks of a stream, they may act from the start, and nothing is shared.
         """
-        optimizes = self.method_optimizes(0) and self.method.overrides("optimizer")
-        shared = self.trigger is None and not self.method_acts_in(0) and not optimizes
+        shared = self.trigger is None and not self.method_acts_in(0)
         return without(self.identity(), ("method", "boundary", "metrics", "trigger")) if shared else None
 
     def method_acts_in(self, index: int) -> bool:
