@@ -51,6 +51,11 @@ class Attention(nn.Module):
         mixed = self.c_proj(mixed.transpose(1, 2).flatten(2))  # (B, T, n_embd)
         return F.dropout(mixed, self.dropout, self.training)
 
+    def matrix_blocks(self) -> dict[str, dict[str, int]]:
+        """The rows of `c_attn` that are one matrix each (`fire_core.resolve`)."""
+        queries, keys = self.n_head * self.head_dim, self.n_kv_head * self.head_dim
+        return {"c_attn.weight": {"q": queries, "k": keys, "v": keys}}
+
 
 class MLP(nn.Module):
     """A perceptron of one hidden layer, or the gated SwiGLU (Shazeer, arXiv 2002.05202)."""

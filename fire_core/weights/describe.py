@@ -2,7 +2,8 @@
 
 How a weight is cut is asked of these in turn, and the first that answers wins:
 
-1. the caller: `blocks` and `transposed`, or an `example` of the model's input, off whose forward pass it is read;
+1. the caller: `blocks` and `transposed`; the model, whose modules may declare their own in a method `matrix_blocks()`;
+   an `example` of the model's input, off whose forward pass it is read;
 2. the rules of `known`;
 3. where it looks fused, a forward pass of its module alone on random input;
 4. nobody: it is kept, and its reason says why it looks fused.
@@ -117,6 +118,7 @@ class _Reader:
             entry = replace(entry, groups=use.owner.groups)
         elif topology.is_transposed_linear(use.owner) or flipped:
             entry = replace(entry, transposed=parameter.ndim > 1)
+        heights = _declared_by_model(use) if heights is None else heights
         if heights is not None:
             return _split(entry, declared(entry.name, entry.d_out, heights, role in ("q", "k", "v")))
         cut, doubt = self._cut(entry, use)
@@ -169,6 +171,17 @@ class _Reader:
         if key not in self._alone:
             self._alone[key] = read_module(holder, use.owner)
         return self._alone[key]
+
+
+def _declared_by_model(use: Use) -> Declared | None:
+    """The blocks that a module around a parameter declares for it, or for the weight that a bias goes with."""
+    for depth, module in enumerate(use.path):
+        if declare := getattr(module, "matrix_blocks", None):
+            blocks: Mapping[str, Declared] = declare()
+            for name in (use.name, use.weight_name):
+                if (heights := blocks.get(".".join(name.split(".")[depth:]))) is not None:
+                    return heights
+    return None
 
 
 def _alike(known: Cut, seen: Cut, use: Use) -> bool:

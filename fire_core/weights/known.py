@@ -1,4 +1,4 @@
-"""Fused weights of transformers, timm, torchvision, x-transformers, mamba_ssm and this project's `language`.
+"""Fused weights of transformers, timm, torchvision, x-transformers and mamba_ssm.
 
 Two kinds of knowledge. A rule by name holds in the packages whose families the tests compare with their forward passes
 (`tests/zoo`): a `qkv` with three times as many rows as columns is q, k, v. A rule by class goes before it, for whatever
@@ -18,11 +18,6 @@ from fire_core.weights.topology import HOLDS, Use, width
 
 Known = TypeVar("Known")
 QKV, KV, GATED = equal("q k v"), equal("k v"), equal("gate up")
-
-
-def _grouped(queries: str, keys: str) -> Rule:
-    """[q][k][v] with fewer key and value heads than query heads."""
-    return sized("q k v", f"{queries} * head_dim", f"{keys} * head_dim", f"{keys} * head_dim")
 
 
 def _falcon(module: Any, rows: int) -> Cut:
@@ -91,6 +86,7 @@ BY_NAME = {
     "kv_a_proj_with_mqa": sized("latent rope", "kv_lora_rank", "qk_rope_head_dim"),
 }
 
+_KEYS = "num_key_value_heads * head_dim"
 _BY_HEAD = sized("q k v", "key_dim", "key_dim", "val_dim", repeats="num_heads")
 _VALUES = "num_v_heads / num_k_heads * head_v_dim"  # of the value heads that go with one key head
 _EXPERT, _OUT = whole(role="mlp"), whole(role="attention_out")
@@ -109,11 +105,13 @@ CLASSES: list[tuple[str, dict[str, Rule]]] = [
     ("transformers.modeling_openai.Attention", {"c_attn": QKV}),
     ("BarkSelfAttention BarkSelfFlashAttention2", {"att_proj": QKV}),
     ("LayoutLMv2SelfAttention", {"qkv_linear": QKV}),
-    ("DbrxAttention", {"Wqkv": _grouped("num_heads", "num_key_value_heads")}),
-    ("Phi3Attention Phi4MultimodalAttention", {"qkv_proj": _grouped("num_attention_heads", "num_key_value_heads")}),
+    ("DbrxAttention", {"Wqkv": sized("q k v", "num_heads * head_dim", _KEYS, _KEYS)}),
+    (
+        "Phi3Attention Phi4MultimodalAttention",
+        {"qkv_proj": sized("q k v", "num_attention_heads * head_dim", _KEYS, _KEYS)},
+    ),
     ("Exaone4_5_VisionAttention", {"qkv": sized("q k v", "q_dim", "kv_dim", "kv_dim")}),
     ("JetMoeAttention", {"kv_proj": KV}),
-    ("language.model.Attention", {"c_attn": _grouped("n_head", "n_kv_head")}),
     ("torchvision.maxvit.RelativePositionalMultiHeadAttention", {"to_qkv": QKV}),
     (  # wider than their input, or with a pooled query
         "torchvision.mvit.MultiscaleAttention timm.mvitv2.MultiScaleAttention timm.hiera.MaskUnitAttention "

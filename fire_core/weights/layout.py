@@ -105,7 +105,8 @@ def resolve(
         exclude: selectors of weights to keep whatever the layout says.
         blocks: heights of the row blocks of fused weights, by pattern: `{"*.attn.proj_in.weight": (64, 16, 16)}`, or by
             name, `{"q": 64, "k": 16, "v": 16}`. `"repeats": 4` says that the pattern recurs, as when rows are
-            interleaved by four heads; the heights are then those within a head.
+            interleaved by four heads; the heights are then those within a head. A module may declare its own, by the
+            names of its weights, in a method: `def matrix_blocks(self): return {"proj_in.weight": (64, 16, 16)}`.
         transposed: pattern(s) of weights that are stored (d_in, d_out).
         example: input for one forward pass off which the cuts are read, whatever is known of the model: a tensor, a
             tuple of arguments, or a mapping of keyword arguments. layout="probe" is "all" with cuts so read.

@@ -170,6 +170,18 @@ def check_isometries(weight: Tensor) -> None:
         torch.testing.assert_close(values, torch.ones(8, dtype=torch.float64), atol=1e-4, rtol=0)
 
 
+def test_a_module_declares_its_own_blocks_and_the_caller_has_the_last_word():
+    class Declaring(Opaque):
+        def matrix_blocks(self) -> dict[str, object]:
+            return {"qkv.weight": {"q": 4, "k": 4, "v": 4, "repeats": 2}}
+
+    model = nn.ModuleDict({"attn": Declaring()})
+    assert by_label(model)["attn.qkv.weight[k]"].where.tolist() == ROWS["k"]
+    assert by_label(model)["attn.qkv.bias[k]"].where.tolist() == ROWS["k"]
+    assert by_label(model, blocks={"*.qkv.weight": (8, 8, 8)})["attn.qkv.weight[k]"].rows == (8, 16)
+    assert by_label(model.to(torch.float8_e4m3fn))["attn.qkv.weight"].kind == "locked"
+
+
 class Caller(nn.Module):
     def __init__(self) -> None:
         super().__init__()

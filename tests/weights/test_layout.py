@@ -1,5 +1,6 @@
 """Layouts: which weights are chosen, and by what words; on the architectures that people really train."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from fire_core import fire_
 from fire_core.weights.layout import GROUPS, PRESETS, resolve
 from tests.networks import GPT, Mamba, SeparateAttention, SwiGLU
 from tests.weights.test_blocks import by_label
+from tests.zygote import ROOT
 
 
 def chosen(model: nn.Module, *args, action: str = "project", **kwargs) -> set[str]:
@@ -239,3 +241,35 @@ def test_wrappers_are_looked_through():
     assert [entry.name for entry in resolve(torch.compile(model, backend="eager"))] == plain
     partly = nn.Sequential(torch.compile(model[0], backend="eager"), model[1], model[2])
     assert [entry.name for entry in resolve(partly)] == plain
+
+
+# ------------------------------------------------------------------------------ the layouts that docs/scales.md shows
+
+PAGE = (ROOT / "docs/scales.md").read_text()
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.conv, self.head = nn.Embedding(5, 4), nn.Conv1d(4, 4, 1), nn.Linear(4, 3)
+        self.blocks = nn.ModuleList([nn.Linear(4, 4)])
+        self.blocks[0].mix = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(self.embedding(x).mT).mT
+        return self.head(self.blocks[0](x) @ self.blocks[0].mix)
+
+
+def test_include_is_beside_the_default_and_a_mapping_is_the_whole_list() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    dense = {"blocks.0.weight", "conv.weight", "head.weight"}
+    wanted = [dense | {"blocks.0.mix"}, dense - {"head.weight"} | {"embedding.weight"}, {"blocks.0.weight"}]
+    for line, names in zip(code.splitlines(), wanted, strict=True):
+        report = eval(line.partition("#")[0], {"fire_": fire_, "model": Own()})
+        assert {row.name for row in report.rows if row.action == "project"} == names, line
+
+
+def test_its_words_are_all_words() -> None:
+    layouts = PAGE[: PAGE.index("## Which `scale=`")]
+    assert set(re.findall(r"`(\w+)`", layouts)) >= GROUPS.keys()
+    assert set(re.findall(r'`"(\w+)"`', layouts)) == PRESETS.keys()

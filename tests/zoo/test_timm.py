@@ -89,6 +89,17 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Cuts]] = {
     ),
     "xcit": (made(f"{MODELS}.xcit.XCA", 32, num_heads=4), tokens(9), QKV),
     "pvt": (made(f"{MODELS}.pvt_v2.Attention", 32, num_heads=4), None, {"kv.weight": Fused("k 32 v 32")}),
+    "hiera": (
+        made(f"{MODELS}.hiera.MaskUnitAttention", 32, 64, heads=4), tokens(9),
+        {"qkv.weight": Fused("q 64 k 64 v 64")},
+    ),
+    "levit_down": (
+        made(f"{MODELS}.levit.AttentionDownsample", 32, 48, 8, num_heads=4, attn_ratio=2.0, resolution=4), tokens(16),
+        {"kv.linear.weight": Fused("k 8 v 16", 4)},
+    ),
+    "shvit": (
+        made(f"{MODELS}.shvit.SHSA", 32, 8, 16), image(6), {"qkv.c.weight": Fused("q 8 k 8 v 16")},
+    ),
     "swiglu_packed": (
         made(f"{LAYERS}.mlp.SwiGLUPacked", 32, 48), tokens(9), {"fc1.weight": Fused("gate 24 up 24")},
     ),
