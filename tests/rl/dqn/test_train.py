@@ -31,7 +31,7 @@ METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 def weights(folder: Path) -> dict[str, Any]:
     """The networks of the newest checkpoint."""
     state = final_state(folder)
-    return {key: state[key] for key in ("q", "target", "init", "optimizer")}
+    return {key: state[key] for key in ("modules", "targets", "init", "optimizers")}
 
 
 def learner_of(*overrides: str, program: Program = DQN, steps: int = 0) -> tuple[Task, Learner]:
