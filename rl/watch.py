@@ -14,9 +14,10 @@ from PIL import Image
 
 from fire_core.ranges import Count, Seed, Share, within
 from harness.config.checks import check_options
-from harness.config.cli import CONF, job, run_program
+from harness.config.cli import job, run_program
 from harness.config.config import Paths
 from harness.config.errors import ConfigError
+from harness.config.groups import CONF
 from harness.run.reader import building, read_run
 
 PLAYERS = {"dqn": "rl.dqn.watch", "sac": "rl.sac.watch"}  # by program; each has a function `play`

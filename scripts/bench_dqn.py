@@ -21,13 +21,12 @@ if not __package__:
 
 import ale_py
 import gymnasium
-import hydra
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from harness.config.cli import CONF
+from harness.config.groups import compose
 from rl.dqn.frames import Batch
 from rl.dqn.learner import Learner, on_device
 from rl.dqn.networks import NatureCNN
@@ -132,8 +131,7 @@ class PlainLoop:
 def ours(overrides: list[str], capacity: int) -> tuple[Task, Learner]:
     """A task and a learner of rl.dqn, as `train` has them."""
     options = ["scale=paper", "tracker=none", f"replay.capacity={capacity}", f"learning_starts={START}", *overrides]
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose("dqn", options)
+    config = compose("dqn", options)
     task = Task.from_config(config)
     learner = Learner.new(task)
     learner.renew_optimizers(task)

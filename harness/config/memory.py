@@ -9,50 +9,22 @@ from torch import nn
 
 from harness.config.errors import ConfigError
 
+CONTAINER = Path("/sys/fs/cgroup/memory.max")  # how much this container may take
 COPIES = 3  # of each weight, at the least: itself, its initial value, its gradient
 
 
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Free memory of the machine, this container or the GPU; None if the system does not say."""
+    """Free memory of the machine (at most this container's limit) or of the GPU; None if the system is silent."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = []
+    free = list[int]()
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    return min(free + left_in_groups(), default=None)
-
-
-def left_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """What each control group around this process, of version 1 or 2, lets it take before it is killed.
-
-    Page cache that has not been used again counts as free: the kernel drops it first.
-    """
-    left = []
-    with contextlib.suppress(OSError):
-        for line in own.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            old = "memory" in controllers.split(",")
-            if controllers and not old:
-                continue
-            limit, used, cache = (
-                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-                if old
-                else ("memory.max", "memory.current", "inactive_file")
-            )
-            top = root / "memory" if old else root
-            group = top / path.lstrip("/")
-            for folder in (group, *group.parents):
-                with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
-                    free = int((folder / limit).read_text()) - int((folder / used).read_text())
-                    with contextlib.suppress(OSError, ValueError, KeyError):
-                        counts = dict(row.split() for row in (folder / "memory.stat").read_text().splitlines())
-                        free += int(counts[cache])
-                    left.append(free)
-                if folder == top:
-                    break
-    return left
+    with contextlib.suppress(OSError, ValueError):  # no container, or "max"
+        free.append(int(CONTAINER.read_text()))
+    return min(free, default=None)
 
 
 def check_fits(option: str, capacity: int, bytes_each: float, device: torch.device | str, spare: float = 0.9) -> None:

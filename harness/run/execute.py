@@ -125,13 +125,13 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
 
     def take_first_phase(run: Run) -> State | None:
         """The state after the first phase, whose rows are now those of the run; None: it is not shared."""
-        if first is None or not config.cache.enabled:
+        if first is None or not config.cache:
             return None
 
         def train_first(entry: Run) -> dict[str, Any]:
             return train(entry, lambda: of_no_method(entry.resume(task.device)), 1)
 
-        cache, label, every = Path(config.cache.dir), entry_label(config, program), run.every_seconds
+        cache, label, every = Path(config.paths.cache), entry_label(config, program), run.every_seconds
         shared = shared_first_phase(cache, label, first, run.config_yaml, train_first, task.device, every, run.check)
         if shared is not None:
             run.append_rows(shared[1])
@@ -148,6 +148,8 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
             log.info("%s is done: %s %.4f", run.folder, headline, summary[headline])
             outcome.state = "skipped"
             return summary
+        if outcome.tuned:
+            log.info(outcome.tuned)
         summary = train(run, lambda: resumed(run))
         run.finish(summary)
         log.info("%s: %s %.4f", run.folder, headline, summary[headline])

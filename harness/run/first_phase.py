@@ -62,7 +62,9 @@ def shared_first_phase(
                     return found
             log.warning("first phase in %s lost its checkpoint under way", folder)
         except NoLocks as error:
-            log.warning("%s has no locks (%s): the first phase is not shared; choose another cache.dir=", cache, error)
+            log.warning(
+                "%s has no locks (%s): the first phase is not shared; choose another paths.cache=", cache, error
+            )
             return None
         except (ConfigError, TrainingError, OSError) as error:
             if not entry.removed:

@@ -18,10 +18,8 @@ import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.checks import PACKAGES
-from harness.config.cli import CONF
 from harness.config.errors import ConfigError
-from harness.config.trigger import CHOICES
+from harness.config.groups import CONF, PACKAGES
 from harness.run.checkpoint import DIGITS
 
 SHARED_PACKAGES = ("fire_core.methods.", "fire_core.triggers.", "harness.run.tracker.", "torch.optim.")
@@ -117,13 +115,12 @@ def building(folder: Path) -> Iterator[None]:
 
 @functools.cache
 def own_targets() -> dict[str, frozenset[str]]:
-    """Every `_target_` that `conf/` names, and those of triggers, by group."""
-    found = {"trigger": {node["_target_"] for node in CHOICES.values() if "_target_" in node}}
+    """Every `_target_` that `conf/` names, by group."""
+    found: dict[str, set[str]] = {}
     for path in CONF.glob("*/**/*.yaml"):
         text = path.read_text()
         folder = path.relative_to(CONF).parts[0]
-        group = "env" if folder == "envs" else folder  # of which the table's entries are choices
-        found.setdefault(group, set()).update(re.findall(r"^\s*_target_:\s*([\w.]+)", text, re.MULTILINE))
+        found.setdefault(folder, set()).update(re.findall(r"^\s*_target_:\s*([\w.]+)", text, re.MULTILINE))
     found["method"] |= {target.replace(".contrib.", ".") for target in found["method"]}  # as in version 0.2
     return {group: frozenset(targets) for group, targets in found.items()}
 

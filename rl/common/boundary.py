@@ -23,7 +23,7 @@ POLICY = {
 
 @dataclass
 class Boundary:
-    """What restarts at a boundary, beside what the method does to the weights: conf/boundary.yaml tells all."""
+    """What restarts at a boundary, beside what the method does to the weights: conf/boundary tells all."""
 
     optimizer: Annotated[str, one_of("auto", "new", "forget", "keep")] = "auto"
     target: Annotated[str, one_of("auto", "copy", "keep")] = "auto"

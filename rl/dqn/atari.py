@@ -134,7 +134,7 @@ def make(
     max_frames: Annotated[int, within(1, NEVER)] = 108_000,
     threads: Threads = None,
 ) -> Episodes:
-    """Environments for `rl.dqn`; the options are those of `asterix` in conf/envs/dqn.yaml.
+    """Environments for `rl.dqn`; the options are those of conf/env/asterix.yaml.
 
     Raises:
         ConfigError: an option is out of its range.

@@ -85,7 +85,7 @@ def make(
     ramping: bool = True,
     max_frames: Annotated[int, within(1, 1_000_000_000)] = 10_000,
 ) -> Episodes:
-    """Environments for `rl.dqn`; the options are those of `minatar_asterix` in conf/envs/dqn.yaml.
+    """Environments for `rl.dqn`; the options are those of conf/env/minatar_asterix.yaml.
 
     Raises:
         ConfigError: an option is out of its range, or the package is missing.

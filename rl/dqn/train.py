@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fire_core.methods import Context
 from fire_core.triggers import Firing
-from harness.config.cli import CONF
+from harness.config.groups import CONF
 from harness.config.trigger import acts_at_boundaries
 from harness.run.checkpoint import loading
 from harness.run.execute import Program, execute

@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zyg
 
 
 def test_a_disk_that_is_full_when_the_first_phase_ends(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = VISION.tiny(*LONG, OFTEN, "cache.dir=disk/cache")
+    options = VISION.tiny(*LONG, OFTEN, "paths.cache=disk/cache")
     filler, answer = run_on_a_full_disk(disk, tmp_path, zygote, options)
     assert answer.code == 3
     assert "error: cannot write the checkpoint that ends phase 0 in disk/cache/" in answer.err
@@ -132,7 +132,7 @@ def test_a_file_system_without_locks(tmp_path: Path, zygote: Zygote, calm: Path)
     answer = zygote.run(tmp_path, "vision.train", *VISION.tiny(*LONG), before="no_locks")
     assert answer.code == 0, answer.err
     assert "has no locks (No locks available): see to it that no one else trains this run" in answer.err
-    assert "the first phase is not shared; choose another cache.dir=" in answer.err
+    assert "the first phase is not shared; choose another paths.cache=" in answer.err
     assert_same(only_run(tmp_path / "runs"), calm)
 
 

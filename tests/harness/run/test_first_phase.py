@@ -105,7 +105,8 @@ def test_off_and_elsewhere(tmp_path: Path, zygote: Zygote) -> None:
     def run(name: str, *options: str) -> Answer:
         return zygote.run(tmp_path / name, "vision.train", *VISION.tiny("method=snp", *options))
 
-    off, elsewhere, again = run("off", "cache=off"), run("else", "cache.dir=../mine"), run("two", "cache.dir=../mine")
+    off, mine = run("off", "cache=off"), "paths.cache=../mine"
+    elsewhere, again = run("else", mine), run("two", mine)
     assert off.code == elsewhere.code == again.code == 0
     assert TRAINING not in off.err
     assert TRAINING in elsewhere.err

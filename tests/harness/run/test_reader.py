@@ -20,9 +20,8 @@ import language.train  # noqa: F401  registers its options, as the next three do
 import rl.dqn.train
 import rl.sac.train  # noqa: F401
 import vision.train  # noqa: F401
-from harness.config.cli import CONF
 from harness.config.errors import ConfigError
-from harness.config.trigger import CHOICES
+from harness.config.groups import CONF
 from harness.run.folder import Run
 from harness.run.reader import building, newest_state, own_targets, read_config
 from language.sample import load_run
@@ -184,9 +183,9 @@ def test_the_list_of_targets_is_that_of_the_configuration() -> None:
 
 def test_a_run_with_a_trigger_is_read(tmp_path: Path) -> None:
     content = good("dqn")
-    for name, node in CHOICES.items():
-        content["trigger"] = node
-        assert read_config(write(tmp_path / name, content), ("dqn",)).trigger == node
+    for path in (CONF / "trigger").glob("*.yaml"):
+        content["trigger"] = node = yaml.safe_load(path.read_text())
+        assert read_config(write(tmp_path / path.stem, content), ("dqn",)).trigger == node
     content["trigger"] = {"_target_": "os.system", "name": "every"}
     with pytest.raises(ConfigError, match=r"trigger\._target_='os\.system' is refused"):
         read_config(write(tmp_path / "wrong", content), ("dqn",))

@@ -8,7 +8,7 @@ from torch import nn
 from fire_core.methods import Context, Net
 from fire_core.methods.fire import Fire
 from harness.config.build import find_target
-from harness.config.cli import CONF
+from harness.config.groups import CONF
 from rl.common.boundary import update_targets
 from rl.common.task import build_benchmark, build_method
 from tests.programs import compose
@@ -50,9 +50,7 @@ def test_one_policy_for_every_method_and_for_base(method: str, caplog: pytest.Lo
 
 
 def test_an_option_wins_over_the_table() -> None:
-    chosen = boundary(
-        "dqn", "method=chain", "method.of=[fire,redo]", "boundary.target=keep", "boundary.optimizer=forget"
-    )
+    chosen = boundary("dqn", "method=chain", "method.of=fire+redo", "boundary.target=keep", "boundary.optimizer=forget")
     assert chosen == POLICY | {"target": "keep", "optimizer": "forget"}
 
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from harness.config.cli import CONF
 from harness.config.errors import ConfigError, TrainingError
+from harness.config.groups import CONF
 from rl.common.replay_store import RingStore
 from rl.dqn.evaluation import epsilon_greedy
 from rl.dqn.learner import Learner
@@ -86,7 +85,7 @@ def at_midpoint(*overrides: str) -> tuple[Learner, dict[str, Any], dict[str, Any
 
 @pytest.mark.parametrize("method", ["base", "redo", "fire", "full_reset", "chain"])
 def test_what_restarts_at_the_midpoint_is_the_same_for_every_method(method: str) -> None:
-    learner, before, _ = at_midpoint(f"method={method}", *(["method.of=[fire,redo]"] if method == "chain" else []))
+    learner, before, _ = at_midpoint(f"method={method}", *(["method.of=fire+redo"] if method == "chain" else []))
     assert learner.optimizer is not None
     assert not learner.optimizer.state
     assert same(learner.target.state_dict(), learner.q.state_dict())
@@ -193,7 +192,7 @@ def test_trains_on_a_gpu(tmp_path: Path, replay: str) -> None:
 
 def test_the_paper_s_settings() -> None:
     facts = json.loads((Path(__file__).parents[2] / "golden" / "dqn_facts.json").read_text())["loop"]
-    for experiment in OmegaConf.load(CONF / "presets" / "fig4a.yaml"):
+    for experiment in (path.stem for path in (CONF / "experiment").glob("fig4a_*.yaml")):
         config = compose("dqn", f"experiment={experiment}")
         assert config.num_envs == facts["num_envs"]
         assert config.total_steps == facts["total_timesteps"] - 1

@@ -242,7 +242,7 @@ def test_a_gpu_trains_and_resumes(method: str, tmp_path: Path, monkeypatch: pyte
 
 def test_what_is_measured_at_the_midpoint_does_not_part_first_halves(tmp_path: Path, sweep: dict[str, Path]) -> None:
     (entry,) = (sweep["base"].parents[1] / ".cache").iterdir()
-    folder = SAC.run(tmp_path, f"cache.dir={entry.parent}", "metrics=off")
+    folder = SAC.run(tmp_path, f"paths.cache={entry.parent}", "metrics=off")
     assert [folder.name for folder in entry.parent.iterdir()] == [entry.name]
     assert not (folder / "spectra.json").exists()
     assert (sweep["base"] / "spectra.json").exists()
