@@ -46,7 +46,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
-    loaded = load_or_explain("make_figures", args)
+    loaded = load_or_explain("make_figures", args.runs, args.include_unfinished, args.classes)
     if loaded is None:
         return 1
     runs, _ = loaded
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
             report(plotting.save(figure, args.out / grid.name))
     report(overall_tables(found, args.out / "tables"))
     if args.export:
-        report(small.write(runs, args.export, args.with_paths))
+        report(small.write(runs, args.export))
     return 0
 
 

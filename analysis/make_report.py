@@ -25,9 +25,9 @@ from analysis.arrays import Floats
 from analysis.curves import boundaries, curve
 from analysis.estimates import Estimate, Paired
 from analysis.options import add_sources, load_or_explain, split
-from analysis.privacy import public_config, public_environment
 from analysis.runs import BadRun, Group, LeftOut, Run, Setting, settings
-from analysis.sources.safely import LARGE, parse_json, read_bytes
+from analysis.sources.folders import mapping
+from analysis.sources.small import public
 
 YamlDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is much faster
 PAGE = Path(__file__).parent / "page"
@@ -51,21 +51,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
-    found = load_or_explain("make_report", args)
+    found = load_or_explain("make_report", args.runs, args.include_unfinished, args.classes)
     if found is None:
         return 1
     out = args.out / "report.html" if args.out.is_dir() else args.out
     if out.suffix not in (".html", ".htm"):  # else a browser shows the source
         out = out.with_name(f"{out.name}.html")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(report_page(*found, args.title, args.band, args.with_paths), encoding="utf-8")
+    out.write_text(report_page(*found, args.title, args.band), encoding="utf-8")
     print(f"wrote {out}")
     return 0
 
 
-def report_page(
-    runs: list[Run], left_out: list[LeftOut], title: str, band: str = "sem", with_paths: bool = False
-) -> str:
+def report_page(runs: list[Run], left_out: list[LeftOut], title: str, band: str = "sem") -> str:
     """The whole page as text."""
     palette = style.Palette(run.method for run in runs)
     found = settings(runs)
@@ -73,8 +71,8 @@ def report_page(
         "summary": f"{len(runs)} runs, {len(found)} setting{'s' * (len(found) != 1)}; {len(left_out)} left out.",
         "settings": [setting_data(setting, palette, band) for setting in found],
         "runs": runs_table(runs),
-        "details": [details(run, with_paths) for run in runs],
-        "left_out": [f"{item.name if with_paths else Path(item.name).name}: {item.reason}" for item in left_out],
+        "details": [details(run) for run in runs],
+        "left_out": [f"{Path(item.name).name}: {item.reason}" for item in left_out],
     }
     # "<" is escaped so that no text of a run can end the script element.
     data = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -164,7 +162,7 @@ def spectra(runs: list[Run]) -> list[dict[str, Any]]:
         if (run.method, run.variant) in seen or not file.is_file():
             continue
         try:
-            content = parse_json(read_bytes(file, LARGE), file.name)
+            content = mapping(file)
             found = [(phase, [matrix(name, both) for name, both in parts.items()]) for phase, parts in content.items()]
         except (BadRun, AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             print(f"no spectra of {run.source}: {error}")
@@ -202,13 +200,9 @@ def runs_table(runs: list[Run]) -> dict[str, Any]:
     return table_data(pd.DataFrame(rows, dtype=object))
 
 
-def details(run: Run, with_paths: bool) -> str:
+def details(run: Run) -> str:
     """A run's configuration and environment, as YAML."""
-    content: dict[str, Any] = {"name": run.name}
-    if with_paths:
-        content |= {"source": run.source, "config": run.config, "environment": run.environment}
-    else:
-        content |= {"config": public_config(run.config), "environment": public_environment(run.environment)}
+    content = {"name": run.name, "config": public(run.config), "environment": public(run.environment)}
     return str(yaml.dump(content, Dumper=YamlDumper, sort_keys=False, allow_unicode=True))
 
 

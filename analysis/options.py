@@ -4,7 +4,6 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from analysis.runs import LeftOut, Run, SourceError, on_all_classes
@@ -18,17 +17,6 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     add("--runs", "--source", nargs="+", default=["runs"], metavar="SOURCE", help=sources)
     add("--include-unfinished", **FLAG, help="include runs that did not finish")
     add("--classes", choices=("seen", "all"), default="seen", help="of class-incremental accuracy (%(default)s)")
-    add("--no-cache", **FLAG, help="read every run anew")
-    add("--with-paths", **FLAG, help="export and report folders and command lines too")
-
-
-def add_figures(parser: argparse.ArgumentParser) -> None:
-    """How wide figures are, and where they go."""
-    parser.add_argument(
-        "--width", choices=("column", "page"), default="page", help="of a two-column paper (%(default)s)"
-    )
-    words = "folder for the figures, as PNG, PDF and SVG (default: PNG beside the small results)"
-    parser.add_argument("--figures", type=Path, help=words)
 
 
 def split(argv: list[str]) -> list[str]:
@@ -53,19 +41,21 @@ def boolean(text: str) -> bool:
 FLAG: dict[str, Any] = {"type": boolean, "nargs": "?", "const": True, "default": False, "metavar": "true|false"}
 
 
-def load_or_explain(program: str, args: argparse.Namespace) -> tuple[list[Run], list[LeftOut]] | None:
+def load_or_explain(
+    program: str, sources: list[str], include_unfinished: bool = False, classes: str = "seen"
+) -> tuple[list[Run], list[LeftOut]] | None:
     """The runs, and what was left out, which is printed; None, after one line with the reason, if there are no runs."""
     try:
-        runs, left_out = load(args.runs, not args.no_cache, args.include_unfinished)
+        runs, left_out = load(sources, include_unfinished)
     except SourceError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return None
-    if args.classes == "all":
+    if classes == "all":
         runs, without = on_all_classes(runs)
         left_out += without
     for item in left_out:
         print(item)
     if not runs:
-        print(f"{program}: no usable runs in {', '.join(args.runs)}", file=sys.stderr)
+        print(f"{program}: no usable runs in {', '.join(sources)}", file=sys.stderr)
         return None
     return runs, left_out

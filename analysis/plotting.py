@@ -204,9 +204,10 @@ def caption(groups: Sequence[Group], band: str, more: str = "") -> str:
     return f"{text} {more}".strip()
 
 
-def save(figure: Figure, path: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+def save(figure: Figure, path: Path, formats: Sequence[str] | None = None) -> list[Path]:
     """Writes a figure as PNG, PDF and SVG, or some of these, without a date in it, and closes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    formats = formats or FORMATS
     dateless: dict[str, dict[str, None]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
     paths = [path.with_name(f"{path.name}.{suffix}") for suffix in formats]
     for target, suffix in zip(paths, formats, strict=True):

@@ -20,46 +20,46 @@ RESAMPLES = 2000
 Scores = Sequence[Floats]  # one array of seeds an environment; their numbers may differ
 
 
-def iqm(scores: Scores) -> float:
-    """Mean of the middle half of all scores, seeds and environments together."""
-    whole = np.sort(np.concatenate(list(scores)))
-    cut = len(whole) // 4  # of 3 scores none: the mean
-    return float(whole[cut : len(whole) - cut].mean())
+def iqm(scores: Scores) -> Floats:
+    """Mean of the middle half of all scores, seeds and environments together; (..., seeds) to (...)."""
+    whole = np.sort(np.concatenate(list(scores), axis=-1))
+    cut = whole.shape[-1] // 4  # of 3 scores none: the mean
+    middle: Floats = whole[..., cut : whole.shape[-1] - cut].mean(-1)
+    return middle
 
 
-def probability_of_improvement(ours: Scores, theirs: Scores) -> float:
+def probability_of_improvement(ours: Scores, theirs: Scores) -> Floats:
     """Probability that a run of ours beats one of theirs, mean over environments; ties count half."""
     wins = []
     for x, y in zip(ours, theirs, strict=True):
-        difference = x[:, None] - y[None, :]
-        wins.append(((difference > 0) + 0.5 * (difference == 0)).mean())
-    return float(np.mean(wins))
+        difference = x[..., :, None] - y[..., None, :]
+        wins.append(((difference > 0) + 0.5 * (difference == 0)).mean((-2, -1)))
+    return np.asarray(np.mean(wins, axis=0))
 
 
-def stratified(statistic: Callable[..., float], *samples: Scores) -> Estimate:
+def stratified(statistic: Callable[..., Floats], *samples: Scores) -> Estimate:
     """A statistic with its 95 % percentile interval; seeds are resampled within each environment.
 
     The interval's tails are widened for few seeds (`estimates.widened_tail`). Fewer than five seeds have none, nor have
     resamples that all agree (each run of one method above each of the other's): they would claim certainty.
 
     Args:
-        statistic: takes as many `Scores` as follow.
+        statistic: takes as many `Scores` as follow, or stacks of them (resamples, seeds).
         samples: scores of one or several methods.
     """
     rng = np.random.default_rng(0)
-
-    def resampled(scores: Scores) -> Scores:
-        return [x[rng.integers(0, len(x), len(x))] for x in scores]
-
     n = min(len(x) for scores in samples for x in scores)
     if n < FEWEST:
-        return Estimate(statistic(*samples), np.nan, np.nan, n)
-    draws = [statistic(*map(resampled, samples)) for _ in range(RESAMPLES)]
+        return Estimate(float(statistic(*samples)), np.nan, np.nan, n)
+    every = [x for scores in samples for x in scores]
+    drawn = [[rng.integers(0, len(x), len(x)) for x in every] for _ in range(RESAMPLES)]
+    resampled = iter([x[np.stack(indices)] for x, indices in zip(every, zip(*drawn, strict=True), strict=True)])
+    draws = statistic(*[[next(resampled) for _ in scores] for scores in samples])
     tail = widened_tail(n)
     low, high = np.quantile(draws, [tail, 1 - tail])
     if low == high:
         low = high = np.nan
-    return Estimate(statistic(*samples), float(low), float(high), n)
+    return Estimate(float(statistic(*samples)), float(low), float(high), n)
 
 
 def table(settings: Sequence[Setting]) -> pd.DataFrame:

@@ -232,7 +232,7 @@ def check(run: Run) -> Run:
     if not fine:
         raise BadRun(f"corrupt: seed={str(run.config['seed'])[:40]} is no integer in [0, 2^64)")
     for name in (run.method, run.benchmark, run.dataset, run.model):
-        if len(name) > LONGEST_NAME or "\n" in name:
+        if len(name) > LONGEST_NAME or not name.isprintable():  # it stands in figures, tables and names of files
             raise BadRun(f"corrupt: {name[:40]!r}... is no name of a method, benchmark, data set or model")
     if "step" not in run.history:
         raise BadRun("foreign: its metrics have no `step`")

@@ -1,16 +1,15 @@
 """Tables of results as data frames whose cells are numbers, `Estimate` or `Paired`; `formats` writes them."""
 
-import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from analysis import streams, style
-from analysis.estimates import Estimate, Paired, holm, paired
+from analysis.estimates import Estimate, paired
 from analysis.estimates import mean as estimate
 from analysis.runs import METRICS, Group, Run, Setting
+from analysis.summary import correct
 
 REFERENCES = ("base", "fire")  # what each method is compared with
 
@@ -45,7 +44,7 @@ def results(setting: Setting, test: str = "t", interval: str = "t") -> pd.DataFr
         columns[name] = over_seeds(of)
     references = {method: group for method in REFERENCES if (group := setting.group(method)) is not None}
     for method, column in comparisons(setting.groups, references, test).items():
-        columns[f"vs {style.name(method)}"] = list(column)
+        columns[f"vs {style.name(method)}"] = column
     return pd.DataFrame(columns)
 
 
@@ -59,22 +58,14 @@ def other_returns(setting: Setting) -> dict[str, Callable[[Run], float]]:
     return {}
 
 
-def comparisons(
-    groups: Sequence[Group], references: Mapping[str, Group], test: str = "t"
-) -> dict[str, list[Paired | None]]:
+def comparisons(groups: Sequence[Group], references: Mapping[str, Group], test: str = "t") -> dict[str, list[object]]:
     """Each group against each reference, p values corrected by Holm's method for all that the table has."""
-    found = {
+    found: dict[str, list[object]] = {
         method: [None if group is reference else paired(finals(group), finals(reference), test) for group in groups]
         for method, reference in references.items()
     }
-    corrected = iter(holm([np.nan if pair is None else pair.p for column in found.values() for pair in column]))
-    return {
-        method: [
-            None if pair is None else dataclasses.replace(pair, p_holm=float(p))
-            for pair, p in zip(column, itertools.islice(corrected, len(column)), strict=True)
-        ]
-        for method, column in found.items()
-    }
+    correct([*found.values()])
+    return found
 
 
 def finals(group: Group) -> dict[int, float]:

@@ -101,20 +101,6 @@ def srank(W: Tensor, delta: float = 0.01) -> Tensor:
     return torch.where(total[..., 0] > 0, short.sum(-1) + 1, 0)
 
 
-def feature_rank(features: Tensor, epsilon: float = 0.01) -> Tensor:
-    """Singular values of features / sqrt(samples) above epsilon (Lyle, Rowland and Dabney, ICLR 2022).
-
-    Args:
-        features: (..., samples, units) activations of one layer.
-        epsilon: threshold in units of the activations.
-
-    Returns:
-        (...) int64.
-    """
-    values: Tensor = torch.linalg.svdvals(to_working(features) / features.shape[-2] ** 0.5)
-    return torch.sum(values > epsilon, -1)
-
-
 # ------------------------------------------------------------------------------------------------------- activations
 
 
@@ -164,33 +150,6 @@ def dormant_ratio(activations: Tensor | Iterable[Tensor] | Mapping[str, Tensor],
     if not layers:
         raise ValueError("there are no activations: dormant_ratio needs those of one layer at least")
     return float(torch.cat([dormant(layer, threshold) for layer in layers]).double().mean())
-
-
-def output_covariance_discrepancy(outputs: Tensor, reference: Tensor | None = None) -> Tensor:
-    """||C - C_ref||_F between the second moments C = Y^T Y / samples of two sets of outputs (theorem 1 of FIRE).
-
-    Between a layer's outputs before and after a change of its weight A to B it is at most
-    ||Sigma||_2 (||A||_2 + ||B||_2) ||A - B||_F, Sigma being the inputs' second moment: small SFE, small discrepancy.
-    Against the identity, for white inputs and a weight with d_out <= d_in, it is sqrt(DfI) itself.
-
-    Args:
-        outputs: (samples, units).
-        reference: (samples', units); None for the identity.
-
-    Returns:
-        A scalar tensor.
-    """
-    first = _second_moment(outputs)
-    second = torch.eye(len(first), dtype=first.dtype, device=first.device)
-    if reference is not None:
-        second = _second_moment(reference)
-    norm: Tensor = torch.linalg.matrix_norm(first - second)
-    return norm
-
-
-def _second_moment(outputs: Tensor) -> Tensor:
-    Y = to_working(outputs)
-    return Y.mT @ Y / Y.shape[0]
 
 
 # --------------------------------------------------------------------------------------------------------- sharpness

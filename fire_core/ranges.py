@@ -131,12 +131,6 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def away_from_default(function: Callable[..., Any], values: Mapping[str, Any]) -> list[str]:
-    """The names of arguments whose values are not their defaults."""
-    parameters = inspect.signature(function).parameters
-    return [name for name, value in values.items() if value != parameters[name].default]
-
-
 def shown(value: Any) -> str:
     """A value as a configuration writes it."""
     return "null" if value is None else repr(value) if isinstance(value, str) and not value else str(value)

@@ -37,19 +37,19 @@ SKIPPED = {
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents, read one by one from a given number on.
+    """Documents, read one by one.
 
     Attributes:
         source: its name, for the header of its token files.
         count: number of documents.
-        documents: `documents(start)` gives (text, is for validation) from document `start` on.
+        documents: gives (text, is for validation) of each document.
         ends: whether a token marks the end of each document.
         fingerprint: changes with the source; empty if the source's name has a version.
     """
 
     source: str
     count: int
-    documents: Callable[[int], Iterator[tuple[str, bool]]]
+    documents: Callable[[], Iterator[tuple[str, bool]]]
     ends: bool = True
     fingerprint: str = ""
 
@@ -187,22 +187,18 @@ def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: floa
     if not any(held_out) and len(named) > 1:
         held_out[-1] = True
 
-    def documents(start: int) -> Iterator[tuple[str, bool]]:
-        return ((content, val) for (_, content), val in zip(named[start:], held_out[start:], strict=True))
+    def documents() -> Iterator[tuple[str, bool]]:
+        return ((content, val) for (_, content), val in zip(named, held_out, strict=True))
 
     return Corpus(source, len(named), documents, fingerprint=fingerprint)
 
 
 def _from_hub(source: str, train: Any, val: Any, ends: bool = True) -> Corpus:
-    """Held-out documents first, so that the small file is complete early."""
-
-    def documents(start: int) -> Iterator[tuple[str, bool]]:
-        for row in range(start, len(val)):
-            yield val[row]["text"], True
-        first = max(0, start - len(val))
-        for part in range(first, len(train), 1000):  # a column of 1,000 rows at once is much faster than single rows
-            for content in train[part : part + 1000]["text"]:
-                yield content, False
+    def documents() -> Iterator[tuple[str, bool]]:
+        for rows, held_out in ((val, True), (train, False)):
+            for part in range(0, len(rows), 1000):  # a column of 1,000 rows at once is much faster than single rows
+                for content in rows[part : part + 1000]["text"]:
+                    yield content, held_out
 
     return Corpus(source, len(val) + len(train), documents, ends)
 

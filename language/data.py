@@ -4,7 +4,7 @@ A corpus is a folder `<paths.data>/language/<name>-<tokenizer>-<hash of its opti
 the tokens as consecutive little-endian numbers, and a header beside each:
 
     {"format": 1, "tokenizer": "byte", "dtype": "uint8", "count": 421337, "largest": 226,
-     "source": "...", "fingerprint": "...", "sha256": "...", "sample_sha256": "..."}
+     "source": "...", "fingerprint": "...", "sha256": "..."}
 
 The header is written last: a file without one is incomplete.
 """
@@ -26,8 +26,7 @@ from language.tokenizers import Tokenizer
 
 FORMAT = 1
 SPLITS = ("train", "val")
-HASH_ALL = 2**30  # bytes up to which a whole file is hashed each time it is opened
-SAMPLES, SAMPLE_BYTES = 256, 2**16  # of larger ones these evenly spaced blocks
+HASHED = 2**30  # bytes up to which a file is hashed each time it is opened; larger ones by language.prepare alone
 
 
 class TokenFileError(ConfigError):
@@ -56,16 +55,6 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_sample(path: Path) -> str:
-    """SHA-256 of evenly spaced blocks, the first and the last among them: quick for files of any size."""
-    size, total = path.stat().st_size, hashlib.sha256()
-    with open(path, "rb") as file:
-        for i in range(SAMPLES):
-            file.seek(max(0, size - SAMPLE_BYTES) * i // (SAMPLES - 1))
-            total.update(file.read(SAMPLE_BYTES))
-    return total.hexdigest()
-
-
 def write_header(path: Path, tokenizer: Tokenizer, source: str, fingerprint: str) -> dict[str, Any]:
     """Mark the token file `path` as complete."""
     tokens = np.memmap(path, tokenizer.dtype, "r") if path.stat().st_size else np.zeros(0, tokenizer.dtype)
@@ -79,7 +68,6 @@ def write_header(path: Path, tokenizer: Tokenizer, source: str, fingerprint: str
         "source": source,
         "fingerprint": fingerprint,
         "sha256": digest_file(path),
-        "sample_sha256": digest_sample(path),
     }
     write_atomically(path.with_suffix(".json"), (json.dumps(header, indent=1) + "\n").encode())
     return header
@@ -92,7 +80,7 @@ def open_tokens(path: Path, tokenizer: Tokenizer, fingerprint: str = "", whole: 
         path: the `.bin`.
         tokenizer: of the model.
         fingerprint: of the source as it is now; empty if not known.
-        whole: hash the whole file however large it is.
+        whole: hash the file however large it is.
 
     Raises:
         TokenFileError: it is absent, damaged, truncated or does not fit; the message has its name and the cause.
@@ -119,9 +107,7 @@ def open_tokens(path: Path, tokenizer: Tokenizer, fingerprint: str = "", whole: 
     if size != expected:
         cause = "truncated" if size < expected else "too long"
         raise TokenFileError(f"{path} is {cause}: {size} bytes, its header says {expected}; {_remedy(path)}")
-    all_of_it = whole or size <= HASH_ALL
-    key, digest = ("sha256", digest_file) if all_of_it else ("sample_sha256", digest_sample)
-    if digest(path) != header[key]:
+    if (whole or size <= HASHED) and digest_file(path) != header["sha256"]:
         raise TokenFileError(f"{path} is damaged: it does not match its checksum; {_remedy(path)}")
     if header["largest"] >= tokenizer.vocab_size:
         raise TokenFileError(f"{path} holds token {header['largest']}, the vocabulary has {tokenizer.vocab_size}")

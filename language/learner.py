@@ -15,7 +15,6 @@ from harness.training import seeding
 from harness.training.learner import LearnerBase
 from harness.training.measure import Meter
 from language.model import GPT
-from language.sharded import shard_, shard_moments, to_shards
 from language.speed import NextTokenLoss
 from language.task import Task
 
@@ -38,14 +37,11 @@ class Learner(LearnerBase):
         """The network at its initial weights and the method, before the first step."""
         seeding.seed_everything(seeding.derive(task.config.seed, "init"))
         model = copy.deepcopy(task.model).to(task.device)
-        if task.sharded:
-            shard_(model, task.device, task.group.size)
-        else:
-            task.group.broadcast_(list(model.parameters()))
+        task.group.broadcast_(list(model.parameters()))
         forward: Any = NextTokenLoss(model)
         if task.config.compile:
             forward = torch.compile(forward)
-        if task.group.size > 1 and not task.sharded:
+        if task.group.size > 1:
             forward = DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)
         return cls(
             net=Net.of({"model": model}, task.config.model.get("layout", "all")),
@@ -73,21 +69,11 @@ class Learner(LearnerBase):
         weights = {key: p.detach().clone() for key, p in self.model.named_parameters()}  # the tied matrix once
         self.kept[name] = {"weights": weights, "iteration": self.phase_step, "val/loss": self.row.get("val/loss")}
 
-    def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
-        """Go on from rank 0's state."""
-        super().load_state_dict(task, to_shards(state, self.model))
-        shard_moments(self.optimizer)
-        if task.group.rank > 0:
-            self.clear_sums()  # rank 0 saved the sum over all
-
     def renew_optimizers(self, task: Task) -> None:
         """The learner's phase begins with a new optimizer, which the method chooses in phases in which it acts."""
 
         def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-            chosen = list(parameters)
-            groups: list[dict[str, Any]] = [{"params": [p for p in chosen if p.ndim > 1]}]
-            if vectors := [p for p in chosen if p.ndim < 2]:
-                groups.append({"params": vectors, "weight_decay": 0.0})
+            groups = parameter_groups(parameters)
             optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=groups)
             return optimizer
 
@@ -95,3 +81,12 @@ class Learner(LearnerBase):
         self.optimizers = {
             "model": self.method.optimizer(self.net, default) if acts else default(self.model.parameters())
         }
+
+
+def parameter_groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Matrices, the embeddings among them, have the optimizer's weight decay; biases and norms have none."""
+    several = list(parameters)
+    groups: list[dict[str, Any]] = [{"params": [p for p in several if p.ndim > 1]}]
+    if vectors := [p for p in several if p.ndim < 2]:
+        groups.append({"params": vectors, "weight_decay": 0.0})
+    return groups

@@ -208,11 +208,3 @@ class GPT(nn.Module):
             hidden = [Producer(layer) for layer in (mlp.c_gate, mlp.c_fc) if layer is not None]
             graph.append(Units(f"h{i}.hidden", len(mlp.c_fc.weight), tuple(hidden), (Consumer(mlp.c_proj),)))
         return graph
-
-    def optimizer_groups(self, weight_decay: float) -> list[dict[str, object]]:
-        """Parameter groups: weight decay for matrices, the embeddings among them; none for biases and norms."""
-        parameters = list(self.parameters())  # the tied matrix comes once
-        return [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-        ]

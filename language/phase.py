@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,15 +10,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fire_core.methods import Context
-from fire_core.weights.distributed import local
-from fire_core.weights.optimizer_state import parts_of
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At
 from harness.training.measure import check_finite
 from language.learner import Learner
 from language.schedule import learning_rate
-from language.sharded import gathered
 from language.speed import Pace
 from language.task import Task, batch_at, drawn
 
@@ -28,13 +25,10 @@ EARLIER = 16  # earlier tasks that are measured at most
 
 def save(task: Task, learner: Learner, run: Run | None) -> None:
     """Write a checkpoint of what all processes know together."""
-    check_finite(learner.step, learner.loss_sum, *(local(p) for p in learner.model.parameters()))
-    whole = task.group.sum_(learner.loss_sum.clone())
-    state = learner.state_dict() | {"loss_sum": whole, "seen": learner.seen * task.group.size}
-    if task.sharded:
-        state = gathered(state)
+    check_finite(learner.step, learner.loss_sum, *learner.model.parameters())
+    whole = {"loss_sum": task.group.sum_(learner.loss_sum.clone()), "seen": learner.seen * task.group.size}
     if run is not None:
-        run.checkpoint(learner.step, state)
+        run.checkpoint(learner.step, learner.state_dict() | whole)
 
 
 def pass_probe(task: Task, learner: Learner) -> None:
@@ -75,33 +69,19 @@ def losses_on(task: Task, learner: Learner, rows: Mapping[str, Tensor]) -> dict[
     losses = {}
     for name, sequences in rows.items():
         total = torch.zeros((), dtype=torch.float64)
-        batches, shared = dealt(task, sequences)
-        for batch in batches:
+        for batch in dealt(task, sequences):
             batch = batch.to(task.device)
             with task.autocast():
                 total += learner.model(batch[:, :-1], batch[:, 1:])[1].double().cpu() * len(batch)
-        losses[name] = (task.group.sum_(total) if shared else total).item() / len(sequences)
+        losses[name] = task.group.sum_(total).item() / len(sequences)
     learner.model.train()
-    reshard(task, learner)
     return losses
 
 
-def dealt(task: Task, sequences: Tensor) -> tuple[Sequence[Tensor], bool]:
-    """The batches that this process looks at, and whether the others look at others.
-
-    Processes with shards of the weights pass through the network together: each looks at all batches where these
-    cannot be dealt evenly.
-    """
-    batches = sequences.split(task.config.batch_size)
-    if task.sharded and len(batches) % task.group.size:
-        return batches, False
-    return batches[task.group.rank :: task.group.size], True
-
-
-def reshard(task: Task, learner: Learner) -> None:
-    """Give up the root's whole weights, which stay gathered after a forward pass: writes to them would be lost."""
-    if task.sharded:
-        cast(Any, learner.model).reshard()
+def dealt(task: Task, sequences: Tensor) -> Sequence[Tensor]:
+    """The batches of some sequences that this process looks at; the others look at others."""
+    batches: Sequence[Tensor] = sequences.split(task.config.batch_size)
+    return batches[task.group.rank :: task.group.size]
 
 
 def earlier_tasks(task: Task, index: int) -> dict[str, Tensor]:
@@ -127,7 +107,7 @@ class BothSides:
     `val_loss` is that of the phase that begins, `previous_loss` of the one before, `earlier_loss` the mean over all
     earlier tasks that are not trained now. `between["kl"]` is how far the method moved the function: the mean KL
     divergence of the next token's distribution, before from after, in nats, on held-out tokens of the phase before;
-    where a trigger fired, of the phase itself. Shards of weights (FSDP) have no such number.
+    where a trigger fired, of the phase itself.
 
     Args:
         task: what is fixed.
@@ -152,8 +132,6 @@ class BothSides:
             numbers["previous_loss"] = weighted(task, learner.phase - 1, losses)
             if earlier:
                 numbers["earlier_loss"] = mean({name: losses[name] for name in earlier})
-        if task.sharded:
-            return numbers
         if self.old is None:
             self.old = {name: p.detach().clone() for name, p in learner.model.named_parameters()}  # tied ones once
         else:
@@ -167,7 +145,7 @@ def divergence(task: Task, learner: Learner, old: dict[str, Tensor], rows: Mappi
     learner.model.eval()
     total, count = torch.zeros((), dtype=torch.float64), 0
     for sequences in rows.values():
-        for batch in dealt(task, sequences)[0]:
+        for batch in dealt(task, sequences):
             batch = batch.to(task.device)
             with task.autocast():
                 before = functional_call(learner.model, old, (batch[:, :-1], batch[:, 1:]))[0]
@@ -266,7 +244,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         generator=seeding.generator(task.config.seed, *names),
         batches=batches,
         loss=lambda inputs, targets: learner.model(inputs, targets)[1],
-        optimizers=parts_of(learner.optimizer),
+        optimizers=learner.optimizer_parts,
         step_loss=step_loss,
     )
 

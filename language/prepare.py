@@ -1,14 +1,10 @@
 """Texts into token files: `python -m language.prepare dataset=pydoc`, `dataset=text path=my/notes tokenizer=gpt2`.
 
-Documents are tokenised in order and appended to `train.bin.part` and `val.bin.part`; a journal records how far both
-are valid. Killed at any moment and started again, it resumes from the journal.
+Documents are tokenised in order into `train.bin.part` and `val.bin.part`, which get their names when both are whole.
 """
 
-import json
 import logging
 import os
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,6 +12,7 @@ from typing import Any
 
 import hydra
 import numpy as np
+from filelock import FileLock
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from tqdm import tqdm
@@ -25,16 +22,13 @@ from harness.config.checks import Group, check_options
 from harness.config.cli import CONF, job, run_program
 from harness.config.config import Paths
 from harness.config.errors import ConfigError
-from harness.run.checkpoint import remove_leftovers, write_atomically
 from harness.run.identity import check_name, digest
-from harness.run.lock import FolderLock, NoLocks
 from language.corpora import Corpus
 from language.data import SPLITS, TokenFile, open_tokens, write_header
 from language.tokenizers import Tokenizer, get_tokenizer
 
 log = logging.getLogger(__name__)
 BATCH = 500  # documents tokenised at once
-JOURNAL_SECONDS = 10.0
 
 
 @dataclass
@@ -104,7 +98,7 @@ def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool)
 def prepare(
     data: Path, options: dict[str, Any], tokenizer: Tokenizer, progress: bool = True, whole: bool = True
 ) -> dict[str, TokenFile]:
-    """Make a corpus's token files, resume making them, or check those that exist.
+    """Make a corpus's token files, or check those that exist.
 
     Raises:
         ConfigError: texts, a package or disk space are missing, or files that are there are damaged.
@@ -136,74 +130,30 @@ NOT_OPTIONS = ("name", "local", "expected_tokens")  # of a corpus: for this modu
 
 def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) -> None:
     """Tokenise all documents; one process at a time, others wait for it."""
-    lock = FolderLock(folder)
-    try:
-        while not lock.acquire():
-            time.sleep(0.1)
-    except NoLocks:
-        log.warning("%s has no locks: see to it that no one else prepares this corpus", folder)
-    try:
-        remove_leftovers(folder)
-        if not all((folder / f"{split}.json").exists() for split in SPLITS):  # another process may have finished it
-            _tokenise(folder, corpus, tokenizer, progress)
-            for split in SPLITS:
-                os.replace(folder / f"{split}.bin.part", folder / f"{split}.bin")
-            for split in SPLITS:
-                write_header(folder / f"{split}.bin", tokenizer, f"{corpus.source}, {split}", corpus.fingerprint)
-            (folder / "journal.json").unlink(missing_ok=True)
-    finally:
-        lock.release()
+    with FileLock(folder / "prepare.lock"):
+        if all((folder / f"{split}.json").exists() for split in SPLITS):  # another process has finished it
+            return
+        _tokenise(folder, corpus, tokenizer, progress)
+        for split in SPLITS:
+            os.replace(folder / f"{split}.bin.part", folder / f"{split}.bin")
+        for split in SPLITS:
+            write_header(folder / f"{split}.bin", tokenizer, f"{corpus.source}, {split}", corpus.fingerprint)
 
 
 def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) -> None:
-    """Append the missing documents to the parts."""
-    what = {"source": corpus.source, "fingerprint": corpus.fingerprint, "documents": corpus.count}
-    done, bytes_ = _read_journal(folder, what)
-    parts = {split: folder / f"{split}.bin.part" for split in SPLITS}
-    for split, part in parts.items():
-        part.touch()
-        os.truncate(part, bytes_[split])
-    if done:
-        log.info("%s: resumed at document %d of %d", folder, done, corpus.count)
-    bar = tqdm(total=corpus.count, initial=done, desc=folder.name, unit="doc", disable=not progress)
-    with bar, open(parts["train"], "ab") as train, open(parts["val"], "ab") as val:
-        journalled = time.monotonic()
-        for batch in _batches(corpus.documents(done)):
+    """Write the tokens of each split."""
+    bar = tqdm(total=corpus.count, desc=folder.name, unit="doc", disable=not progress)
+    train_part, val_part = (folder / f"{split}.bin.part" for split in SPLITS)
+    with bar, train_part.open("wb") as train, val_part.open("wb") as val:
+        documents = corpus.documents()
+        while batch := list(islice(documents, BATCH)):
             tokens = tokenizer.encode([text for text, _ in batch])
             for (_, held_out), ids in zip(batch, tokens, strict=True):
                 file = val if held_out else train
                 file.write(ids.astype(tokenizer.dtype, copy=False).tobytes())
                 if corpus.ends:
                     file.write(np.array([tokenizer.end], tokenizer.dtype).tobytes())
-            done += len(batch)
             bar.update(len(batch))
-            if time.monotonic() - journalled > JOURNAL_SECONDS or done == corpus.count:
-                for file in (train, val):
-                    file.flush()
-                    os.fsync(file.fileno())
-                journal = {**what, "done": done, "bytes": {"train": train.tell(), "val": val.tell()}}
-                write_atomically(folder / "journal.json", json.dumps(journal).encode())
-                journalled = time.monotonic()
-
-
-def _batches(documents: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    while batch := list(islice(documents, BATCH)):
-        yield batch
-
-
-def _read_journal(folder: Path, what: dict[str, Any]) -> tuple[int, dict[str, int]]:
-    """Documents done and the valid bytes of each part; zeros if there is nothing to resume."""
-    try:
-        journal = json.loads((folder / "journal.json").read_text())
-        sizes = {split: (folder / f"{split}.bin.part").stat().st_size for split in SPLITS}
-    except (FileNotFoundError, ValueError):
-        return 0, dict.fromkeys(SPLITS, 0)
-    if any(journal.get(key) != value for key, value in what.items()) or any(
-        sizes[split] < journal["bytes"][split] for split in SPLITS
-    ):
-        log.warning("%s holds parts of another or a damaged attempt: starting anew", folder)
-        return 0, dict.fromkeys(SPLITS, 0)
-    return journal["done"], journal["bytes"]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """How fast training goes, and how fast it could."""
 
-import functools
 import time
 
 import torch
@@ -37,25 +36,12 @@ def flops_per_token(model: GPT) -> float:
     return float(6.0 * parameters + 12.0 * layers * width * model.block_size)
 
 
-@functools.cache
-def peak_flops(device: torch.device, precision: str) -> float:
-    """FLOP/s of a device: its data sheet's in bfloat16, else those of a large product of matrices, measured here."""
-    if device.type == "cuda" and precision == "bfloat16":
-        name = torch.cuda.get_device_name(device)
-        for part, peak in PEAKS.items():
-            if part in name:
-                return peak
-    size = 8192 if device.type == "cuda" else 1024
-    own = torch.Generator(device).manual_seed(0)  # the global one is the run's
-    a = torch.randn(size, size, device=device, generator=own).to(getattr(torch, precision))
-    times = []
-    for _ in range(8):
-        began = time.perf_counter()
-        a @ a
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - began)
-    return 2.0 * size**3 / min(times)
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """FLOP/s of a GPU in bfloat16, of its data sheet; None for others."""
+    if device.type != "cuda" or precision != "bfloat16":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 class NextTokenLoss(nn.Module):
@@ -84,7 +70,7 @@ class Pace:
 
     def __init__(self, model: GPT, tokens_per_step: int, device: torch.device, precision: str, processes: int) -> None:
         self.flops, self.tokens_per_step = flops_per_token(model), tokens_per_step
-        self.device, self.precision, self.processes = device, precision, processes
+        self.peak, self.processes = peak_flops(device, precision), processes
         self.restart()
 
     def restart(self) -> None:
@@ -92,7 +78,9 @@ class Pace:
         self.steps, self.began = 0, time.perf_counter()
 
     def read(self) -> dict[str, float]:
-        """Tokens a second over all processes, and model FLOP/s as a part of what the devices could do."""
+        """Tokens a second over all processes; where it is known what the devices could do, FLOP/s as a part of that."""
         rate = self.steps * self.tokens_per_step / (time.perf_counter() - self.began)
-        peak = peak_flops(self.device, self.precision) * self.processes
-        return {"tokens_per_second": round(rate, 1), "mfu": round(rate * self.flops / peak, 4)}
+        numbers = {"tokens_per_second": round(rate, 1)}
+        if self.peak is not None:
+            numbers["mfu"] = round(rate * self.flops / (self.peak * self.processes), 4)
+        return numbers

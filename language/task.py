@@ -59,8 +59,6 @@ class LanguageConfig(Trunk):
     grad_clip: Positive | None = 1.0
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
     compile: bool = False  # torch.compile
-    # Several processes: copies of the weights (ddp) or shards of them (fsdp).
-    parallel: Annotated[str, one_of("ddp", "fsdp")] = "ddp"
 
 
 PAIR = {"dataset.replay": within(0, 1), "dataset.mix_by": one_of("batch", "sequence")}  # of its two corpora
@@ -113,13 +111,14 @@ class Task:
         # All that needs no data comes first: preparing them takes time and writes files.
         benchmark = build("benchmark", config.benchmark, Benchmark)
         check_network_fits(
-            f"model={config.model.name}", lambda: build_model(options, tokenizer.vocab_size), group.device
+            f"model={options.model['name']}", lambda: build_model(options, tokenizer.vocab_size), group.device
         )
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model, method = build_model(options, tokenizer.vocab_size), build("method", config.method, Method)
         check_works(options, group, model, method)
         stays = benchmark.keeps_optimizer or build_trigger(config.trigger) is not None
-        check_optimizer_stays(method, name=config.method.name, stays=stays, why=f"benchmark={config.benchmark.name}")
+        stream = f"benchmark={options.benchmark['name']}"
+        check_optimizer_stays(method, name=options.method["name"], stays=stays, why=stream)
         check_optimizer(config.optimizer)
         corpora = {
             name: load(Path(config.paths.data), corpus, tokenizer, local=corpus["local"])
@@ -153,8 +152,6 @@ class Task:
             after=self.steps_before_trigger,
             total_steps=self.total_steps,
         )
-        if self.trigger is not None and self.sharded:
-            raise ConfigError(f"trigger={name} acts within phases, on whole weights: it needs parallel=ddp")
         if isinstance(self.trigger, Plateau) and self.group.size > 1:
             raise ConfigError(f"trigger={name} adds up losses, of which each process has its own: use one process")
 
@@ -162,11 +159,6 @@ class Task:
     def device(self) -> torch.device:
         """Where this process computes."""
         return self.group.device
-
-    @property
-    def sharded(self) -> bool:
-        """Whether each process holds a part of every weight."""
-        return is_sharded(self.config, self.group)
 
     @property
     def headline(self) -> str:
@@ -231,7 +223,7 @@ class Task:
             part: {split: file.header["sha256"] for split, file in files.items()}
             for part, files in self.corpora.items()
         }
-        what = {**identity(asdict(self.config), "parallel"), "tokens": tokens}
+        what = {**identity(asdict(self.config)), "tokens": tokens}
         if self.forgets_start:
             what["benchmark"] = what["benchmark"] | {"start": STARTS[0]}
         return what
@@ -275,11 +267,6 @@ def parts_of_dataset(dataset: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return parts | {f"text {number}": parts["first"] | {"path": path} for number, path in enumerate(more, 3)}
 
 
-def is_sharded(config: LanguageConfig, group: ProcessGroup) -> bool:
-    """Whether each process holds a part of every weight."""
-    return group.size > 1 and config.parallel == "fsdp"
-
-
 def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method: Method) -> None:
     """Refuse a method that cannot work on the model, or in the way in which it is trained here.
 
@@ -294,8 +281,6 @@ def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method:
         refused["watch"] = "watches units, which compiled code does not show: compile=false"
     net, network = Net({"model": model}, {}), f"model={config.model['name']}"
     check_method(method, net, name=config.method["name"], network=network, without=refused)
-    if method.acts_within_phases and is_sharded(config, group):
-        raise ConfigError(f"method={config.method['name']} acts within phases, on whole weights: it needs parallel=ddp")
 
 
 def build_model(config: LanguageConfig | DictConfig, vocab_size: int) -> GPT:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import hydra
 import torch
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fire_core.triggers import Firing
-from fire_core.weights.distributed import full
 from fire_core.weights.optimizer_state import holds_all, set_rate_factor
 from harness.config.cli import CONF, run_program
 from harness.config.trigger import acts_at_boundaries
@@ -85,6 +84,8 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)
+            if group.rank > 0:
+                learner.clear_sums()  # rank 0 saved the sums over all
     start_of = "" if task.benchmark.new_tasks else f" from {task.start}"
     title = f"{config.method['name']}{start_of} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
@@ -125,7 +126,6 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
                             loss=learner.row["train/loss"],
                             val=learner.row["val/loss"],
                             tokens=f"{learner.row['tokens_per_second']:.0f}/s",
-                            mfu=f"{learner.row['mfu']:.0%}",
                         )
                         pace.restart()
                     if task.asks_in(index) and (firing := ask(learner, learner.step, loss=loss)):
@@ -178,7 +178,7 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
         make_context(task, learner, "firing" if firing else "boundary"),
         run,
         measure=measure,
-        afterwards=None if task.sharded else lambda: task.group.broadcast_(list(learner.model.parameters())),
+        afterwards=lambda: task.group.broadcast_(list(learner.model.parameters())),
         also=measure.between,
         firing=firing,
     )
@@ -194,8 +194,6 @@ def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tenso
     optimizer.zero_grad(set_to_none=True)
     for number, (inputs, targets) in enumerate(batch, 1):
         last = number == len(batch)  # gradients travel once a step
-        if task.sharded:
-            cast(Any, learner.model).set_requires_gradient_sync(last)
         alone = isinstance(forward, DistributedDataParallel) and not last
         with forward.no_sync() if alone else contextlib.nullcontext():
             with task.autocast():
@@ -207,7 +205,7 @@ def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tenso
         with learner.method_meter:
             if (penalty := learner.method.penalty(learner.net)) is not None:
                 penalty.backward()  # the same on every rank, after gradients have been averaged
-    norm = full(nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip or math.inf))
+    norm = nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip or math.inf)
     checks = task.device.type == "cpu" or config.on_nan == "skip"  # on a GPU, reading each norm would make it wait
     if checks and not torch.isfinite(norm):
         if config.on_nan == "skip":

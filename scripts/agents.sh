@@ -22,4 +22,4 @@ case ${1:-all} in
         ;;
     *) python -m scripts.agents_runs out="$out" csv="$results" setting="$1" ${2:+"method=$2"} ;;
 esac
-python -m scripts.agents_tables csv="$results"
+python analysis/make_tables.py agents --results "$results" --figures

@@ -31,4 +31,4 @@ case ${1:-all} in
         ;;
     *) sed -n '2,/^set/p' "$0" | grep '^#' >&2 && exit 2 ;;
 esac
-python analysis/make_language_streams.py --runs "$runs" ${page[@]+"${page[@]}"}
+python analysis/make_tables.py language_streams --runs "$runs" ${page[@]+"${page[@]}"}

@@ -78,7 +78,7 @@ all_but_head method.layout={backbone:project}
 END
 }
 
-draw() { python analysis/make_plasticity.py "$@" ${page[@]+"${page[@]}"}; }
+draw() { python analysis/make_tables.py plasticity "$@" ${page[@]+"${page[@]}"}; }
 
 what=${1:-all}
 case $what in

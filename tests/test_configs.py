@@ -143,11 +143,10 @@ def test_every_method_in_every_experiment(experiment: str, quarter: int, some: b
 
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar100", "tinyimagenet"])
 def test_dash_takes_its_own_papers_mode_outside_of_the_authors_variant(dataset: str) -> None:
-    """Training mode in warm_start is the FIRE authors' code; the original and its form within a phase evaluate."""
+    """Training mode in warm_start is the FIRE authors' code; the original evaluates."""
     where = ("benchmark=warm_start", f"dataset={dataset}", "method=dash")
     for options, mode in [
         ((), "eval"),
-        (("method.variant=step",), "eval"),
         (("variant=fire_paper",), "train"),
         (("method.mode=train",), "train"),
         (("variant=fire_paper", "method.mode=eval"), "eval"),

@@ -100,6 +100,7 @@ def test_the_installed_library_runs(python: Path, tmp_path: Path) -> None:
     assert done.stdout.startswith(str(python.parents[1])), "the wheel's, not the clone's"
 
 
+@pytest.mark.slow  # builds it a second time
 def test_an_editable_install_puts_the_clone_on_the_path(wheel: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*command, "--target", str(tmp_path), "--editable", str(wheel.parent / "source")], check=True)

@@ -9,9 +9,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.programs import DQN, LANGUAGE, SAC, VISION
+from harness.training import learner
+from tests.programs import DQN, LANGUAGE, SAC, VISION, rows
 
 PROGRAMS = {"vision.train": VISION, "language.train": LANGUAGE, "rl.dqn.train": DQN, "rl.sac.train": SAC}
+SHORT = {"rl.sac.train": ("env_steps=240", "random_steps=40")}
 WORDS = {
     "train": ["task", "run", "state", "stop=None"],
     "begin_phase": ["task", "learner", "index", "run"],
@@ -52,6 +54,18 @@ def test_backward_is_reached_from_train_step_alone(
         real(*args, **kwargs)
 
     monkeypatch.setattr(torch.autograd, "backward", backward)
-    program.run(tmp_path / "runs", "method=l2init", "cache=off", f"paths.data={tmp_path}/data")
+    program.run(tmp_path / "runs", "method=l2init", "cache=off", f"paths.data={tmp_path}/data", *SHORT.get(trainer, ()))
     assert len(callers) > 20
     assert all(("train", "train_step") in frames for frames in callers)
+
+
+def test_a_first_phase_of_another_layout_is_trained_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(learner, "LAYOUT", learner.LAYOUT - 1)
+        VISION.run(tmp_path / "runs", "method=base")
+    run = VISION.run(tmp_path / "runs", "method=fire")
+    said = [record.getMessage() for record in caplog.records if "another version" in record.getMessage()]
+    assert len(said) == 1
+    assert rows(run) == rows(VISION.run(tmp_path / "anew", "method=fire"))

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from fire_core.methods import Context
-from fire_core.weights.optimizer_state import parts_of
 from harness.config.errors import TrainingError
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At
 from harness.training.measure import check_finite
 from harness.training.plasticity import plasticity
-from vision.data.order import arrival_order
 from vision.learner import Learner
 from vision.schedule import reference, warmup
 from vision.task import Task, on_device
@@ -102,6 +100,13 @@ def pass_order(task: Task, index: int, number: int) -> Tensor:
 def one_pass(task: Task, index: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of the phase's first pass, for methods that look at the data before it."""
     return itertools.islice(batches(task, index), task.phases[index].steps_per_pass(task.config.batch_size))
+
+
+def arrival_order(phases: Sequence[np.ndarray]) -> np.ndarray:
+    """Every training sample of these phases (indices) once: the first phase's, then what each later one brought."""
+    together = np.concatenate(phases)
+    _, first = np.unique(together, return_index=True)
+    return together[np.sort(first)]
 
 
 def chunks(task: Task, index: int) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
@@ -212,7 +217,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         generator=seeding.generator(task.config.seed, *names),
         batches=functools.partial(one_pass, task, learner.phase),
         loss=loss,
-        optimizers=parts_of(learner.optimizer),
+        optimizers=learner.optimizer_parts,
         chunks=functools.partial(chunks, task, learner.phase),
         last_tested=functools.partial(last_tested, task, learner.phase)
         if len(task.phases[learner.phase].test)

@@ -91,6 +91,10 @@ class Task:
             ConfigError: an option is out of its range, the data are not there, or these things do not fit together.
         """
         check_options(config)
+        options = OmegaConf.to_object(config)
+        assert isinstance(options, VisionConfig)
+        name, network = options.method["name"], f"model={options.model['name']}"
+        stream = f"benchmark={options.benchmark['name']}"
         device = resolve_device(config.device)
         if config.cuda_graph and not (config.compile and device.type == "cuda"):
             raise ConfigError("cuda_graph=true needs compile=true and device=cuda")
@@ -98,15 +102,12 @@ class Task:
         data = build("dataset", config.dataset, ImageData) if data is None else data
         benchmark = build("benchmark", config.benchmark, Benchmark)
         if benchmark.needs_classes and data.num_classes < 2:
-            names = f"dataset={config.dataset.name}", f"benchmark={config.benchmark.name}"
-            raise ConfigError(f"{names[0]} has fewer than two classes: {names[1]} has nothing to tell apart")
+            images = f"dataset={options.dataset['name']}"
+            raise ConfigError(f"{images} has fewer than two classes: {stream} has nothing to tell apart")
         phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
         if not phases:
-            raise ConfigError(f"benchmark={config.benchmark.name} has no phases")
-        options = OmegaConf.to_object(config)
-        assert isinstance(options, VisionConfig)
+            raise ConfigError(f"{stream} has no phases")
         method = build("method", config.method, Method)
-        network = f"model={config.model.name}"
         check_network_fits(network, lambda: build_model(options, data), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)
@@ -115,15 +116,15 @@ class Task:
         model.to(memory_format=task.memory_format)
         task.check_takes_images()
         net = Net({"model": model}, {})
-        check_method(method, net, name=config.method.name, network=network)
+        check_method(method, net, name=name, network=network)
         stays = benchmark.keeps_optimizer or trigger is not None
-        check_optimizer_stays(method, name=config.method.name, stays=stays, why=f"benchmark={config.benchmark.name}")
+        check_optimizer_stays(method, name=name, stays=stays, why=stream)
         check_trigger(
             options.trigger,
             trigger,
             method,
             net,
-            name=config.method.name,
+            name=name,
             metrics=METRICS,
             after=task.steps_before_trigger,
             total_steps=task.total_steps,

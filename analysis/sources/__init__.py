@@ -12,7 +12,7 @@ from analysis.runs import LeftOut, Run, SourceError, select
 from analysis.sources import folders, small, wandb_local, wandb_service
 
 
-def read(source: str, cache: bool = True) -> Iterator[Run | LeftOut]:
+def read(source: str) -> Iterator[Run | LeftOut]:
     """Everything that a source holds.
 
     Raises:
@@ -20,12 +20,12 @@ def read(source: str, cache: bool = True) -> Iterator[Run | LeftOut]:
     """
     kind, _, rest = source.partition(":")
     if kind == "wandb":
-        return wandb_service.read(rest, cache)
+        return wandb_service.read(rest)
     if kind == "wandb-local":
-        return wandb_local.read(existing(rest), cache)
+        return wandb_local.read(existing(rest))
     if source.endswith(".csv"):
         return small.read(Path(source))
-    return folders.read(existing(source), cache)
+    return folders.read(existing(source))
 
 
 def existing(name: str) -> Path:
@@ -35,10 +35,8 @@ def existing(name: str) -> Path:
     return root
 
 
-def load(
-    sources: Iterable[str], cache: bool = True, include_unfinished: bool = False
-) -> tuple[list[Run], list[LeftOut]]:
+def load(sources: Iterable[str], include_unfinished: bool = False) -> tuple[list[Run], list[LeftOut]]:
     """The usable runs of all sources, and what was left out."""
-    found = [item for source in sources for item in read(source, cache)]
+    found = [item for source in sources for item in read(source)]
     runs, left_out = select((item for item in found if isinstance(item, Run)), include_unfinished)
     return runs, [item for item in found if isinstance(item, LeftOut)] + left_out

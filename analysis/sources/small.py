@@ -5,6 +5,7 @@ what made them.
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import pandas as pd
 
 from analysis.arrays import Ints
 from analysis.boundaries import FLAG, join
-from analysis.privacy import public_config, public_environment
 from analysis.provenance import entry_of
 from analysis.runs import METRICS, BadRun, LeftOut, Run
 from harness.run import provenance
@@ -24,6 +24,9 @@ COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, 
 PREFIXES = ("boundary/", "firing/", "method/", "eval/")
 OF_STREAMS = ("train/accuracy", "train/loss", "online/accuracy", "online/loss")
 POINTS = 200  # rows kept of a run
+# Where a run is kept and mirrored, which is no part of what it is, and the command line, which has the folders typed.
+PRIVATE = ("paths", "cache", "checkpoint", "tracker", "progress", "hydra", "command")
+PATH = re.compile(r"(~|[A-Za-z]:)?[/\\].*")
 
 
 def read(file: Path) -> Iterator[Run | LeftOut]:
@@ -48,11 +51,8 @@ def read(file: Path) -> Iterator[Run | LeftOut]:
             yield LeftOut(source, str(reason))
 
 
-def write(runs: Sequence[Run], file: Path, with_paths: bool = False) -> list[Path]:
-    """Writes runs to `name.csv` and `name.runs.json`; what all configs share is written once.
-
-    Paths and command lines are left out unless `with_paths`.
-    """
+def write(runs: Sequence[Run], file: Path) -> list[Path]:
+    """Writes runs to `name.csv` and `name.runs.json`; what all configs share is written once."""
     parts = []
     for run in runs:
         rows = join(run.history.iloc[kept_rows(run)], run.boundaries)
@@ -60,17 +60,15 @@ def write(runs: Sequence[Run], file: Path, with_paths: bool = False) -> list[Pat
         parts.append(rows[[c for c in rows if c in columns or str(c).startswith(PREFIXES)]].assign(run=run.name))
     table = pd.concat(parts, ignore_index=True)
     table = table[["run", *(c for c in table if c != "run")]]
-    configs = [run.config if with_paths else public_config(run.config) for run in runs]
-    environments = [run.environment if with_paths else public_environment(run.environment) for run in runs]
+    configs = [public(run.config) for run in runs]
+    environments = [public(run.environment) for run in runs]
     common = shared(configs)
     about = {
         "common": common,
         "environment": shared(environments),
         "runs": {run.name: without(config, common) for run, config in zip(runs, configs, strict=True)},
     }
-    identities = [
-        run.identity if with_paths else public_config(run.identity) for run in runs if run.identity is not None
-    ]
+    identities = [public(run.identity) for run in runs if run.identity is not None]
     if len(identities) == len(runs):
         alike = shared(identities)
         own = {run.name: without(one, alike) for run, one in zip(runs, identities, strict=True)}
@@ -81,6 +79,21 @@ def write(runs: Sequence[Run], file: Path, with_paths: bool = False) -> list[Pat
     other = file.with_suffix(".runs.json")
     other.write_text(json.dumps(about, indent=1, default=str) + "\n", encoding="utf-8")
     return [file, other, provenance.file_of(file)]
+
+
+def public(about: dict[str, Any]) -> dict[str, Any]:
+    """A configuration or environment without folders of a machine; an absolute path is cut to its last part."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cut(part) for key, part in value.items()}
+        if isinstance(value, list):
+            return [cut(part) for part in value]
+        if isinstance(value, str) and PATH.fullmatch(value):
+            return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+        return value
+
+    return {key: cut(value) for key, value in about.items() if key not in PRIVATE}
 
 
 def kept_rows(run: Run) -> Ints:

@@ -15,7 +15,6 @@ import pandas as pd
 
 from analysis.boundaries import place
 from analysis.runs import BadRun, LeftOut, Run
-from analysis.sources import cache as disk
 from analysis.sources.folders import table
 
 HEADER = b":W&B" + struct.pack("<HB", 0xBEE1, 0)
@@ -24,38 +23,26 @@ PIECE = struct.Struct("<IHB")  # checksum, length, type
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
-def read(root: Path, cache: bool = True) -> Iterator[Run | LeftOut]:
+def read(root: Path) -> Iterator[Run | LeftOut]:
     """The wandb runs at any depth below `root`. A run that was resumed has many files, joined by its id."""
     by_id: dict[str, list[Path]] = {}
     for file in sorted(root.rglob("*.wandb")):
         by_id.setdefault(file.stem.removeprefix("run-"), []).append(file)
     for files in by_id.values():
         try:
-            yield read_run(files, root / disk.FOLDER if cache else None)
+            yield read_run(files)
         except BadRun as reason:
             yield LeftOut(str(files[0]), str(reason))
         except OSError as error:
             yield LeftOut(str(files[0]), f"unreadable: {error.strerror or error}")
 
 
-def read_run(files: list[Path], cache_folder: Path | None = None) -> Run:
+def read_run(files: list[Path]) -> Run:
     """One run from its files, oldest first.
 
     Raises:
         BadRun: the files hold no run of this project.
     """
-    key = disk.key(files)
-    entry = disk.get(cache_folder, files[0], key) if cache_folder else None
-    if entry is None:
-        entry = parse(files)
-        if cache_folder:
-            disk.put(cache_folder, files[0], key, entry)
-    meta, columns, values = entry
-    return Run.of(meta["name"], str(files[0]), meta, pd.DataFrame(values, columns=columns, copy=False))
-
-
-def parse(files: list[Path]) -> disk.Entry:
-    """The files of one run as (meta, column names, values)."""
     from wandb.proto import wandb_internal_pb2  # here: importing wandb takes a second, which run folders do not need
 
     config: dict[str, Any] = {}
@@ -87,7 +74,7 @@ def parse(files: list[Path]) -> disk.Entry:
     if not rows:
         raise BadRun("empty: no history in it")
     columns, values = table([rows[at] for at in sorted(rows)])
-    return meta, columns, values
+    return Run.of(meta["name"], str(files[0]), meta, pd.DataFrame(values, columns=columns, copy=False))
 
 
 def records(raw: bytes) -> Iterator[bytes]:

@@ -1,17 +1,13 @@
 """Runs of the wandb service, `wandb:entity/project`, through `wandb.Api` alone, as its wire format may change."""
 
-import json
-import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
 
 from analysis.boundaries import place
 from analysis.runs import BadRun, LeftOut, Run, SourceError
-from analysis.sources import cache as disk
 from analysis.sources.folders import table
 
 T = TypeVar("T")
@@ -19,7 +15,7 @@ PAUSES = (1.0, 4.0)  # seconds before the second and the third attempt; wandb it
 PAGE = 10_000  # history steps (not rows) a request
 
 
-def read(path: str, cache: bool = True, page: int = 50) -> Iterator[Run | LeftOut]:
+def read(path: str, page: int = 50) -> Iterator[Run | LeftOut]:
     """The runs of `entity/project`.
 
     Raises:
@@ -39,36 +35,19 @@ def read(path: str, cache: bool = True, page: int = 50) -> Iterator[Run | LeftOu
     for remote in found:
         source = f"wandb:{path}/{remote.id}"
         try:
-            yield read_run(remote, source, cache_folder() if cache else None)
+            yield patiently(lambda: read_run(remote, source))  # noqa: B023
         except BadRun as reason:
             yield LeftOut(source, str(reason))
         except wandb.errors.Error as error:
             yield LeftOut(source, f"unreadable: {str(error).splitlines()[0]}")
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fire-plasticity"
-
-
-def read_run(remote: Any, source: str, cache_folder: Path | None = None) -> Run:
-    """One run of the service; its history comes from the cache if it has not changed since.
+def read_run(remote: Any, source: str) -> Run:
+    """One run of the service, its history page by page.
 
     Raises:
         BadRun: it is no run of this project.
     """
-    server = os.environ.get("WANDB_BASE_URL", "")
-    key = json.dumps([disk.VERSION, remote.state, remote.heartbeat_at, remote.history_line_count])
-    entry = disk.get(cache_folder, server + source, key) if cache_folder else None
-    if entry is None:
-        entry = patiently(lambda: download(remote))
-        if cache_folder:
-            disk.put(cache_folder, server + source, key, entry)
-    meta, columns, values = entry
-    return Run.of(meta["name"], source, meta, pd.DataFrame(values, columns=columns, copy=False))
-
-
-def download(remote: Any) -> disk.Entry:
-    """A run's whole history, page by page, as (meta, column names, values)."""
     rows: dict[tuple[float, float], dict[str, Any]] = {}
     for row in remote.scan_history(page_size=PAGE):
         row.setdefault("step", row.get("_step"))
@@ -81,7 +60,8 @@ def download(remote: Any) -> disk.Entry:
     known = {key: environment[key] for key in ("os", "python", "git", "gpu", "cpu_count") if key in environment}
     finished = remote.state == "finished" and done
     columns, values = table([rows[at] for at in sorted(rows)])
-    return {"name": remote.name, "config": config, "environment": known, "finished": finished}, columns, values
+    meta = {"config": config, "environment": known, "finished": finished}
+    return Run.of(remote.name, source, meta, pd.DataFrame(values, columns=columns, copy=False))
 
 
 def patiently(call: Callable[[], T]) -> T:

@@ -241,7 +241,7 @@ class Intervention:
         else:
             log.warning("the checkpoint's trigger was %s, now it is %s, which starts anew", state["kind"], self.trigger)
             self.trigger.last = state["trigger"]["last"]
-        self.firings, self.observed = state["firings"], dict(state["observed"])
+        self.firings, self.observed = state["firings"], dict(state.get("observed", {}))
         self.method.load_state_dict(state["method"])
         if self.init is not None and "init" in state:
             for name, saved in state["init"].items():

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.fire_paper import FirePaperCBP, chain
-from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import Variant
+from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Decay, at_least, checked
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Consumer, Units, weight
@@ -40,12 +39,9 @@ class ContinualBackprop(Method):
         maturity: steps for which a new unit is not replaced.
         decay: of the running utility.
         variant: original or fire_paper.
-
-    Raises:
-        ValueError: an option is out of its range, or the network has no units that are known.
     """
 
-    acts_within_phases = True
+    FIELDS = ("state",)
 
     @checked
     def __init__(
@@ -125,12 +121,6 @@ class ContinualBackprop(Method):
             mature[i] -= number
             young.append((self.state["steps"], number))
         return number
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = state
 
 
 def outgoing(units: Units) -> Tensor:

@@ -1,19 +1,16 @@
 """Several methods in one run."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
+from fire_core.methods.protocol import BoundaryReport, Context, MakeOptimizer, Method, Net
 
-ALONE = {
-    "base": "does nothing",
-    "chain": "is one itself",
-    "pi": "puts new modules into the network, which no other method knows",
-}
+ALONE = {"base": "does nothing", "pi": "puts new modules into the network, which no other method knows"}
 
 
 class Chain(Method):
@@ -23,8 +20,8 @@ class Chain(Method):
 
     Args:
         methods: by name.
-        apart: at a boundary, methods that project or shrink weight matrices (FIRE, DASH) leave alone those that the
-            replaced optimizer trains in a way of its own: Muon's hidden weights.
+        apart: what methods do at a boundary spares the weights that the replaced optimizer trains in a way of its own:
+            Muon's hidden weights.
 
     Raises:
         ValueError: the methods conflict, or `apart` has no effect.
@@ -41,26 +38,20 @@ class Chain(Method):
         replacing = [name for name, method in methods.items() if method.overrides("optimizer")]
         if len(replacing) > 1:
             raise ValueError(f"of={list(methods)}: {' and '.join(replacing)} each replace the optimizer")
-        self.methods = dict(methods)
-        self.replacing = methods[replacing[0]] if replacing else None
-        if apart and not hasattr(self.replacing, "owned"):
-            raise ValueError(
-                "apart=true has no effect: no method of the chain has an optimizer for some of the weights"
-            )
-        if apart and not any(method.spares_frozen for method in methods.values()):
-            raise ValueError(
-                "apart=true has no effect: no method of the chain spares weights at a boundary, as fire does with "
-                "trainable_only=true, and dash"
-            )
-        writing = [name for name, m in methods.items() if m.acts_within_phases and m.overrides("after_step")]
+        writing = [name for name, method in methods.items() if method.overrides("after_step")]
         if "trac" in writing[1:]:
             raise ValueError(
                 f"of={list(methods)}: trac takes what has happened since the last step for the optimizer's, so it must "
                 f"come before {writing[0]}, which acts after steps"
             )
-        self.apart = apart
+        self.methods, self.apart = dict(methods), apart
+        self.replacing = methods[replacing[0]] if replacing else Method()
+        if apart and not (self.replacing.overrides("owned") and self.overrides("at_boundary")):
+            raise ValueError(
+                "apart=true has no effect: it needs a method that acts at boundaries, and one whose optimizer trains "
+                "some of the weights in a way of its own"
+            )
         self.restarts = {part: how for method in methods.values() for part, how in method.restarts.items()}
-        self.acts_within_phases = any(method.acts_within_phases for method in methods.values())
         self.follows_gradients = any(method.follows_gradients for method in methods.values())
         self.acts_on_optimizer_alone = any(method.acts_on_optimizer_alone for method in methods.values())
 
@@ -78,41 +69,27 @@ class Chain(Method):
     def overrides(self, hook: str) -> bool:
         return any(method.overrides(hook) for method in self.methods.values())
 
+    def spared(self, net: Net) -> frozenset[nn.Parameter]:
+        """What its methods must leave alone at a boundary."""
+        return frozenset(self.replacing.owned(net) if self.apart else ())
+
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         acting = [method for method in self.methods.values() if method.overrides("at_boundary")]
+        context = replace(context, spared=context.spared | self.spared(net))
         report = BoundaryReport()
-        with self._set_apart(net):
-            for method in acting:
-                done = method.at_boundary(net, context)
-                part = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
-                # What one method measured of the weights is only true at the end if no other acted.
-                weights = part.weights if len(acting) == 1 else {}
-                report = BoundaryReport(report.numbers | part.numbers, weights, report.measuring + part.measuring)
+        for method in acting:
+            done = method.at_boundary(net, context)
+            part = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
+            # What one method measured of the weights is only true at the end if no other acted.
+            weights = part.weights if len(acting) == 1 else {}
+            report = BoundaryReport(report.numbers | part.numbers, weights, report.measuring + part.measuring)
         for method in self.methods.values():
             if any(other is not method for other in acting):
                 method.forget_weights()
         return report
 
-    def left_alone(self, net: Net) -> list[nn.Parameter]:
-        """What parts that spare frozen weights leave alone at a boundary: with `apart`, the optimizer's own."""
-        return list(self.replacing.owned(net)) if self.apart else []  # type: ignore[union-attr]
-
-    @contextmanager
-    def _set_apart(self, net: Net) -> Iterator[None]:
-        """What is left alone is frozen within this block."""
-        owned = [p for p in self.left_alone(net) if p.requires_grad]
-        for parameter in owned:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in owned:
-                parameter.requires_grad_(True)
-
-    def optimizer(
-        self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    ) -> torch.optim.Optimizer:
-        return (self.replacing or Method()).optimizer(net, default)
+    def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
+        return self.replacing.optimizer(net, default)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:

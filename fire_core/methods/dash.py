@@ -1,16 +1,16 @@
 """DASH, direction-aware shrinking (Shin, Oh, Cho and Yun, "DASH: Warm-Starting Neural Network Training in Stationary
 Settings without Loss of Plasticity", NeurIPS 2024, arXiv 2410.23364; public code: NAVER-INTEL-Co-Lab/gaudi-dash)."""
 
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Set
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.conv import _ConvNd
 
-from fire_core.methods.protocol import Context, Method, Net
-from fire_core.ranges import Count, Share, away_from_default, checked, one_of
+from fire_core.methods.layers import linear_layers
+from fire_core.methods.protocol import Context, Method, Net, Variant
+from fire_core.ranges import Share, checked, one_of
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -29,22 +29,16 @@ class Dash(Method):
     `variant=fire_paper`: the same with g of each shuffled minibatch of one pass over the data, so that only the last
     1 / alpha of them count.
 
-    `variant=step`: after every `every` optimizer steps each neuron's row w (a filter with all its input channels)
-    becomes w * clip(1 - rate * max(cos(w, g_w) - alpha, 0), 0.5, 1), g the gradient of that step. Biases stay.
-
     Args:
-        alpha: weight of the newest gradient; cosine from which on a row is shrunk (step).
+        alpha: weight of the newest gradient.
         minimum: the paper's lambda, the strongest shrinking.
         mode: of the network while the gradients are taken: eval or train. The public code is in eval mode. In train
             mode a convolution's bias in front of a batch norm has no gradient but rounding noise, and its factor is
             arbitrary; the FIRE authors' code is in train mode in `warm_start` and in eval mode elsewhere.
-        variant: original, fire_paper or step.
-        every: optimizer steps between two shrinkings (step).
-        rate: strength (step).
-
-    Raises:
-        ValueError: an option is out of its range.
+        variant: original or fire_paper.
     """
+
+    follows_gradients = True
 
     @checked
     def __init__(
@@ -52,30 +46,15 @@ class Dash(Method):
         alpha: Share = 0.3,
         minimum: Share = 0.05,
         mode: Annotated[str, one_of("eval", "train")] = "eval",
-        variant: Annotated[str, one_of("original", "fire_paper", "step")] = "original",
-        every: Count = 2000,
-        rate: Share = 0.005,
+        variant: Variant = "original",
     ) -> None:
         self.alpha, self.minimum, self.mode, self.variant = alpha, minimum, mode, variant
-        self.every, self.rate = every, rate
-        self.acts_within_phases = variant == "step"
-        self.follows_gradients = self.spares_frozen = variant != "step"
-
-    def idle_options(self) -> dict[str, str]:
-        values: dict[str, Any] = {"every": self.every, "rate": self.rate}
-        if self.variant == "step":
-            values = {"minimum": self.minimum, "mode": self.mode}
-        return dict.fromkeys(away_from_default(Dash, values), f"variant={self.variant}")
-
-    def overrides(self, hook: str) -> bool:
-        return super().overrides(hook) and not (hook == "at_boundary" and self.variant == "step")
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        if self.variant == "step":
-            return {}
+        parameters = shrinkable(net, context.spared)
         buffers = {b: b.clone() for module in net.modules.values() for b in module.buffers()}
         with net.mode(training=self.mode == "train"):
-            descent = smoothed_descent(net, context, self.alpha, in_chunks=self.variant == "original")
+            descent = smoothed_descent(parameters, context, self.alpha, in_chunks=self.variant == "original")
         with torch.no_grad():
             for buffer, value in buffers.items():  # running statistics moved in train mode
                 buffer.copy_(value)
@@ -83,32 +62,19 @@ class Dash(Method):
         reset_optimizer_state(context.optimizers, descent)
         return {}
 
-    @torch.no_grad()
-    def after_step(self, net: Net, context: Context) -> None:
-        if self.variant != "step" or context.step % self.every:
-            return
-        for parameter in shrinkable(net):
-            if parameter.grad is not None and parameter.ndim > 1:
-                cosine = F.cosine_similarity(parameter.flatten(1), parameter.grad.flatten(1), dim=1)  # (d_out,)
-                factor = (1 - self.rate * (cosine - self.alpha).clamp(min=0)).clamp(0.5, 1)
-                parameter.mul_(factor.view(-1, *[1] * (parameter.ndim - 1)))
+
+def shrinkable(net: Net, spared: Set[nn.Parameter] = frozenset()) -> list[Tensor]:
+    """Weights and biases of linear layers and convolutions that are trained and not spared, shared ones once."""
+    layers = [layer for root in net.modules.values() for layer in linear_layers(root).values()]
+    found = dict.fromkeys(p for layer in layers for p in (layer.weight, layer.bias) if p is not None)
+    return [p for p in found if p.requires_grad and p not in spared]
 
 
-def shrinkable(net: Net) -> list[Tensor]:
-    """Weights and biases of linear layers and convolutions, shared ones once."""
-    found: dict[Tensor, None] = {}
-    for root in net.modules.values():
-        for module in root.modules():
-            if isinstance(module, (nn.Linear, _ConvNd)):
-                found |= dict.fromkeys(p for p in (module.weight, module.bias) if p is not None and p.requires_grad)
-    return list(found)
-
-
-def smoothed_descent(net: Net, context: Context, alpha: float, in_chunks: bool) -> dict[Tensor, Tensor]:
+def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, in_chunks: bool) -> dict[Tensor, Tensor]:
     """The negative gradient over one pass of the data, exponentially smoothed, by parameter.
 
     Args:
-        net: the networks.
+        parameters: those whose gradients are taken.
         context: with batches, chunks and the loss.
         alpha: weight of the newest gradient.
         in_chunks: one gradient for each chunk, if the trainer has chunks; else one for each batch.
@@ -118,7 +84,6 @@ def smoothed_descent(net: Net, context: Context, alpha: float, in_chunks: bool) 
     """
     if context.batches is None or context.loss is None:
         raise ValueError("DASH needs batches of the next phase, which this trainer does not give")
-    parameters = shrinkable(net)
     descent = [torch.zeros_like(p) for p in parameters]
     single = (iter([batch]) for batch in context.batches())
     for chunk in context.chunks() if in_chunks and context.chunks is not None else single:

@@ -1,14 +1,14 @@
 """FIRE: Frobenius-Isometry Reinitialization (Han et al., ICLR 2026, arXiv 2602.08040)."""
 
-from collections.abc import Mapping
+import inspect
 from typing import Annotated, Any
 
+from fire_core.methods.layers import ChosenLayout
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
-from fire_core.polar.options import PolarOptions, check_word
-from fire_core.ranges import away_from_default, checked, within
+from fire_core.polar.options import PolarOptions
+from fire_core.ranges import checked, within
 from fire_core.reinit.fire import IDLE, fire_
 from fire_core.reinit.scales import check_scaling
-from fire_core.weights.layout import PRESETS
 from fire_core.weights.optimizer_state import holding
 
 
@@ -30,9 +30,6 @@ class Fire(Method):
         tol: stop the Newton-Schulz steps of a batch early, once its largest DfI lies below this.
         variance_factor: for the scale of that name; refused with another.
         trainable_only: leave frozen weights alone.
-
-    Raises:
-        ValueError: an unknown name, or a number out of range.
     """
 
     @checked
@@ -41,7 +38,7 @@ class Fire(Method):
         solver: str = "newton_schulz",
         iterations: Annotated[int, within(1, 1000)] = 10,
         norm_init: str = "frobenius",
-        layout: str | Mapping[str, str] | None = None,
+        layout: ChosenLayout = None,
         scale: str = "modular",
         blend: float = 1.0,
         min_norm: float = 0.0,
@@ -51,9 +48,7 @@ class Fire(Method):
     ) -> None:
         PolarOptions(solver, iterations, norm_init, tol)  # checks them
         check_scaling(scale, min_norm, blend, variance_factor)
-        if not isinstance(layout, Mapping | None):
-            check_word("layout", layout, tuple(PRESETS))
-        self.layout, self.spares_frozen = layout, trainable_only
+        self.layout = layout
         self.options: dict[str, Any] = {
             "solver": solver,
             "iterations": iterations,
@@ -67,8 +62,9 @@ class Fire(Method):
         }
 
     def idle_options(self) -> dict[str, str]:
-        values = {name: self.options[name] for name in IDLE[self.options["solver"]]}
-        return dict.fromkeys(away_from_default(Fire, values), f"solver={self.options['solver']}")
+        solver, defaults = self.options["solver"], inspect.signature(Fire).parameters
+        moved = [name for name in IDLE[solver] if self.options[name] != defaults[name].default]
+        return dict.fromkeys(moved, f"solver={solver}")
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         options = {name: value for name, value in self.options.items() if name not in self.idle_options()}
@@ -78,6 +74,7 @@ class Fire(Method):
                 layout=self.layout or net.layout,
                 optimizer=holding(context.optimizers, module.parameters()),  # none of a target network
                 init=net.init[name],
+                exclude=[p for p in module.parameters() if p in context.spared],
                 **options,
             )
             for name, module in net.modules.items()

@@ -6,6 +6,8 @@ difference.
 """
 
 import contextlib
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.methods.protocol import Context
+from fire_core.methods.protocol import Context, Saved
 from fire_core.units.graph import weight
 from fire_core.units.recycle import redraw_rows_
-from fire_core.units.watch import mean_magnitude, peak
+from fire_core.units.watch import mean_magnitude
 from fire_core.weights.topology import unwrap
 
 
@@ -52,47 +54,12 @@ class Link:
         return self.name.rpartition(".")[2] in PROJECTIONS
 
 
-@dataclass
-class Chain:
+def chain(modules: Mapping[str, nn.Module]) -> list[Link]:
     """The linear layers and convolutions in the order in which they run, side branches left out.
 
-    Each one is taken to be read by the next one, whatever the skips and the attention between them.
+    Each one is taken to be read by the next one, whatever the skips and the attention between them. The networks'
+    modules are registered in the order in which they run.
     """
-
-    links: list[Link]
-
-    def watch_redo(self) -> "OutputWatch":
-        """Mean rectified outputs, of projections mean absolute ones; in every mode."""
-
-        def reduce(link: Link, x: Tensor, dims: Sequence[int]) -> Tensor:
-            return mean_magnitude(x if link.projects else x.relu(), dims)
-
-        return OutputWatch(self.links, reduce, only_training=False)
-
-    def watch_snr(self) -> "OutputWatch":
-        """The largest rectified output."""
-        return OutputWatch(self.links, lambda link, x, dims: peak(x, dims), only_training=True)
-
-    @torch.no_grad()
-    def recycle_(self, masks: Sequence[Tensor], context: Context) -> None:
-        """Redraw the incoming weights of masked units. The last mask is dropped.
-
-        Outgoing weights and moments stay, for the reference changes copies of them. Step counters of all weights
-        that it touches, or means to touch, start again.
-        """
-        for link, after, mask in zip(self.links, self.links[1:], masks[:-1], strict=False):
-            index = mask.nonzero().flatten()
-            if len(index):
-                redraw_rows_(link.layer, index, uniform, context.generator, draw_bias=True)
-                touched = [link.layer.weight, link.layer.bias, after.layer.weight]
-                for optimizer in context.optimizers:
-                    for parameter in touched:
-                        if isinstance(parameter, Tensor) and "step" in optimizer.state.get(parameter, {}):
-                            optimizer.state[parameter]["step"].zero_()
-
-
-def chain(modules: Mapping[str, nn.Module]) -> Chain:
-    """The chain of some networks whose modules are registered in the order in which they run."""
     links: list[Link] = []
     for root in modules.values():
         for name, module in unwrap(root).named_modules():
@@ -104,42 +71,67 @@ def chain(modules: Mapping[str, nn.Module]) -> Chain:
                 links[-1].norm = module
             elif links and isinstance(module, nn.MaxPool2d) and links[-1].pool is None:
                 links[-1].pool = module
-    return Chain(links)
+    return links
+
+
+@torch.no_grad()
+def recycle_rows_(links: list[Link], masks: Sequence[Tensor], context: Context) -> None:
+    """Redraw the incoming weights of masked units. The last mask is dropped.
+
+    Outgoing weights and moments stay, for the reference changes copies of them. Step counters of all weights that it
+    touches, or means to touch, start again.
+    """
+    for link, after, mask in zip(links, links[1:], masks[:-1], strict=False):
+        index = mask.nonzero().flatten()
+        if len(index):
+            redraw_rows_(link.layer, index, uniform, context.generator, draw_bias=True)
+            touched = [link.layer.weight, link.layer.bias, after.layer.weight]
+            for optimizer in context.optimizers:
+                for parameter in touched:
+                    if isinstance(parameter, Tensor) and "step" in optimizer.state.get(parameter, {}):
+                        optimizer.state[parameter]["step"].zero_()
 
 
 class OutputWatch:
-    """As `units.watch.Watch`, but of the layers' own outputs, before norm and nonlinearity."""
+    """As `units.watch.Watch`, but of the layers' own outputs, before norm and nonlinearity.
+
+    Args:
+        links: the layers.
+        reduce: (layer, outputs, all dimensions but the units') -> a number for each unit.
+        only_training: ignore layers in evaluation mode.
+    """
 
     def __init__(
-        self, links: list[Link], reduce: Callable[[Link, Tensor, Sequence[int]], Tensor], only_training: bool
+        self, links: list[Link], reduce: Callable[[Link, Tensor, Sequence[int]], Tensor], only_training: bool = True
     ) -> None:
         self.links, self.reduce, self.only_training = links, reduce, only_training
         self.samples = 0
         self._seen: dict[str, Tensor] = {}
 
     @contextlib.contextmanager
-    def on(self) -> Iterator["OutputWatch"]:
+    def on(self) -> Iterator[None]:
         """Hooks on the layers within this block."""
         with contextlib.ExitStack() as hooks:
             for link in self.links:
-                hooks.callback(link.layer.register_forward_hook(self._hook(link)).remove)
-            yield self
+                hooks.callback(link.layer.register_forward_hook(functools.partial(self._look, link)).remove)
+            yield
 
-    def _hook(self, link: Link) -> Callable[[nn.Module, tuple[Tensor], Tensor], None]:
-        def look(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-            if self.only_training and not layer.training:
-                return
-            with torch.no_grad():
-                x = output.detach()
-                channel = x.ndim - (weight(layer).ndim - 1 if isinstance(layer, _ConvNd) else 1)
-                self._seen[link.name] = self.reduce(link, x, [d for d in range(x.ndim) if d != channel])
-                self.samples = len(x)
-
-        return look
+    @torch.no_grad()
+    def _look(self, link: Link, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        if layer.training or not self.only_training:
+            x = output.detach()
+            channel = x.ndim - (weight(layer).ndim - 1 if isinstance(layer, _ConvNd) else 1)
+            self._seen[link.name] = self.reduce(link, x, [d for d in range(x.ndim) if d != channel])
+            self.samples = len(x)
 
     def read(self) -> list[Tensor]:
         """(units,) for each layer."""
         return [self._seen[link.name] for link in self.links]
+
+
+def rectified(link: Link, x: Tensor, dims: Sequence[int]) -> Tensor:
+    """ReDo's measure: mean rectified outputs, of projections mean absolute ones."""
+    return mean_magnitude(x if link.projects else x.relu(), dims)
 
 
 class FirePaperCBP:
@@ -153,19 +145,18 @@ class FirePaperCBP:
     mature (A10), all mature ones are replaced.
 
     Args:
-        layers: the chain.
+        links: the chain.
         rate, maturity, decay: see `ContinualBackprop`.
         state: filled here, or from a checkpoint: lists with an entry for each layer but the last.
     """
 
-    def __init__(self, layers: Chain, rate: float, maturity: int, decay: float, state: dict[str, Any]) -> None:
+    def __init__(self, links: list[Link], rate: float, maturity: int, decay: float, state: dict[str, Any]) -> None:
         self.rate, self.maturity, self.decay, self.state = rate, maturity, decay, state
-        self.links = layers.links[:-1]
+        self.links = links[:-1]
         self.readers = [
-            None if link.projects or after.projects else after.layer
-            for link, after in zip(layers.links, layers.links[1:], strict=False)
+            None if link.projects or after.projects else after.layer for link, after in itertools.pairwise(links)
         ]
-        self.watch = OutputWatch(self.links, self.reduce, only_training=True)
+        self.watch = OutputWatch(self.links, self.reduce)
         if not state:
             sizes = [self._count(i) for i in range(len(self.links))]
             devices = [weight(link.layer).device for link in self.links]
@@ -237,7 +228,7 @@ class FirePaperCBP:
         self.state["age"][i][rows] = 0
 
 
-class FirePaperSilences:
+class FirePaperSilences(Saved):
     """How long each unit has been silent, in samples, and from when on that is too long; as the FIRE authors' code.
 
     Thresholds move every `every` steps, at the very first one too: to the percentile of the silences since the last
@@ -251,6 +242,7 @@ class FirePaperSilences:
         device: of the state.
     """
 
+    FIELDS = ("age", "threshold", "ended", "steps", "window")
     WINDOW = 512
 
     def __init__(
@@ -303,15 +295,3 @@ class FirePaperSilences:
         grown = (self.threshold * self.growth).long()
         self.threshold = torch.where(quantile < self.threshold, quantile, grown).clamp(samples, self.max_age)
         self.ended.zero_()
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a resume."""
-        window = [{"fired": fired, "samples": samples} for fired, samples in self.window]
-        plain = {"age": self.age, "threshold": self.threshold, "ended": self.ended, "steps": self.steps}
-        return {**plain, "window": window}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.age, self.threshold, self.ended = state["age"], state["threshold"], state["ended"].clone()
-        self.steps = state["steps"]
-        self.window = [(entry["fired"], entry["samples"]) for entry in state["window"]]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.norms import norms
+from fire_core.methods.layers import norms
 from fire_core.methods.protocol import Method, Net
 from fire_core.ranges import NonNegative, checked
 
@@ -15,12 +15,7 @@ class L2Init(Method):
 
     Args:
         coef: at least 0.
-
-    Raises:
-        ValueError: `coef` is negative.
     """
-
-    acts_within_phases = True
 
     @checked
     def __init__(self, coef: NonNegative = 1e-3) -> None:

@@ -1,30 +1,45 @@
 """Input, hidden and output layers of a network, for methods that treat them differently."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.protocol import Net
-from fire_core.weights.layout import resolve
+from fire_core.ranges import one_of
+from fire_core.units.graph import weight
+from fire_core.weights.layout import PRESETS, resolve
 
 
-def linear_layers(module: nn.Module) -> dict[str, nn.Module]:
+def preset(option: str, value: Any) -> str | None:
+    """What is wrong with the name of a layout; one's own mapping is checked on the network."""
+    return one_of(*PRESETS)(option, value) if isinstance(value, str) else None
+
+
+ChosenLayout = Annotated[str | Mapping[str, str] | None, preset]  # None: the network's own
+
+
+Layer = nn.Linear | _ConvNd
+
+
+def linear_layers(module: nn.Module) -> dict[str, Layer]:
     """Linear layers and convolutions by name, in the order of registration, shared ones once."""
-    return {name: m for name, m in module.named_modules() if isinstance(m, (nn.Linear, _ConvNd))}
+    return {name: m for name, m in module.named_modules() if isinstance(m, Layer)}
 
 
-def input_layers(module: nn.Module) -> set[nn.Module]:
+def input_layers(module: nn.Module) -> set[Layer]:
     """The layer that reads the network's input: the first one registered; none where an embedding comes before it."""
     for layer in module.modules():
         if isinstance(layer, nn.Embedding):
             return set()
-        if isinstance(layer, (nn.Linear, _ConvNd)):
+        if isinstance(layer, Layer):
             return {layer}
     return set()
 
 
-def output_layers(module: nn.Module) -> set[nn.Module]:
+def output_layers(module: nn.Module) -> set[Layer]:
     """The layers whose outputs are the network's: those of its heads, of a head with several layers the last one.
 
     A network without anything that is called a head has one output layer: the last one registered.
@@ -42,13 +57,13 @@ def output_layers(module: nn.Module) -> set[nn.Module]:
     return set(last.values())
 
 
-def hidden_layers(module: nn.Module) -> list[nn.Module]:
+def hidden_layers(module: nn.Module) -> list[Layer]:
     """All linear layers and convolutions but the output layers, in the order of registration."""
     last = output_layers(module)
     return [layer for layer in linear_layers(module).values() if layer not in last]
 
 
-def hidden_layers_of(net: Net) -> list[nn.Module]:
+def hidden_layers_of(net: Net) -> list[Layer]:
     """Those of all networks."""
     return [layer for root in net.modules.values() for layer in hidden_layers(root)]
 
@@ -58,12 +73,17 @@ def matrices(layers: Iterable[nn.Module]) -> list[Tensor]:
 
     Linear layers in parallel (n, d_out, d_in) give n matrices.
     """
-    found: dict[Tensor, nn.Module] = {}
-    for layer in layers:
-        assert isinstance(layer.weight, Tensor)
-        found[layer.weight] = layer
-    parts: list[Tensor] = []
-    for weight, layer in found.items():
-        parallel = isinstance(layer, nn.Linear) and weight.ndim == 3
-        parts += [part if part.ndim == 1 else part.flatten(1) for part in (weight.unbind() if parallel else [weight])]
-    return parts
+    found = {weight(layer): layer for layer in layers}
+    parts = [part for W, layer in found.items() for part in (W.unbind() if in_parallel(layer) else [W])]
+    return [part if part.ndim == 1 else part.flatten(1) for part in parts]
+
+
+def in_parallel(layer: nn.Module) -> bool:
+    """Whether the layer's weight (n, d_out, d_in) is that of several linear layers, as of twin critics."""
+    return isinstance(layer, nn.Linear) and layer.weight.ndim == 3
+
+
+def norms(tensors: Iterable[Tensor]) -> Tensor:
+    """The Euclidean norm of each of n tensors, (n,)."""
+    # One kernel launch for all tensors on a GPU. The public get_total_norm uses it too, but gives their common norm.
+    return torch.stack(torch._foreach_norm(tuple(tensors)))

@@ -2,15 +2,14 @@
 instead of the trainer's optimizer."""
 
 import math
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.methods.layers import input_layers, linear_layers, output_layers
-from fire_core.methods.protocol import Method, Net
-from fire_core.methods.variants import Variant
+from fire_core.methods.protocol import MakeOptimizer, Method, Net, Variant
 from fire_core.ranges import Decay, NonNegative, Positive, checked
 from fire_core.weights.layout import resolve
 
@@ -33,12 +32,7 @@ class MuonOptimizer(Method):
         betas: of Adam.
         eps: of Adam.
         variant: original or fire_paper.
-
-    Raises:
-        ValueError: `variant` is unknown or `lr` is not positive.
     """
-
-    acts_within_phases = True
 
     @checked
     def __init__(
@@ -53,9 +47,7 @@ class MuonOptimizer(Method):
         self.lr, self.adam_lr, self.momentum, self.betas, self.eps = lr, adam_lr, momentum, (betas[0], betas[1]), eps
         self.variant = variant
 
-    def optimizer(
-        self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    ) -> torch.optim.Optimizer:
+    def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
         hidden = hidden_weights(net, self.variant)
         rest = [p for p in net.parameters() if p not in hidden]
         groups: dict[float, list[nn.Parameter]] = {}

@@ -16,4 +16,5 @@ class OptimizerReset(Method):
     acts_on_optimizer_alone = True
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        return {"optimizer_states_reset": float(reset_optimizer_state(context.optimizers, net.parameters()))}
+        forgotten = reset_optimizer_state(context.optimizers, net.parameters(context.spared))
+        return {"optimizer_states_reset": float(forgotten)}

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.layers import hidden_layers_of, matrices
-from fire_core.methods.protocol import Method, Net
-from fire_core.methods.variants import Variant
+from fire_core.methods.protocol import Method, Net, Variant
 from fire_core.ranges import NonNegative, Positive, checked
 
 WIDTH = 64  # for which the public code's coefficients are tuned
@@ -31,12 +30,7 @@ class Parseval(Method):
         coef: at least 0.
         scale: s, the squared singular value that rows are drawn to; None: 2 (original), 1 (fire_paper).
         variant: original or fire_paper.
-
-    Raises:
-        ValueError: `coef` is negative or `scale` is not positive.
     """
-
-    acts_within_phases = True
 
     @checked
     def __init__(self, coef: NonNegative = 1e-3, scale: Positive | None = None, variant: Variant = "original") -> None:

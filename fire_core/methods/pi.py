@@ -3,13 +3,12 @@ Plasticity Injection", NeurIPS 2023, arXiv 2305.15555)."""
 
 import copy
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import Variant
+from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import checked
 from fire_core.units.recycle import resample
 
@@ -52,11 +51,9 @@ class PlasticityInjection(Method):
 
     Args:
         variant: original or fire_paper.
-
-    Raises:
-        ValueError: the variant is unknown, or a network does not name its heads.
     """
 
+    FIELDS = ("injections",)
     # The outputs stay, hence the target and the temperature; the old optimizer lacks the new heads.
     restarts: Mapping[str, str] = {"optimizer": "new", "temperature": "keep", "target": "keep"}
 
@@ -91,12 +88,6 @@ class PlasticityInjection(Method):
             for each in filter(None, (module, net.targets.get(name))):
                 for path in cast(tuple[str, ...], module.injectable):
                     inject(each, path, init)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"injections": self.injections}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.injections = state["injections"]
 
 
 @torch.no_grad()

@@ -1,14 +1,20 @@
 """What a method sees of a trainer, and when it is asked to act."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from fire_core.ranges import one_of
 from fire_core.reinit.report import Report
+
+# Two forms of a method: as its own authors wrote it, and as the FIRE authors' code does it.
+Variant = Annotated[str, one_of("original", "fire_paper")]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass
@@ -36,9 +42,9 @@ class Net:
         }
         return cls(modules, init, layout)
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Every parameter of every module, shared ones once."""
-        seen: set[nn.Parameter] = set()
+    def parameters(self, spared: Collection[nn.Parameter] = ()) -> Iterator[nn.Parameter]:
+        """Every parameter of every module but those that are spared, shared ones once."""
+        seen = set(spared)
         for module in self.modules.values():
             for parameter in module.parameters():
                 if parameter not in seen:
@@ -110,14 +116,31 @@ class BoundaryReport:
         return "\n".join([*numbers, *(f"{name}:\n{report}" for name, report in self.weights.items())])
 
 
-class Method:
+class Saved:
+    """Something whose attributes `FIELDS` go into a checkpoint."""
+
+    FIELDS: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume needs: nested dicts and lists of tensors, numbers and strings."""
+        values = {name: getattr(self, name) for name in self.FIELDS}
+        return {name: value.state_dict() if isinstance(value, Saved) else value for name, value in values.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name in self.FIELDS:
+            if isinstance(part := getattr(self, name), Saved):
+                part.load_state_dict(state[name])
+            else:
+                setattr(self, name, copy.deepcopy(state[name]))
+
+
+class Method(Saved):
     """Base class and the method `base`: every hook does nothing.
 
+    A wrong option is a ValueError when a method is made, networks that it cannot work on are one in `check`.
+
     Attributes:
-        spares_frozen: whether it leaves frozen weights alone at a boundary.
-        acts_within_phases: whether any hook but `at_boundary` does something; such a method may shape a first phase
-            in which it is active, which is then not shared with other methods. Those hooks are called in phases in
-            which the benchmark lets methods act.
         follows_gradients: whether it acts at a boundary by gradients of the loss, which a target network does not have.
         acts_on_optimizer_alone: whether all that it does at a boundary is to the optimizers' state. Programs refuse it
             where a boundary brings a new optimizer anyway.
@@ -127,9 +150,7 @@ class Method:
 
     restarts: Mapping[str, str] = {}
     acts_on_optimizer_alone = False
-    acts_within_phases = False
     follows_gradients = False
-    spares_frozen = False
 
     def check(self, net: Net) -> None:
         """Check the networks before a run begins.
@@ -146,6 +167,15 @@ class Method:
         """Whether the method does something in this hook."""
         return getattr(type(self), hook) is not getattr(Method, hook)
 
+    @property
+    def acts_within_phases(self) -> bool:
+        """Whether any hook but `at_boundary` does something.
+
+        These hooks are called in phases in which the benchmark lets methods act. A first phase in which they are is
+        not shared with other methods.
+        """
+        return any(map(self.overrides, ("optimizer", "watch", "penalty", "before_step", "after_step", "after_epoch")))
+
     def at_boundary(self, net: Net, context: Context) -> dict[str, float] | BoundaryReport:
         """Act between two phases, in place.
 
@@ -155,11 +185,13 @@ class Method:
         """
         return {}
 
-    def optimizer(
-        self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    ) -> torch.optim.Optimizer:
+    def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
         """The optimizer of the phase that begins; `default` makes the trainer's own for given parameters."""
         return default(net.parameters())
+
+    def owned(self, net: Net) -> Iterable[nn.Parameter]:
+        """Weights that its optimizer trains in a way of its own, which other methods of a chain may spare."""
+        return ()
 
     def watch(self, net: Net) -> AbstractContextManager[None]:
         """Around the training steps of a phase: hooks that a method registers are removed at its end."""
@@ -191,10 +223,3 @@ class Method:
 
         Called on a resume, after `load_state_dict` and before the networks' own weights are loaded.
         """
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resume needs: nested dicts and lists of tensors, numbers and strings."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""

@@ -1,22 +1,21 @@
 """Random isometries in the place of weights: a control of FIRE that keeps nothing of what was learned."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
+from torch import nn
 
-from fire_core.methods.protocol import Context, Method, Net
-from fire_core.polar.options import check_word
+from fire_core.methods.fire import Fire
+from fire_core.methods.layers import ChosenLayout
+from fire_core.methods.protocol import BoundaryReport, Context, Net
 from fire_core.ranges import checked
-from fire_core.reinit.fire import fire_
 from fire_core.reinit.project import own_scale, stack
-from fire_core.reinit.scales import check_scaling
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
-from fire_core.weights.layout import PRESETS, resolve
-from fire_core.weights.optimizer_state import holding
+from fire_core.weights.layout import resolve
 
 
-class RandomIsometry(Method):
+class RandomIsometry(Fire):
     """Every weight matrix that FIRE would project becomes a random isometry, uniformly drawn, at FIRE's scale.
 
     W <- scale * polar(G), the entries of G being independent standard normal numbers. Rotating G changes nothing of its
@@ -33,52 +32,39 @@ class RandomIsometry(Method):
             variance_factor; docs/scales.md.
         variance_factor: for the scale of that name; refused with another.
         trainable_only: leave frozen weights alone.
-
-    Raises:
-        ValueError: an unknown name, a number out of range, or a network of which the layout takes no matrix.
     """
 
     @checked
     def __init__(
         self,
-        layout: str | Mapping[str, str] | None = None,
+        layout: ChosenLayout = None,
         scale: str = "modular",
         variance_factor: float = 1.0,
         trainable_only: bool = True,
     ) -> None:
-        check_scaling(scale, 0.0, 1.0, variance_factor)
-        if not isinstance(layout, Mapping | None):
-            check_word("layout", layout, tuple(PRESETS))
-        self.layout, self.scale, self.variance_factor = layout, scale, variance_factor
-        self.spares_frozen = trainable_only
+        super().__init__(
+            "exact", layout=layout, scale=scale, variance_factor=variance_factor, trainable_only=trainable_only
+        )
 
     def check(self, net: Net) -> None:
         if not any(self._matrices(net, name) for name in net.modules):
             raise ValueError(f"layout={self.layout or net.layout} takes no matrix of it")
 
     @torch.no_grad()
-    def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
+    def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         # The same draws for a trained network and for its target network, on which an agent lets the method act next.
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
         for name, module in net.modules.items():
-            for entry in self._matrices(net, name):
-                fill_(entry, generator, keep_norm=self.scale == "keep_norm")
-            fire_(
-                module,
-                "exact",
-                layout=self.layout or net.layout,
-                optimizer=holding(context.optimizers, module.parameters()),  # none of a target network
-                init=net.init[name],
-                scale=self.scale,
-                trainable_only=self.spares_frozen,
-                variance_factor=self.variance_factor,
-                measure=False,  # its DfI and SFE would be those of the Gaussians; the trainer measures
-            )
-        return {}
+            for entry in self._matrices(net, name, [p for p in module.parameters() if p in context.spared]):
+                fill_(entry, generator, keep_norm=self.options["scale"] == "keep_norm")
+        projected = super().at_boundary(net, context)
+        # What FIRE reports is of the Gaussians: the trainer measures.
+        return BoundaryReport(measuring=projected.measuring)
 
-    def _matrices(self, net: Net, name: str) -> list[Entry]:
+    def _matrices(self, net: Net, name: str, spared: Sequence[nn.Parameter] = ()) -> list[Entry]:
         """What is drawn anew of one network."""
-        entries = resolve(net.modules[name], self.layout or net.layout, trainable_only=self.spares_frozen)
+        layout, trainable_only = self.layout or net.layout, self.options["trainable_only"]
+        entries = resolve(net.modules[name], layout, exclude=spared, trainable_only=trainable_only)
         return [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
 
 

@@ -2,15 +2,12 @@
 Reinforcement Learning", ICML 2023, arXiv 2302.12902; public code: google/dopamine, `labs/redo/weight_recyclers.py`)."""
 
 import functools
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fire_core.methods.fire_paper import chain
-from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import Variant
+from fire_core.methods.fire_paper import OutputWatch, chain, rectified, recycle_rows_
+from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.metrics import dormant
 from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.find import unit_graph
@@ -36,14 +33,10 @@ class ReDo(Method):
         threshold: of the score; 0: only units that are exactly silent.
         every: epochs between two times.
         samples: how many are measured, of the training data (fire_paper: the last ones of the test data).
-        recycle: False only measures (`method/dormant_ratio` in the log).
         variant: original or fire_paper.
-
-    Raises:
-        ValueError: an option is out of its range, or the network has no units that are known.
     """
 
-    acts_within_phases = True
+    FIELDS = ("epochs",)
 
     @checked
     def __init__(
@@ -51,11 +44,10 @@ class ReDo(Method):
         threshold: NonNegative = 0.1,
         every: Count = 1,
         samples: Count = 512,
-        recycle: bool = True,
         variant: Variant = "original",
     ) -> None:
         self.threshold, self.every, self.samples = threshold, every, samples
-        self.recycle, self.variant, self.epochs = recycle, variant, 0
+        self.variant, self.epochs = variant, 0
 
     def check(self, net: Net) -> None:
         if self.variant == "original":
@@ -65,20 +57,20 @@ class ReDo(Method):
         self.epochs += 1
         if self.epochs % self.every:
             return {}
-        layers = chain(net.modules) if self.variant == "fire_paper" else None
-        graph = unit_graph(net.modules) if layers is None else []
-        watch = Watch(graph, mean_magnitude, only_training=False) if layers is None else layers.watch_redo()
-        masks = [dormant(activity[None], self.threshold) for activity in self._activity(net, context, watch)]
-        if self.recycle and layers is not None:
-            layers.recycle_(masks[:-1], context)
-        elif self.recycle:
+        if self.variant == "fire_paper":
+            links = chain(net.modules)
+            masks = self._dormant(net, context, OutputWatch(links, rectified, only_training=False))
+            recycle_rows_(links, masks[:-1], context)
+        else:
+            graph = unit_graph(net.modules)
+            masks = self._dormant(net, context, Watch(graph, mean_magnitude, only_training=False))
             draw = InitialDraw(net.modules, net.init)
             recycle_masked_(graph, masks, draw, context.generator, context.optimizers)
         return {"dormant_ratio": torch.cat(masks).float().mean().item()}
 
     @torch.no_grad()
-    def _activity(self, net: Net, context: Context, watch: Any) -> Sequence[Tensor]:
-        """Mean |activation| of every unit over `samples` samples, in evaluation mode."""
+    def _dormant(self, net: Net, context: Context, watch: Watch | OutputWatch) -> list[Tensor]:
+        """Which units of each layer are dormant, by `samples` samples in evaluation mode."""
         if context.batches is None or context.loss is None:
             raise ValueError("ReDo needs batches of the phase, which this trainer does not give")
         batches = context.batches
@@ -95,10 +87,4 @@ class ReDo(Method):
                 seen += len(inputs)
                 if seen >= self.samples:
                     break
-        return [activity / seen for activity in total]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epochs": self.epochs}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epochs = state["epochs"]
+        return [dormant(activity[None] / seen, self.threshold) for activity in total]

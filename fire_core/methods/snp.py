@@ -1,17 +1,15 @@
 """Shrink and perturb (Ash and Adams, "On Warm-Starting Neural Network Training", NeurIPS 2020, arXiv 1910.08475; public
 code: JordanAsh/warm_start)."""
 
-from collections.abc import Mapping
-
 import torch
 
-from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import Variant
+from fire_core.methods.layers import ChosenLayout
+from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Share, checked
 from fire_core.reinit.perturb import shrink_and_perturb_
 from fire_core.units.recycle import resample
 from fire_core.weights.distributed import write_
-from fire_core.weights.layout import PRESETS, resolve
+from fire_core.weights.layout import resolve
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
 
@@ -28,23 +26,18 @@ class ShrinkAndPerturb(Method):
         perturb: in [0, 1]; None: the same as coef, so that 0 changes nothing and 1 is a full reset, as in the FIRE
             paper. The public code's default is 0.1.
         variant: original or fire_paper.
-
-    Raises:
-        ValueError: an option is out of its range, or the layout is unknown.
     """
 
     @checked
     def __init__(
         self,
         coef: Share = 0.8,
-        layout: str | Mapping[str, str] | None = None,
+        layout: ChosenLayout = None,
         perturb: Share | None = None,
         variant: Variant = "original",
     ) -> None:
         if perturb and not coef:
             raise ValueError(f"perturb={perturb} needs coef above 0: weights that only grow are no shrinking")
-        if isinstance(layout, str) and layout not in PRESETS:
-            raise ValueError(f"layout={layout} is unknown; accepted: {', '.join(PRESETS)}")
         self.coef, self.layout, self.variant = coef, layout, variant
         self.perturb = coef if perturb is None else perturb
 
@@ -59,9 +52,9 @@ class ShrinkAndPerturb(Method):
             scaled = init
             if self.perturb != self.coef:
                 scaled = {key: value * (self.perturb / self.coef) for key, value in init.items()}
-            shrink_and_perturb_(module, scaled, self.coef)
+            shrink_and_perturb_(module, scaled, self.coef, context.spared)
             for entry in resolve(module, self.layout) if self.layout else []:
-                if entry.action == "reinit":
+                if entry.action == "reinit" and entry.parameter not in context.spared:
                     write_(entry.parameter, init[entry.name].to(entry.parameter))
-        reset_optimizer_state(context.optimizers, net.parameters())
+        reset_optimizer_state(context.optimizers, net.parameters(context.spared))
         return {}

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fire_core.methods.fire_paper import FirePaperSilences, chain
-from fire_core.methods.protocol import Context, Method, Net
-from fire_core.methods.variants import Variant
+from fire_core.methods.fire_paper import FirePaperSilences, OutputWatch, chain, recycle_rows_
+from fire_core.methods.protocol import Context, Method, Net, Saved, Variant
 from fire_core.ranges import Count, at_least, checked, within
 from fire_core.units.find import unit_graph
 from fire_core.units.recycle import InitialDraw, at_hand, recycle_masked_
@@ -39,12 +38,7 @@ class SelfNormalizedResets(Method):
         max_age: largest threshold, in samples; half of it is the first.
         growth: factor of a threshold that no percentile lies below.
         variant: original or fire_paper.
-
-    Raises:
-        ValueError: an option is out of its range, or the network has no units that are known.
     """
-
-    acts_within_phases = True
 
     @checked
     def __init__(
@@ -65,10 +59,11 @@ class SelfNormalizedResets(Method):
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
-        self.layers = chain(net.modules) if self.variant == "fire_paper" else None
-        self.graph = unit_graph(net.modules) if self.layers is None else []
-        self.draw = InitialDraw(net.modules, net.init)
-        self.seen: Any = Watch(self.graph, peak) if self.layers is None else self.layers.watch_snr()
+        self.seen: Watch | OutputWatch
+        if self.variant == "fire_paper":
+            self.seen = OutputWatch(chain(net.modules), lambda link, x, dims: peak(x, dims))
+        else:
+            self.seen, self.draw = Watch(unit_graph(net.modules), peak), InitialDraw(net.modules, net.init)
         with self.seen.on():
             yield
 
@@ -81,10 +76,10 @@ class SelfNormalizedResets(Method):
         if at_hand(silent.device) and not silent.any():
             return
         masks = torch.split(silent, [len(peaks_of_layer) for peaks_of_layer in peaks])
-        if self.layers is not None:
-            self.layers.recycle_(masks, context)
+        if isinstance(self.seen, OutputWatch):
+            recycle_rows_(self.seen.links, masks, context)
         else:
-            recycle_masked_(self.graph, masks, self.draw, context.generator, context.optimizers)
+            recycle_masked_(self.seen.graph, masks, self.draw, context.generator, context.optimizers)
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         if isinstance(self.silences, Silences):
@@ -106,7 +101,7 @@ class SelfNormalizedResets(Method):
             self.silences.load_state_dict(state)
 
 
-class Silences:
+class Silences(Saved):
     """How long each unit has been silent, in samples, and from when on that is too long.
 
     At an update a threshold goes to the percentile of the unit's silences since the last update if that is smaller,
@@ -122,6 +117,8 @@ class Silences:
         batch: samples of a batch.
         device: of the state.
     """
+
+    FIELDS = ("age", "threshold", "counts", "epochs", "batch")
 
     def __init__(
         self,
@@ -169,13 +166,3 @@ class Silences:
         moved = torch.where(percentile < self.threshold, percentile, grown)
         self.threshold = moved.clamp(self.batch, max(self.max_age, self.batch))
         self.counts.zero_()
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a resume."""
-        names = ("age", "threshold", "counts", "epochs", "batch")
-        return {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.age, self.threshold, self.counts = state["age"], state["threshold"], state["counts"].clone()
-        self.epochs, self.batch = state["epochs"], state["batch"]

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from fire_core.methods.l2init import L2Init
-from fire_core.methods.norms import norms
+from fire_core.methods.layers import norms
 from fire_core.methods.protocol import Net
 
 
@@ -12,9 +12,6 @@ class WeightDecay(L2Init):
 
     Args:
         coef: at least 0.
-
-    Raises:
-        ValueError: `coef` is negative.
     """
 
     def penalty(self, net: Net) -> Tensor:

@@ -1,6 +1,6 @@
 """Shrink and perturb on a model."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,9 @@ from fire_core.weights.topology import clean_name, unwrap
 
 
 @torch.no_grad()
-def shrink_and_perturb_(model: nn.Module, init: Mapping[str, Tensor], coef: float = 0.8) -> None:
+def shrink_and_perturb_(
+    model: nn.Module, init: Mapping[str, Tensor], coef: float = 0.8, exclude: Collection[nn.Parameter] = ()
+) -> None:
     """Shrink and perturb (Ash and Adams, NeurIPS 2020) as the FIRE paper uses it: W <- (1 - coef) W + coef W_init.
 
     All parameters, biases, norms and frozen ones too, tied ones once; buffers stay. The perturbation is the stored
@@ -25,6 +27,7 @@ def shrink_and_perturb_(model: nn.Module, init: Mapping[str, Tensor], coef: floa
         model: any module.
         init: copies of the initial weights by parameter name.
         coef: 0 changes nothing, 1 restores the initial parameters exactly.
+        exclude: parameters to keep.
 
     Raises:
         TypeError: `model` is no module.
@@ -32,8 +35,8 @@ def shrink_and_perturb_(model: nn.Module, init: Mapping[str, Tensor], coef: floa
             floating point. Nothing is changed.
     """
     check_number("coef", coef, lambda share: 0 <= share <= 1, "between 0 and 1")
-    named = unwrap(check_module(model)).named_parameters()
-    entries = [Entry(clean_name(name), parameter, "other") for name, parameter in named]
+    named, kept = unwrap(check_module(model)).named_parameters(), set(exclude)
+    entries = [Entry(clean_name(name), parameter, "other") for name, parameter in named if parameter not in kept]
     initial = initial_weights(init, entries)
     starts = [initial_of(entry, initial) for entry in entries]
     for entry in entries:

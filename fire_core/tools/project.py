@@ -6,8 +6,8 @@
 IN is a transformers folder (one file of weights, or several with their index), a .safetensors file, or a file of
 `torch.save` (.pt, .ckpt of Lightning). OUT is a copy of it in which the numbers of the projected weights are others,
 and nothing else: number formats, metadata, further tensors and a folder's other files stay byte for byte. What is
-projected, and how it is cut, is what `fire_` would do with the loaded model; see `checkpoint.cuts` for how the model is
-found. What is not known is kept, and the report says why.
+projected, and how it is cut, is what `fire_` would do with the loaded model, as far as that has the file's names; see
+`checkpoint.cuts` and `checkpoint.skeleton`. What is not known is kept, and the report says why.
 
 Memory, whatever the checkpoint's size: what torch and transformers take themselves (0.9 GB) and some bytes for each
 number of the largest projected tensor: 20 for the default solver; for `exact` 20 if it is tall or wide, 40 if square,

@@ -77,11 +77,7 @@ class ReadinessOnBatches(Readiness):
     Samples are drawn uniformly with replacement by a generator of the step's own, so the run's random numbers stay
     where they are, and a resumed run draws the same.
 
-    Args:
-        below: threshold.
-        every: steps between two measurements.
-        rearm: see `Measured`.
-        cooldown: steps after an action in which it does not fire.
+    Args: those of `Readiness`, and in place of `losses`
         batches: mini-batches of a measurement, each of which costs a pass forward and backward.
         samples: of each.
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from fire_core.methods import Method, Net
 from fire_core.triggers import Trigger
+from fire_core.weights.optimizer_state import parts_of
 from harness.run.schema import check_weights
 from harness.training import seeding
 from harness.training.measure import Meter
@@ -58,12 +59,18 @@ class LearnerBase:
         (optimizer,) = self.optimizers.values()
         return optimizer
 
+    @property
+    def optimizer_parts(self) -> list[torch.optim.Optimizer]:
+        """What holds the optimizers' state: the parts of a combined one, else itself."""
+        return [part for optimizer in self.optimizers.values() for part in parts_of(optimizer)]
+
     def renew_optimizers(self, task: Any) -> None:
         """New optimizers of the kind that the learner's phase has."""
         raise NotImplementedError
 
     def state_dict(self) -> State:
         """For `Run.checkpoint`."""
+        trigger = self.trigger
         return {
             "layout": LAYOUT,
             "modules": {name: module.state_dict() for name, module in self.net.modules.items()},
@@ -71,7 +78,7 @@ class LearnerBase:
             "init": self.net.init,
             "method": self.method.state_dict(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "trigger": trigger_state(self.trigger),
+            "trigger": trigger and {"kind": str(trigger), "state": trigger.state_dict()},
             "rng": seeding.rng_state(),
             **{key: getattr(self, key) for key in self.PLAIN},
             **{key: getattr(self, key).state_dict() for key in self.PARTS},
@@ -120,26 +127,9 @@ def check_learner(
         for name, module in modules.items():
             if part != "targets" or name in state[part]:
                 check_weights(state[part], module, name)
-    if trigger is not None:
-        check_trigger_state(trigger, state["trigger"], asked, steps)
-
-
-def trigger_state(trigger: Trigger | None) -> State | None:
-    """For a checkpoint; None: there is no trigger."""
-    return None if trigger is None else {"kind": str(trigger), "state": trigger.state_dict()}
-
-
-def check_trigger_state(trigger: Trigger, saved: State | None, asked: bool, steps: int) -> None:
-    """Raise a ValueError if a trigger cannot go on from what a learner has saved of it; see `check_learner`."""
-    if saved is None and not asked:
-        return
-    if saved is None or saved["kind"] != str(trigger):
-        raise ValueError(f"trigger must be the state of {trigger}, got {saved if saved is None else saved['kind']}")
-    numbers = saved["state"]
-    if numbers.keys() != trigger.state_dict().keys():
-        raise ValueError(f"trigger.state must have the fields of {trigger}")
-    for key, value in numbers.items():
-        if value is not None and not isinstance(value, int | float):
-            raise ValueError(f"trigger.state.{key} must be a number, got {value!r}")
-    if (numbers["last"] or 0) > steps:  # not of the run's last step, which is not looked at
-        raise ValueError(f"trigger.state.last must be one of the {steps} steps made, got {numbers['last']}")
+    saved = state["trigger"]
+    if trigger is not None and (asked or saved is not None):
+        if saved is None or saved["kind"] != str(trigger):
+            raise ValueError(f"trigger must be the state of {trigger}, got {saved if saved is None else saved['kind']}")
+        if (last := saved["state"]["last"] or 0) > steps:  # not of the run's last step, which is not looked at
+            raise ValueError(f"trigger.state.last must be one of the {steps} steps made, got {last}")

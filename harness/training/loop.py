@@ -5,22 +5,15 @@ import logging
 import signal as signals
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from harness.config.errors import TrainingError
 from harness.run.folder import Run
 from harness.training.console import progress_bar, show
+from harness.training.learner import LearnerBase
 from harness.training.signals import Preemption
 
 log = logging.getLogger(__name__)
-
-
-class Clocked(Protocol):
-    """What a loop needs of a learner, or of several that train as one."""
-
-    phase: int
-    step: int
-    seconds: float
 
 
 def _alone(*numbers: int) -> list[int]:
@@ -41,7 +34,7 @@ class Loop:
 
     def __init__(
         self,
-        learner: Clocked,
+        learner: LearnerBase,
         run: Run | None,
         total_steps: int,
         title: str,

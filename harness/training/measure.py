@@ -11,7 +11,6 @@ from torch import Tensor
 from fire_core.methods import Net
 from fire_core.metrics import dfi, sfe, stable_rank
 from fire_core.reinit.report import Report
-from fire_core.weights.distributed import full
 from fire_core.weights.layout import Entry, resolve
 from harness.config.errors import TrainingError
 
@@ -31,8 +30,8 @@ def find_matrices(net: Net) -> Matrices:
 
 
 def _view(name: str, entry: Entry, weights: Weights) -> Tensor:
-    """The matrices (..., d_out, d_in) that `weights` hold for an entry; those of all processes if they are sharded."""
-    return entry.view(full(weights[name][entry.name].detach()))
+    """The matrices (..., d_out, d_in) that `weights` hold for an entry."""
+    return entry.view(weights[name][entry.name].detach())
 
 
 def _scale(entry: Entry) -> float:
@@ -184,10 +183,6 @@ class Meter:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._events.append(event)
-
-    def add(self, seconds: float) -> None:
-        """Count seconds that were measured elsewhere."""
-        self._seconds += seconds
 
     def take(self) -> float:
         """The seconds since the last call; on a GPU it waits for the last block."""

@@ -109,8 +109,8 @@ def projected(method: Method, net: Net, name: str) -> set[str]:
     """The names of the weights of a network that a method projects; of a chain, those of all parts that act."""
     if isinstance(method, Chain):
         acting = [part for part in method.methods.values() if part.overrides("at_boundary")]
-        apart = {id(parameter) for parameter in method.left_alone(net)}
-        owned = {key for key, parameter in net.modules[name].named_parameters() if id(parameter) in apart}
-        return set().union(*(projected(part, net, name) - (owned if part.spares_frozen else set()) for part in acting))
+        spared, named = method.spared(net), net.modules[name].named_parameters()
+        owned = {key for key, parameter in named if parameter in spared}
+        return set().union(*(projected(part, net, name) for part in acting)) - owned
     layout = getattr(method, "layout", None) or net.layout
     return {entry.name for entry in resolve(net.modules[name], layout) if entry.action == "project"}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fire_core.methods import Context, Net
-from fire_core.weights.optimizer_state import parts_of
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At
@@ -177,7 +176,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         generator=seeding.generator(*((task.config.seed, "firing", learner.step) if at == "firing" else method)),
         batches=batches,
         loss=functools.partial(loss_of, learner),
-        optimizers=parts_of(learner.optimizer) if sees else [],
+        optimizers=learner.optimizer_parts if sees else [],
         step_loss=step_loss,
     )
 

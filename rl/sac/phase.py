@@ -106,7 +106,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         optimizers = share_state(learner)
     else:
         forgets = task.config.boundary.optimizer == "forget"
-        optimizers = list(learner.optimizers.values()) if forgets else []
+        optimizers = learner.optimizer_parts if forgets else []
     names = ("firing", learner.turns) if at == "firing" else ("method", learner.phase, learner.turns)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -127,5 +127,5 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
 
 def summarise(learner: Learner) -> dict[str, Any]:
     """What is kept of a run that has ended."""
-    counts = {"steps": learner.step, "seconds": learner.seconds}
+    counts = {"steps": learner.step, "updates": learner.updates, "seconds": learner.seconds}
     return {"eval/return": learner.row["eval/return"], **learner.of_tasks.summary(), **counts}

@@ -10,7 +10,7 @@ from tests.analysis.synthetic import rows, write_run, write_sweep
 
 
 def groups(root):
-    (setting,) = settings(load([str(root)], cache=False)[0])
+    (setting,) = settings(load([str(root)])[0])
     return setting.groups
 
 
@@ -78,7 +78,7 @@ def test_lines_that_end_close_together_get_an_enlarged_panel(tmp_path, apart, pa
         lines = plain_rows(np.linspace(0.1, 0.7, 20))
         lines += [row | {"step": row["step"] + 20, "epoch": row["epoch"] + 20} for row in plain_rows([end] * 20, 1)]
         write_run(tmp_path, method, rows_=lines)
-    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    (setting,) = settings(load([str(tmp_path)])[0])
     figure = plotting.setting_figure(setting, style.Palette(["fire"]))
     assert len(figure.axes) == panels
     labelled = figure.axes[-1]
@@ -94,7 +94,7 @@ def test_figure_2_shows_what_was_run_and_says_what_was_not(tmp_path):
     style.use()
     write_sweep(tmp_path, ("base", "full_reset", "fire"), range(2), dataset={"name": "cifar10"},
                 model={"name": "resnet18"})  # fmt: skip
-    found = settings(load([str(tmp_path)], cache=False)[0])
+    found = settings(load([str(tmp_path)])[0])
     grid = figures.GRIDS[0]
     assert figures.has_data(grid, found)
     assert not any(figures.has_data(other, found) for other in figures.GRIDS[1:])
@@ -117,7 +117,7 @@ def test_figure_2_shows_class_incremental_accuracy_on_either_classes(tmp_path):
     write_run(tmp_path / "both", "fire", rows_=both, **row_c)
     write_run(tmp_path / "seen", "base", n=5, **row_c)  # from before it was logged
     write_run(tmp_path / "other", "fire", n=5)
-    found = load([str(tmp_path)], cache=False)[0]
+    found = load([str(tmp_path)])[0]
     everywhere, left_out = on_all_classes(found)
     assert [str(tmp_path / "seen") in item.name for item in left_out] == [True]
     assert "no `test/accuracy_all`" in left_out[0].reason
@@ -141,7 +141,7 @@ def test_what_the_paper_does_not_show_has_panels_too(tmp_path):
         )  # fmt: skip
     for program, env in (("dqn", "breakout"), ("sac", "Hopper-v5")):
         write_run(tmp_path / env, "fire", metric="eval/return", program=program, env={"name": env}, dataset=None)
-    found = settings(load([str(tmp_path)], cache=False)[0])
+    found = settings(load([str(tmp_path)])[0])
     _, *grids = [figures.with_others(grid, found) for grid in figures.GRIDS]
     titles = []
     for grid in grids:
@@ -162,7 +162,7 @@ def test_figure_3_draws_the_second_phase_from_each_checkpoint(tmp_path, width):
     for start in ("best", "60k"):
         lines = [row | {"val/loss": 3.0} for row in rows("fire", 0, 3, "val/loss")]
         write_run(tmp_path / start, "fire", metric="val/loss", rows_=lines, benchmark={"name": "x", "start": start})
-    found = settings(load([str(tmp_path)], cache=False)[0])
+    found = settings(load([str(tmp_path)])[0])
     figure = figures.grid_figure(figures.GRIDS[1], found, style.Palette(["fire"]), width=width)
     shown = [ax for ax in figure.axes if ax.lines]
     assert [ax.get_title(loc="left") for ax in shown] == ["From best checkpoint (n = 1)", "From 60k (n = 1)"]

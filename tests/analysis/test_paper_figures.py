@@ -1,23 +1,21 @@
 """Figures for a two-column paper: each script's fit a column and a page, and their text stays text."""
 
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
 from analysis import plotting, style
 from analysis.forms import names
-from analysis.language_streams import compare as compare_texts
-from analysis.language_streams import read as read_texts
-from analysis.make_language_streams import plane
-from analysis.make_plasticity import stream_figure
+from analysis.make_tables import PAGES, STREAM, Page
+from analysis.result_figures import stream
 from analysis.runs import settings
 from analysis.sources import load
-from analysis.stream_results import compare, methods, read
+from analysis.summary import methods, read, summarise
 from fire_core.tools import convergence
-from scripts import agents_tables
 from tests.analysis.synthetic import write_sweep
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -30,16 +28,21 @@ def of_runs(width: str, folder: Path) -> Figure:
 
 def of_a_stream(width: str, folder: Path) -> Figure:
     frame = read(RESULTS / "plasticity" / "random_labels_digits.csv")
-    return stream_figure("random_labels_digits", frame, compare(frame), names(methods(frame)), width)
+    return stream("Random labels", frame, summarise(frame, STREAM), names(methods(frame)), False, width)
 
 
-def of_texts(width: str, folder: Path) -> Figure:
-    name, frame = next(iter(read_texts(RESULTS / "language_streams").items()))
-    return plane(name, compare_texts(frame), width)
+def of_page(name: str, csv: str, width: str, folder: Path) -> Figure:
+    """The figure of one file alone."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(RESULTS / name / csv, folder)
+    page = Page(folder, width)
+    PAGES[name](page)
+    (figure,) = page.figures.values()
+    return figure()
 
 
-def of_agents(width: str, folder: Path) -> Figure:
-    return agents_tables.draw(pd.read_csv(next((RESULTS / "agents").glob("continual_*.csv"))), width)
+of_texts = partial(of_page, "language_streams", "domains.csv")
+of_agents = partial(of_page, "agents", "continual_cartpole_untuned.csv")
 
 
 @pytest.mark.parametrize("draw", [of_runs, of_a_stream, of_texts, of_agents])

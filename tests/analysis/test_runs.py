@@ -7,7 +7,7 @@ import yaml
 
 from analysis.differences import by_number, differences
 from analysis.runs import settings
-from analysis.sources import cache, load
+from analysis.sources import load
 from tests.analysis.synthetic import write_run
 
 
@@ -29,7 +29,7 @@ def test_settings_of_two_scales_are_named_by_them(tmp_path):
     for scale, epochs in (("smoke", 2), ("small", 60)):
         for method in ("base", "fire"):
             write_run(tmp_path, method, scale=scale, epochs=epochs, lr=1 / epochs)
-    found = settings(load([str(tmp_path)], cache=False)[0])
+    found = settings(load([str(tmp_path)])[0])
     assert sorted(setting.detail for setting in found) == ["scale=small", "scale=smoke"]
     assert all(len(setting.groups) == 2 for setting in found)
 
@@ -37,41 +37,16 @@ def test_settings_of_two_scales_are_named_by_them(tmp_path):
 def test_device_and_tracker_do_not_part_runs(tmp_path):
     write_run(tmp_path, "fire", 0, device="cpu", tracker=None)
     write_run(tmp_path, "fire", 1, device="cuda", tracker={"name": "wandb"}, paths={"runs": "/elsewhere"})
-    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    (setting,) = settings(load([str(tmp_path)])[0])
     assert len(setting.groups[0].runs) == 2
 
 
 def test_of_two_copies_the_finished_one_is_used(tmp_path):
     write_run(tmp_path, "fire", 0, name="a-longer", n=30, done=False)
     finished = write_run(tmp_path, "fire", 0, name="b-finished", n=20)
-    runs, left_out = load([str(tmp_path)], cache=False, include_unfinished=True)
+    runs, left_out = load([str(tmp_path)], include_unfinished=True)
     assert [run.source for run in runs] == [str(finished)]
     assert "duplicate" in left_out[0].reason
-
-
-def test_the_cache_is_used_until_a_file_changes(tmp_path, monkeypatch):
-    folder = write_run(tmp_path, "fire", 0, n=3)
-    assert load([str(tmp_path)])[0][0].final() == 0.87
-    from analysis.sources import folders
-
-    monkeypatch.setattr(folders, "parse", lambda *_: pytest.fail("parsed again"))
-    assert load([str(tmp_path)])[0][0].final() == 0.87
-    monkeypatch.undo()
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 1000, "phase": 1, "epoch": 201, "test/accuracy": 0.5}\n')
-    assert load([str(tmp_path)])[0][0].final() == 0.5
-
-
-def test_a_damaged_or_read_only_cache_costs_nothing_but_time(tmp_path, monkeypatch):
-    write_run(tmp_path, "fire", 0, n=3)
-    load([str(tmp_path)])
-    (stored,) = (tmp_path / cache.FOLDER).iterdir()
-    stored.write_bytes(stored.read_bytes()[:100])
-    assert load([str(tmp_path)])[0][0].final() == 0.87
-    monkeypatch.setattr(cache.np, "savez", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
-    stored.unlink()
-    assert load([str(tmp_path)])[0][0].final() == 0.87
-    assert list((tmp_path / cache.FOLDER).iterdir()) == []
 
 
 def test_what_starts_anew_beside_the_weights_belongs_to_the_method(tmp_path):
@@ -79,7 +54,7 @@ def test_what_starts_anew_beside_the_weights_belongs_to_the_method(tmp_path):
     write_run(tmp_path, "base", boundary={"target": "keep"})
     write_run(tmp_path, "fire", boundary={"target": "copy"})
     write_run(tmp_path, "fire", 1, boundary={"target": "keep"})
-    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    (setting,) = settings(load([str(tmp_path)])[0])
     assert [group.label for group in setting.groups] == ["base", "fire (target=copy)", "fire (target=keep)"]
 
 
@@ -94,7 +69,7 @@ def test_a_full_reset_of_a_language_model_stands_beside_every_checkpoint(tmp_pat
     for config in tmp_path.rglob("config.yaml") if identified else ():  # as runs have it since there is the file
         what = yaml.safe_load(config.read_text())
         config.with_name("identity.json").write_text(json.dumps({"run": what}))
-    found = settings(load([str(tmp_path)], cache=False)[0])
+    found = settings(load([str(tmp_path)])[0])
     seeds = {setting.detail: [run.seed for run in group.runs] for setting in found
              if (group := setting.group("full_reset"))}  # fmt: skip
     assert seeds == {"start=best": [0, 1], "start=30k": [0, 1]}
@@ -104,6 +79,6 @@ def test_a_full_reset_of_a_language_model_stands_beside_every_checkpoint(tmp_pat
 def test_options_that_are_numbers_sort_as_numbers(tmp_path):
     for iterations in (10, 5, 15):
         write_run(tmp_path, "fire", 0, hyper={"iterations": iterations})
-    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    (setting,) = settings(load([str(tmp_path)])[0])
     assert [group.detail for group in setting.groups] == ["iterations=5", "iterations=10", "iterations=15"]
     assert sorted(["lr=0.01", "lr=1e-4", "lr=10", "lr=2"], key=by_number) == ["lr=1e-4", "lr=0.01", "lr=2", "lr=10"]

@@ -39,7 +39,7 @@ def write(root: Path, seeds: int = 2, **options: Any) -> Setting:
             shifted = [end + 0.01 * seed for end in ends]
             write_run(root, method, seed, rows_=stream_rows(shifted), metric="online/accuracy",
                       benchmark={"name": "random_labels"}, **options)  # fmt: skip
-    (setting,) = settings(load([str(root)], cache=False)[0])
+    (setting,) = settings(load([str(root)])[0])
     return setting
 
 
@@ -57,7 +57,7 @@ def test_the_horizontal_axis_is_the_task(tmp_path: Path) -> None:
 def test_an_unfinished_task_is_no_point(tmp_path: Path) -> None:
     rows = stream_rows(ENDS["base"])[:-1]
     write_run(tmp_path, "base", 0, rows_=rows, metric="online/accuracy", done=False)
-    (setting,) = settings(load([str(tmp_path)], cache=False, include_unfinished=True)[0])
+    (setting,) = settings(load([str(tmp_path)], include_unfinished=True)[0])
     assert curve(setting.groups[0], setting.metric).x.tolist() == [1, 2, 3]
 
 
@@ -78,7 +78,7 @@ def test_small_results_keep_a_row_a_task(tmp_path: Path) -> None:
     before = tables.results(write(tmp_path / "runs"))
     kept = tmp_path / "small.csv"
     assert make_figures.main([f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'f'}", f"export={kept}"]) == 0
-    (setting,) = settings(load([str(kept)], cache=False)[0])
+    (setting,) = settings(load([str(kept)])[0])
     after = tables.results(setting)
     for name in before.columns[2:7]:
         assert [value.mean for value in after[name]] == pytest.approx([value.mean for value in before[name]], rel=1e-5)
@@ -88,7 +88,7 @@ def test_small_results_keep_a_row_a_task(tmp_path: Path) -> None:
 def test_training_accuracy_alone_makes_no_stream(tmp_path: Path) -> None:
     rows = [{"step": 1, "phase": 0, "epoch": 1, "train/loss": 1.0, "train/accuracy": 0.5}]
     write_run(tmp_path, "base", 0, rows_=rows, metric="train/accuracy")
-    runs, left_out = load([str(tmp_path)], cache=False)
+    runs, left_out = load([str(tmp_path)])
     assert not runs
     assert "foreign: its metrics have none of" in left_out[0].reason
 
@@ -99,7 +99,7 @@ def test_a_figure_shows_everything_or_says_that_it_is_cut(tmp_path: Path, spike:
     values = [spike, *np.linspace(0.5, 0.8, 60)]
     rows = [{"step": i, "phase": 0, "epoch": float(i), "test/accuracy": value} for i, value in enumerate(values, 1)]
     write_run(tmp_path, "base", 0, rows_=rows)
-    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    (setting,) = settings(load([str(tmp_path)])[0])
     _, axes = plt.subplots()
     plotting.draw(axes, setting, style.Palette(["base"]))
     assert (axes.get_ylim()[0] > spike) == cut
@@ -116,7 +116,7 @@ def test_an_agent_s_tasks_are_points_by_their_last_quarter(tmp_path: Path) -> No
             for part in (1, 2)
         ]
         write_run(tmp_path, method, 0, rows_=rows, metric="task/return")
-    (setting,) = settings(load([str(tmp_path)], cache=False)[0])
+    (setting,) = settings(load([str(tmp_path)])[0])
     assert (setting.metric, setting.domain, setting.x) == ("task/return", "rl", "task")
     assert setting.y_label == "Return in the last quarter of a task"
     assert [group.runs[0].final() for group in setting.groups] == [125.0, 205.0]

@@ -22,7 +22,7 @@ def ending(method: str, seed: int, value: float, metric: str = "test/accuracy") 
 
 
 def only_setting(root):
-    (setting,) = settings(load([str(root)], cache=False)[0])
+    (setting,) = settings(load([str(root)])[0])
     return setting
 
 
@@ -122,7 +122,7 @@ def test_rl_table_takes_normalised_scores_and_the_environments_all_share(tmp_pat
                 row = {"step": 1, "eval/return": scale * value, rl.NORMALISED: value}
                 write_run(tmp_path / env, method, seed, metric="eval/return", rows_=[row], dataset={"name": env})
     write_run(tmp_path / "C", "fire", metric="eval/return", rows_=[row], dataset={"name": "C"})
-    frame = rl.table(settings(load([str(tmp_path)], cache=False)[0])).set_index("method")
+    frame = rl.table(settings(load([str(tmp_path)])[0])).set_index("method")
     assert frame.loc["FIRE", "environments"] == 2
     assert frame.loc["FIRE", "IQM"].mean == 2
     assert frame.loc["FIRE", "P(better than base)"].mean == 1

@@ -1,6 +1,7 @@
 """Each example runs as it stands, is short, and stands in the documentation."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -30,10 +31,13 @@ def test_every_example_is_tested_short_and_shown():
         assert body in page, f"{name}: docs/in_your_loop.md shows another text"
 
 
-SLOW = set(EXAMPLES) - {"torch_loop"}  # most of their time is that of imports
+def test_the_example_in_torch_alone(capsys):
+    runpy.run_path(str(ROOT / "examples/torch_loop.py"))
+    assert "step 100: DfI" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in EXAMPLES])
+@pytest.mark.slow  # most of their time is that of imports
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "torch_loop"])
 def test_an_example_runs(name, tmp_path):
     package, word = EXAMPLES[name]
     pytest.importorskip(package)

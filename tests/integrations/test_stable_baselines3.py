@@ -139,7 +139,7 @@ def test_a_resumed_run_does_not_fire_again(name, tmp_path):
 
 def test_plateau_of_the_reward_and_effective_rank():
     callback = FireCallback(Plateau("rollout/ep_rew_mean", every=100, patience=2, mode="max", min_delta=0.9))
-    make("dqn").learn(1000, callback=callback)
+    make("dqn").learn(600, callback=callback)
     assert callback.intervention.firings >= 1
     callback = FireCallback(EffectiveRank(below=1.0, rearm=1.0, every=50))
     make("sac").learn(200, callback=callback)

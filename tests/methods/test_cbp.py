@@ -5,26 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from fire_core.methods import Context, Net
+from fire_core.methods import Net
 from fire_core.methods.cbp import ContinualBackprop, outgoing
 from fire_core.units.find import unit_graph
-from fire_core.units.graph import Units, between
+from tests.methods.small import moment, perceptron
 from tests.units.test_graph import MODELS
-
-
-class Perceptron(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
-
-    def unit_graph(self) -> list[Units]:
-        first, _, second, _, last = self.layers
-        return [between("first", first, second), between("second", second, last)]
 
 
 class Definition:
@@ -49,7 +35,7 @@ class Definition:
 
 def test_every_step_is_the_definition() -> None:
     torch.manual_seed(0)
-    model = Perceptron()
+    model = perceptron()
     net = Net.of({"model": model})
     net.init["model"] = {name: torch.randn_like(value) for name, value in net.init["model"].items()}
     options: dict[str, Any] = {"rate": 0.06, "maturity": 4, "decay": 0.9}
@@ -61,16 +47,16 @@ def test_every_step_is_the_definition() -> None:
             x = torch.randn(16, 5)
             model(x)
             with torch.no_grad():
-                hidden = [model.layers[:2](x), model.layers[:4](x)]
-            before = [layer.weight.detach().clone() for layer in (model.layers[0], model.layers[2])]
-            out = [model.layers[i].weight.detach().abs().mean(0).double().numpy() for i in (2, 4)]
+                hidden = [model[:2](x), model[:4](x)]
+            before = [layer.weight.detach().clone() for layer in (model[0], model[2])]
+            out = [model[i].weight.detach().abs().mean(0).double().numpy() for i in (2, 4)]
             expected = [
                 truth.step(h.abs().double().mean(0).numpy(), w) for truth, h, w in zip(truths, hidden, out, strict=True)
             ]
-            method.after_step(net, Context(0, step, torch.Generator().manual_seed(step)))
-            for layer, old, rows in zip((model.layers[0], model.layers[2]), before, expected, strict=True):
+            method.after_step(net, moment(step))
+            for layer, old, rows in zip((model[0], model[2]), before, expected, strict=True):
                 moved = (layer.weight != old).any(1).nonzero().flatten().tolist()
-                if layer is model.layers[0] or not expected[0]:
+                if layer is model[0] or not expected[0]:
                     assert set(moved) == rows, step
             replaced += sum(map(len, expected))
     assert replaced > 10
@@ -83,20 +69,20 @@ def test_every_step_is_the_definition() -> None:
 def test_a_young_unit_is_not_replaced_for_its_short_average() -> None:
     """The bias correction: of two units of equal use, one just mature, neither looks worse by its age."""
     torch.manual_seed(0)
-    model = Perceptron()
+    model = perceptron()
     net = Net.of({"model": model})
     method = ContinualBackprop(rate=0.0, maturity=2, decay=0.99)
     with torch.no_grad():
-        for layer in (model.layers[0], model.layers[2]):  # units 0 and 1 are twins
+        for layer in (model[0], model[2]):  # units 0 and 1 are twins
             layer.bias[0] = 1
             layer.weight[1], layer.bias[1] = layer.weight[0], layer.bias[0]
-        model.layers[2].weight[:, 1] = model.layers[2].weight[:, 0]
+        model[2].weight[:, 1] = model[2].weight[:, 0]
     with method.watch(net):
         for step in range(30):
             if step == 20:
                 method.state["age"][1] = method.state["utility"][1] = 0
             model(torch.ones(4, 5))
-            method.after_step(net, Context(0, step, torch.Generator()))
+            method.after_step(net, moment(step))
     corrected = method.state["utility"] / (1 - method.decay ** method.state["age"])
     assert method.state["utility"][1] < 0.5 * method.state["utility"][0]
     torch.testing.assert_close(corrected[1], corrected[0], rtol=1e-4, atol=0)
@@ -119,18 +105,12 @@ def test_outgoing_weights_through_any_graph(name: str) -> None:
 
 def test_more_than_are_mature_are_never_asked_for() -> None:
     """The reference can crash here (docs/paper.md, A10)."""
-    model = Perceptron()
+    model = perceptron()
     net = Net.of({"model": model})
     method = ContinualBackprop(rate=0.9, maturity=2)
     with method.watch(net):
         for step in range(12):
             model(torch.randn(4, 5))
-            method.after_step(net, Context(0, step, torch.Generator()))
+            method.after_step(net, moment(step))
     mature = [int((age > 2).sum()) for age in method.state["age"].split([8, 6])]
     assert mature == method.state["mature"]
-
-
-@pytest.mark.parametrize("options", [{"rate": 1.5}, {"decay": -1}, {"maturity": -1}, {"variant": "x"}])
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        ContinualBackprop(**options)

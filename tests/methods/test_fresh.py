@@ -98,9 +98,3 @@ def test_an_injected_head_is_a_fresh_one(variant: str) -> None:
     assert torch.equal(model.head.new.weight, init) == (variant == "fire_paper")
     assert model.head.new.weight.std().item() == pytest.approx(init.std().item(), rel=0.05)
     assert torch.equal(model.head.new.weight, target.head.new.weight)
-
-
-@pytest.mark.parametrize("options", [{"perturb": 2}, {"coef": 0, "perturb": 0.1}, {"variant": "x"}])
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=list(options)[-1]):
-        ShrinkAndPerturb(**options)

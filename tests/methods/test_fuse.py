@@ -119,12 +119,6 @@ def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
         Fuse(weights=str(tmp_path / "none.pt")).check(net)
 
 
-@pytest.mark.parametrize("options", [{"keep": 1.0}, {"keep": -0.1}, {"weights": 3}])
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        Fuse(**options)
-
-
 def test_in_programs(tmp_path: Path) -> None:
     """A missing file is refused before anything runs; a run moves its weights by the share that is not kept."""
     for program in (VISION, DQN, SAC):

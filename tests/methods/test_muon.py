@@ -104,12 +104,6 @@ def test_the_paper_s_first_phase_of_warm_start_is_trained_by_adam(variant: str, 
     assert rates == {0: first, 1: 1e-2}
 
 
-@pytest.mark.parametrize("options", [{"variant": "x"}, {"lr": 0}])
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        MuonOptimizer(**options)
-
-
 def test_the_layer_that_reads_the_input_and_the_output_layer_belong_to_adam() -> None:
     for model, read in ((SmallResNet(4, 3, width=4), nn.Conv2d), (ViT(5, image_size=8, dim=12, depth=1), nn.Linear)):
         hidden = hidden_weights(Net({"model": model}, {}))

@@ -1,22 +1,18 @@
-"""An option without effect is a defect: every number of every method's yaml is moved, and something must change."""
+"""An option without effect is a defect: every number of every method's yaml is moved, and something must change.
+
+So is a state that a checkpoint does not hold: every setting is trained a second time, cut and resumed.
+"""
 
 import contextlib
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from omegaconf import OmegaConf
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fire_core.methods import BoundaryReport, Context, Method, Net
-from fire_core.methods.contrib.nap import NormalizeAndProject
-from fire_core.units.graph import Units, between
 from harness.config.build import build
 from harness.config.errors import ConfigError
+from tests.methods.small import PHASE, differ, trained
 
 FOLDER = Path(__file__).parents[2] / "conf" / "method"
 METHODS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "chain")
@@ -26,7 +22,6 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "cbp": [{"rate": 0.1, "maturity": 3}, {"rate": 0.1, "maturity": 3, "variant": "fire_paper"}],
     "c_chain": [{"warmup": 10, "window": 6}],
     "cpr": [{"rate": 0.5, "every": 4}],
-    "dash": [{}, {"variant": "step", "every": 3, "alpha": 0.1, "rate": 0.5}],
     "fire": [{"min_norm": 2.5}, {"scale": "variance_factor"}, {"tol": 1.0}],
     "fire_exact": [{"min_norm": 2.5}, {"scale": "variance_factor"}],
     "hare_tortoise": [{"momentum": 0.9, "every": 2}],
@@ -34,77 +29,51 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "muon": [{"eps": 1e-3}],
     "parseval": [{"scale": 0.5}],
     "random_isometry": [{"scale": "variance_factor"}],
-    "redo": [{"threshold": 0.7, "samples": 4, "every": 2}],
+    "redo": [{"threshold": 0.7, "samples": 4, "every": 2}, {"threshold": 0.7, "every": 2, "variant": "fire_paper"}],
     "regrama": [{"threshold": 0.7, "every": 4}],
     "snp": [{"perturb": 0.1}],
     "swr": [{"every": 4, "factor": 0.3, "decay": 0.5}, {"every": 4, "factor": 0.1, "pruning": "proportional"}],
     "trac": [{"scale": 0.2}],
-    "snr": [{"percentile": 0.8, "every": 1, "max_age": 64}],
+    "snr": [
+        {"percentile": 0.8, "every": 1, "max_age": 64},
+        {"percentile": 0.5, "every": 2, "max_age": 64, "variant": "fire_paper"},
+    ],
 }
-
-
-class Network(nn.Module):
-    injectable = ("head",)
-
-    def __init__(self, norm: bool) -> None:
-        super().__init__()
-        self.one, self.two, self.head = nn.Linear(5, 12), nn.Linear(12, 10), nn.Linear(10, 3)
-        self.norm = nn.LayerNorm(12) if norm else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.two(self.norm(self.one(x)).relu()).relu())
-
-    def unit_graph(self) -> list[Units]:
-        return [between("one", self.one, self.two), between("two", self.two, self.head)]
-
-
-def batches(start: int, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-    for i in range(start, start + number):
-        generator = torch.Generator().manual_seed(i)
-        inputs = torch.randn(4, 5, generator=generator) + 1
-        yield inputs, inputs[:, :3].argmax(1)
-
-
-def trained(method: Method) -> list[Any]:
-    """Two phases of a small network with the method: its last weights, and what it logged."""
-    torch.manual_seed(0)
-    model = Network(norm=isinstance(method, NormalizeAndProject))
-    net, logged = Net.of({"model": model}), []
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
-    with contextlib.suppress(AttributeError):
-        method.check(net)
-
-    def moment(phase: int, step: int, loss: Tensor | None = None) -> Context:
-        return Context(
-            phase, step, torch.Generator().manual_seed(step), lambda: batches(0, 4),
-            lambda x, y: F.cross_entropy(model(x), y), list(getattr(optimizer, "parts", [optimizer])),
-            chunks=lambda: (batches(i, 2) for i in (0, 2)), step_loss=loss,
-        )  # fmt: skip
-
-    step = 0
-    for phase in range(2):
-        if phase:
-            done = method.at_boundary(net, moment(phase, step))
-            logged.append(done.numbers if isinstance(done, BoundaryReport) else done)
-        optimizer = method.optimizer(net, lambda p: torch.optim.Adam(p, lr=0.02))
-        with method.watch(net):
-            for inputs, targets in batches(0, 30):
-                optimizer.zero_grad()
-                loss, penalty = F.cross_entropy(model(inputs), targets), method.penalty(net)
-                (loss if penalty is None else loss + penalty).backward()
-                optimizer.step()
-                method.after_step(net, moment(phase, step, loss.detach()))
-                step += 1
-                logged.append([p.sum().item() for p in net.parameters()])
-                if step % 5 == 0:
-                    logged.append(method.after_epoch(net, moment(phase, step)))
-    return [*(p.detach() for p in net.parameters()), logged]
-
-
-def differ(one: list[Any], other: list[Any]) -> bool:
-    return repr(one[-1]) != repr(other[-1]) or any(
-        not torch.equal(a, b) for a, b in itertools.zip_longest(one[:-1], other[:-1])
-    )
+# Values just outside of what an option accepts.
+REFUSED = {
+    "adamo": ["lr=0", "coef=-1", "betas=[1.0,0.9]", "eps=0"],
+    "c_chain": ["scale=-1", "coef=-1", "warmup=0", "window=0"],
+    "cbp": ["rate=1.5", "decay=-1", "maturity=-1", "variant=x"],
+    "cpr": ["rate=2", "every=0", "transform=step"],
+    "dash": ["alpha=2", "minimum=-1", "mode=both", "variant=x"],
+    "fire": ["iterations=0", "norm_init=x", "layout=x", "scale=x", "blend=2", "solver=x", "variance_factor=2.0"],
+    "fuse": ["keep=1.0", "keep=-0.1", "weights=3"],
+    "hare_tortoise": ["momentum=1", "every=0"],
+    "l2_er": ["weight_decay=-1", "lr=-1", "every=0"],
+    "l2init": ["coef=-1"],
+    "muon": ["variant=x", "lr=0"],
+    "nap": ["every=0"],
+    "parseval": ["coef=-1", "scale=0"],
+    "random_isometry": ["layout=x", "scale=x", "variance_factor=2.0"],
+    "redo": ["threshold=-1", "every=0", "samples=0", "variant=x"],
+    "regrama": ["threshold=-1", "every=0"],
+    "snp": ["perturb=2", "perturb=0.1 coef=0", "variant=x", "layout=x"],
+    "snr": ["percentile=1.0", "every=0", "variant=x"],
+    "spectral": ["coef=-1", "k=0", "iterations=0"],
+    "swr": [
+        "factor=0",
+        "factor=1.5 pruning=proportional",
+        "every=0",
+        "utility=random",
+        "pruning=x",
+        "reinit=x",
+        "decay=1",
+    ],
+    "trac": ["scale=0", "eps=0"],
+    "upgd": ["lr=0", "beta=1", "sigma=-1"],
+    "weight_clipping": ["zeta=0"],
+    "weight_decay": ["coef=-1"],
+}
 
 
 def options(name: str) -> dict[str, Any]:
@@ -126,26 +95,28 @@ def moves(values: dict[str, Any]) -> list[tuple[str, Any]]:
     return found
 
 
-def accepted(setting: dict[str, Any]) -> Method | None:
-    """The method, unless it refuses the options: a number that only another option gives an effect."""
+def accepted(setting: dict[str, Any]) -> bool:
+    """Whether the method takes the options; it refuses a number that only another option gives an effect."""
     with contextlib.suppress(ConfigError):
-        return build("method", setting)
-    return None
+        build("method", setting)
+        return True
+    return False
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_number_has_an_effect(name: str) -> None:
+def test_every_number_has_an_effect_and_a_resume_has_none(name: str) -> None:
     settings = [options(name) | setting for setting in SETTINGS.get(name, [{}])]
-    usual = [trained(build("method", setting)) for setting in settings]
-    again = trained(build("method", settings[0]))
-    assert not differ(usual[0], again), "a run is not its own repetition"
+    usual = [trained(setting) for setting in settings]
+    for setting, expected in zip(settings, usual, strict=True):
+        again = trained(setting, cut=PHASE + 7)
+        assert not differ(expected, again), f"{setting}: a run that is cut and resumed ends otherwise"
     without = set()
     for number in sorted({key for setting in settings for key, _ in moves(setting)}):
         changed = (
-            differ(expected, trained(method))
+            differ(expected, trained(setting | {key: moved}))
             for setting, expected in zip(settings, usual, strict=True)
             for key, moved in moves(setting)
-            if key == number and (method := accepted(setting | {key: moved})) is not None
+            if key == number and accepted(setting | {key: moved})
         )
         if not any(changed):
             without.add(number)
@@ -155,5 +126,12 @@ def test_every_number_has_an_effect(name: str) -> None:
 def test_a_missing_effect_is_seen() -> None:
     """At rate=0 nothing is replaced, and how old units must be for that does not matter."""
     for rate, matters in ((0.0, False), (0.1, True)):
-        one, other = (trained(build("method", options("cbp") | {"rate": rate, "maturity": m})) for m in (3, 6))
+        one, other = (trained(options("cbp") | {"rate": rate, "maturity": m}) for m in (3, 6))
         assert differ(one, other) == matters
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, values in REFUSED.items() for wrong in values])
+def test_refused(name: str, wrong: str) -> None:
+    given = OmegaConf.to_container(OmegaConf.from_dotlist(wrong.split()))
+    with pytest.raises(ConfigError, match=rf"^method\.{next(iter(given))}\b"):
+        build("method", options(name) | given)

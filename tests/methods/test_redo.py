@@ -68,15 +68,6 @@ def test_the_dead_are_found_and_made_new_and_the_function_stays(name: str) -> No
             assert (consumer.layer.weight[:, columns] == 0).all()
 
 
-def test_measuring_alone_changes_nothing() -> None:
-    torch.manual_seed(0)
-    model = MODELS["small_resnet"]()
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-    numbers = ReDo(threshold=0.5, recycle=False).after_epoch(Net.of({"model": model}), context(model))
-    assert 0 < numbers["dormant_ratio"] < 1
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-
-
 def test_it_looks_at_so_many_samples_and_every_so_many_epochs() -> None:
     model = MODELS["vgg"]()
     seen: list[int] = []
@@ -85,12 +76,6 @@ def test_it_looks_at_so_many_samples_and_every_so_many_epochs() -> None:
     assert method.after_epoch(Net.of({"model": model}), context(model)) == {}
     assert method.after_epoch(Net.of({"model": model}), context(model))
     assert seen == [6, 3]
-
-
-@pytest.mark.parametrize("options", [{"threshold": -1}, {"every": 0}, {"samples": 0}, {"variant": "x"}])
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        ReDo(**options)
 
 
 def test_a_network_without_units_is_refused_before_a_run() -> None:

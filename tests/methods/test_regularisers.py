@@ -90,11 +90,3 @@ def test_l2init_at_the_start_is_zero_and_so_is_its_gradient() -> None:
     penalty.backward()
     assert penalty.item() == 0
     assert all((p.grad == 0).all() for p in net.parameters())
-
-
-@pytest.mark.parametrize(
-    ("method", "options"), [(Parseval, {"coef": -1}), (Parseval, {"scale": 0}), (L2Init, {"coef": -1})]
-)
-def test_refused_options(method: type, options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        method(**options)

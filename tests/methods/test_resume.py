@@ -1,4 +1,7 @@
-"""Methods with a state: a run that is interrupted and resumed ends as an undisturbed one, bit for bit."""
+"""Methods with a state: a run that is interrupted and resumed ends as an undisturbed one, bit for bit.
+
+Every method's own state is in `test_options_matter`; here it goes through programs and their folders.
+"""
 
 import re
 from pathlib import Path
@@ -11,22 +14,13 @@ from torch import Tensor, nn
 import language.train
 import vision.train
 from language.model import GPT
-from tests.programs import LANGUAGE, VISION, assert_same, final_state, rows, summary
+from tests.programs import LANGUAGE, VISION, assert_same, final_state, rows
 
 OPTIONS = ("benchmark=continual", "benchmark.chunks=2", "dataset.train_size=512", "model.stages=2")
 METHODS = {
-    "cbp": ("rate=0.05", "maturity=2"),
-    "cbp fire_paper": ("rate=0.05", "maturity=2", "variant=fire_paper"),
-    "redo": ("threshold=0.9", "every=2"),
-    "snr": ("percentile=0.5", "max_age=200", "every=1"),
     "snr fire_paper": ("percentile=0.5", "max_age=200", "every=2", "variant=fire_paper"),
     "muon": (),
     "c_chain": ("warmup=4", "window=6", "scale=1.0"),
-    "l2_er": ("every=4", "lr=0.1"),
-    "nap": ("every=2",),
-    "swr": ("every=3", "factor=0.5", "decay=0.9"),
-    "spectral": ("coef=0.1",),
-    "dash": ("variant=step", "every=3", "alpha=0", "rate=1.0"),
 }
 
 ROUGH = {"snr": ("batch_size=32", "lr=1.0")}  # units do fall silent then
@@ -112,11 +106,3 @@ def test_a_network_with_injected_modules_is_resumed(
     (resumed,) = (int(step) for step in re.findall(r"resumed at step (\d+)", caplog.text))
     assert resumed > last - 6, "the newest checkpoint could not be loaded"
     assert_same(rough, calm)
-
-
-def test_redo_without_recycling_is_base(tmp_path: Path) -> None:
-    base = summary(VISION.run(tmp_path, *OPTIONS, "method=base"))
-    folder = VISION.run(tmp_path, *OPTIONS, "method=redo", "method.recycle=false", "method.threshold=0.9")
-    of_its_own = {"seconds": 0, "rows_sha256": ""}  # the digest begins with the run's identity
-    assert summary(folder) | of_its_own == base | of_its_own
-    assert all(0 <= row["method/dormant_ratio"] <= 1 for row in rows(folder) if "kind" not in row)

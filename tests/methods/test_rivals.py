@@ -1,6 +1,5 @@
 """Rivals since 2024 against the public code of their authors (tests/parity/originals), or against own arithmetic."""
 
-import itertools
 import math
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fire_core.methods import Context, Method, Net
+from fire_core.methods import Method, Net
 from fire_core.methods.contrib.cpr import CalibratedPartialResets
 from fire_core.methods.contrib.hare_tortoise import HareTortoise
 from fire_core.methods.contrib.regrama import ReGraMa, gradient_scores
@@ -18,17 +17,9 @@ from fire_core.methods.contrib.trac import Trac, erfi
 from fire_core.methods.contrib.upgd import UPGD
 from fire_core.methods.contrib.weight_clipping import WeightClipping
 from fire_core.methods.weight_decay import WeightDecay
-from fire_core.units.graph import Units, between
 from rl.sac.networks import BatchedLinear
+from tests.methods.small import Layers, moment
 from tests.parity import public
-
-
-class Layers(nn.Sequential):
-    """Named units between its linear layers."""
-
-    def unit_graph(self) -> list[Units]:
-        layers = [m for m in self if isinstance(m, nn.Linear)]
-        return [between(str(i), one, two) for i, (one, two) in enumerate(itertools.pairwise(layers))]
 
 
 def replay(name: str, method: Method, base: type[torch.optim.Optimizer], rtol: float, atol: float, **options: float):
@@ -43,7 +34,7 @@ def replay(name: str, method: Method, base: type[torch.optim.Optimizer], rtol: f
             optimizer.zero_grad()
             F.cross_entropy(net(torch.from_numpy(data["x"][t])), torch.from_numpy(data["y"][t])).backward()
             optimizer.step()
-            method.after_step(own, Context(0, t, torch.Generator()))
+            method.after_step(own, moment(t))
             for key, value in public.tensors(name, "after.", t).items():
                 torch.testing.assert_close(net.get_parameter(key).detach(), value, rtol=rtol, atol=atol)
 
@@ -86,7 +77,7 @@ def test_clipping_spares_norms_and_if_asked_the_output() -> None:
     with torch.no_grad():
         for p in net.parameters():
             p.fill_(3)
-    WeightClipping(2.0, clip_last_layer=False).after_step(Net({"m": net}, {}), Context(0, 0, torch.Generator()))
+    WeightClipping(2.0, clip_last_layer=False).after_step(Net({"m": net}, {}), moment())
     assert (net[0].weight == 1).all()
     assert (net[0].bias == 1).all()
     assert all((p == 3).all() for layer in net[1:] for p in layer.parameters())
@@ -96,7 +87,7 @@ def test_twin_critics_are_clipped_as_two_layers() -> None:
     critics = BatchedLinear(2, 4, 9)
     with torch.no_grad():
         critics.weight.fill_(3)
-    WeightClipping(2.0).after_step(Net({"m": nn.Sequential(critics)}, {}), Context(0, 0, torch.Generator()))
+    WeightClipping(2.0).after_step(Net({"m": nn.Sequential(critics)}, {}), moment())
     assert (critics.weight == 1).all()  # 2 / sqrt(4 inputs)
 
 
@@ -119,7 +110,7 @@ def test_swr_replaces_the_same_weights_as_the_public_code(utility: str, pruning:
         F.cross_entropy(net(x), y).backward()
         stepped, after = (public.tensors("swr", f"{case}{when}.", t) for when in ("stepped", "after"))
         net.load_state_dict(stepped)
-        method.after_step(own, Context(0, t, torch.Generator().manual_seed(t)))
+        method.after_step(own, moment(t))
         for name, parameter in net.named_parameters():
             ours, theirs = parameter != stepped[name], after[name] != stepped[name]
             if pruning == "threshold":
@@ -145,7 +136,7 @@ def test_swr_draws_from_the_initial_distribution_or_takes_its_mean() -> None:
                 p.fill_(7.0)
                 p.grad = torch.zeros_like(p)
         method = SelectiveWeightReinitialization(factor=1.0, every=1, reinit=reinit)
-        method.after_step(own, Context(0, 0, torch.Generator().manual_seed(0)))
+        method.after_step(own, moment())
         assert (net[0].bias == 0).all()
         assert (net[1].weight == 1).all()
         assert (net[1].bias == 0).all()
@@ -167,7 +158,7 @@ def test_swr_leaves_alone_what_the_step_did_not_train_and_the_optimizers_state()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     moments = [state["exp_avg"].clone() for state in optimizer.state.values()]
     method = SelectiveWeightReinitialization("magnitude", "proportional", 1.0, 1)
-    method.after_step(own, Context(0, 0, torch.Generator(), optimizers=[optimizer]))
+    method.after_step(own, moment(optimizers=[optimizer]))
     assert [name for name, p in net.named_parameters() if not torch.equal(p, before[name])] == ["1.weight", "1.bias"]
     assert all(torch.equal(state["exp_avg"], old) for state, old in zip(optimizer.state.values(), moments, strict=True))
 
@@ -181,7 +172,7 @@ def test_swr_takes_the_share_on_average() -> None:
             net.weight.fill_(5.0)
         net.weight.grad = torch.ones_like(net.weight)
         method = SelectiveWeightReinitialization("magnitude", "proportional", 0.3, 1)
-        method.after_step(own, Context(0, t, torch.Generator().manual_seed(t)))
+        method.after_step(own, moment(t))
         counts += int(net.weight.item() != 5.0)
     assert counts / 2000 == pytest.approx(0.3, abs=0.04)
 
@@ -197,9 +188,9 @@ def test_trac() -> None:
         for t in range(data["steps"]):
             optimizer.zero_grad()
             F.cross_entropy(net(torch.from_numpy(data["x"][t])), torch.from_numpy(data["y"][t])).backward()
-            assert method.penalty(own) is None
+            method.before_step(own, moment(t))
             optimizer.step()
-            method.after_step(own, Context(0, t, torch.Generator()))
+            method.after_step(own, moment(t))
             after = public.tensors("trac", "after.", t)
             for name, value in after.items():
                 apart = (net.get_parameter(name).detach() - value).norm()
@@ -236,7 +227,7 @@ def test_cpr_and_regrama_score_and_reset_as_the_public_code(transform: str) -> N
                 layers[name].weight.grad = torch.from_numpy(data[f"gradient.{name}"][t]).T
             scores = [gradient_scores(units).numpy() for units in net.unit_graph()]
             utility = method.utility
-            method.after_step(own, Context(0, t, torch.Generator()))
+            method.after_step(own, moment(t))
             for i, name in enumerate(("a", "b")):
                 np.testing.assert_allclose(scores[i], data[f"score.{name}"][t], rtol=1e-5)
                 if t < steps - 1:
@@ -261,7 +252,7 @@ def test_regrama_recycles_the_units_without_gradient() -> None:
     for step in range(2):
         net.zero_grad()
         net(x).square().sum().backward()
-        method.after_step(own, Context(0, step, torch.Generator().manual_seed(0)))
+        method.after_step(own, moment())
         assert (net[0].bias[3] == 0) == (step == 1)
     changed = (net[0].weight - own.init["model"]["0.weight"] - 1).abs().max(1).values > 1e-6
     assert changed.nonzero().flatten().tolist() == [3]
@@ -282,8 +273,8 @@ def test_hare_and_tortoise_by_hand() -> None:
                     net[0].running_mean.add_(1)
                 fast = net[1].weight.item()
                 slow = 0.5 * slow + 0.5 * fast
-                method.after_step(own, Context(0, 0, torch.Generator()))
-            method.after_epoch(own, Context(0, 0, torch.Generator()))
+                method.after_step(own, moment())
+            method.after_epoch(own, moment())
             expected = slow if epoch % 2 == 0 else fast
             assert net[1].weight.item() == pytest.approx(expected)
             assert net[0].running_mean.item() == pytest.approx(expected)
@@ -295,23 +286,3 @@ def test_weight_decay() -> None:
     penalty.backward()
     assert penalty.item() == pytest.approx(0.15 * sum(p.square().sum().item() for p in net.parameters()), rel=1e-5)
     torch.testing.assert_close(net.weight.grad, 0.3 * net.weight.detach())
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        (UPGD, {"lr": 0}), (UPGD, {"beta": 1}), (UPGD, {"sigma": -1}), (WeightClipping, {"zeta": 0}),
-        (Trac, {"eps": 0}),
-        (ReGraMa, {"threshold": -1}), (ReGraMa, {"every": 0}), (CalibratedPartialResets, {"rate": 2}),
-        (CalibratedPartialResets, {"every": 0}), (CalibratedPartialResets, {"transform": "step"}),
-        (HareTortoise, {"momentum": 1}), (HareTortoise, {"every": 0}),
-        (WeightDecay, {"coef": -1}),
-        (SelectiveWeightReinitialization, {"factor": 0}), (SelectiveWeightReinitialization, {"every": 0}),
-        (SelectiveWeightReinitialization, {"utility": "random"}), (SelectiveWeightReinitialization, {"pruning": "x"}),
-        (SelectiveWeightReinitialization, {"factor": 1.5, "pruning": "proportional"}),
-        (SelectiveWeightReinitialization, {"reinit": "x"}), (SelectiveWeightReinitialization, {"decay": 1}),
-    ],
-)  # fmt: skip
-def test_refused_options(method: type[Method], options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        method(**options)

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from fire_core.methods import Context, Net
+from fire_core.methods import Net
 from fire_core.methods.snr import SelfNormalizedResets, Silences
-from tests.methods.test_cbp import Perceptron
+from tests.methods.small import moment, perceptron
 
 
 class Lists:
@@ -85,12 +85,12 @@ def test_the_percentile_has_an_effect(percentiles: tuple[float, float]) -> None:
 
 def test_a_unit_that_falls_silent_is_recycled() -> None:
     torch.manual_seed(0)
-    model = Perceptron()
+    model = perceptron()
     net = Net.of({"model": model})
     adam = torch.optim.Adam(model.parameters(), lr=0)
     method = SelfNormalizedResets(max_age=200)
     with torch.no_grad():
-        model.layers[0].bias[3] = -100
+        model[0].bias[3] = -100
     x = torch.randn(64, 5)
     expected = model(x)
     with method.watch(net):
@@ -98,16 +98,10 @@ def test_a_unit_that_falls_silent_is_recycled() -> None:
             adam.zero_grad()
             model(x).square().sum().backward()
             adam.step()
-            method.after_step(net, Context(0, step, torch.Generator().manual_seed(step), optimizers=[adam]))
-    assert model.layers[0].bias[3] > -1
-    assert (model.layers[2].weight[:, 3] == 0).all()
+            method.after_step(net, moment(step, optimizers=[adam]))
+    assert model[0].bias[3] > -1
+    assert (model[2].weight[:, 3] == 0).all()
     torch.testing.assert_close(model(x), expected)  # it had said nothing, and still says nothing
     others = [i for i in range(8) if i != 3]
-    assert torch.equal(model.layers[0].weight[others], net.init["model"]["layers.0.weight"][others])
+    assert torch.equal(model[0].weight[others], net.init["model"]["0.weight"][others])
     assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize("options", [{"percentile": 1.0}, {"every": 0}, {"variant": "x"}])
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        SelfNormalizedResets(**options)

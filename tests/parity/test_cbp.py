@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core.methods.fire_paper import Chain, FirePaperCBP, OutputWatch, chain, he_normal
+from fire_core.methods.fire_paper import FirePaperCBP, Link, OutputWatch, chain, he_normal
 from tests.parity import golden
 from tests.parity.trees import module_from
 
@@ -20,17 +20,17 @@ def pairs(name: str) -> dict[str, str]:
     return dict(pair.split("->") for pair in DATA[name].tolist() if pair != "-")
 
 
-def build(network: str) -> tuple[nn.Module, Chain]:
+def build(network: str) -> tuple[nn.Module, list[Link]]:
     """The network and its chain; a max-pool is not among its arrays, so it is put in by its name."""
     model = module_from(golden.tensors("cbp", f"{network}.w0."))
     links = chain({"model": model})
     norms = pairs(f"{network}.bn_of")
-    for link in links.links:
+    for link in links:
         assert link.norm is (getattr(model, norms[link.name]) if link.name in norms else None)
     return model, links
 
 
-def reference(links: Chain) -> FirePaperCBP:
+def reference(links: list[Link]) -> FirePaperCBP:
     return FirePaperCBP(links, META["replacement_rate"], META["maturity_threshold"], META["decay_rate"], {})
 
 
@@ -114,7 +114,7 @@ def test_windows_are_raw_outputs_pooled_where_a_pool_follows() -> None:
     model = module_from(golden.tensors("cbp", "hook.w."))
     names = {key.removeprefix("hook.w.") for key in DATA if key.startswith("hook.w.")}
     (network,) = [net for net in NETWORKS if names == set(golden.tensors("cbp", f"{net}.w0."))]
-    links, pooled, norms = chain({"model": model}).links, set(pairs(f"{network}.pool_of")), pairs(f"{network}.bn_of")
+    links, pooled, norms = chain({"model": model}), set(pairs(f"{network}.pool_of")), pairs(f"{network}.bn_of")
     for link in links:
         link.pool = nn.MaxPool2d(2) if link.name in pooled else None
         if link.layer.weight.ndim == 4:

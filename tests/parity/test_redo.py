@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods import Context
-from fire_core.methods.fire_paper import OutputWatch, chain, uniform
+from fire_core.methods.fire_paper import OutputWatch, chain, recycle_rows_, uniform
 from fire_core.metrics import dormant
 from fire_core.units.graph import between
 from fire_core.units.recycle import recycle_, redraw_rows_
@@ -77,10 +77,9 @@ def test_recycling_as_the_reference_does_it(case: str) -> None:
     model, adam, before = network()
     masks = golden.tensors("redo", f"{case}.mask.")
     links = chain({"model": model})
-    first = next(i for i, link in enumerate(links.links) if link.name in masks)
-    links.links = links.links[first:]
+    links = links[next(i for i, link in enumerate(links) if link.name in masks) :]
     context = Context(0, 0, torch.Generator().manual_seed(0), optimizers=[adam])
-    links.recycle_([masks[link.name] for link in links.links if link.name in masks], context)
+    recycle_rows_(links, [masks[link.name] for link in links if link.name in masks], context)
     steps = golden.tensors("redo", f"{case}.opt_step_after.")
     for name, rows in changed_rows(model, before):
         np.testing.assert_array_equal(rows, DATA[f"{case}.rows_reinit.{name}"], name)
@@ -154,7 +153,7 @@ def test_what_the_reference_looks_at() -> None:
     """Rectified outputs before any norm, projections raw, shortcuts left out; in the order of execution."""
     weights = golden.tensors("redo", "hook.w.")
     model = module_from(weights)
-    links = chain({"model": model}).links
+    links = chain({"model": model})
     assert [link.name for link in links] == DATA["hook.layers"].tolist()
     windows = golden.tensors("redo", "hook.window.")
     given = golden.tensors("redo", "hook.x")

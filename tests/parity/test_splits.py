@@ -6,11 +6,23 @@ import numpy as np
 import pytest
 
 from tests.parity import golden
-from vision.data.splits import chunk_ids, class_phases, sample_phases, warm_start_phases
+from vision.data.splits import Split, class_phases, sample_phases, warm_start_phases
 
 DATA, META = golden.load("splits"), golden.meta("splits")
 SIZES = (META["n_train"], META["n_test"])
 REAL = sorted({key.rsplit(".", 1)[0] for key in DATA if re.match(r"real\..*\.seed", key)})
+
+
+def chunk_ids(phases: list[Split], n_train: int) -> np.ndarray:
+    """The first phase that contains each training sample.
+
+    Returns:
+        int64 (n_train,); -1 for samples that no phase contains.
+    """
+    ids = np.full(n_train, -1)
+    for i, (train, _) in reversed(list(enumerate(phases))):
+        ids[train] = i
+    return ids
 
 
 def check_case(case: str, phases: list) -> None:

@@ -14,10 +14,9 @@ SCRIPTS = {
         "--rounds 1 --steps 2 --threads 1 --capacity 3000 model.width=0.125 num_envs=2",
         "x plain loop",
     ),
-    "bench_methods": ("--batch 2 --threads 1 --rounds 1", "%"),
     "bench_projection": ("--models dqn --rounds 1 --threads 1", "dqn"),
     "bench_sac": ("--actor-width 8 --critic-width 8 --batch 4 --updates 2 --threads 1 --rounds 1", "x plain"),
-    "bench_streams": ("--methods base,fire --rounds 1 benchmark.tasks=2 epochs=1", "x base"),
+    "bench_methods": ("--methods base,fire --rounds 1 benchmark.tasks=2 epochs=1", "x base"),
     "bench_vision": ("--steps 1 --rounds 1 benchmark.tasks=2 epochs=1", "x a plain loop"),
     "record_originals": ("--help", "clones"),  # needs clones of others' repositories
 }
@@ -25,7 +24,7 @@ SCRIPTS = {
 
 def test_every_script_is_tested() -> None:
     programs = {path.stem for path in (ROOT / "scripts").glob("*.py")} - {"__init__", "interleaved"}
-    others = {"agents_runs", "record_curves", "site_report", "agents_tables", "triggers_tables", "fill_numbers"}
+    others = {"agents_runs", "record_curves", "site_report", "studies"}
     assert programs == {*SCRIPTS, *others}
     for path in (ROOT / "scripts").glob("*.sh"):
         assert subprocess.run(["bash", "-n", str(path)]).returncode == 0, path

@@ -171,7 +171,7 @@ def test_streams_are_searched_then_run_with_what_was_found(tmp_path: Path) -> No
     for line in (plain, chain):
         assert "seed=range(1,21) " in line
         assert line.endswith("hydra/launcher=cores -m")
-    assert page.endswith("make_plasticity.py --runs there/runs")
+    assert page.endswith("make_tables.py plasticity --runs there/runs")
 
 
 def test_variants_of_fire_have_names_and_compose(tmp_path: Path) -> None:
@@ -180,4 +180,4 @@ def test_variants_of_fire_have_names_and_compose(tmp_path: Path) -> None:
     names = [re.findall(r"method\.name=(\S+)", line)[0] for line in sweeps]
     assert len(set(names)) == len(names) == 12
     assert any(name == "steps_${method.iterations}" for name in names)
-    assert page.endswith("--runs there/variants --variants")
+    assert page.endswith("make_tables.py plasticity --runs there/variants --variants")

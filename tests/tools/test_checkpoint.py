@@ -285,6 +285,7 @@ def test_a_model_that_transformers_does_not_know_is_known_by_names(tmp_path: Pat
         ({"architecture": "hf_hub:someone/evil"}, "has no model 'hf_hub:someone/evil'"),
         ({"architecture": "resnet18", "model_args": {"checkpoint_path": "payload.pth"}}, "model_args is refused"),
         ({"architecture": "resnet18", "model_args": {"pretrained": True}}, "multiple values for keyword"),
+        ({"architecture": "resnet18", "model_args": {"model_name": 1, "name": 1}}, "timm cannot build it"),
         ({"architecture": "resnet18", "model_args": "x"}, "model_args is refused"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attn_implementation": "someone/evil"},
          "attn_implementation='someone/evil' is refused"),

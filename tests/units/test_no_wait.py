@@ -82,6 +82,7 @@ def steps(method: Method, model: nn.Module, forbidden: Callable[[], Any], device
             with forbidden():
                 if (penalty := method.penalty(net)) is not None:
                     penalty.backward()
+                method.before_step(net, context)
             optimizer.step()
             with forbidden():
                 method.after_step(net, context)

@@ -23,7 +23,6 @@ from vision.data import load_cifar10, load_cifar100, load_digits, load_folder, l
 from vision.data.corruption import noisy_labels, noisy_pixels
 from vision.data.files import md5_of
 from vision.data.images import ImageData, channel_statistics
-from vision.data.splits import class_phases, sample_phases, warm_start_phases
 
 
 def pixels(n: int, size: int, channels: int = 3, seed: int = 0) -> np.ndarray:
@@ -74,24 +73,6 @@ def test_corruption_is_the_same_for_the_same_seed_and_as_large_as_asked():
     assert blurred.float().std().item() == pytest.approx(1.6, rel=0.1)
     assert torch.equal(blurred, noisy_pixels(images, 0.1, seed=1, maximum=16))
     assert int(noisy_pixels(images, 5.0, seed=1, maximum=16).max()) == 16
-    for call in (lambda: noisy_labels(labels, 7, 1.5, 0), lambda: noisy_pixels(images, -1.0, 0)):
-        with pytest.raises(ValueError, match="_noise must be"):
-            call()
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: warm_start_phases(100, 10, 0, 0), r"^ratio must be in \[1, 100\] per cent, got 0$"),
-        (lambda: warm_start_phases(9, 10, 10, 0), r"^ratio=10 leaves no samples of 9"),
-        (lambda: sample_phases(5, 5, 6, 0), r"^chunks must be in \[1, 5\]"),
-        (lambda: sample_phases(5, 5, 5, 0, "half"), r"^access must be one of full, limited, got 'half'$"),
-        (lambda: class_phases(np.arange(4), np.arange(4), 5, 0), r"^chunks must be in \[1, 4\]"),
-    ],
-)
-def test_splits_refuse_what_cannot_be(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 CONFIGS = [p for p in sorted(Path(conf.__file__).parent.glob("dataset/*.yaml")) if "vision.data" in p.read_text()]
@@ -200,11 +181,10 @@ def test_damaged_cifar_files_are_named(cifar, tmp_path):
     load_cifar10(str(tmp_path))
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_2"
     batch.write_bytes(batch.read_bytes()[:-1])
-    with pytest.raises(ConfigError, match=r"data_batch_2 is damaged: remove .*cifar-10-batches-py and put https://"):
-        load_cifar10(str(tmp_path))
-    batch.unlink()
-    with pytest.raises(ConfigError, match=r"data_batch_2 is missing"):
-        load_cifar10(str(tmp_path))
+    for damage in (lambda: None, batch.unlink):
+        damage()
+        with pytest.raises(ConfigError, match=r"cifar-10-batches-py has a damaged or missing file: .* put https://"):
+            load_cifar10(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +261,7 @@ def test_the_cache_is_used_and_a_bad_or_stale_one_is_not(tiny_zip, monkeypatch):
     root, md5 = tiny_zip
     first = load_tiny_imagenet(str(root), md5=md5)
     with monkeypatch.context() as patch:
-        patch.setattr("vision.data.tiny_imagenet.decode", None)  # would fail if it were called
+        patch.setattr("vision.data.decode.decode", None)  # would fail if it were called
         assert torch.equal(load_tiny_imagenet(str(root), md5=md5).train_images, first.train_images)
     cache = root / "tiny-imagenet-200.safetensors"
     whole = cache.read_bytes()
@@ -304,6 +284,11 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(tiny_zip, monkeypatch, c
     assert "cannot cache the decoded images" in caplog.text
 
 
+def truncate(image: Path) -> None:
+    save_image(image, pixels(1, 64)[0])
+    image.write_bytes(image.read_bytes()[:-1000])
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -315,10 +300,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(tiny_zip, monkeypatch, c
             lambda f: (f / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn99999999\t0\t0\t1\t1\n"),
             r"has the class 'n99999999', which wnids.txt lacks",
         ),
-        (
-            lambda f: (f / "val" / "images" / "val_0.JPEG").write_bytes(b"\xff\xd8\xff no image"),
-            r"image .*val_0.JPEG cannot be read",
-        ),
+        (lambda f: truncate(f / "val" / "images" / "val_0.JPEG"), r"image .*val_0.JPEG cannot be read \(.*truncated"),
     ],
 )
 def test_incomplete_tiny_imagenet_is_refused(damage, message, tmp_path):
@@ -328,16 +310,6 @@ def test_incomplete_tiny_imagenet_is_refused(damage, message, tmp_path):
     with pytest.raises(ConfigError, match=message) as caught:
         load_tiny_imagenet(str(tmp_path))
     assert "\n" not in str(caught.value)
-
-
-def test_a_truncated_image_is_named(tmp_path):
-    folder = tmp_path / "tiny-imagenet-200"
-    write_tiny_imagenet(folder)
-    image = folder / "val" / "images" / "val_0.JPEG"
-    save_image(image, pixels(1, 64)[0])
-    image.write_bytes(image.read_bytes()[:-1000])
-    with pytest.raises(ConfigError, match=r"image .*val_0.JPEG cannot be read \(.*truncated"):
-        load_tiny_imagenet(str(tmp_path))
 
 
 def test_a_zip_with_the_wrong_checksum_is_not_opened(tiny_zip):
@@ -373,11 +345,11 @@ def test_folder(own_images):
 
 def test_a_folder_that_cannot_be_written_is_cached_elsewhere(own_images, tmp_path_factory, monkeypatch):
     spare = tmp_path_factory.mktemp("runs") / ".decoded"
-    monkeypatch.setattr("vision.data.folder.os.access", lambda path, mode: False)
+    monkeypatch.setattr("vision.data.decode.os.access", lambda path, mode: False)
     data = load_folder(str(own_images), image_size=16, spare=str(spare))
     assert len([*spare.rglob("*.safetensors")]) == 1
     assert not [*own_images.glob("decoded*")]
-    monkeypatch.setattr("vision.data.folder.decode", None)  # it would be called if the cache were not read
+    monkeypatch.setattr("vision.data.decode.decode", None)  # it would be called if the cache were not read
     assert torch.equal(load_folder(str(own_images), image_size=16, spare=str(spare)).train_images, data.train_images)
 
 
@@ -394,10 +366,3 @@ def test_folder_errors(own_images, damage, message):
     damage(own_images)
     with pytest.raises(ConfigError, match=message):
         load_folder(str(own_images))
-
-
-def test_folder_arguments(own_images):
-    with pytest.raises(ValueError, match=r"^in_channels=2 is unknown; accepted: 1, 3$"):
-        load_folder(str(own_images), in_channels=2)
-    with pytest.raises(ValueError, match=r"^image_size must be in \[1, 1048576\], got 0$"):
-        load_folder(str(own_images), image_size=0)

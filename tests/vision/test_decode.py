@@ -74,25 +74,10 @@ def test_colour_of_16_bits_is_scaled_up_to_the_last_bit(tmp_path):
     assert np.abs(found - deep / 257).max() <= 1
 
 
-@pytest.mark.parametrize(("kind", "sample_format"), [(np.uint32, 1), (np.int32, 2), (np.float32, 3)])
-def test_32_bits_are_scaled(tmp_path, kind, sample_format):
-    top = 1 if kind is np.float32 else np.iinfo(kind).max
-    pixels = (RAMP * top).astype(kind)
-    assert np.array_equal(read(tiff(tmp_path / "deep.tif", pixels, sample_format)), np.rint(RAMP * 255))
-
-
-@pytest.mark.parametrize(
-    ("pixels", "sample_format", "message"),
-    [
-        ((RAMP * 255).astype(np.float32), 3, r"floats lie in \[0, 255\]"),
-        (np.full((SIZE, SIZE), np.nan, np.float32), 3, "floats lie in"),
-        ((RAMP * 2**31 - 2**30).astype(np.int32), 2, "negative pixels"),
-        ((RAMP * 65535).astype(np.int32), 2, "would be black"),
-    ],
-)
-def test_what_has_no_known_white_is_refused(tmp_path, pixels, sample_format, message):
-    with pytest.raises(ConfigError, match=message):
-        read(tiff(tmp_path / "strange.tif", pixels, sample_format))
+@pytest.mark.parametrize(("kind", "sample_format"), [(np.uint32, 1), (np.int32, 2), (np.float32, 3), (np.int16, 2)])
+def test_what_has_no_known_white_is_refused(tmp_path, kind, sample_format):
+    with pytest.raises(ConfigError, match="save it with 8 or 16 bits"):
+        read(tiff(tmp_path / "strange.tif", (RAMP * 100).astype(kind), sample_format))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

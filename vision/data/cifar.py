@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fire_core.ranges import checked
 from harness.config.errors import ConfigError
-from vision.data.files import md5_of, unpacked
+from vision.data.files import unpacked
 from vision.data.images import ImageData, Statistics
 
 
@@ -48,16 +48,15 @@ def load_cifar100(root: str = "data", download: bool = False, test_statistics: S
 def _load(kind: Any, name: str, classes: int, root: str, download: bool, test_statistics: str) -> ImageData:
     base = Path(root)
     folder = unpacked(base / kind.base_folder, base / kind.filename, kind.url, kind.tgz_md5, download, name)
-    files = [*kind.train_list, *kind.test_list, [kind.meta["filename"], kind.meta["md5"]]]
-    for file, md5 in files:
-        path = folder / file
-        if not path.is_file() or md5_of(path) != md5:
-            state = "is damaged" if path.exists() else "is missing"
-            raise ConfigError(f"{path} {state}: remove {folder} and put {kind.url} at {base / kind.filename}")
-    # torchvision reads pickles: only files whose checksums, just verified, are the published ones.
+    # The files are pickles: torchvision reads them only if their checksums are the published ones.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some versions of NumPy warn about dtypes pickled in 2009
-        train, test = (_tensors(kind(root, train=train)) for train in (True, False))
+        try:
+            train, test = (_tensors(kind(root, train=train)) for train in (True, False))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{folder} has a damaged or missing file: remove it and put {kind.url} at {base / kind.filename}"
+            ) from error
     return ImageData.of(train, test, classes, test_statistics)
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,18 +24,17 @@ log = logging.getLogger(__name__)
 # Those of torchvision's ImageFolder; others (EPS) would start external programs.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 BACKGROUND = (255, 255, 255)  # behind transparent pixels
-FORMAT = 3  # of cached images; raise it when `decode` gives other pixels
-BITS_PER_SAMPLE, SAMPLE_FORMAT, PHOTOMETRIC = 258, 339, 262  # TIFF tags
-WHITE_IS_ZERO = 0
-UNSIGNED = 1  # a TIFF sample format
+FORMAT = 4  # of cached images; raise it when `decode` gives other pixels
+PHOTOMETRIC, WHITE_IS_ZERO = 262, 0  # a TIFF tag and one of its values
+SPLITS = ("train_images", "test_images")
+Samples = Sequence[tuple[Path, int]]  # files with their labels
 
 
 def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
     """Read images; one of another size is cut to its central square and resized.
 
-    EXIF orientation is applied, transparent pixels are shown on white, palettes are looked up. Pixels of more than 8
-    bits are scaled to [0, 255]: integers by the largest value of their type, floats from [0, 1]. (Pillow reads colour
-    of 16 bits by its high byte, which may be 1 below the rounded value.)
+    EXIF orientation is applied, transparent pixels are shown on white, palettes are looked up. Grey pixels of 16 bits
+    are scaled to [0, 255]. (Pillow reads colour of 16 bits by its high byte, which may be 1 below the rounded value.)
 
     Args:
         files: JPEG, PNG, PPM, BMP, TIFF or WEBP files.
@@ -86,30 +84,50 @@ def _flat(image: Image.Image) -> Image.Image:
 
 
 def _scaled(image: Image.Image) -> npt.NDArray[np.uint8]:
-    """Pixels of more than 8 bits as uint8 (H, W).
+    """Pixels of 16 bits, (H, W), as uint8.
 
     Raises:
-        ValueError: what is white cannot be known.
+        ValueError: they have another type, of which no value is known to be white.
     """
-    pixels: npt.NDArray[Any] = np.asarray(image)
-    if image.mode == "F":
-        if not (pixels.min() >= 0 and pixels.max() <= 1):  # also False for NaN
-            raise ValueError(f"its floats lie in [{pixels.min():g}, {pixels.max():g}], not in [0, 1]")
-        return (pixels * 255).round().astype(np.uint8)
-    tags = getattr(image, "tag_v2", {})
-    bits = tags.get(BITS_PER_SAMPLE, (16,))[0]
-    if bits == 32 and tags.get(SAMPLE_FORMAT, (UNSIGNED,))[0] == UNSIGNED:
-        pixels, top = pixels.astype(np.int32).view(np.uint32), 2**32 - 1
-    elif bits == 32:
-        top = 2**31 - 1
-    else:
-        top = 2**16 - 1 if tags.get(SAMPLE_FORMAT, (UNSIGNED,))[0] == UNSIGNED else 2**15 - 1
-    if pixels.min() < 0:
-        raise ValueError("it has negative pixels")
-    if bits == 32 and 0 < pixels.max() < 2**16:
-        raise ValueError("its 32-bit integers are so small that the image would be black: save it with 16 bits")
-    scaled: npt.NDArray[np.uint8] = (pixels * (255 / top)).round().astype(np.uint8)
-    return 255 - scaled if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO else scaled  # pillow turns 8 bits alone
+    if not image.mode.startswith("I;16") and (image.mode != "I" or image.format not in ("PNG", "PPM")):
+        raise ValueError(f"its pixels are of Pillow's mode {image.mode}: save it with 8 or 16 bits")
+    scaled: npt.NDArray[np.uint8] = (np.asarray(image) * (255 / (2**16 - 1))).round().astype(np.uint8)
+    turned = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO  # Pillow turns pixels of 8 bits alone
+    return 255 - scaled if turned else scaled
+
+
+def decoded(
+    train: Samples,
+    test: Samples,
+    image_size: int,
+    in_channels: int,
+    cache: Path | None,
+    spare: Path | None = None,
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Images and labels of both splits; decoded once and kept in a file.
+
+    Args:
+        train: training files.
+        test: test files.
+        image_size: see `decode`.
+        in_channels: see `decode`.
+        cache: the file; None: none.
+        spare: folder for it if its own cannot be written.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    files = [[file for file, _ in split] for split in (train, test)]
+
+    def make() -> dict[str, Tensor]:
+        return {name: decode(part, image_size, in_channels) for name, part in zip(SPLITS, files, strict=True)}
+
+    key = fingerprint([*files[0], *files[1]], image_size, in_channels)
+    if cache is not None and spare is not None and not os.access(cache.parent, os.W_OK):
+        cache = spare / key[:16] / cache.name
+    images = make() if cache is None else cached(cache, key, make)
+    labels = [torch.tensor([label for _, label in split]) for split in (train, test)]
+    return (images[SPLITS[0]], labels[0]), (images[SPLITS[1]], labels[1])
 
 
 def fingerprint(files: Sequence[Path], *what: object) -> str:

@@ -1,14 +1,11 @@
 """Your own images, in a folder for each class."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
-import torch
-
 from fire_core.ranges import Width, checked, one_of
 from harness.config.errors import ConfigError
-from vision.data.decode import cached, decode, fingerprint
+from vision.data.decode import decoded
 from vision.data.images import ImageData, Statistics
 
 
@@ -51,23 +48,9 @@ def load_folder(
         if entry.is_dir() and entry.name not in classes:
             raise ConfigError(f"{entry} has no counterpart in {base / 'train'}: test classes must be trained on")
     train, test = (_samples(split, classes) for split in (base / "train", test_folder))
-
-    def make() -> dict[str, torch.Tensor]:
-        return {
-            "train_images": decode([file for file, _ in train], image_size, in_channels),
-            "test_images": decode([file for file, _ in test], image_size, in_channels),
-        }
-
-    if cache:
-        key = fingerprint([file for file, _ in train + test], image_size, in_channels)
-        kept = base if spare is None or os.access(base, os.W_OK) else Path(spare) / key[:16]
-        images = cached(kept / f"decoded-{image_size}x{in_channels}.safetensors", key, make)
-    else:
-        images = make()
-    labels = [torch.tensor([label for _, label in split]) for split in (train, test)]
-    return ImageData.of(
-        (images["train_images"], labels[0]), (images["test_images"], labels[1]), len(classes), test_statistics
-    )
+    kept = base / f"decoded-{image_size}x{in_channels}.safetensors" if cache else None
+    images = decoded(train, test, image_size, in_channels, kept, None if spare is None else Path(spare))
+    return ImageData.of(*images, len(classes), test_statistics)
 
 
 def _samples(split: Path, classes: list[str]) -> list[tuple[Path, int]]:

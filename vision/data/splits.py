@@ -9,8 +9,6 @@ from numpy.random import RandomState
 
 Split = tuple[np.ndarray, np.ndarray]  # indices into the training set, indices into the test set
 
-ACCESS = ("full", "limited")
-
 
 def warm_start_phases(n_train: int, n_test: int, ratio: int, seed: int) -> list[Split]:
     """Two phases: a random fraction of the training set, then all of it; both tested on the whole test set.
@@ -25,10 +23,8 @@ def warm_start_phases(n_train: int, n_test: int, ratio: int, seed: int) -> list[
         Train and test indices of the two phases.
 
     Raises:
-        ValueError: if `ratio` is out of range or leaves the first phase without samples.
+        ValueError: if `ratio` leaves the first phase without samples.
     """
-    if not 1 <= ratio <= 100:
-        raise ValueError(f"ratio must be in [1, 100] per cent, got {ratio}")
     first = n_train // (100 // ratio)
     if first < 1:
         raise ValueError(f"ratio={ratio} leaves no samples of {n_train} for the first phase")
@@ -49,13 +45,7 @@ def sample_phases(n_train: int, n_test: int, chunks: int, seed: int, access: str
 
     Returns:
         Train and test indices of each phase; the test indices are the same permutation every time.
-
-    Raises:
-        ValueError: if `chunks` or `access` is out of range.
     """
-    check_access(access)
-    if not 1 <= chunks <= n_train:
-        raise ValueError(f"chunks must be in [1, {n_train}], the number of samples, got {chunks}")
     generator = RandomState(seed)
     order, test = generator.permutation(n_train), generator.permutation(n_test)
     size = n_train // chunks
@@ -82,15 +72,9 @@ def class_phases(
 
     Returns:
         Train and test indices of each phase, ascending.
-
-    Raises:
-        ValueError: if `chunks` or `access` is out of range.
     """
-    check_access(access)
     if num_classes is None:
         num_classes = int(train_labels.max()) + 1
-    if not 1 <= chunks <= num_classes:
-        raise ValueError(f"chunks must be in [1, {num_classes}], the number of classes, got {chunks}")
     generator = RandomState(seed)
     generator.permutation(len(train_labels))  # drawn before the classes in the authors' code
     generator.permutation(len(test_labels))
@@ -102,21 +86,3 @@ def class_phases(
         train, test = (np.flatnonzero(np.isin(labels, classes)) for labels in (train_labels, test_labels))
         phases.append((train, test))
     return phases
-
-
-def chunk_ids(phases: list[Split], n_train: int) -> np.ndarray:
-    """The first phase that contains each training sample.
-
-    Returns:
-        int64 (n_train,); -1 for samples that no phase contains.
-    """
-    ids = np.full(n_train, -1)
-    for i, (train, _) in reversed(list(enumerate(phases))):
-        ids[train] = i
-    return ids
-
-
-def check_access(access: str) -> None:
-    """Refuse an unknown kind of access."""
-    if access not in ACCESS:
-        raise ValueError(f"access must be one of {', '.join(ACCESS)}, got {access!r}")

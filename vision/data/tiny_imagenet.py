@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import torch
-
 from fire_core.ranges import checked
 from harness.config.errors import ConfigError
-from vision.data.decode import cached, decode, fingerprint
+from vision.data.decode import decoded
 from vision.data.files import unpacked
 from vision.data.images import ImageData, Statistics
 
@@ -62,25 +60,11 @@ def load_tiny_imagenet(
                 f"{folder}/val/val_annotations.txt has the class {wnid!r}, which wnids.txt lacks: {_again(folder)}"
             )
         test.append((folder / "val" / "images" / file, number[wnid]))
-
-    def make() -> dict[str, torch.Tensor]:
-        return {
-            "train_images": decode([file for file, _ in train], SIZE, 3),
-            "test_images": decode([file for file, _ in test], SIZE, 3),
-        }
-
     for image, _ in train + test:
         if not image.is_file():
             raise ConfigError(f"{image} is missing: {_again(folder)}")
-    if cache:
-        key = fingerprint([file for file, _ in train + test])
-        images = cached(base / f"{NAME}.safetensors", key, make)
-    else:
-        images = make()
-    labels = [torch.tensor([label for _, label in split]) for split in (train, test)]
-    return ImageData.of(
-        (images["train_images"], labels[0]), (images["test_images"], labels[1]), len(classes), test_statistics
-    )
+    kept = base / f"{NAME}.safetensors" if cache else None
+    return ImageData.of(*decoded(train, test, SIZE, 3, kept), len(classes), test_statistics)
 
 
 def _lines(folder: Path, name: str) -> list[str]:

@@ -1,14 +1,14 @@
 """AdamO, Adam with decoupled isometry regularisation (Rosseau, Müller and Nowé, "Preserving Plasticity in Continual
 Learning via Dynamical Isometry", ICML 2026, arXiv 2606.09762; its authors have published no code)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.layers import linear_layers
-from fire_core.methods.protocol import Method, Net
+from fire_core.methods.layers import in_parallel, linear_layers
+from fire_core.methods.protocol import MakeOptimizer, Method, Net
 from fire_core.ranges import Decay, NonNegative, Positive, checked
 
 
@@ -30,12 +30,7 @@ class AdamO(Method):
         coef: strength of the isometry regularisation.
         betas: of Adam.
         eps: of Adam.
-
-    Raises:
-        ValueError: an option is out of its range, or the network has no linear layer.
     """
-
-    acts_within_phases = True
 
     @checked
     def __init__(
@@ -51,9 +46,7 @@ class AdamO(Method):
         if not layer_weights(net):
             raise ValueError("it has no linear layer and no convolution")
 
-    def optimizer(
-        self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    ) -> torch.optim.Optimizer:
+    def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
         return IsometricAdam(
             net.parameters(), layer_weights(net), self.coef, lr=self.lr, betas=self.betas, eps=self.eps
         )
@@ -69,9 +62,7 @@ class IsometricAdam(torch.optim.Adam):
         **options: of `torch.optim.Adam`.
     """
 
-    def __init__(
-        self, params: Iterable[nn.Parameter], layers: dict[nn.Parameter, bool], coef: float, **options: Any
-    ) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], layers: dict[Tensor, bool], coef: float, **options: Any) -> None:
         super().__init__(params, **options)
         self.layers, self.coef = layers, coef
 
@@ -97,11 +88,7 @@ def pull(W: Tensor) -> Tensor:
     return 4 * (gram @ W if wide else W @ gram)
 
 
-def layer_weights(net: Net) -> dict[nn.Parameter, bool]:
+def layer_weights(net: Net) -> dict[Tensor, bool]:
     """The weights of linear layers and convolutions, shared ones once, and whether one is several matrices."""
-    found = {}
-    for root in net.modules.values():
-        for layer in linear_layers(root).values():
-            assert isinstance(layer.weight, nn.Parameter)
-            found[layer.weight] = isinstance(layer, nn.Linear) and layer.weight.ndim == 3
-    return found
+    layers = [layer for root in net.modules.values() for layer in linear_layers(root).values()]
+    return {layer.weight: in_parallel(layer) for layer in layers}

@@ -2,8 +2,7 @@
 Plasticity Loss in Continual Reinforcement Learning by Reducing Churn", ICML 2025, arXiv 2506.00592; public code:
 bluecontra/C-CHAIN, `crl_minatar/agents/double_dqn_c_chain.py`)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fire_core.methods.contrib.inputs import InputWatch, first_tensor
-from fire_core.methods.protocol import Context, Method, Net
+from fire_core.methods.protocol import Context, Method, Net, Saved
 from fire_core.ranges import Count, NonNegative, checked
 
 
@@ -33,39 +32,27 @@ class ChurnReduction(Method):
         coef: c at first.
         warmup: steps until c follows the losses.
         window: steps over which means are taken.
-
-    Raises:
-        ValueError: an option is out of its range.
     """
 
-    acts_within_phases = True
+    FIELDS = ("inputs", "before", "losses", "churns")
 
     @checked
     def __init__(
         self, scale: NonNegative = 0.01, coef: NonNegative = 50.0, warmup: Count = 10_000, window: Count = 50_000
     ) -> None:
-        self.scale, self.coef, self.warmup, self.window = scale, coef, warmup, window
-        self.inputs = InputWatch(3)  # of this step and the two before
+        self.scale, self.coef, self.warmup = scale, coef, warmup
+        self.losses, self.churns = Window(window), Window(window)
+        self.inputs = InputWatch(2)  # of the two steps before
         self.before: dict[str, dict[str, Tensor]] = {}  # the weights before the last update
         self.churn: Tensor | None = None
-        self.means: dict[str, Window] = {}
 
-    @contextmanager
-    def watch(self, net: Net) -> Iterator[None]:
-        if not self.means:
-            device = next(net.parameters()).device
-            self.means = {name: Window(self.window, device) for name in ("loss", "churn")}
-        with self.inputs.on(net):
-            yield
+    def watch(self, net: Net) -> AbstractContextManager[None]:
+        return self.inputs.on(net)
 
     def penalty(self, net: Net) -> Tensor | None:
         kept, self.churn = self.inputs.kept, None
-        if self.before and all(len(kept[name]) == self.inputs.steps for name in net.modules):
+        if self.before and all(len(kept.get(name, [])) == self.inputs.steps for name in net.modules):
             self.churn = torch.stack([self._churn(net, name) for name in net.modules]).mean()
-        self.before = {
-            name: {key: p.detach().clone() for key, p in module.named_parameters()}
-            for name, module in net.modules.items()
-        }
         return None if self.churn is None else self._coefficient() * self.churn
 
     def _churn(self, net: Net, name: str) -> Tensor:
@@ -82,57 +69,46 @@ class ChurnReduction(Method):
         return (now - then).square().mean()
 
     def _coefficient(self) -> Tensor | float:
-        loss, churn = self.means["loss"], self.means["churn"]
-        return self.coef if loss.count < self.warmup else self.scale * loss.mean() / (churn.mean() + 1e-8)
+        if self.losses.count < self.warmup:
+            return self.coef
+        return self.scale * self.losses.mean() / (self.churns.mean() + 1e-8)
+
+    def before_step(self, net: Net, context: Context) -> None:
+        self.before = {
+            name: {key: p.detach().clone() for key, p in module.named_parameters()}
+            for name, module in net.modules.items()
+        }
 
     def after_step(self, net: Net, context: Context) -> None:
         self.inputs.end_step()
         if context.step_loss is None:
             raise ValueError("C-CHAIN needs the loss of each step, which this trainer does not give")
-        self.means["loss"].add(context.step_loss.detach().abs())
+        self.losses.add(context.step_loss.detach().abs())
         if self.churn is not None:
-            self.means["churn"].add(self.churn.detach())
+            self.churns.add(self.churn.detach())
 
     def forget_weights(self) -> None:
-        self.before = {}
-        self.inputs.load_state_dict({})
-
-    def state_dict(self) -> dict[str, Any]:
-        means = {name: mean.state_dict() for name, mean in self.means.items()}
-        return {"inputs": self.inputs.state_dict(), "before": self.before, "means": means}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inputs.load_state_dict(state["inputs"])
-        self.before = state["before"]
-        for name, kept in state["means"].items():
-            self.means[name] = Window(self.window, kept["values"].device)
-            self.means[name].load_state_dict(kept)
+        self.before, self.inputs.kept = {}, {}
 
 
-class Window:
+class Window(Saved):
     """The last numbers of a series and their mean, on a device, which nobody waits for.
 
     Args:
         size: how many are kept.
-        device: of the numbers.
     """
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.values, self.count = torch.zeros(size, device=device), 0
+    FIELDS = ("values", "count")
+
+    def __init__(self, size: int) -> None:
+        self.values, self.count = torch.zeros(size), 0
 
     def add(self, value: Tensor) -> None:
         """Keep one more."""
+        self.values = self.values.to(value.device)
         self.values[self.count % len(self.values)].copy_(value)
         self.count += 1
 
     def mean(self) -> Tensor:
         """Of what is kept; 0 of nothing."""
         return self.values.sum() / max(1, min(self.count, len(self.values)))
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a resume."""
-        return {"values": self.values, "count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self.values, self.count = state["values"].clone(), state["count"]

@@ -5,7 +5,7 @@ that code called it CCBP, continuous (calibrated) continual backpropagation."""
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -44,12 +44,9 @@ class CalibratedPartialResets(Method):
         decay: of the running utility.
         every: steps between two resets.
         transform: sigmoid, exp, softplus or linear.
-
-    Raises:
-        ValueError: an option is out of its range, or the network has no units that are known.
     """
 
-    acts_within_phases = True
+    FIELDS = ("steps", "utility")
 
     @checked
     def __init__(
@@ -88,12 +85,6 @@ class CalibratedPartialResets(Method):
                 share = self.rate * self.transform(self.sharpness * (utility - self.threshold))
                 reset_partly_(units, share, self.draw, context.generator)
             self.utility = [torch.ones_like(u) for u in self.utility]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "utility": self.utility}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.utility = state["steps"], state["utility"]
 
 
 def reset_partly_(units: Units, share: Tensor, draw: Draw, generator: torch.Generator) -> None:

@@ -26,9 +26,6 @@ class Fuse(Method):
         keep: in [0, 1): the share of the trained weights that is kept. At 1 nothing would change.
         weights: of the base, a file of `torch.save` (a state_dict, or one for each network by its name), a .safetensors
             file, or a transformers folder; no code in it is run. None: the run's own initial weights.
-
-    Raises:
-        ValueError: an option is out of its range, or the file does not hold the network's parameters.
     """
 
     @checked
@@ -42,8 +39,8 @@ class Fuse(Method):
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         base: Any = net.init if self.weights is None else read_weights(self.weights, net)
         for name, module in net.modules.items():
-            shrink_and_perturb_(module, base[name], 1 - self.keep)
-        reset_optimizer_state(context.optimizers, net.parameters())
+            shrink_and_perturb_(module, base[name], 1 - self.keep, context.spared)
+        reset_optimizer_state(context.optimizers, net.parameters(context.spared))
         return {}
 
 

@@ -3,7 +3,6 @@ with Hare and Tortoise Networks", ICML 2024; public code: dojeon-ai/Hare-Tortois
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +23,9 @@ class HareTortoise(Method):
     Args:
         momentum: of the slow copy.
         every: epochs between two returns.
-
-    Raises:
-        ValueError: an option is out of its range.
     """
 
-    acts_within_phases = True
+    FIELDS = ("epochs", "slow")
 
     @checked
     def __init__(self, momentum: Decay = 0.999, every: Count = 10) -> None:
@@ -60,9 +56,3 @@ class HareTortoise(Method):
 
     def forget_weights(self) -> None:
         self.slow = {}  # the next phase begins with a new copy
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epochs": self.epochs, "slow": self.slow}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epochs, self.slow = state["epochs"], state["slow"]

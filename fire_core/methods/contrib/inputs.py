@@ -4,15 +4,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from fire_core.methods.protocol import Net
+from fire_core.methods.protocol import Net, Saved
 
 Inputs = tuple[Tensor, ...]
 
 
-class InputWatch:
-    """Keeps the arguments with which each network ran in training mode, one entry for an optimizer step, oldest first.
+class InputWatch(Saved):
+    """Copies of the arguments with which each network ran in training mode, one entry for a step, oldest first.
 
     Of a step's several passes (gradient accumulation) the last is kept, as all of them in one pass may not fit into
     memory.
@@ -21,9 +22,11 @@ class InputWatch:
         steps: of how many.
     """
 
+    FIELDS = ("kept",)
+
     def __init__(self, steps: int) -> None:
         self.steps, self.kept = steps, dict[str, list[Inputs]]()
-        self._open = set[str]()  # networks whose last entry is of a step that is still being made
+        self._last = dict[str, Inputs]()  # of each network's last pass
         self._looks = True
 
     @contextmanager
@@ -48,30 +51,17 @@ class InputWatch:
     def _hook(self, name: str) -> Callable[[nn.Module, Any], None]:
         def look(module: nn.Module, inputs: Any) -> None:
             if module.training and self._looks:
-                # Laid out as a checkpoint gives them back: kernels round by the layout.
-                now = tuple(part.contiguous() for part in inputs)
-                self.kept[name] = [*self._ended(name), now][-self.steps :]
-                self._open.add(name)
+                self._last[name] = inputs
 
         return look
 
     def end_step(self) -> None:
-        """The optimizer has stepped: the next pass is another step's."""
-        self._open.clear()
-
-    def _ended(self, name: str) -> list[Inputs]:
-        """Of steps that were made: neither an earlier pass of this one nor that of one that was skipped."""
-        kept = self.kept.get(name, [])
-        return kept[:-1] if name in self._open else kept
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a resume; copies, for a view would be saved with the whole tensor that it is a part of."""
-        return {name: [[part.clone() for part in each] for each in self._ended(name)] for name in self.kept}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self.kept = {name: [tuple(each) for each in kept] for name, kept in state.items()}
-        self.end_step()
+        """The optimizer has stepped: the last passes are those of the step."""
+        for name, inputs in self._last.items():
+            # Laid out as a checkpoint gives them back: kernels round by the layout.
+            copies = tuple(part.clone(memory_format=torch.contiguous_format) for part in inputs)
+            self.kept[name] = [*self.kept.get(name, []), copies][-self.steps :]
+        self._last = {}
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -2,14 +2,13 @@
 Drives Loss of Plasticity in Deep Continual Learning", ICML 2026, arXiv 2509.22335; public code: KevinGuo27/lop-jax)."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.methods.contrib.inputs import InputWatch
-from fire_core.methods.norms import norms
+from fire_core.methods.layers import norms
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.find import unit_graph
@@ -33,12 +32,9 @@ class L2EffectiveRank(Method):
         weight_decay: at least 0.
         lr: of the ascent, at least 0.
         every: steps between two ascents.
-
-    Raises:
-        ValueError: an option is out of its range, or no linear layer reads hidden units.
     """
 
-    acts_within_phases = True
+    FIELDS = ("steps", "inputs")
 
     @checked
     def __init__(self, weight_decay: NonNegative = 1e-4, lr: NonNegative = 1e-3, every: Count = 10) -> None:
@@ -49,11 +45,9 @@ class L2EffectiveRank(Method):
         if not readers(unit_graph(net.modules, say=True)):
             raise ValueError("no linear layer reads hidden units, so there are no features to take the rank of")
 
-    @contextmanager
-    def watch(self, net: Net) -> Iterator[None]:
+    def watch(self, net: Net) -> AbstractContextManager[None]:
         self.readers = readers(unit_graph(net.modules))
-        with self.inputs.on(net):
-            yield
+        return self.inputs.on(net)
 
     def penalty(self, net: Net) -> Tensor:
         return self.weight_decay / 2 * norms(net.parameters()).square().sum()
@@ -75,13 +69,6 @@ class L2EffectiveRank(Method):
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     parameter.add_(gradient, alpha=self.lr)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "inputs": self.inputs.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = state["steps"]
-        self.inputs.load_state_dict(state["inputs"])
 
 
 def effective_rank(features: Tensor) -> Tensor:

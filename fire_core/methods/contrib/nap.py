@@ -26,12 +26,9 @@ class NormalizeAndProject(Method):
 
     Args:
         every: steps between two projections.
-
-    Raises:
-        ValueError: `every` is below 1, or the network has no norm.
     """
 
-    acts_within_phases = True
+    FIELDS = ("steps",)
 
     @checked
     def __init__(self, every: Count = 1) -> None:
@@ -60,12 +57,6 @@ class NormalizeAndProject(Method):
             factor = (target / nn.utils.get_total_norm(tensors).clamp(min=1e-12)).to(tensors[0].dtype)
             for tensor in tensors:
                 tensor.mul_(factor)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.steps = state["steps"]
 
 
 def projected(root: nn.Module) -> list[tuple[list[str], list[Tensor]]]:

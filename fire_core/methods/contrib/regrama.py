@@ -1,8 +1,6 @@
 """ReGraMa, resetting by gradient magnitude (Liu, Wu, Obando-Ceron, Castro, Courville and Pan, "Measure gradients, not
 activations! Enhancing neuronal activity in deep reinforcement learning", NeurIPS 2025, arXiv 2505.24061)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -25,12 +23,9 @@ class ReGraMa(Method):
     Args:
         threshold: of the score.
         every: steps between two times.
-
-    Raises:
-        ValueError: an option is out of its range, or the network has no units that are known.
     """
 
-    acts_within_phases = True
+    FIELDS = ("steps",)
 
     @checked
     def __init__(self, threshold: NonNegative = 0.01, every: Count = 1000) -> None:
@@ -47,12 +42,6 @@ class ReGraMa(Method):
         graph = unit_graph(net.modules)
         masks = [gradient_scores(units) <= self.threshold for units in graph]
         recycle_masked_(graph, masks, InitialDraw(net.modules, net.init), context.generator, context.optimizers)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = state["steps"]
 
 
 def gradient_scores(units: Units) -> Tensor:

@@ -1,13 +1,10 @@
 """Spectral regularisation (Lewandowski, Bortkiewicz, Kumar, György, Schuurmans, Ostaszewski and Machado, "Learning
 Continually by Spectral Regularization", ICLR 2025, arXiv 2406.06811)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.layers import linear_layers, matrices
-from fire_core.methods.norms import norms
+from fire_core.methods.layers import linear_layers, matrices, norms
 from fire_core.methods.protocol import Method, Net
 from fire_core.ranges import Count, NonNegative, checked
 
@@ -30,12 +27,9 @@ class SpectralRegularisation(Method):
         coef: at least 0.
         k: exponent of the singular value, at least 1.
         iterations: power iterations of a step.
-
-    Raises:
-        ValueError: an option is out of its range.
     """
 
-    acts_within_phases = True
+    FIELDS = ("vectors",)
 
     @checked
     def __init__(self, coef: NonNegative = 1e-3, k: Count = 2, iterations: Count = 1) -> None:
@@ -70,12 +64,6 @@ class SpectralRegularisation(Method):
                 v.copy_(moved / moved.norm(dim=-1, keepdim=True).clamp(min=1e-12))
         sizes: Tensor = torch.linalg.vector_norm(W @ v[..., None].clone(), dim=(-2, -1))
         return sizes
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"vectors": self.vectors}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.vectors = state["vectors"]
 
 
 def vectors(root: nn.Module) -> tuple[list[Tensor], list[Tensor]]:

@@ -2,7 +2,7 @@
 for maintaining plasticity in neural networks", CoLLAs 2025, arXiv 2508.00212; public code:
 JFernando4/collas_2025_swr_paper)."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +37,9 @@ class SelectiveWeightReinitialization(Method):
         every: steps between two times.
         reinit: resample or mean.
         decay: of the running utility; 0 takes that of the step itself.
-
-    Raises:
-        ValueError: an option is out of its range.
     """
 
-    acts_within_phases = True
+    FIELDS = ("steps", "means")
 
     @checked
     def __init__(
@@ -92,12 +89,6 @@ class SelectiveWeightReinitialization(Method):
         if self.reinit == "resample":
             return resample(initial, initial.shape, generator_on(initial.device, generator))
         return initial * (initial == initial.flatten()[0]).all()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "means": self.means}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.means = state["steps"], state["means"]
 
 
 def just_trained(net: Net) -> list[tuple[str, nn.Parameter, Tensor, Tensor]]:

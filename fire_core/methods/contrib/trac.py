@@ -2,9 +2,7 @@
 2024, arXiv 2405.16642; public code: ComputationalRobotics/TRAC)."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -23,73 +21,48 @@ class Trac(Method):
         s = scale / erfi(1 / sqrt 2) * sum over betas of erfi(sigma / (sqrt(2 v) + eps))
         d <- d + the base optimizer's step;  theta <- theta_0 + max(s, 0) d
 
-    The base optimizer's step is what happens to the weights between `penalty` and `after_step`. What other methods do
-    outside of it (recycled units, weights clipped after TRAC) belongs to the path at the next step, as in the public
+    The base optimizer's step is what happens to the weights between `before_step` and `after_step`. What other methods
+    do outside of it (recycled units, weights clipped after TRAC) belongs to the path at the next step, as in the public
     code, which looks at the weights right before each step.
 
     Args:
         scale: the first scale, which the paper calls s_prev; its value hardly matters.
         eps: in denominators.
-
-    Raises:
-        ValueError: an option is not positive.
     """
 
-    acts_within_phases = True
+    FIELDS = ("start", "s", "variance", "sigma")
 
     @checked
     def __init__(self, scale: Positive = 1e-8, eps: Positive = 1e-8) -> None:
         self.scale, self.eps = scale, eps
-        self.state: dict[str, Any] = {}
+        self.betas = torch.tensor(BETAS, dtype=torch.float64)
+        self.start: list[Tensor] = []
+        self.s, self.variance, self.sigma = 0 * self.betas, 0 * self.betas, 0 * self.betas + 1e-8
 
-    @contextmanager
-    def watch(self, net: Net) -> Iterator[None]:
-        self.before = [p.detach().clone() for p in net.parameters()]
-        device = self.before[0].device
-        self.betas = torch.tensor(BETAS, dtype=torch.float64, device=device)  # once: a GPU waits for it
-        if not self.state:
-            zeros = torch.zeros(len(BETAS), dtype=torch.float64, device=device)
-            self.state = {
-                "start": [p.clone() for p in self.before],
-                "s": zeros.clone(),
-                "variance": zeros.clone(),
-                "sigma": zeros + 1e-8,
-            }
-        yield
+    def watch(self, net: Net) -> AbstractContextManager[None]:
+        self.start = self.start or [p.detach().clone() for p in net.parameters()]
+        for name in ("betas", "s", "variance", "sigma"):  # once: a GPU waits for it
+            setattr(self, name, getattr(self, name).to(self.start[0].device))
+        return nullcontext()
 
     @torch.no_grad()
-    def penalty(self, net: Net) -> None:
-        """No penalty: the moment right before the optimizer's step, whose weights are kept."""
-        for before, parameter in zip(self.before, net.parameters(), strict=True):
-            before.copy_(parameter)
+    def before_step(self, net: Net, context: Context) -> None:
+        starts = zip(net.parameters(), self.start, strict=True)
+        self.moving = [(p, start, p.clone()) for p, start in starts if p.grad is not None]
+        inverse = (1 / (self.s.sum() + self.eps)).float()
+        self.d = [(before - start).mul_(inverse.to(before.dtype)) for _, start, before in self.moving]
+        gradients = [p.grad for p, _, _ in self.moving if p.grad is not None]
+        h = torch.stack([(d * g).sum().double() for d, g in zip(self.d, gradients, strict=True)]).sum()
+        self.variance = self.betas**2 * self.variance + h**2
+        self.sigma = self.betas * self.sigma - h
+        self.s = self.scale / UNIT * erfi(self.sigma / (math.sqrt(2) * self.variance.sqrt() + self.eps))
 
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
-        state, parameters = self.state, list(net.parameters())
-        betas = self.betas
-        inverse = (1 / (state["s"].sum() + self.eps)).float()
-        moved = [i for i, p in enumerate(parameters) if p.grad is not None]
-        paths = {}
-        for i in moved:
-            path = self.before[i] - state["start"][i]
-            paths[i] = path.mul_(inverse.to(path.dtype))
-        products = [(paths[i] * parameters[i].grad).sum().double() for i in moved]
-        h = torch.stack(products).sum()
-        state["variance"] = betas**2 * state["variance"] + h**2
-        state["sigma"] = betas * state["sigma"] - h
-        ratio = state["sigma"] / (math.sqrt(2) * state["variance"].sqrt() + self.eps)
-        state["s"] = self.scale / UNIT * erfi(ratio)
-        factor = state["s"].sum().clamp(min=0)
-        for i in moved:
-            path = paths[i].add_(parameters[i] - self.before[i])
-            path.mul_(factor.to(path.dtype))
-            parameters[i].copy_(path.add_(state["start"][i]))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = state
+        factor = self.s.sum().clamp(min=0)
+        for (p, start, before), d in zip(self.moving, self.d, strict=True):
+            path = d.add_(p - before).mul_(factor.to(d.dtype))
+            p.copy_(path.add_(start))
 
 
 def erfi(x: Tensor) -> Tensor:

@@ -1,13 +1,11 @@
 """UPGD, utility-based perturbed gradient descent (Elsayed and Mahmood, "Addressing Loss of Plasticity and Catastrophic
 Forgetting in Continual Learning", ICLR 2024, arXiv 2404.00781; public code: mohmdelsayed/upgd, `weight_upgd`)."""
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
-from fire_core.methods.protocol import Method, Net
+from fire_core.methods.protocol import MakeOptimizer, Method, Net
 from fire_core.ranges import Decay, NonNegative, Positive, checked
 
 
@@ -24,35 +22,20 @@ class UPGD(Method):
         weight_decay: decay.
         beta: of the running utility.
         sigma: standard deviation of the noise.
-
-    Raises:
-        ValueError: an option is out of its range.
     """
-
-    acts_within_phases = True
 
     @checked
     def __init__(
         self, lr: Positive = 1e-2, weight_decay: NonNegative = 1e-3, beta: Decay = 0.999, sigma: NonNegative = 1e-3
     ) -> None:
-        self.options = {"lr": lr, "weight_decay": weight_decay, "beta": beta, "sigma": sigma}
+        self.options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "beta": beta, "sigma": sigma}
 
-    def optimizer(
-        self, net: Net, default: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    ) -> torch.optim.Optimizer:
-        return PerturbedDescent(net.parameters(), **self.options)
+    def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
+        return PerturbedDescent(net.parameters(), self.options)
 
 
 class PerturbedDescent(torch.optim.Optimizer):
-    """The update of `UPGD`.
-
-    Args:
-        params: parameters.
-        **options: lr, weight_decay, beta, sigma.
-    """
-
-    def __init__(self, params: Iterable[nn.Parameter], **options: float) -> None:
-        super().__init__(params, options)
+    """The update of `UPGD`."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -62,7 +45,7 @@ class PerturbedDescent(torch.optim.Optimizer):
         for p, group in active:
             state: dict[str, Any] = self.state[p]
             if not state:
-                state["step"], state["utility"] = torch.zeros(()), torch.zeros_like(p)
+                state["step"], state["utility"] = 0, torch.zeros_like(p)
             state["step"] += 1
             state["utility"].mul_(group["beta"]).addcmul_(p.grad, p, value=group["beta"] - 1)
             largest.append(state["utility"].max())
@@ -71,7 +54,7 @@ class PerturbedDescent(torch.optim.Optimizer):
         top = torch.stack(largest).max()
         for p, group in active:
             state = self.state[p]
-            corrected = state["utility"] / (1 - group["beta"] ** state["step"].item())
-            useless = 1 - corrected.div_(top).sigmoid_()
+            corrected = state["utility"] / (1 - group["beta"] ** state["step"])
+            useless = 1 - (corrected / top).sigmoid()
             noise = torch.randn_like(p).mul_(group["sigma"]).add_(p.grad).mul_(useless)
             p.mul_(1 - group["lr"] * group["weight_decay"]).add_(noise, alpha=-group["lr"])

@@ -4,7 +4,7 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fire_core.methods.layers import linear_layers, output_layers
 from fire_core.methods.protocol import Context, Method, Net
@@ -20,12 +20,7 @@ class WeightClipping(Method):
     Args:
         zeta: factor of the bound.
         clip_last_layer: clip the output layers too.
-
-    Raises:
-        ValueError: `zeta` is not positive.
     """
-
-    acts_within_phases = True
 
     @checked
     def __init__(self, zeta: Positive = 1.0, clip_last_layer: bool = True) -> None:
@@ -38,10 +33,9 @@ class WeightClipping(Method):
             for layer in linear_layers(root).values():
                 if layer in spared:
                     continue
-                assert isinstance(layer.weight, Tensor)
                 # A linear layer's weight may be several matrices (n, d_out, d_in), as of twin critics.
                 inputs = layer.in_features if isinstance(layer, nn.Linear) else math.prod(layer.weight.shape[1:])
                 bound = self.zeta / math.sqrt(inputs)
                 for parameter in (layer.weight, layer.bias):
-                    if isinstance(parameter, Tensor):
+                    if parameter is not None:
                         parameter.clamp_(-bound, bound)

@@ -51,7 +51,7 @@ def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module
             return _from_config(folder, checkpoint.config or {}), ""
         kind, _, which = name.partition(":")
         if kind in ("timm", "torchvision"):
-            return (_timm(which) if kind == "timm" else _torchvision(which)), ""
+            return (_timm(which, {}) if kind == "timm" else _torchvision(which)), ""
         if Path(name).is_dir() and (config := source.read_config(Path(name))) is not None:
             return _from_config(Path(name), config), ""
     except CheckpointError as error:
@@ -66,7 +66,7 @@ def _from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
         arguments = config.get("model_args") or {}
         if not isinstance(arguments, dict) or not all(isinstance(value, int | float) for value in arguments.values()):
             raise CheckpointError("config.json: model_args is refused: not all of it are sizes and switches")
-        return _timm(config["architecture"], **{"num_classes": config.get("num_classes", 1000), **arguments})
+        return _timm(config["architecture"], {"num_classes": config.get("num_classes", 1000), **arguments})
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(f"{folder / 'config.json'} names no architecture")
@@ -99,7 +99,7 @@ def _refuse_code_of_others(config: Mapping[str, Any]) -> None:
             raise CheckpointError(f"config.json: {key}={value!r} is refused: it is no plain name")
 
 
-def _timm(name: str, **options: Any) -> nn.Module:
+def _timm(name: str, options: Mapping[str, Any]) -> nn.Module:
     with _quiet("timm"):
         import timm
 

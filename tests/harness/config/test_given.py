@@ -17,7 +17,6 @@ from harness.config.errors import ConfigError
 from harness.config.given import given_options, refuse_idle
 
 MUON = ("method=chain", "method.of=[fire,dash,muon]")
-TUNED = ("benchmark=warm_start", "dataset=cifar10", "method=dash", "method.variant=step")  # tuned: mode=train
 
 
 @pytest.fixture(autouse=True)
@@ -41,17 +40,14 @@ def check(program: str, *overrides: str) -> None:
 @pytest.mark.parametrize(
     ("program", "overrides", "message"),
     [
-        ("vision", ("method=dash", "method.rate=0.1"), "method.rate has no effect with method.variant=original"),
-        ("vision", (*TUNED, "method.mode=train"), "method.mode has no effect with method.variant=step"),
-        ("vision", (*TUNED, "method.minimum=0.5"), "method.minimum has no effect with method.variant=step"),
         ("language", ("method=fire", "method.solver=exact", "method.iterations=3"),
          "method.iterations has no effect with method.solver=exact"),
         ("vision", ("method=fire", "method.solver=exact", "method.norm_init=power"),
          "method.norm_init has no effect with method.solver=exact"),
         ("vision", ("method=fire", "method.solver=muon", "method.norm_init=power"),
          "method.norm_init has no effect with method.solver=muon"),
-        ("vision", (*MUON, "method.parts.dash.every=5"),
-         "method.parts.dash.every has no effect with method.parts.dash.variant=original"),
+        ("vision", (*MUON, "method.parts.fire.solver=exact", "method.parts.fire.iterations=5"),
+         "method.parts.fire.iterations has no effect with method.parts.fire.solver=exact"),
         ("vision", (*MUON, "method.parts.snp.coef=0.5"),
          "method.parts.snp.coef has no effect: method.of=[fire,dash,muon] does not name snp"),
     ],
@@ -62,11 +58,9 @@ def test_refused(program: str, overrides: tuple[str, ...], message: str) -> None
 
 
 def test_accepted() -> None:
-    check("vision", *TUNED)
     check("language", "method=fire", "method.solver=exact")  # tuned: iterations=5
     check("vision", "method=fire", "method.solver=exact", "method.iterations=10")  # the default, as in a sweep
     check("vision", "method=fire", "method.solver=muon", "method.iterations=3")
-    check("vision", *MUON, "method.parts.dash.variant=step", "method.parts.dash.every=5")
     assert Fire(solver="exact", iterations=3).idle_options() == {"iterations": "solver=exact"}
 
 

@@ -20,7 +20,7 @@ def run(*options: str, cwd: Path) -> int:
 
 @full
 def test_a_run_ends_well_though_its_log_is_on_a_full_disk(tmp_path: Path) -> None:
-    assert run("method=fire", "progress=true", cwd=tmp_path) == 0
+    assert run("method=fire", "progress=true", "benchmark.tasks=2", cwd=tmp_path) == 0
     assert list(tmp_path.rglob("DONE"))
 
 

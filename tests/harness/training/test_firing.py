@@ -16,11 +16,11 @@ from analysis.sources.folders import read_folder
 from fire_core.methods import Method, Net
 from fire_core.methods.fire import Fire
 from fire_core.methods.pi import PlasticityInjection
-from fire_core.triggers import Every
+from fire_core.triggers import Every, Trigger
 from harness.config.errors import ConfigError
 from harness.config.trigger import CHOICES, build_trigger, check_trigger
 from harness.run.execute import execute
-from harness.training.learner import check_trigger_state, trigger_state
+from harness.training.learner import LAYOUT, check_learner
 from harness.training.loop import Loop
 from tests.programs import ALIKE, DQN, LANGUAGE, SAC, VISION, Program, assert_same, final_state, rows
 from vision.task import Task as VisionTask
@@ -150,19 +150,21 @@ def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_checkpoint_without_its_trigger_is_not_resumed_from() -> None:
+    def check(saved: dict[str, Any] | None, trigger: Trigger | None, asked: bool, steps: int) -> None:
+        state = {"layout": LAYOUT, "init": {}, "modules": {}, "targets": {}, "trigger": saved}
+        check_learner(state, {}, Method(), trigger, asked, steps)
+
+    def saved(trigger: Trigger) -> dict[str, Any]:
+        return {"kind": str(trigger), "state": trigger.state_dict()}
+
     trigger = Every(5)
     trigger.ask(1)
-    good = trigger_state(trigger)
-    check_trigger_state(trigger, good, True, 1)
-    check_trigger_state(trigger, None, False, 1)  # of a first phase in which none is asked
-    for wrong in (
-        None,
-        {"kind": "Every(6)", "state": {}},
-        {**good, "state": {"last": 2}},
-        {"kind": "Every(5)"},
-    ):
-        with pytest.raises((ValueError, KeyError)):
-            check_trigger_state(trigger, wrong, True, 1)
+    check(saved(trigger), trigger, True, 1)
+    check(None, trigger, False, 1)  # of a first phase in which none is asked
+    check(None, None, True, 1)
+    for wrong in (None, {"kind": "Every(6)", "state": {}}, {**saved(trigger), "state": {"last": 2}}):
+        with pytest.raises(ValueError, match=r"^trigger"):
+            check(wrong, trigger, True, 1)
 
 
 def test_figures_mark_firings(tmp_path: Path) -> None:

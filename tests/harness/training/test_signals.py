@@ -50,7 +50,7 @@ def test_the_second_ctrl_c_leaves_at_once(tmp_path: Path, zygote: Zygote) -> Non
 
 
 def test_a_sweep_stops_as_a_whole_and_goes_on(tmp_path: Path, zygote: Zygote) -> None:
-    options = VISION.tiny("method=base,fire", "epochs=6", "-m")
+    options = VISION.tiny("method=base,fire", "epochs=3", "-m")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds")
     wait_until_held(child)
     os.kill(child, signal.SIGTERM)

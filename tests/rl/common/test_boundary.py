@@ -91,7 +91,7 @@ def test_follow_takes_what_a_part_projects_by_its_own_layout(apart: bool) -> Non
     taken = {key for key, p in target.named_parameters() if torch.equal(p, trained.get_parameter(key))}
     kept = {key for key, p in target.named_parameters() if torch.equal(p, before[key])}
     own = {id(p): key for key, p in trained.named_parameters()}
-    alone = {own[id(p)] for p in method.left_alone(net)}
+    alone = {own[id(p)] for p in method.spared(net)}
     assert bool(alone) == apart
     assert taken == {"0.weight", "2.weight"} - alone
     assert kept == set(before) - taken

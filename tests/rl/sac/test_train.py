@@ -146,6 +146,14 @@ def test_base_runs_on_unbroken_as_in_the_paper() -> None:
     assert learner.temperature().item() != pytest.approx(task.config.temperature, rel=1e-7)
 
 
+def test_steps_are_decisions_of_all_environments(tmp_path: Path) -> None:
+    options = ("num_envs=2", "env.action_repeat=2", "random_steps=21", "batch_size=4", "method=weight_clipping")
+    found = [row for row in rows(SAC.run(tmp_path, *options)) if "kind" not in row]
+    assert [(row["step"], row["env_steps"]) for row in found] == [(50, 100), (100, 200), (150, 300), (200, 400)]
+    assert [row["phase"] for row in found] == [0, 0, 1, 1]
+    assert found[-1]["updates"] == (200 - 22) // 2  # one for a decision in each environment
+
+
 def test_an_emptied_replay_fills_again_before_anything_is_learnt() -> None:
     task, learner = trained_learner("base", "boundary.replay=new")
     sac.begin_phase(task, learner, 1, None)

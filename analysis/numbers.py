@@ -1,14 +1,11 @@
 """Numbers in the text of the documentation, taken from its tables, which are made from committed results.
 
-    python scripts/fill_numbers.py            write the numbers anew
-    python scripts/fill_numbers.py --check    name those that are stale, and exit with 1 if there are any
-
-A number stands between marks that nobody sees: `<!--=PAGE; ROW; COLUMN; FORMAT-->0.90<!--/-->`. PAGE is below docs/,
-ROW the text of the first column, COLUMN the heading; the first table of the page that has both is meant, or with
-`PAGE#heading` the first below that heading (or bold line). FORMAT is Python's, such as .2f or +.3f; `100 .1f` takes a
-hundred times the number. The number is a cell's first one; with `low`, `high`, `n`, `d` or `p` before the format it is
-that part of a cell such as `+0.04 [0.02, 0.06] (n=20, d=1.2, p=0.003)`. That the tables are those of the committed
-results is tested apart (tests/analysis/test_small_results.py and the others).
+`python analysis/make_tables.py` writes them anew, with `--check` it names those that are stale. A number stands between
+marks that nobody sees: `<!--=PAGE; ROW; COLUMN; FORMAT-->0.90<!--/-->`. PAGE is below docs/, ROW the text of the first
+column, COLUMN the heading; the first table of the page that has both is meant, or with `PAGE#heading` the first below
+that heading (or bold line). FORMAT is Python's, such as .2f or +.3f; `100 .1f` takes a hundred times the number. The
+number is a cell's first one; with `low`, `high`, `n`, `d` or `p` before the format it is that part of a cell such as
+`+0.04 [0.02, 0.06] (n=20, d=1.2, p=0.003)`. That the tables are those of the committed results is tested apart.
 
 PAGE may be a committed `.csv` as well, for numbers that no table has. ROW then says which rows, such as
 `method=base & task>=8` (a column of the file or, beside `name.runs.json`, an option of the run; `*` matches any text),
@@ -21,7 +18,6 @@ those rows of a page's table of which this is so, and name the others. The file 
 `page.md`, with `<!-- source: FILE -->` above it FILE (below docs/), and within `<!-- table: name -->` `page/name.csv`.
 """
 
-import argparse
 import csv
 import fnmatch
 import functools
@@ -30,13 +26,10 @@ import math
 import os
 import re
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-
+from analysis.estimates import mean
 from harness.run import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,7 +62,8 @@ def tables_of(page: Path) -> list[tuple[str, Table, Path]]:
         if comment := SOURCE.fullmatch(line.strip()):
             if comment[1] == "source":
                 of_page = ROOT / "docs" / comment[2]
-            source = page.with_suffix("") / f"{of_table(comment[2])}.csv" if comment[1] == "table" else of_page
+            own = page.with_suffix("") / f"{of_table(comment[2])}.csv" if comment[1] == "table" else of_page
+            source = own if own.is_file() else of_page
         line = re.sub(r"<!--.*?-->", "", line)  # a cell may hold a mark itself
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
         if line.startswith("#") or re.fullmatch(r"\*\*.*\*\*", line):
@@ -151,8 +145,6 @@ def from_rows(file: Path, row: str, column: str, part: str) -> float:
         return statistics.fmean(given.values()) / statistics.fmean(other.values())
     numbers = [x - other[seed] for seed, x in given.items() if seed in other] if second else list(given.values())
     if part in ("low", "high"):
-        from analysis.estimates import mean  # here: scipy takes half a second to import
-
         return mean(numbers).low if part == "low" else mean(numbers).high
     parts: dict[str, Callable[[Sequence[float]], float]] = {
         "": statistics.fmean, "n": len, "least": min, "most": max, "median": statistics.median,
@@ -285,10 +277,13 @@ def renewed(text: str, page: Path | None = None) -> tuple[str, list[str]]:
     return MARK.sub(one, text), wrong
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check, count = parser.parse_args().check, 0
+def fill(check: bool = False) -> int:
+    """Write the numbers of all pages anew, and print which were stale; how many.
+
+    Args:
+        check: write nothing.
+    """
+    count = 0
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         is_headline = str(page.relative_to(ROOT)) in HEADLINES
         text, wrong = renewed(page.read_text(encoding="utf-8"), page if is_headline else None)
@@ -297,8 +292,4 @@ def main() -> int:
         count += len(wrong)
         if not check:
             page.write_text(text, encoding="utf-8")
-    return int(check and count > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return count

@@ -1,23 +1,12 @@
 """Numbers in the text are those of the tables."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from analysis import numbers
 from harness.run import NUMERICS, provenance
-from scripts import fill_numbers as numbers
 from tests.zygote import ROOT
-
-
-def test_no_number_of_the_documentation_is_stale() -> None:
-    done = subprocess.run(
-        [sys.executable, "scripts/fill_numbers.py", "--check"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
-    marks = sum(path.read_text().count("<!--=") for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-    assert marks > 10
 
 
 def test_a_stale_number_is_found_and_written_anew(tmp_path, monkeypatch) -> None:

@@ -1,0 +1,369 @@
+"""Makes the tables of the result pages from committed csv files, and their figures.
+
+    python analysis/make_tables.py                               all pages, and the numbers in the text of all documents
+    python analysis/make_tables.py --check                       names what is stale, and exits with 1 if anything is
+    python analysis/make_tables.py agents                        one page
+    python analysis/make_tables.py plasticity --runs FOLDER ...  from runs; writes the csv files first, then figures too
+    python analysis/make_tables.py --figures                     figures too, as PNG beside the csv files
+    python analysis/make_tables.py --figures paper --width column   figures for a paper, as PNG, PDF and SVG
+
+Text between `<!-- table: NAME -->` and `<!-- end -->` of docs/results/PAGE.md is replaced. What a table shows stands in
+`STREAM`, `TEXTS`, `AGENTS` and `TRIGGERS`; which tables a page has, in the function of its name.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import numbers, plotting, result_figures, stream_rows, style
+from analysis.formats import as_markdown
+from analysis.forms import names, winners
+from analysis.options import load_or_explain, split
+from analysis.provenance import entry_of
+from analysis.runs import BadRun, Run
+from analysis.summary import (
+    Column,
+    Table,
+    chosen,
+    correlations,
+    differences,
+    every_method,
+    methods,
+    ranks,
+    read,
+    states,
+    summarise,
+)
+from harness.run import provenance
+
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "results"
+MARK = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end -->)", re.S)
+SEARCH = "search_"  # begins the names of tables of searches
+VARIANTS = "fire_"  # and of tables of FIRE's variants
+LOSSES = ("slowly_changing_regression_bits",)  # streams of which less is better
+
+STREAM = Table(
+    (
+        Column("all tasks", "value"),
+        Column("first {few}", "value", "first tenth"),
+        Column("last {few}", "value", "last tenth"),
+        Column("online", "online", "last"),
+        Column("previous task", "kept"),
+        *differences("value", "base", "full_reset", "fire"),
+    ),
+    order="all tasks",
+)
+TEXTS = Table(
+    (
+        Column("whole task", "loss"),
+        Column("last quarter", "last"),
+        Column("last 3", "last", "last 3"),
+        Column("lost", "lost"),
+        Column("kl", "kl"),
+        Column("earlier at the end", "earlier", "last"),
+        Column("transfer", "transfer", "last"),
+        *differences("last", "base", "full_reset"),
+    ),
+    order="last quarter",
+)
+AGENTS = Table(
+    (
+        Column("first task", "return", "first"),
+        Column("last task", "return", "last"),
+        Column("last third", "return", "last third"),
+        Column("IQM", "return", "last third", "iqm"),
+        Column("P(better than base)", "return", "last third", "better", "base"),
+        Column("P(better than full_reset)", "return", "last third", "better", "full_reset"),
+        Column("evaluation, last third", "evaluation", "last third"),
+    ),
+    order="last third",
+)
+STATE = {
+    "dormant_ratio": "dormant units",
+    "effective_rank": "effective rank",
+    "dfi": "DfI",
+    "gradient_norm": "gradient norm",
+    "td_fresh": "TD error, fresh",
+    "td_old": "TD error, old",
+}
+GAMES = {"continual_minatar": ("Space Invaders", "Asterix", "Seaquest")}  # in turn
+TUNING = "tuning"  # the arm of the runs on which the settings of triggers were chosen
+TRIGGERS = {  # stream: (its name, its score)
+    "random_labels": ("Random labels", "average online accuracy"),
+    "permuted": ("Permuted images", "average online accuracy"),
+    "permuted_text": ("Permuted text", "average online loss"),
+    "continual_cartpole": ("Continual CartPole", "return, last quarter of tasks"),
+}
+SIGNALS = {
+    "dormancy": "dormant units",
+    "effective_rank": "effective rank",
+    "deviation": "DfI",
+    "gradient_norm": "gradient norm",
+    "loss": "loss of the task that ends",
+    "readiness": "optimization readiness",
+    "step": "steps so far",
+}
+
+
+def outcome_of_triggers(score: str) -> Table:
+    """A row for each moment at which a method may act."""
+    return Table(
+        (
+            Column(score, "online"),
+            Column("vs known boundary", "online", "all", "difference", "boundary"),
+            Column("vs never", "online", "all", "difference", "never"),
+            Column("firings", "firings", statistic="count"),
+            Column("false alarms", "false", statistic="count"),
+            Column("missed", "missed", statistic="count"),
+            Column("delay (steps)", "delay", statistic="number"),
+            Column("cost (%)", "seconds", "all", "cost", "never"),
+        ),
+        rows="arm",
+        family="column",
+    )
+
+
+class Page:
+    """The tables and figures of a page.
+
+    Args:
+        folder: of its csv files.
+        width: of its figures, "page" or "column" of a paper.
+    """
+
+    def __init__(self, folder: Path, width: str = "page") -> None:
+        self.folder, self.width = folder, width
+        self.tables: dict[str, pd.DataFrame] = {}
+        self.figures: dict[str, Callable[[], Figure]] = {}
+
+    def files(self) -> dict[str, pd.DataFrame]:
+        """The csv files but those of searches, whose tables are made here."""
+        found = {path.stem: read(path) for path in sorted(self.folder.glob("*.csv"))}
+        for name in [name for name in found if name.startswith(SEARCH)]:
+            stream = name.removeprefix(SEARCH)
+            self.tables[f"chosen {stream}"] = chosen(found.pop(name), stream not in LOSSES)
+        return found
+
+
+def plasticity(page: Page) -> None:
+    """Every method on streams of tasks, what a search chose, ranks over streams, FIRE's variants and costs.
+
+    Raises:
+        BadRun: a seed that a search has used is reported.
+    """
+    streams = page.files()
+    cost = streams.pop("cost", None)
+    options: dict[str, dict[str, str]] = {}
+    for name, frame in streams.items():
+        stream = name.removeprefix(VARIANTS)
+        search = page.folder / f"{SEARCH}{stream}.csv"
+        searched = read(search) if search.exists() else None
+        check_seeds(name, frame, searched)
+        more = stream not in LOSSES
+        # FIRE's variants run at its defaults; of a stream every method has what the stream's search chose.
+        options[name] = {} if searched is None or stream != name else winners(searched, more)
+        called = names(methods(frame), options[name])
+        compared = summarise(frame, STREAM, more)
+        page.tables[name] = named(compared, called)
+        title = result_figures.stream_name(stream)
+        page.figures[name] = partial(result_figures.stream, title, frame, compared, called, not more, page.width)
+    whole = every_method({name: frame for name, frame in streams.items() if not name.startswith(VARIANTS)})
+    if len(whole) > 1:
+        ranked = ranks(whole, LOSSES)
+        called = names(ranked["method"], *(options[name] for name in whole))
+        # FIRE is not to be ranked against itself.
+        forms_of_fire = [method for method in called if "+" in method or method == "fire_exact"]
+        others = {name: frame[~frame["method"].isin(forms_of_fire)] for name, frame in whole.items()}
+        titles = {name: result_figures.stream_name(name) for name in whole}
+        for table, frame in {"ranks": ranked, "ranks without variants": ranks(others, LOSSES)}.items():
+            page.tables[table] = named(frame.rename(columns=titles), called)
+        shown = {titles[name]: (frame, name in LOSSES) for name, frame in whole.items()}
+        page.figures["overview"] = partial(result_figures.overview, shown, called, page.width)
+    if cost is not None:
+        page.tables["cost"] = named(cost, names(cost["method"]))
+
+
+def check_seeds(name: str, frame: pd.DataFrame, searched: pd.DataFrame | None) -> None:
+    """Refuse to report seeds on which options were chosen.
+
+    Raises:
+        BadRun: there is one.
+    """
+    if searched is not None:
+        used = {int(column.removeprefix("seed ")) for column in map(str, searched) if column.startswith("seed ")}
+        if both := used & set(frame["seed"]):
+            raise BadRun(f"{name}: options were chosen on seed {min(both)}, which is reported")
+
+
+def language_streams(page: Page) -> None:
+    """Streams of texts; variants keep the names under which they ran."""
+    for name, frame in page.files().items():
+        compared = summarise(frame[frame["task"] > 0], TEXTS, more=False)
+        page.tables[name] = named(compared, {method: style.NAMES.get(method, method) for method in compared["method"]})
+        page.figures[name] = partial(result_figures.plane, name, compared, page.width)
+
+
+def agents(page: Page) -> None:
+    """Agents on streams of control tasks: returns, games one by one, and the state of the networks."""
+    for name, runs in page.files().items():
+        compared = summarise(runs, AGENTS)
+        order = list(compared["method"])
+        page.tables[name] = named(compared)
+        for kind, metric in (("tasks", "return"), ("evaluations", "evaluation")) if name in GAMES else ():
+            games = GAMES[name]
+            count = int(runs["task"].max()) + 1
+            table = Table(
+                tuple(Column(f"{task + 1}: {games[task % len(games)]}", metric, task) for task in range(count))
+            )
+            by_task = summarise(runs, table).drop(columns="n").set_index("method").loc[order].reset_index()
+            page.tables[f"{kind} {name}"] = named(by_task)
+        known = {column: words for column, words in STATE.items() if column in runs and runs[column].notna().any()}
+        if known:
+            page.tables[f"state {name}"] = named(states(runs, known, order))
+        page.figures[name] = partial(result_figures.agents, runs, order, known, page.width)
+
+
+def triggers(page: Page) -> None:
+    """When a method acts, compared with a known boundary and never; what was tried, and what the signals say."""
+    files = page.files()
+    runs, signals = files["runs"], files["signals"]
+    for stream, (_, score) in TRIGGERS.items():
+        here = runs[runs["stream"] == stream]
+        never, tuned = here[here["arm"] == "never"], here[here["arm"] == TUNING]
+        for method, rows in here[here["arm"] != TUNING].groupby("method", sort=False):
+            rows = rows if method == "fire" else pd.concat([rows, never])
+            moments = {"boundary": "known boundary", "never": "never"}
+            moments = dict(zip(rows["arm"], rows["when"], strict=True)) | moments
+            table = summarise(rows, outcome_of_triggers(score))
+            page.tables[f"{stream} {method}"] = table.assign(arm=table["arm"].map(moments)).rename(
+                columns={"arm": "when"}
+            )
+        if len(tuned):
+            table = summarise(tuned, Table((Column(score, "online", statistic="number"),), rows="when"))
+            page.tables[f"{stream} settings"] = table.rename(columns={"when": "setting"})
+        if len(checkpoints := signals[signals["stream"] == stream]):
+            page.tables[f"{stream} signals"] = correlations(checkpoints, SIGNALS, "probe_accuracy")
+
+
+PAGES: dict[str, Callable[[Page], None]] = {
+    "plasticity": plasticity,
+    "language_streams": language_streams,
+    "agents": agents,
+    "triggers": triggers,
+}
+
+
+def named(frame: pd.DataFrame, called: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """Methods and references as they are written in figures, or as `called` says."""
+    called = called or {str(method): style.name(str(method)) for method in frame["method"]}
+    columns = {column: f"vs {called[column[3:]]}" for column in map(str, frame) if column.startswith("vs ")}
+    return frame.rename(columns=columns).assign(method=[called[method] for method in frame["method"]])
+
+
+def filled(text: str, tables: Mapping[str, str]) -> str:
+    """A page's text with its tables replaced; what has no table stays."""
+    return MARK.sub(lambda found: found[1] + tables.get(found[2], found[3]) + found[4], text)
+
+
+def collect(page: str, folders: list[str], results: Path, variants: bool) -> None:
+    """Write the csv files of a page from runs.
+
+    Raises:
+        BadRun: the runs make no table, or there are none.
+    """
+    tables: dict[str, tuple[pd.DataFrame, list[Run]]] = {}
+    if page == "language_streams":  # each folder below is a table
+        below = sorted(folder for root in folders for folder in Path(root).glob("[a-z]*"))
+        for folder in below:
+            if found := load_or_explain("make_tables", [str(folder)]):
+                tables[folder.name] = stream_rows.of_texts(found[0]), found[0]
+    else:
+        runs, _ = load_or_explain("make_tables", folders) or ([], [])
+        for name, frame in stream_rows.of_streams(runs).items():
+            members = [run for run in runs if stream_rows.name_of(run) == name]
+            tables[f"{VARIANTS * variants}{name}"] = frame, members
+    if not tables:
+        raise BadRun("no runs to make tables of")
+    results.mkdir(parents=True, exist_ok=True)
+    for name, (frame, members) in tables.items():
+        path = results / f"{name}.csv"
+        frame.to_csv(path, index=False, float_format="%.5g", lineterminator="\n")
+        provenance.write(path, entry_of(members))
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make_tables.py", description="Makes the tables of the result pages.")
+    add = parser.add_argument
+    add("page", nargs="?", choices=list(PAGES), help="one page alone (default: all, and the numbers in the text)")
+    add("--check", action="store_true", help="write nothing, name what is stale")
+    add(
+        "--runs", nargs="+", help="folders of runs, from which the csv files of plasticity or language_streams are made"
+    )
+    add("--variants", action="store_true", help="the runs are variants of FIRE, a table of their own")
+    add("--results", type=Path, help="folder of the page's csv files (default: docs/results/PAGE)")
+    add("--page", type=Path, dest="text", help="file to fill in (default: FOLDER.md beside that folder)")
+    add("--figures", type=Path, nargs="?", const="", help="folder for figures (PNG beside the csv files without one)")
+    add("--width", choices=("column", "page"), default="page", help="of a two-column paper (%(default)s)")
+    args = parser.parse_args(split(argv))
+    if not args.page and (args.runs or args.results or args.text):
+        parser.error("--runs, --results and --page are of one page: name it")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if argv is None else argv)
+    stale = 0
+    try:
+        for name in [args.page] if args.page else PAGES:
+            results = args.results or DOCS / name
+            text = args.text or results.with_suffix(".md")
+            if args.runs:
+                collect(name, args.runs, results, args.variants)
+            page = Page(results, args.width)
+            PAGES[name](page)
+            stale += write(page, text, args.check)
+            if (args.figures is not None or args.runs) and not args.check:
+                draw(page, args.figures)
+    except BadRun as error:
+        print(f"make_tables: {error}", file=sys.stderr)
+        return 1
+    if args.results is None:
+        stale += numbers.fill(args.check)
+    return int(args.check and stale > 0)
+
+
+def write(page: Page, file: Path, check: bool) -> int:
+    """Fill in a page's file; the number of its tables that were stale."""
+    if not file.exists():
+        return 0
+    tables = {name: as_markdown(frame) for name, frame in page.tables.items()}
+    before = file.read_text(encoding="utf-8")
+    changed = [found[2] for found in MARK.finditer(before) if tables.get(found[2], found[3]) != found[3]]
+    for name in changed:
+        print(f"{file.name}: the table {name} {'is stale' if check else 'was made anew'}")
+    if changed and not check:
+        file.write_text(filled(before, tables), encoding="utf-8")
+    return len(changed)
+
+
+def draw(page: Page, folder: Path | None) -> None:
+    """Draw a page's figures."""
+    style.use()
+    for name, figure in page.figures.items():
+        is_given = folder is not None and folder != Path("")
+        target = (folder if is_given else page.folder) / name  # type: ignore[operator]
+        plotting.save(figure(), target, plotting.FORMATS if is_given else ["png"])
+        print(f"drew {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""The tables of the result pages: against numbers worked out by hand, from runs, and as they are committed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from analysis import make_tables
+from analysis.make_tables import AGENTS, GAMES, PAGES, STREAM, TEXTS, Page, outcome_of_triggers
+from analysis.result_figures import NUMBERED, split_rows
+from analysis.runs import BadRun, Run
+from analysis.sources import load
+from analysis.stream_rows import TEXT_COLUMNS, of_streams, of_texts, rows_of_text
+from analysis.summary import ranks, spearman, summarise
+from harness.run import provenance
+from tests.analysis.synthetic import write_run
+from tests.analysis.test_streams import stream_rows
+
+ENDS = {"base": 0.3, "full_reset": 0.6, "fire": 0.8, "snp": 0.7}
+SEEDS = 5
+
+
+def write(root: Path, seeds: int = SEEDS, **options: object) -> None:
+    for number, (method, end) in enumerate(ENDS.items()):
+        for seed in range(1, seeds + 1):
+            ends = [end + 0.01 * seed * (number + 1), end, end]
+            write_run(root, method, seed, rows_=stream_rows(ends), metric="online/accuracy",
+                      benchmark={"name": "random_labels"}, lr=0.001 * (number + 1), **options)  # fmt: skip
+
+
+def frame(values: dict[str, list[float]]) -> pd.DataFrame:
+    """One task a run, the values by seed."""
+    rows = [(m, seed, 1, v, v, np.nan) for m, vs in values.items() for seed, v in enumerate(vs, 1)]
+    return pd.DataFrame(rows, columns=["method", "seed", "task", "value", "online", "kept"])
+
+
+def text_run(method: str, seed: int, losses: list[float], pretrain: int = 0) -> Run:
+    """A run with two rows a task; the second has the loss of the task's last quarter."""
+    rows: list[dict[str, Any]] = []
+    for phase, loss in enumerate(losses):
+        for step in (1, 2):
+            row = {"step": 2 * phase + step, "phase": phase, "train/loss": loss + 2 - step, "val/loss": loss + 0.5}
+            row |= {"online/loss": 3.0, "task/loss": loss + 0.25}
+            if step == 2 and phase:
+                row |= {"stability/earlier_loss": 7.0 + phase, "stability/backward_transfer": -1.0 * phase}
+            rows.append(row)
+        if phase + 1 < len(losses):
+            before = {"previous_loss_before": 2.0, "previous_loss_after": 2.5, "kl": 0.125}
+            before |= {"earlier_loss_before": 4.0, "earlier_loss_after": 4.0 + seed}
+            numbers = {f"boundary/{key}": value for key, value in before.items()}
+            rows.append({"boundary": 1.0, "step": 2 * phase + 2, "phase": phase + 1, **numbers})
+    config = {"method": {"name": method}, "seed": seed, "benchmark": {"name": "domains", "pretrain": pretrain}}
+    return Run.of(
+        f"{method}{seed}", "here", {"config": config, "finished": True, "environment": {}}, pd.DataFrame(rows)
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ from runs
+
+
+def test_runs_that_differ_in_method_and_rate_are_one_table(tmp_path: Path) -> None:
+    write(tmp_path)
+    (name,) = tables = of_streams(load([str(tmp_path)])[0])
+    assert name == "random_labels_digits"
+    rows = tables[name]
+    assert len(rows) == len(ENDS) * SEEDS * 3
+    one = rows[(rows["method"] == "fire") & (rows["seed"] == 2)]
+    assert one["value"].tolist() == pytest.approx([0.86, 0.8, 0.8])
+    assert one["kept"].tolist() == pytest.approx([np.nan, 0.2, 0.2], nan_ok=True)
+    write(tmp_path / "other", seeds=1, batch_size=32)
+    with pytest.raises(BadRun, match="differ in more than the method"):
+        of_streams(load([str(tmp_path)])[0])
+
+
+def test_of_a_warm_start_only_what_follows_the_boundary_counts(tmp_path: Path) -> None:
+    ends = [(0, 0.2), (0, 0.4), (1, 0.5), (1, 0.7)]
+    rows = [{"step": i, "epoch": i, "phase": phase, "test/accuracy": end} for i, (phase, end) in enumerate(ends, 1)]
+    boundary = {"kind": "boundary", "step": 2, "phase": 1, "boundary/test_accuracy_after": 0.1}
+    write_run(tmp_path, "fire", 1, rows_=[*rows[:2], boundary, *rows[2:]], benchmark={"name": "warm_start"})
+    (table,) = of_streams(load([str(tmp_path)])[0]).values()
+    assert table.drop(columns="method").to_numpy().tolist() == [pytest.approx([1, 1, 0.7, 0.6, 0.1])]
+
+
+def test_a_row_for_each_text() -> None:
+    found = rows_of_text(text_run("base", 3, [4.0, 3.0, 2.0]))
+    assert found["task"].tolist() == [1, 2, 3]
+    assert found["last"].tolist() == [4.0, 3.0, 2.0]
+    assert found["loss"].tolist() == [4.25, 3.25, 2.25]
+    assert found["val"].tolist() == [4.5, 3.5, 2.5]
+    assert found["transfer"].tolist()[1:] == [-1.0, -2.0]
+    assert found["after"].tolist()[1:] == [2.5, 2.5]
+    assert found["lost"].tolist()[1:] == [3.0, 3.0]
+    assert np.isnan(found.loc[0, ["earlier", "transfer", "before", "after", "kl", "lost"]].to_numpy(float)).all()
+    assert rows_of_text(text_run("base", 3, [4.0, 3.0, 2.0], pretrain=5))["task"].tolist() == [0, 1, 2]
+
+
+# -------------------------------------------------------------------------------------------------------------- numbers
+
+
+def test_methods_are_compared_with_three_references_and_the_best_stands_first() -> None:
+    rng = np.random.default_rng(0)
+    values = {method: (end + 0.05 * rng.standard_normal(20)).tolist() for method, end in ENDS.items()}
+    table = summarise(frame(values), STREAM)
+    assert table["method"].tolist() == ["fire", "snp", "full_reset", "base"]
+    assert summarise(frame(values), STREAM, more=False)["method"].tolist() == ["base", "full_reset", "snp", "fire"]
+    pair = table.loc[1, "vs full_reset"]
+    expected = stats.ttest_rel(values["snp"], values["full_reset"])
+    assert pair.p == pytest.approx(expected.pvalue)  # type: ignore[union-attr]
+    assert pair.p_holm > pair.p  # type: ignore[union-attr]
+    low, high = expected.confidence_interval()
+    assert (pair.difference.low, pair.difference.high) == pytest.approx((low, high))  # type: ignore[union-attr]
+    assert table.loc[0, "vs fire"] is None
+    assert list(table) == ["method", "n", "all tasks", "online", "vs base", "vs full_reset", "vs fire"], "one task"
+
+
+def test_texts_are_compared_by_the_loss_at_the_end_of_tasks() -> None:
+    runs = [
+        text_run(m, seed, [9.0, x + seed, x - 1], 5) for m, x in (("base", 3.0), ("fire", 2.0)) for seed in (1, 2, 4)
+    ]
+    rows = of_texts(runs)
+    assert list(rows) == TEXT_COLUMNS
+    found = summarise(rows[rows["task"] > 0], TEXTS, more=False).set_index("method")
+    assert list(found.index) == ["fire", "base"]
+    assert found.loc["base", "last quarter"].mean == pytest.approx(np.mean([(3 + s + 2) / 2 for s in (1, 2, 4)]))
+    assert found.loc["fire", "earlier at the end"].mean == 9.0
+    assert found.loc["fire", "transfer"].mean == -2.0
+    assert found.loc["fire", "lost"].mean == pytest.approx(7 / 3)
+    assert found.loc["fire", "vs base"].difference.mean == pytest.approx(-1.0)
+    with pytest.raises(BadRun, match="two runs of method fire with seed 1"):
+        of_texts([*runs, text_run("fire", 1, [1.0])])
+
+
+def agent_rows() -> pd.DataFrame:
+    """Two methods, three seeds, six tasks; base loses 10 a task, fire stays."""
+    return pd.DataFrame(
+        [
+            {"method": method, "seed": seed, "task": task, "evaluation": 200 + task, "dfi": 7.0 * task}
+            | {"return": 100 + seed - (10 * task if method == "base" else 0)}
+            for method in ("base", "fire")
+            for seed in range(3)
+            for task in range(6)
+        ]
+    )
+
+
+def test_an_agent_s_score_is_the_mean_of_the_last_third() -> None:
+    found = summarise(agent_rows(), AGENTS)
+    assert found["method"].tolist() == ["fire", "base"]
+    assert [one.mean for one in found["last third"]] == [101.0, 56.0]
+    assert [one.mean for one in found["first task"]] == [101.0, 101.0]
+    assert found["P(better than base)"][0].mean == 1.0
+    assert found["P(better than base)"][1] is None
+    assert [one.mean for one in found["evaluation, last third"]] == [204.5, 204.5]
+
+
+def test_games_that_come_round_again_have_a_column_for_each_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GAMES, "games", ("a", "b", "c"))
+    agent_rows().to_csv(tmp_path / "games.csv", index=False)
+    page = Page(tmp_path)
+    PAGES["agents"](page)
+    best, other = page.tables["tasks games"].to_dict("records")
+    assert list(other) == ["method", "1: a", "2: b", "3: c", "4: a", "5: b", "6: c"]
+    assert [best["method"], *(one.mean for one in list(other.values())[1:])] == ["FIRE", 101, 91, 81, 71, 61, 51]
+    states = page.tables["state games"]
+    assert states["task"].tolist() == [1, 6, 6]
+    assert [one.mean for one in states["DfI"]] == [0.0, 35.0, 35.0]
+
+
+def test_triggers_are_compared_with_a_known_boundary_and_never() -> None:
+    rows = [("boundary", 0, 0.5, 2), ("boundary", 1, 0.7, 2), ("never", 0, 0.1, 1), ("never", 1, 0.2, 2)]
+    columns = ["arm", "seed", "online", "seconds"]
+    found = summarise(pd.DataFrame(rows, columns=columns).assign(firings=3), outcome_of_triggers("score"))
+    assert found["vs never"][0].difference.mean == pytest.approx(0.45)
+    assert found["vs known boundary"][1].difference.mean == pytest.approx(-0.45)
+    assert found["cost (%)"].tolist() == [50.0, 0.0]
+    assert found["firings"].tolist() == ["3.0", "3.0"]
+    assert spearman(pd.Series([1.0, 2.0, 3.0, 4.0]), pd.Series([4.0, 3.0, 1.0, 2.0])) == pytest.approx(-0.8)
+    assert np.isnan(spearman(pd.Series([1.0, 1.0]), pd.Series([1.0, 2.0])))
+
+
+def test_ranks_over_streams_have_an_interval_that_shows_what_seeds_can_tell() -> None:
+    rng = np.random.default_rng(0)
+    clear = frame({"base": [0.1] * 20, "fire": [0.9] * 20, "snp": (0.5 + 0.01 * rng.standard_normal(20)).tolist()})
+    noise = rng.standard_normal((3, 20))
+    unclear = frame(dict(zip(("base", "fire", "snp"), noise.tolist(), strict=True)))
+    first = ranks({"a": clear}).set_index("method")["mean rank"]
+    assert [first[m].mean for m in ("fire", "snp", "base")] == [1, 2, 3]
+    assert (first["fire"].low, first["fire"].high) == (1, 1)
+    both = ranks({"a": clear, "b": unclear}).set_index("method")["mean rank"]
+    assert both["fire"].low < both["fire"].mean < both["fire"].high or both["fire"].high > 1
+    losses = ranks({"a": clear}, ["a"]).set_index("method")["mean rank"]
+    assert losses["base"].mean == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- pages
+
+
+def test_a_stream_on_which_few_methods_have_run_is_not_ranked(tmp_path: Path) -> None:
+    for name, methods in {"a_digits": ENDS, "b_digits": ENDS, "c_bits": ["base", "fire"]}.items():
+        frame({method: [ENDS[method]] * 5 for method in methods}).to_csv(tmp_path / f"{name}.csv", index=False)
+    page = Page(tmp_path)
+    PAGES["plasticity"](page)
+    assert "S&P" in page.tables["ranks"]["method"].tolist()
+    assert list(page.tables["ranks"]) == ["method", "mean rank", "a", "b"]
+    assert page.tables["c_bits"]["method"].tolist() == ["FIRE", "Base"]
+
+
+def test_the_page_is_filled_from_runs_and_remade_from_small_results(tmp_path: Path) -> None:
+    write(tmp_path / "runs")
+    results, page = tmp_path / "results", tmp_path / "page.md"
+    results.mkdir()
+    (results / "search_random_labels_digits.csv").write_text(
+        "setting,method,trial,options,score,seed 10000\n"
+        "ab,base,0,,0.1,0.1\nab,base,1,lr=0.1,0.2,0.2\nab,base,2,lr=9,nan,nan\n"
+    )
+    names = ("random_labels_digits", "chosen random_labels_digits", "ranks")
+    page.write_text("".join(f"before\n<!-- table: {name} -->\nold\n<!-- end -->\n" for name in names))
+    where = ["plasticity", "--results", str(results), "--page", str(page)]
+    assert make_tables.main([*where, "--runs", str(tmp_path / "runs")]) == 0
+    made = page.read_text()
+    assert made.count("old") == 1, "of the ranks, which one stream has not"
+    assert "| FIRE " in made
+    assert "| Base   | 3      | 1        | 0.1      | 0.2  | lr=0.1" in made
+    assert (results / "random_labels_digits.png").stat().st_size > 1000
+    assert provenance.read(results / "random_labels_digits.csv")["*"]["precision"] == "float32"
+    assert make_tables.main([*where, "--check"]) == 0
+    page.write_text(made.replace("| FIRE ", "| Fire "))
+    assert make_tables.main([*where, "--check"]) == 1
+    assert make_tables.main(where) == 0
+    assert page.read_text() == made
+
+
+def test_a_seed_of_a_search_is_not_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame({"base": [1.0] * 5}).to_csv(tmp_path / "a_digits.csv", index=False)
+    (tmp_path / "search_a_digits.csv").write_text("setting,method,trial,options,score,seed 3\nab,base,0,,1,1\n")
+    assert make_tables.main(["plasticity", "--results", str(tmp_path), "--page", "none"]) == 1
+    assert "options were chosen on seed 3, which is reported" in capsys.readouterr().err
+
+
+def test_a_figure_of_many_texts_numbers_those_that_combine_least() -> None:
+    rows = pd.DataFrame({"method": [*(f"a-{i}" for i in range(NUMBERED)), "a", "a-b-c", "b"]})
+    shown, others = split_rows(rows)
+    assert shown["method"].tolist() == [*(f"a-{i}" for i in range(NUMBERED - 2)), "a", "b"]
+    assert others["method"].tolist() == [f"a-{NUMBERED - 2}", f"a-{NUMBERED - 1}", "a-b-c"]
+
+
+def test_no_table_and_no_number_of_the_documentation_is_stale(capsys: pytest.CaptureFixture[str]) -> None:
+    assert make_tables.main(["--check"]) == 0, capsys.readouterr().out
+    for name in PAGES:
+        text = (make_tables.DOCS / f"{name}.md").read_text()
+        assert len(make_tables.MARK.findall(text)) >= 5, f"the marks of {name} are gone"
+        assert text.count("<!-- table: ") == text.count("<!-- end -->")

@@ -1,0 +1,76 @@
+"""Figures 2 to 4 and table 10 from wandb alone: its files on disk and its service, without a run folder."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import make_figures
+from tests.analysis.synthetic import config, rows
+from tests.analysis.test_wandb_local import WRITE
+from tests.analysis.wandb_stand_in import StandIn
+
+FIGURES = {  # what a run of each figure's program has in its configuration, and the metric that it logs
+    "figure2": ("test/accuracy", {"dataset": {"name": "cifar10"}, "model": {"name": "resnet18"}}),
+    "figure3": ("val/loss", {"benchmark": {"name": "continual_pretraining", "start": "best"}, "program": "language"}),
+    "figure4a": ("eval/return", {"env": {"name": "asterix"}, "dataset": None, "program": "dqn"}),
+    "figure4b": ("eval/return", {"env": {"name": "h1-walk-v0"}, "dataset": None, "program": "sac"}),
+}
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[dict[str, Any]]:
+    """Base and FIRE of each figure, as a trainer hands them to wandb: the boundary is a row of its own."""
+    found = []
+    for figure, (metric, over) in FIGURES.items():
+        for method in ("base", "fire"):
+            plain = rows(method, 0, 3, metric)
+            moved = {key: plain[3].pop(key) for key in list(plain[3]) if key.startswith(("boundary/", "method/"))}
+            plain.insert(3, {"kind": "boundary", "step": plain[2]["step"], "phase": 1, **moved})
+            about = config(method, 0, **over)
+            if method == "fire":
+                about["method"] |= {"solver": "newton_schulz"}
+            found.append({"id": f"{figure}-{method}", "config": about, "rows": plain, "done": True})
+    return found
+
+
+@pytest.fixture(scope="module", params=["files", "service"])
+def source(request: Any, runs: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What `--runs` is given."""
+    if request.param == "files":
+        folder = tmp_path_factory.mktemp("offline")
+        subprocess.run([sys.executable, "-c", WRITE, str(folder)], input=json.dumps(runs), text=True, check=True)
+        assert not [*folder.rglob("metrics.jsonl")]
+        yield f"wandb-local:{folder}"
+        return
+    remote = [
+        {
+            "name": run["id"],
+            "state": "finished",
+            "config": run["config"],
+            "rows": [row | {"_step": number} for number, row in enumerate(run["rows"])],
+            "summary": {"final/test/accuracy": 0.8},
+        }
+        for run in runs
+    ]
+    with pytest.MonkeyPatch.context() as patch, StandIn(remote) as server:
+        patch.setenv("WANDB_BASE_URL", server.url)
+        patch.setenv("WANDB_API_KEY", "x" * 40)
+        patch.setenv("WANDB_SILENT", "true")
+        patch.setenv("WANDB_ERROR_REPORTING", "false")
+        yield "wandb:entity/project"
+
+
+def test_figures_and_table_10_need_wandb_alone(source: str, tmp_path: Path) -> None:
+    assert make_figures.main([f"runs={source}", f"out={tmp_path}", "only=nothing"]) == 0
+    for figure in FIGURES:
+        assert (tmp_path / f"{figure}.png").stat().st_size > 1000, figure
+    table = (tmp_path / "tables" / "convergence.md").read_text()
+    assert "| newton_schulz " in table
+    line = next(line for line in table.splitlines() if "FIRE" in line and "resnet18" in line)
+    assert "0.5000" in line, "DfI after, of the boundary's row"
+    assert "0.8700" in line, "the final accuracy"
