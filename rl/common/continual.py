@@ -16,10 +16,22 @@ from omegaconf import OmegaConf
 from fire_core.ranges import Count, Width, checked, one_of, within
 from harness.config.errors import ConfigError
 from harness.training import seeding
-from rl.common.phases import Phase, split
 from rl.common.physics import PARAMETERS
 
 LAST = 0.25  # the part of a task whose returns are its score
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the training, from one step of the learner (`start`) to another (`end`)."""
+
+    start: int
+    end: int
+
+
+def split(*ends: int) -> list[Phase]:
+    """Phases that follow each other and end at these steps."""
+    return [Phase(start, end) for start, end in zip((0, *ends), ends, strict=False)]
 
 
 @dataclass(frozen=True)

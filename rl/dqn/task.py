@@ -19,8 +19,7 @@ from harness.config.tables import register
 from harness.training import seeding
 from harness.training.learner import check_learner
 from rl.common.boundary import Boundary
-from rl.common.continual import ContinualControl
-from rl.common.phases import Phase, split
+from rl.common.continual import ContinualControl, Phase, split
 from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method
 from rl.dqn.changing import Changing
 from rl.dqn.episodes import Episodes

@@ -14,7 +14,7 @@ from fire_core.methods.full_reset import FullReset
 from fire_core.methods.snp import ShrinkAndPerturb
 from harness.config.cli import CONF
 from harness.training.measure import Meter
-from rl.common.phases import split
+from rl.common.continual import split
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner
 from rl.sac.networks import Actor, Critics, Networks, part
