@@ -17,7 +17,7 @@ was trained before its stream:
     transfer        backward transfer at the task's end: below 0, earlier tasks were forgotten
 
 Configurations are not kept: all runs of a stream are alike but for the method's options and the learning rate, which is
-checked; the options are in conf/tuned/searched.yaml and in the table of the search.
+checked; the options are in conf/tuned_values/searched.yaml and in the table of the search.
 """
 
 import json
@@ -45,7 +45,7 @@ TEXT_COLUMNS = ["method", "seed", "task", *TEXT_ENDS, *TEXT_BOUNDARIES, "lost"]
 
 
 def name_of(run: Run) -> str:
-    """A stream's name, of its files and in conf/tuned/searched.yaml."""
+    """A stream's name, of its files and in conf/tuned_values/searched.yaml."""
     return f"{run.benchmark}_{run.dataset}"
 
 

@@ -1,1 +1,1 @@
-"""Configuration of all programs, in YAML: the groups and presets that Hydra composes."""
+"""Configuration of all programs, in YAML: the groups that Hydra composes, and tables."""

@@ -19,9 +19,10 @@ from tqdm import tqdm
 
 from harness.config.build import build
 from harness.config.checks import Group, check_options
-from harness.config.cli import CONF, job, run_program
+from harness.config.cli import job, run_program
 from harness.config.config import Paths
 from harness.config.errors import ConfigError
+from harness.config.groups import CONF
 from harness.run.identity import check_name, digest
 from language.corpora import Corpus
 from language.data import SPLITS, TokenFile, open_tokens, write_header

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fire_core.ranges import Count, NonNegative, Seed
 from harness.config.checks import check_options
-from harness.config.cli import CONF, job, run_program
+from harness.config.cli import job, run_program
 from harness.config.config import Paths, resolve_device
 from harness.config.errors import ConfigError
+from harness.config.groups import CONF
 from harness.run.reader import building, newest_state, read_config
 from harness.training import seeding
 from language.model import GPT

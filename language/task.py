@@ -24,8 +24,8 @@ from harness.config.checks import (
 )
 from harness.config.config import Trunk, autocast, set_up_torch
 from harness.config.errors import ConfigError
+from harness.config.groups import register
 from harness.config.memory import check_network_fits
-from harness.config.tables import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
@@ -61,17 +61,7 @@ class LanguageConfig(Trunk):
 
 
 PAIR = {"dataset.replay": within(0, 1), "dataset.mix_by": one_of("batch", "sequence")}  # of its two corpora
-register(
-    "language",
-    LanguageConfig,
-    "scale",
-    "cache",
-    "start",
-    "budget/language",
-    "budget/exceptions",
-    "tuned/language",
-    presets=("language",),
-)
+register("language", LanguageConfig)
 
 
 @dataclass

@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fire_core.triggers import Firing
 from fire_core.weights.optimizer_state import holds_all, set_rate_factor
-from harness.config.cli import CONF, run_program
+from harness.config.cli import run_program
+from harness.config.groups import CONF
 from harness.config.trigger import acts_at_boundaries
 from harness.run.checkpoint import loading
 from harness.run.execute import Program, execute

@@ -14,9 +14,10 @@ from PIL import Image
 
 from fire_core.ranges import Count, Seed, Share, within
 from harness.config.checks import check_options
-from harness.config.cli import CONF, job, run_program
+from harness.config.cli import job, run_program
 from harness.config.config import Paths
 from harness.config.errors import ConfigError
+from harness.config.groups import CONF
 from harness.run.reader import building, read_run
 
 PLAYERS = {"dqn": "rl.dqn.watch", "sac": "rl.sac.watch"}  # by program; each has a function `play`
@@ -51,8 +52,8 @@ def main(config: DictConfig) -> None:
         check_options(config)
         folder = Path(config.run)
         out = Path(config.out) if config.out else folder / "agent.gif"
-        if out.suffix not in (".gif", ".mp4"):
-            raise ConfigError(f"out={out} must end in .gif or .mp4")
+        if out.suffix != ".gif":
+            raise ConfigError(f"out={out} must end in .gif")
         trained, state = read_run(folder, tuple(PLAYERS), config.trust)
         player: Any = importlib.import_module(PLAYERS[trained.program])
         with building(folder):
@@ -64,30 +65,18 @@ def main(config: DictConfig) -> None:
 
 
 def write_video(path: Path, frames: Iterable[np.ndarray], fps: int) -> None:
-    """Write pictures (height, width, 3) of bytes as a GIF or, with ffmpeg through imageio, as MP4.
+    """Write pictures (height, width, 3) of bytes as a GIF.
 
     Raises:
-        ConfigError: ffmpeg is not there, or the folder cannot be written to.
+        ConfigError: the folder cannot be written to.
     """
-    pictures = list(frames)
+    first, *rest = [Image.fromarray(frame).quantize(64) for frame in frames]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # a link in a folder of someone else's would lead to a file of the user's
-        if path.suffix == ".gif":
-            first, *rest = [Image.fromarray(picture).quantize(64) for picture in pictures]
-            with open(path, "xb") as file:
-                first.save(file, "GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
-            return
-        import imageio.v3
-
-        even = [picture[: len(picture) // 2 * 2, : picture.shape[1] // 2 * 2] for picture in pictures]
-        imageio.v3.imwrite(path, np.stack(even), fps=fps, codec="libx264")
+        first.save(path, "GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
     except OSError as error:
-        if error.filename:
-            raise ConfigError(f"out={path}: {error.strerror}") from None
-        raise ConfigError(f"out={path}: {error}; pip install imageio[ffmpeg], or take a .gif") from None
-    except (ImportError, TypeError) as error:
-        raise ConfigError(f"out={path}: pip install imageio[ffmpeg], or take a .gif ({error})") from None
+        raise ConfigError(f"out={path}: {error.strerror or error}") from None
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ this update alone, on a prepared batch, which shows what the rest of the loop co
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,14 @@ if not __package__:
 
 import ale_py
 import gymnasium
-import hydra
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from harness.config.cli import CONF
-from rl.common.replay_store import RingStore
-from rl.dqn.learner import Learner, on_device, targets_of
+from harness.config.groups import compose
+from rl.dqn.frames import Batch
+from rl.dqn.learner import Learner, on_device
 from rl.dqn.networks import NatureCNN
 from rl.dqn.task import Task
 from rl.dqn.train import interact, train_step
@@ -130,15 +128,14 @@ class PlainLoop:
         self.optimizer.step()
 
 
-def ours(overrides: list[str], capacity: int) -> tuple[Task, Learner, RingStore]:
-    """A task and a learner of rl.dqn with its replay's store, as `train` has them."""
+def ours(overrides: list[str], capacity: int) -> tuple[Task, Learner]:
+    """A task and a learner of rl.dqn, as `train` has them."""
     options = ["scale=paper", "tracker=none", f"replay.capacity={capacity}", f"learning_starts={START}", *overrides]
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose("dqn", options)
+    config = compose("dqn", options)
     task = Task.from_config(config)
     learner = Learner.new(task)
     learner.renew_optimizers(task)
-    return task, learner, RingStore(Path(tempfile.mkdtemp()) / "replay")
+    return task, learner
 
 
 def alone(task: Task, learner: Learner) -> Callable[[], None]:
@@ -149,10 +146,8 @@ def alone(task: Task, learner: Learner) -> Callable[[], None]:
 
     def run() -> None:
         there = on_device(task, batch)
-        targets = targets_of(task, learner, there)
-        for i in range(count):
-            rows = slice(i * size, (i + 1) * size)
-            train_step(task, learner, (there.frames[rows, :-1], there.actions[rows], targets[i]()), acts=False)
+        for part in zip(*(column.split(size) for column in there), strict=True):
+            train_step(task, learner, Batch(*part), acts=False)
 
     return run
 
@@ -167,12 +162,11 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="options of rl.dqn")
     given = parser.parse_args()
     overrides = [*given.overrides, f"threads={given.threads}"]
-    task, learner, store = ours(overrides, given.capacity)
+    task, learner = ours(overrides, given.capacity)
     config, device = task.config, task.device
 
     def step() -> None:
         interact(task, learner, acts=False)
-        store.follow(learner.replay)
 
     plain = PlainLoop(config.env["game"], config.num_envs, config.model["width"], device, given.capacity)
     torch.use_deterministic_algorithms(False)
@@ -184,7 +178,6 @@ def main() -> None:
     seconds = seconds_of(turns, given.rounds, times=given.steps)
     report(seconds, given.steps * config.num_envs, "agent steps")
     plain.env.close()
-    store.close()
 
 
 if __name__ == "__main__":

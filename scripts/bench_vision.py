@@ -17,7 +17,6 @@ from typing import Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-import hydra
 import numpy as np
 import torch
 from PIL import Image
@@ -26,7 +25,7 @@ from torchvision import transforms
 
 import vision.train as trainer
 from fire_core.weights.optimizer_state import set_rate_factor
-from harness.config.cli import CONF
+from harness.config.groups import compose
 from scripts.interleaved import report, seconds_of
 from vision.benchmarks import Phase
 from vision.data import ImageData
@@ -116,9 +115,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_intermixed_args()
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        quiet = ["tracker=none", "cache=off", "progress=false", f"threads={args.threads}"]
-        config = hydra.compose("vision", [*args.overrides, *quiet])
+    quiet = ["tracker=none", "cache=off", "progress=false", f"threads={args.threads}"]
+    config = compose("vision", [*args.overrides, *quiet])
     if args.batch:
         config.batch_size = args.batch
     task = trainer.PROGRAM.make_task(config)

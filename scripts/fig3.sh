@@ -19,7 +19,7 @@ if [ "${1:-offline}" = paper ]; then
         for start in best 30k 60k; do
             for method in $methods $([ $start = best ] && echo full_reset); do
                 torchrun --nproc_per_node="${2:-8}" -m language.train experiment=fig3 \
-                    method="$method" start="$start" seed="$seed" paths.runs="$runs"
+                    method="$method" benchmark.start="$start" seed="$seed" paths.runs="$runs"
             done
         done
     done
@@ -33,8 +33,8 @@ else
     # Seed by seed, so that a sweep that is stopped has whole seeds.
     for seed in $seeds; do
         options=(seed="$seed" paths.runs="$runs" tracker=none progress=false ${small[@]+"${small[@]}"})
-        python -m language.train -m method="${methods// /,}" start=best,end "${options[@]}"
-        python -m language.train method=full_reset start=best "${options[@]}"
+        python -m language.train -m method="${methods// /,}" benchmark.start=best,end "${options[@]}"
+        python -m language.train method=full_reset benchmark.start=best "${options[@]}"
     done
 fi
 python analysis/make_figures.py --runs "$runs" --out "$runs/figures" --export "$runs/language.csv"

@@ -13,7 +13,7 @@ runs=${RUNS:-runs/language_streams} seeds=${SEEDS:-1 2 3 4 5 6 7 8 9 10}
 small=(tracker=none progress=false checkpoint.keep=1)
 
 stream() { # name, seed; as many runs at once as cores, one thread each
-    local options=("experiment=$1" "seed=$2" "paths.runs=$runs/$1" "cache.dir=$runs/.cache" "${small[@]}")
+    local options=("experiment=$1" "seed=$2" "paths.runs=$runs/$1" "paths.cache=$runs/.cache" "${small[@]}")
     python -m language.train "${options[@]}" method=base,full_reset,snp,fire_exact hydra/launcher=cores -m
     python -m language.train "${options[@]}" method=fire method.iterations=5,10 'method.name=fire_${method.iterations}' \
         hydra/launcher=cores -m

@@ -31,7 +31,6 @@ search_of() {
     esac
 }
 seeds() { echo "seed=range(1,$((${SEEDS:-$1} + 1)))"; }
-data_of() { case $1 in slowly_changing_regression) echo bits ;; *) echo digits ;; esac; }
 
 tune() { # stream, methods
     # shellcheck disable=SC2046  # several options
@@ -40,18 +39,17 @@ tune() { # stream, methods
 }
 
 train() { # stream, methods: those that are no chains in one sweep
-    local stream=$1 plain chain where=() found
-    found="tuned/searched=${stream}_$(data_of "$stream")_"
-    where=("experiment=plasticity_$stream" "${small[@]}" "paths.runs=$runs/runs")
+    local stream=$1 plain chain where=()
+    where=(tuned=searched "experiment=plasticity_$stream" "${small[@]}" "paths.runs=$runs/runs")
     if [ "$stream" = slowly_changing_regression ]; then
         where+=("$(seeds 100)" benchmark.tasks=100)
     else
         where+=("$(seeds 20)")
     fi
     plain=$(tr , '\n' <<< "$2" | grep -v + | paste -sd, -)
-    if [ -n "$plain" ]; then python -m vision.train "${where[@]}" "method=$plain" "$found\${method}" "${parallel[@]}"; fi
+    if [ -n "$plain" ]; then python -m vision.train "${where[@]}" "method=$plain" "${parallel[@]}"; fi
     for chain in $(tr , '\n' <<< "$2" | grep + || true); do
-        python -m vision.train "${where[@]}" method=chain "method.of=[${chain//+/,}]" "$found$chain" "${parallel[@]}"
+        python -m vision.train "${where[@]}" method=chain "method.of=$chain" "${parallel[@]}"
     done
 }
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.config.cli import CONF
+from harness.config.groups import CONF
 from harness.run import provenance
 from harness.run.execute import new_run
 from harness.run.jobs import Job, compose, program_of, run_jobs

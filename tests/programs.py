@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import hydra
 import torch
 
-from harness.config.cli import CONF, Outcome
+from harness.config import groups
+from harness.config.cli import Outcome
 from harness.run.execute import run_to_end
 
 T = TypeVar("T")
@@ -115,8 +115,7 @@ SAC = Program(
 def compose(program: str, *overrides: str) -> Any:
     """The resolved configuration of a program (or of `watch`) for these overrides."""
     importlib.import_module(SCHEMAS[program])
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose(program, list(overrides))
+    return groups.compose(program, overrides)
 
 
 def only_run(runs: Path) -> Path:

@@ -1,44 +1,27 @@
 """Every experiment with every method composes, has the paper's values, and builds."""
 
-from collections.abc import Container
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 import torch
-from hydra.core.config_store import ConfigStore
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-import language.task  # noqa: F401  these four register schemas and tables
-import rl.dqn.task
-import rl.sac.task  # noqa: F401
 import vision.task
 from fire_core.methods import Method, Net
+from harness.config import groups, tuned
 from harness.config.build import build
-from harness.config.cli import CONF
-from vision.tuned import tuned_values
+from harness.config.groups import CONF, PACKAGES, choices, compose_with_hydra
+from harness.config.tuned import read_table, take_tuned
+from tests import programs
 
-PROGRAMS = ("vision", "language", "dqn", "sac")
-EXPERIMENTS = sorted(map(str, OmegaConf.load(CONF / "presets" / "fig2.yaml")))
-OTHERS = {
-    "continual": "dqn",
-    "dmc100k": "sac",
-    "domains": "language",
-    "fig3": "language",
-    "finetune": "language",
-    "permuted": "language",
-    "fig4a": "dqn",
-    "fig4b": "sac",
-    "tune": "vision",
-    "plasticity": "vision",
-    "continual_cartpole": "dqn",
-    "continual_minatar": "dqn",
-    "continual_double_pendulum": "sac",
-    "high_replay_ratio": "sac",
-    "high_replay_ratio_cheetah": "sac",
-}
-ALL_METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+PROGRAMS = tuple(PACKAGES)
+EXPERIMENTS = [name for name in choices("experiment") if name.startswith("fig2")]
+OTHERS = [(name, program) for program in PROGRAMS for name in choices("experiment", program) if name not in EXPERIMENTS]
+ALL_METHODS = choices("method")
 METHODS = [name for name in ALL_METHODS if name != "pi"]  # pi needs a head
 CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet": 200}
 SIZES = {"cifar10": 32, "cifar100": 32, "tinyimagenet": 64}
@@ -81,8 +64,7 @@ PAPER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[float, ...]]]]] = {
 
 
 def compose(*overrides: str, program: str = "vision") -> DictConfig:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose(program, list(overrides))
+    return programs.compose(program, *overrides)
 
 
 def build_model(config: DictConfig) -> torch.nn.Module:
@@ -99,26 +81,19 @@ def test_all_experiments_are_there() -> None:
     rows["c"] = ("cifar100", "tinyimagenet")
     assert sorted(f"fig2{row}_{data}" for row in rows for data in rows[row]) == EXPERIMENTS
     assert len(METHODS) >= 11
+    assert len(OTHERS) == 24
 
 
-def some_methods_or_the_others(experiments: list[str]) -> list[Any]:
-    """Each experiment with every fourth method, each with others, by default; with all others in the slow tests."""
-    some = [pytest.param(name, number % 4, True, id=f"{name}-some") for number, name in enumerate(experiments)]
-    return some + [
-        pytest.param(name, number % 4, False, id=f"{name}-others", marks=pytest.mark.slow)
-        for number, name in enumerate(experiments)
-    ]
+# By default the methods of the paper's table, in the slow tests all others.
+OF_PAPER = (True, pytest.param(False, marks=pytest.mark.slow))
 
 
-def chosen(names: list[str], quarter: int, some: bool, always: Container[str] = ()) -> list[str]:
-    return [name for i, name in enumerate(names) if (i % 4 == quarter or name in always) == some]
-
-
-@pytest.mark.parametrize(("experiment", "quarter", "some"), some_methods_or_the_others(EXPERIMENTS))
-def test_every_method_in_every_experiment(experiment: str, quarter: int, some: bool) -> None:
+@pytest.mark.parametrize("of_paper", OF_PAPER)
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_method_in_every_experiment(experiment: str, of_paper: bool) -> None:
     row, dataset = experiment.removeprefix("fig2").split("_")
     model, rows = None, {"a": "warm_start", "b": "continual", "c": "class_incremental"}
-    for name in chosen(METHODS, quarter, some, PAPER):
+    for name in (name for name in METHODS if (name in PAPER) == of_paper):
         config = compose(f"experiment={experiment}", f"method={name}")
         assert (config.dataset.name, config.tuned) == (dataset, f"{rows[row]}_{dataset}")
         assert (config.epochs, config.batch_size, config.lr, config.grad_clip) == (100, 256, 1e-3, 0.5)
@@ -166,10 +141,12 @@ def test_a_tuned_value_comes_by_benchmark_data_and_method_and_the_command_line_w
     assert compose("experiment=fig2b_tinyimagenet", "scale=smoke").epochs == 2
 
 
-def line_of(config: DictConfig) -> str:
-    return tuned_values(config.tuned, config.benchmark.name, config.dataset.name, config.method.name)
+def line_of(*overrides: str) -> str | None:
+    config = compose_with_hydra("vision", overrides)
+    return take_tuned(config, config.hydra)
 
 
+TABLE = "conf/tuned_values/vision.yaml"
 FOLDER = ("benchmark=warm_start", "dataset=folder", "dataset.path=own")
 
 
@@ -179,7 +156,7 @@ def test_a_named_setting_has_the_paper_s_values_on_any_data(where: tuple[str, ..
         config = compose(*where, f"method={method}")
         assert config.dataset.name == "folder"
         assert tuple(config.method[option] for option in options) == values["a"][0], method
-        assert line_of(config) == f"tuned values: tuned/vision/warm_start_cifar10, {method}"
+        assert line_of(*where, f"method={method}") == f"tuned values: {TABLE}, warm_start_cifar10, {method}"
     assert compose(*where, "variant=fire_paper", "method=dash").method.mode == "train"
     assert compose(*where, "method=redo", "method.threshold=0.25").method.threshold == 0.25
 
@@ -187,22 +164,22 @@ def test_a_named_setting_has_the_paper_s_values_on_any_data(where: tuple[str, ..
 @pytest.mark.parametrize(
     ("options", "threshold", "line"),
     [
-        (FOLDER, 0.1, "none for warm_start on folder"),
-        (("benchmark=warm_start", "dataset=cifar10"), 0.5, "tuned/vision/warm_start_cifar10, redo"),
+        (FOLDER, 0.1, "none for redo in warm_start_folder"),
+        (("benchmark=warm_start", "dataset=cifar10"), 0.5, f"{TABLE}, warm_start_cifar10, redo"),
         (("benchmark=warm_start", "dataset=cifar10", "tuned=none"), 0.1, "none, as tuned=none says"),
         (("experiment=fig2a_cifar10", "tuned=none"), 0.1, "none, as tuned=none says"),
         (
             ("experiment=fig2a_cifar10", "tuned=auto", "benchmark=continual"),
             0.05,
-            "tuned/vision/continual_cifar10, redo",
+            f"{TABLE}, continual_cifar10, redo",
         ),
-        (("benchmark=warm_start", "dataset=digits"), 0.1, "none for redo in tuned/vision/warm_start_digits"),
+        (("benchmark=warm_start", "dataset=digits"), 0.1, "none for redo in warm_start_digits"),
     ],
 )
 def test_which_tuned_values_a_run_takes(options: tuple[str, ...], threshold: float, line: str) -> None:
     config = compose(*options, "method=redo")
     assert config.method.threshold == threshold
-    assert line_of(config) == f"tuned values: {line}"
+    assert line_of(*options, "method=redo") == f"tuned values: {line}"
 
 
 def test_the_setting_s_name_is_no_part_of_what_a_run_is() -> None:
@@ -219,36 +196,37 @@ BUDGETED = {"vision": ("epochs", 60), "language": ("accumulation", 1)}
 BUDGETED |= {"dqn": ("log_every", 2000), "sac": ("eval_every", 2500)}
 
 
-def program_of(experiment: str) -> str:
-    return OTHERS[max((prefix for prefix in OTHERS if experiment.startswith(prefix)), key=len)]
-
-
-OTHER_EXPERIMENTS = sorted(
-    {str(name) for path in (CONF / "presets").glob("*.yaml") for name in OmegaConf.load(path)} - set(EXPERIMENTS)
-)
-
-
-@pytest.mark.parametrize(("experiment", "quarter", "some"), some_methods_or_the_others(OTHER_EXPERIMENTS))
-def test_every_method_in_every_other_experiment(experiment: str, quarter: int, some: bool) -> None:
-    for name in chosen(ALL_METHODS, quarter, some) if experiment != "tune_snp" else ["snp"]:
-        config = compose(f"experiment={experiment}", f"method={name}", program=program_of(experiment))
+@pytest.mark.parametrize("of_paper", OF_PAPER)
+@pytest.mark.parametrize(("experiment", "program"), OTHERS)
+def test_every_method_in_every_other_experiment(experiment: str, program: str, of_paper: bool) -> None:
+    for method in ALL_METHODS if experiment != "tune_snp" else ["snp"]:
+        if (method in ("base", "chain", "snp")) != of_paper:
+            continue
+        config = compose(f"experiment={experiment}", f"method={method}", program=program)
         options: Any = OmegaConf.to_container(config.method, resolve=True)
         assert isinstance(build("method", options), Method)
         OmegaConf.to_container(config, resolve=True)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_budgets_and_tuned_values_then_the_experiment_then_the_command_line(program: str) -> None:
+def test_budgets_and_tuned_values_then_the_experiment_then_the_command_line(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The experiment sets what a budget, a tuned value and the root set too; each later one wins."""
     where = ["benchmark=continual", "dataset=cifar10"] if program == "vision" else []
     option, budgeted = BUDGETED[program]
-    tuned = compose("method=snp", *where, program=program)
-    assert tuned.method.coef == (0.5 if program == "language" else 0.8)
-    assert (tuned[option], tuned.threads) == (budgeted, 1)
+    config = compose("method=snp", *where, program=program)
+    assert config.method.coef == (0.5 if program == "language" else 0.8)
+    assert (config[option], config.threads) == (budgeted, 1)
 
     values = {option: 77, "threads": None, "method": {"coef": 0.25}}
-    ConfigStore.instance().store(group="experiment", name="of_the_test", node=values, package="_global_")
-    named = ("method=snp", *where, "experiment=of_the_test")
+    conf = Path(shutil.copytree(CONF, tmp_path / "conf"))
+    (conf / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n" + OmegaConf.to_yaml(OmegaConf.create(values))
+    )
+    monkeypatch.setattr(groups, "CONF", conf)
+    monkeypatch.setattr(tuned, "TABLES", conf / "tuned_values")
+    named = ("method=snp", *where, "experiment=mine")
     config = compose(*named, program=program)
     assert (config.method.coef, config[option], config.threads) == (0.25, 77, None)
     config = compose(*named, "method.coef=0.125", f"{option}=78", "threads=3", program=program)
@@ -265,50 +243,36 @@ def test_an_experiment_s_values_for_one_start() -> None:
     def coef(*overrides: str) -> float:
         return float(compose("method=snp", *overrides, program="language").method.coef)
 
-    assert [coef("experiment=fig3", f"start={start}") for start in ("best", "30k", "60k")] == [0.5, 0.8, 0.5]
-    assert coef("start=30k") == 0.5
-
-
-STREAMS = {  # of vision, with their data sets
-    f"{benchmark.stem}_{dataset.stem}"
-    for benchmark in (CONF / "benchmark").glob("*.yaml")
-    for dataset in (CONF / "dataset").glob("*.yaml")
-}
+    starts = [f"benchmark.start={start}" for start in ("best", "30k", "60k")]
+    assert [coef("experiment=fig3", start) for start in starts] == [0.5, 0.8, 0.5]
+    assert coef("benchmark.start=30k") == 0.5
 
 
 def options_of(method: str) -> set[str]:
     """The names of a method's options, as its file in conf/method gives them."""
-    own = {"parts"} if method == "chain" else set()  # its defaults list fills them in
-    return set(OmegaConf.load(CONF / "method" / f"{method}.yaml")) | {"layout"} | own
+    return set(OmegaConf.load(CONF / "method" / f"{method}.yaml")) | {"layout"}
 
 
-def test_tables_name_what_exists() -> None:
+@pytest.mark.parametrize("name", choices("tuned_values"))
+def test_tables_name_what_exists(name: str) -> None:
     """Nothing would ever pick up a misspelt method, data set or benchmark, or notice a misspelt option."""
-    for path in (CONF / "tuned").rglob("*.yaml"):
-        if path.parent.name == "vision":
-            benchmark, dataset = path.stem.rsplit("_", 1)
-            assert (CONF / "benchmark" / f"{benchmark}.yaml").exists()
-            assert (CONF / "dataset" / f"{dataset}.yaml").exists()
-        for entry, values in OmegaConf.load(path).items():
-            method = str(entry)
-            if path.stem == "language" and method.count("_") == 2:  # <experiment>_<start>_<method>
-                experiment, start, method = method.split("_", 2)
-                assert experiment in OmegaConf.load(CONF / "presets" / "language.yaml")
-                assert start in OmegaConf.load(CONF / "start.yaml")
-            if path.stem == "searched":  # <benchmark>_<data set>_<method>, and a rate for each
-                place = next(place for place in STREAMS if method.startswith(f"{place}_"))
-                parts = method.removeprefix(f"{place}_").split("+")
-                assert set(parts) <= set(ALL_METHODS), entry
-                method = parts[0] if len(parts) == 1 else "chain"
-                assert set(values) <= {"lr", "method"}, (path.name, entry)
+    for setting, rows in read_table(name).items():
+        if setting != "auto":
+            benchmark, dataset = setting.rsplit("_", 1)
+            assert benchmark in choices("benchmark", "vision")
+            assert dataset in choices("dataset", "vision")
+        for method, values in rows.items():
+            if name == "searched":
+                assert set(values) <= {"lr", "method"}, (setting, method)
                 values = values.get("method", {})
-            assert method in ALL_METHODS
-            assert set(values) <= options_of(method), (path.name, entry)
-            if method == "chain":
-                assert values.get("of", parts) == parts, entry
-                for part, options in values.get("parts", {}).items():
-                    assert part in parts, (entry, part)
-                    assert set(options) <= options_of(part), (entry, part)
-    scales = set(OmegaConf.load(CONF / "scale.yaml"))
-    for program in PROGRAMS:
-        assert set(OmegaConf.load(CONF / "budget" / f"{program}.yaml")) == scales
+            parts = values.get("parts", {}) if "+" in method else {method: values}
+            assert set(parts) <= set(method.split("+")) <= set(ALL_METHODS)
+            assert all(set(options) <= options_of(part) for part, options in parts.items()), (setting, method)
+
+
+def test_what_conf_holds_is_ordinary() -> None:
+    files = list(CONF.rglob("*.yaml"))
+    assert len(files) <= 165
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 2000
+    resolvers = {found for file in files for found in re.findall(r"\$\{([\w.]+):", file.read_text())}
+    assert resolvers <= {"choose", "oc.env", "oc.select"}, "one resolver of our own"

@@ -66,9 +66,9 @@ def commands(text: str) -> list[list[str]]:
     return [[re.sub(r"=([^\[,]*),.*", r"=\1", option) for option in shlex.split(line)] for line in found]
 
 
-@pytest.mark.parametrize("file", ["README.md", "conf/presets/plasticity.yaml"])
-def test_commands_compose(file: str) -> None:
-    shown = commands((ROOT / file).read_text())
+@pytest.mark.parametrize("files", ["README.md", "conf/experiment/plasticity_*.yaml"])
+def test_commands_compose(files: str) -> None:
+    shown = commands("\n".join(path.read_text() for path in ROOT.glob(files)))
     assert shown
     for options in shown:
         config = compose("vision", *options)

@@ -26,15 +26,14 @@ from harness.config.checks import (
 )
 from harness.config.config import Trunk, autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError, one_line
+from harness.config.groups import register
 from harness.config.memory import check_network_fits
-from harness.config.tables import register
 from harness.config.trigger import build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
 from harness.training.plasticity import LEVELS
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
-from vision.tuned import SETTINGS
 
 METRICS = ("loss",)  # of each step, for triggers
 
@@ -49,7 +48,6 @@ class VisionConfig(Trunk):
     model: Group = MISSING
     benchmark: Group = MISSING
     optimizer: Group = MISSING
-    tuned: Annotated[str, one_of(*SETTINGS)] = "auto"  # whose tuned values: see vision/tuned.py
     epochs: Count = MISSING  # displayed epochs of a phase
     lr: Positive = 1e-3
     batch_size: Width = 256
@@ -64,8 +62,7 @@ class VisionConfig(Trunk):
     cuda_graph: bool = False  # with compile=true on a GPU: replay them as CUDA graphs
 
 
-GROUPS = ("scale", "cache", "budget/vision", "budget/exceptions", "tuned/vision", "tuned/searched")
-register("vision", VisionConfig, *GROUPS, presets=("fig2", "plasticity"))
+register("vision", VisionConfig)
 
 
 @dataclass

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fire_core.triggers import Firing
 from fire_core.weights.optimizer_state import holds_all, set_rate_factor
-from harness.config.cli import CONF, run_program
+from harness.config.cli import run_program
+from harness.config.groups import CONF
 from harness.config.trigger import acts_at_boundaries
 from harness.run.checkpoint import loading
 from harness.run.execute import Program, execute
@@ -40,7 +41,6 @@ from vision.phase import (
     trigger_losses,
 )
 from vision.task import METRICS, Task, compiled
-from vision.tuned import tuned_values
 
 log = logging.getLogger(__name__)
 SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
@@ -59,8 +59,6 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         The run's summary.
     """
     config, learner = task.config, Learner.new(task)
-    if stop is None:  # once a run: a shared first phase has a stop
-        log.info(tuned_values(config.tuned, config.benchmark["name"], config.dataset["name"], config.method["name"]))
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)

@@ -3,8 +3,8 @@
     python -m vision.tune experiment=plasticity_random_labels benchmark.tasks=8
     python -m vision.tune experiment=plasticity_random_labels benchmark.tasks=8 method=base,fire,fire+muon trials=17
 
-Each method has the same number of trials: its defaults, then points that fill its space evenly: the options that its
-yaml says (`harness.tune.space`), and before them the learning rate, from a tenth to three times that of the
+Each method has the same number of trials: its defaults, then points that fill its space evenly: the options of
+conf/search.yaml (`harness.tune.space`), and before them the learning rate, from a tenth to three times that of the
 setting. So base and full reset are tuned too. A trial is scored by its seeds' mean of the value at the end of a task
 (as in the task_end columns) over the last half of the tasks. The seeds are 10,000 and above; seeds that results in
 docs/results report are refused, and the pages refuse seeds that a search has used.
@@ -15,10 +15,10 @@ Options are those of `vision.train`, and:
     seed=, seeds=   the first seed (10000), and how many a trial has (3)
     workers=  runs at once, each with one thread (0: as many as cores)
     table=    the search (docs/results/plasticity/search_<benchmark>_<dataset>.csv)
-    winners=  where the best values go, one entry for each method (conf/tuned/searched.yaml)
+    winners=  where the best values go, one entry for each method (conf/tuned_values/searched.yaml)
 
 A trial is a row of the table as soon as its seeds have ended. The same command goes on where it was stopped, runs only
-what the table lacks, and prints the best trials; `vision.train ... tuned/searched=random_labels_digits_fire` takes one.
+what the table lacks, and prints the best trials; `vision.train ... method=fire tuned=searched` takes one.
 """
 
 import csv
@@ -28,15 +28,24 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+import yaml
+from omegaconf import DictConfig, OmegaConf
 
-from harness.config.cli import CONF, EXIT_CONFIG, one_line, user_facing
+from harness.config.cli import EXIT_CONFIG, one_line, user_facing
 from harness.config.errors import ConfigError
+from harness.config.groups import CONF, choices
+from harness.config.tuned import TABLES
+from harness.run.checkpoint import write_atomically
 from harness.tune.search import Search, tune
-from harness.tune.table import best, write_winner
+from harness.tune.table import best
 from vision.task import Task
 
+HEADER = """\
+# The best options of each method in a search on a stream, by `python -m vision.tune`: <benchmark>_<data set>, then the
+# method. docs/results/plasticity has the whole searches. Taken only where they are asked for: tuned=searched.
+"""
 RESULTS = CONF.parent / "docs" / "results"
 FIRST_SEED = 10_000
 SCORES = ("test/accuracy", "train/accuracy", "train/loss")  # of a row; the first that it has
@@ -65,8 +74,7 @@ def main(argv: Sequence[str]) -> int:
             said = "none: all diverged"
             if chosen is not None:
                 said = f"{chosen.score:.4f}  {chosen.options or '(defaults)'}"
-                chain = method.split("+") if "+" in method else ()
-                write_winner(request.winners, f"{place(config)}_{method}", chosen.options, config.lr, chain)
+                write_winner(request.winners, place(config), method, f"lr={config.lr} {chosen.options}")
             print(f"{method:<20} {len(trials)} trials, best {said}", flush=True)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on", file=sys.stderr)
@@ -101,7 +109,7 @@ def parse(argv: Sequence[str]) -> Request:
     seeds = range(first, first + int(own["seeds"]))
 
     def options_of(method: str) -> list[str]:
-        chain = ["method=chain", f"method.of=[{method.replace('+', ',')}]"]
+        chain = ["method=chain", f"method.of={method}"]
         return [*QUIET, *options, *(chain if "+" in method else [f"method={method}"])]
 
     search = Search("vision", options_of, int(own["trials"]), seeds, table, SCORES)
@@ -113,7 +121,7 @@ def parse(argv: Sequence[str]) -> Request:
     methods = own["method"].split(",") if own["method"] else fitting(search)
     if twice := {method for method in methods if methods.count(method) > 1}:
         raise ConfigError(f"method= names {sorted(twice)[0]} twice")
-    winners = winners if own["winners"] else CONF / "tuned" / "searched.yaml"
+    winners = winners if own["winners"] else TABLES / "searched.yaml"
     return Request(search, methods, winners, int(own["workers"]) or None)
 
 
@@ -124,9 +132,8 @@ def place(config: DictConfig) -> str:
 
 def fitting(search: Search) -> list[str]:
     """All methods that can act on the setting's network, base first."""
-    names = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
     able = ["base"]
-    for name in (name for name in names if name not in ("base", "chain")):
+    for name in (name for name in choices("method") if name not in ("base", "chain")):
         try:
             Task.from_config(search.compose(name))
         except ConfigError as error:
@@ -146,6 +153,23 @@ def reported_seeds(results: Path, config: DictConfig) -> set[int]:
         with path.open() as file:
             seeds |= {int(row["seed"]) for row in csv.DictReader(file)}
     return seeds
+
+
+def write_winner(path: Path, setting: str, method: str, options: str) -> None:
+    """Write a method's best options, as on the command line, into a table of tuned values, beside the others there."""
+    table: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.exists() else {}
+    table.setdefault(setting, {})[method] = OmegaConf.to_container(OmegaConf.from_dotlist(options.split()))
+    text = HEADER
+    for name in sorted(table):
+        rows = (f"  {method}: {flow(table[name][method])}\n" for method in sorted(table[name]))
+        text += f"{name}:\n{''.join(rows)}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())
+
+
+def flow(values: dict[str, Any]) -> str:
+    """A mapping on one line of yaml."""
+    return yaml.safe_dump(values, default_flow_style=True, width=100_000, sort_keys=False).strip()
 
 
 if __name__ == "__main__":

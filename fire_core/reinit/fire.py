@@ -17,7 +17,7 @@ from fire_core.polar.options import PolarOptions
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.checks import check_finite, check_module, check_weights
 from fire_core.reinit.initial import initial_of, initial_weights
-from fire_core.reinit.project import Solve, make_rounds, project
+from fire_core.reinit.project import Solve, make_batches, project
 from fire_core.reinit.report import Kept, Report, Row, running_statistics
 from fire_core.reinit.scales import check_scaling, scale_of
 from fire_core.weights import distributed
@@ -225,12 +225,12 @@ def _apply(
     initial = initial_weights(init, [*projected, *reset])
     check_finite([(f"init[{entry.name!r}]", initial_of(entry, initial)) for entry in reset])
     scales = {entry.label: scale_of(entry, scale, variance_factor, initial) for entry in projected}
-    rounds = make_rounds(projected, distributed.ddp_group(model))
+    batches = make_batches(projected, distributed.ddp_group(model))
     check_finite([(entry.name, entry.parameter) for entry in projected])
     rows: dict[str, Row] = {}
     with full_precision(projected[0].parameter.device.type if projected else "cpu"):
-        for batches in rounds:
-            rows |= project(batches, how, scales, initial)
+        for batch in batches:
+            rows |= project(batch, how, scales, initial)
     for entry in reset:
         rows[entry.label] = _reinitialise(entry, initial)
     ordered = [rows[entry.label] for entry in entries if entry.label in rows]

@@ -55,9 +55,8 @@ class Work:
     s: Tensor  # (b, 1, 1) scales
 
 
-def make_rounds(entries: list[Entry], group: object) -> list[list[Batch]]:
-    """Batches that are solved together: one after the other on a CPU, to hold few copies; all at once on a GPU, for
-    whose results the host then waits once."""
+def make_batches(entries: list[Entry], group: object) -> list[Batch]:
+    """Batches that are solved one after the other, so that few copies of the weights are held."""
     alike: dict[tuple[object, ...], list[Batch]] = {}
     room: dict[tuple[object, ...], int] = {}
     before = 0
@@ -71,30 +70,22 @@ def make_rounds(entries: list[Entry], group: object) -> list[list[Batch]]:
         alike[key][-1].entries.append(entry)
         room[key] -= size
         before += entry.count
-    rounds: dict[object, list[Batch]] = {}
-    for number, batch in enumerate(batch for batches in alike.values() for batch in batches):
-        device = batch.entries[0].parameter.device
-        rounds.setdefault(device if device.type == "cuda" else number, []).append(batch)
-    return list(rounds.values())
+    return [batch for batches in alike.values() for batch in batches]
 
 
 def project(
-    batches: list[Batch], how: Solve, scales: Mapping[str, float | Tensor], initial: Mapping[str, Tensor]
+    batch: Batch, how: Solve, scales: Mapping[str, float | Tensor], initial: Mapping[str, Tensor]
 ) -> dict[str, Row]:
-    """Solve the batches of a round, write them, and give a row for each entry."""
+    """Solve a batch, write it, and give a row for each entry."""
     begin = time.perf_counter()
-    works = [_work(batch, scales) for batch in batches]
-    finished = [_finish(work, Q, did, how, initial) for work, (Q, did) in zip(works, _solve(works, how), strict=True)]
-    cost = {e.label: e.count * math.prod(e.shape) * min(e.shape) for batch in batches for e in batch.entries}
-    parts = [
-        torch.split(stats.cpu(), [e.count for e in w.batch.entries])
-        for w, (stats, _) in zip(works, finished, strict=True)
-    ]
-    second = (time.perf_counter() - begin) / max(1, sum(cost.values()))
+    work = _work(batch, scales)
+    Q, did = _solve(work, how)
+    stats = _finish(work, Q, did, how, initial).cpu()
+    second = (time.perf_counter() - begin) / max(1, batch.count)  # of one matrix: all have one shape
+    parts = torch.split(stats, [entry.count for entry in batch.entries])
     return {
-        entry.label: _row(entry, part, scales[entry.label], did, second * cost[entry.label])
-        for work, split, (_, did) in zip(works, parts, finished, strict=True)
-        for entry, part in zip(work.batch.entries, split, strict=True)
+        entry.label: _row(entry, part, scales[entry.label], did, second * entry.count)
+        for entry, part in zip(batch.entries, parts, strict=True)
     }
 
 
@@ -136,13 +127,13 @@ def stack(pairs: list[tuple[Entry, Tensor]]) -> Tensor:
     return flat[0] if 1 in flat[0].stride()[1:] else flat[0].contiguous()
 
 
-def _solve(works: list[Work], how: Solve) -> list[tuple[Tensor, PolarReport]]:
-    """New weights before scaling, (b, d_out, d_in) each: polar factors, or the blend in units of the scale."""
+def _solve(work: Work, how: Solve) -> tuple[Tensor, PolarReport]:
+    """New weights before scaling, (b, d_out, d_in): polar factors, or the blend in units of the scale."""
     if how.blend == 0:
-        return [(work.W / work.s, PolarReport("none", 0)) for work in works]
+        return work.W / work.s, PolarReport("none", 0)
     if how.blend < 1:
-        return [(_blend(work.W, work.s, how.blend), PolarReport("svd", 0)) for work in works]
-    return polar_many([work.W for work in works], how.polar, known_finite=True)  # `fire_` has looked at all weights
+        return _blend(work.W, work.s, how.blend), PolarReport("svd", 0)
+    return polar_many([work.W], how.polar, known_finite=True)[0]  # `fire_` has looked at all weights
 
 
 def _blend(W: Tensor, s: Tensor, t: float) -> Tensor:
@@ -152,9 +143,7 @@ def _blend(W: Tensor, s: Tensor, t: float) -> Tensor:
     return blended.to(W.dtype)
 
 
-def _finish(
-    work: Work, Q: Tensor, did: PolarReport, how: Solve, initial: Mapping[str, Tensor]
-) -> tuple[Tensor, PolarReport]:
+def _finish(work: Work, Q: Tensor, did: PolarReport, how: Solve, initial: Mapping[str, Tensor]) -> Tensor:
     """Complete, scale, measure and write; the `COLUMNS` of the whole batch, (count, len(COLUMNS))."""
     W, s, p = work.W, work.s, work.batch.entries[0].parameter
     stats = torch.zeros(len(W), len(COLUMNS), dtype=torch.float64, device=W.device)
@@ -171,7 +160,7 @@ def _finish(
     for here in pieces(W):  # each piece is scaled and measured while the caches hold it
         _scale(W[here], Q[here], s[here], p.dtype, how, stats[here], known_zeros=did.rank is not None)
     _write(work.batch.entries, work.batch.ranks.gather(Q, work.mine, work.batch.count))
-    return work.batch.ranks.gather(stats, work.mine, work.batch.count), did
+    return work.batch.ranks.gather(stats, work.mine, work.batch.count)
 
 
 def _scale(W: Tensor, Q: Tensor, s: Tensor, dtype: torch.dtype, how: Solve, stats: Tensor, known_zeros: bool) -> None:

@@ -1,24 +1,19 @@
-"""`method=chain 'method.of=[fire,muon]'`: build the methods that a chain names."""
+"""`method=chain method.of=fire+muon`: build the methods that a chain names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from fire_core.methods.chain import Chain
 from harness.config.build import build
 from harness.config.errors import ConfigError
 from harness.config.given import given_options
 
-# The name of a chain in run folders and figures: fire+muon.
-OmegaConf.register_new_resolver("joined", "+".join, replace=True)
 
-
-def chained(of: Sequence[str], parts: Mapping[str, Any], apart: bool = False) -> Chain:
+def chained(of: str, parts: Mapping[str, Any], apart: bool = False) -> Chain:
     """The chain of the named methods.
 
     Args:
-        of: names, in the order in which the methods act.
+        of: names, in the order in which the methods act, with + between them.
         parts: the options of every method by name.
         apart: see `Chain`.
 
@@ -27,11 +22,11 @@ def chained(of: Sequence[str], parts: Mapping[str, Any], apart: bool = False) ->
             named.
         ValueError: the methods conflict.
     """
-    names = [of] if isinstance(of, str) else list(of)
+    names = of.split("+")
     for option in given_options():
         part = option.removeprefix("method.parts.").partition(".")[0]
         if option.startswith("method.parts.") and part not in names:
-            raise ConfigError(f"{option} has no effect: method.of=[{','.join(names)}] does not name {part}")
+            raise ConfigError(f"{option} has no effect: method.of={of} does not name {part}")
     for name in names:
         if name not in parts:
             raise ConfigError(f"method.of={name} is unknown; accepted: {', '.join(sorted(parts))}")

@@ -8,10 +8,8 @@ for an option of a group (`method.rate`) at the argument of the class or functio
 """
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
@@ -20,26 +18,15 @@ from omegaconf import DictConfig, OmegaConf
 from fire_core.methods import Method, Net
 from fire_core.ranges import Check, problem, shown
 from harness.config.build import build
-from harness.config.cli import CONF
 from harness.config.errors import ConfigError
 from harness.config.given import refuse_idle
-from harness.config.tables import ENTRIES
-from harness.config.trigger import CHOICES
-
-# Where the targets of each program lie; those of another program do not fit.
-PACKAGES = {
-    "vision": ("vision.",),
-    "language": ("language.",),
-    "dqn": ("rl.dqn.", "rl.common."),
-    "sac": ("rl.sac.", "rl.common."),
-}
+from harness.config.groups import PACKAGES, choices
 
 
 def group(option: str, value: Any) -> str | None:
     """A check: a choice of the group of that name in `conf/`."""
     if not isinstance(value, DictConfig | dict):
-        names = [*CHOICES] if option == "trigger" else sorted([*_files(option), *ENTRIES.get(option, {})])
-        return f"{option} must be one of conf/{option} ({', '.join(names)}), got {shown(value)}"
+        return f"{option} must be one of conf/{option} ({', '.join(choices(option))}), got {shown(value)}"
     name = value.get("name")
     return None if isinstance(name, str) else f"{option}.name must be text, got {shown(name)}"
 
@@ -77,8 +64,6 @@ def check_options(config: DictConfig, also: Mapping[str, Check] | None = None) -
     for option, check in (also or {}).items():
         if wrong := check(option, OmegaConf.select(config, option)):
             raise ConfigError(wrong)
-    if OmegaConf.select(config, "cache.enabled") and not OmegaConf.select(config, "cache.dir"):
-        raise ConfigError("cache.dir must be a folder, got null; cache=off trains each first phase by itself")
     if config.get("program") in PACKAGES:
         _check_programs(config)
 
@@ -103,21 +88,8 @@ def _check_programs(config: DictConfig) -> None:
     for option in map(str, config):
         value = config[option]
         if isinstance(value, DictConfig) and any(target.startswith(foreign) for target in _targets(value)):
-            texts = {name: _with_defaults(file) for name, file in _files(option).items()} | ENTRIES.get(option, {})
-            accepted = ", ".join(name for name in texts if not any(package in texts[name] for package in foreign))
+            accepted = ", ".join(choices(option, config.program))
             raise ConfigError(f"{option}={value.get('name')} is not for {config.program}; accepted: {accepted}")
-
-
-def _files(option: str) -> dict[str, Path]:
-    """The choices of a group that are files, by name."""
-    return {path.stem: path for path in sorted((CONF / option).glob("*.yaml"))}
-
-
-def _with_defaults(file: Path) -> str:
-    """The text of a choice of a group and of those that it begins with."""
-    text = file.read_text()
-    others = re.findall(r"^  - (\w+)(?:@\w+)?$", text, re.MULTILINE)
-    return text + "".join(path.read_text() for path in (file.with_stem(name) for name in others) if path.exists())
 
 
 def _targets(node: DictConfig) -> Iterator[str]:

@@ -5,12 +5,12 @@ within `with job(config) as outcome`. `HYDRA_FULL_ERROR=1` in the environment sh
 """
 
 import contextlib
-import difflib
 import errno
 import json
 import os
 import re
 import shutil
+import string
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,11 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import hydra
 import torch
 from hydra._internal.utils import get_args_parser
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
@@ -30,8 +27,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config.chain import chained  # noqa: F401  its resolver names chains
-from harness.config.errors import ConfigError, TrainingError
+from harness.config.errors import ConfigError, TrainingError, near
+from harness.config.given import names_of
+from harness.config.groups import (
+    CONF,
+    choices,
+    compose,
+    compose_with_hydra,
+    groups_of,
+    unknown_choice,
+    without_hydra,
+)
+from harness.config.tuned import take_tuned
 from harness.training.console import Stderr, show_log
 from harness.training.signals import exit_on_signals
 
@@ -41,20 +48,31 @@ OUT_OF_MEMORY = "can't allocate memory|not enough memory|out of memory"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
 PLUGINS = 'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
-NO_NAME = "Config group override must be a string or a list"  # of method=null, method=1
 # Options of earlier versions, each with what is said in its place.
-REMOVED = {"stack": "seeds are jobs of a sweep now: 'seed=range(20)' hydra/launcher=cores -m (docs/programs.md)"}
-CONF = Path(__file__).parents[2] / "conf"
+REMOVED = {
+    "stack": "seeds are jobs of a sweep now: 'seed=range(20)' hydra/launcher=cores -m (docs/programs.md)",
+    "start": "it is benchmark.start=",
+    "cache.dir": "it is paths.cache=",
+    "cache.enabled": "it is cache=on, cache=off",
+    "tuned/searched": "tuned=searched takes what was found for the run's benchmark, data set and method",
+}
+NAMES = re.compile(r"[\w.+/-]+(,[\w.+/-]+)*")  # of choices, as they stand behind group=
+# How lines begin that name no option, in messages of Hydra and OmegaConf.
+NO_OPTION = ("full_key", "object_type", "reference_type", "Config search path", "provider=")
 SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in any process, write how they ended
 
 
 @dataclass
 class Outcome:
-    """How one job of a sweep ended: `state` is done, skipped (was done before), failed or stopped."""
+    """How one job of a sweep ended: `state` is done, skipped (was done before), failed or stopped.
+
+    `tuned` says where the method's values come from, see `harness.config.tuned`.
+    """
 
     run: str
     state: str = "failed"
     result: str = ""
+    tuned: str | None = None
 
 
 @contextlib.contextmanager
@@ -65,7 +83,8 @@ def job(config: DictConfig) -> Iterator[Outcome]:
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     outcome = Outcome(" ".join(overrides) or "(no options)")
     try:
-        _check_choices()
+        if HydraConfig.initialized():
+            outcome.tuned = take_tuned(config, HydraConfig.get())
         yield outcome
     except SystemExit:
         outcome.state = "stopped"
@@ -116,7 +135,7 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
     os.environ["FIRE_TRACEBACK"] = "1" if asked else "0"
     try:
-        _read_command_line()
+        _read_command_line(config_name)
         main()
         if _show_sweep() == 0:
             several = [argument for argument in sys.argv[1:] if "(" in argument]
@@ -139,28 +158,49 @@ def user_facing(error: Exception) -> bool:
         isinstance(error, USER_ERRORS)
         or (isinstance(error, OSError) and error.errno in CANNOT_WRITE)
         or NO_PLUGIN in str(error)
-        or NO_NAME in str(error)
     )
 
 
-def _read_command_line() -> None:
-    """Refuse what Hydra does not know in one line, and put its flags before the options, where it takes them."""
+def _read_command_line(config_name: str) -> None:
+    """Show the help, refuse unknown choices and flags, and put flags before options, where Hydra takes them."""
     parser = get_args_parser()
 
     def refuse(message: str) -> NoReturn:
         raise ConfigError(f"{message}; options are written option=value, and --help names them")
 
     parser.error = refuse  # type: ignore[method-assign]
-    options = parser.parse_intermixed_args().overrides
-    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in options] + options
+    arguments = parser.parse_intermixed_args()
+    _check_names(config_name, arguments.overrides, Path(arguments.config_dir or CONF))
+    if arguments.help:
+        print(help_text(config_name, arguments.overrides))
+        raise SystemExit(0)
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in arguments.overrides] + arguments.overrides
 
 
-def _check_choices() -> None:
-    """Refuse a choice of a group that is a path to elsewhere."""
-    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
-    for option, choice in choices.items():
-        if isinstance(choice, str) and ".." in choice.split("/"):
-            raise ConfigError(f"{option}={choice} leaves conf/{option}: it must be the name of a file there")
+def _check_names(config_name: str, overrides: list[str], conf: Path) -> None:
+    """Refuse options that are gone, and names that a group does not have, here or in the user's own `conf`."""
+    for override, option in zip(overrides, names_of(overrides), strict=True):
+        value = override.partition("=")[2]
+        if not option:
+            raise ConfigError(f"{override} names no option; options are written option=value, and --help names them")
+        if option in REMOVED:
+            raise ConfigError(f"option {option} is gone; {REMOVED[option]}")
+        if option == "method.of" and value.startswith("["):
+            raise ConfigError(f"method.of={value} is written method.of={value.strip('[]').replace(',', '+')}")
+        if option in groups_of(config_name) and NAMES.fullmatch(value):
+            own = [path.stem for path in (conf / option).glob("*.yaml")]
+            for name in value.split(","):
+                if name not in (*choices(option), *own):
+                    raise ConfigError(unknown_choice(option, name, config_name))
+
+
+def help_text(config_name: str, overrides: list[str]) -> str:
+    """What a program does, the choices of its groups, and its options with the values that they have now."""
+    config = compose_with_hydra(config_name, overrides)
+    groups = [f"{group}: {', '.join(choices(group, config_name))}" for group in groups_of(config_name)]
+    template = string.Template(config.hydra.help.template)
+    shown = OmegaConf.to_yaml(without_hydra(config))
+    return template.safe_substitute(GROUPS="\n".join(groups), CONFIG=shown)
 
 
 def _wants_traceback() -> bool:
@@ -193,72 +233,36 @@ def _show_sweep() -> int | None:
 
 
 def one_line(error: BaseException, config_name: str | None = None) -> str:
-    """An error's message, and that of the error underneath it, on one line, with the accepted names and a near one."""
-    if isinstance(error, HydraException) and (own := _own_error(error)):
+    """An error's message, and that of the error underneath it, on one line; of an unknown option also a near one."""
+    if own := _own_error(error):
         return str(own)
-    parts = [str(error)]
-    if isinstance(error, HydraException) and error.__cause__ is not None:
-        parts.append(str(error.__cause__))
-    text = "\n".join(parts)
-    choice = re.search(
-        r"Could not find '(?:.*/)?([^/']+)'.*?Available options in '([^']+)':\n((?:\t[^\n]*\n?)+)", text, re.S
-    )
-    if choice:
-        more = f"; others: {PLUGINS}" if choice[2].startswith("hydra/") else ""
-        return f"{choice[2]}={choice[1]} is unknown{_near(choice[1], choice[3].split())}{more}"
-    if NO_PLUGIN in text:
+    under = error.__cause__ if isinstance(error, HydraException) else None
+    texts = [str(part) for part in (error, under) if part is not None]
+    if NO_PLUGIN in "".join(texts):
         return f"the launcher or sweeper is not installed: {PLUGINS}"
-    if NO_NAME in text:
-        return _of_no_name(sys.argv[1:])
-    key = re.search(r"Could not override '([^']+)'", text)
-    if key and key[1] in REMOVED:
-        return f"option {key[1]} is gone; {REMOVED[key[1]]}"
-    if key:
-        parent, _, name = key[1].rpartition(".")
-        return f"option {key[1]} is unknown{_near(name, _keys(parent, config_name))}"
-    merging = re.search(r"Error merging override (\S+)\n(.*)", text)
-    if merging:
-        return f"{merging[1]}: {merging[2]}"
-    return " ".join(re.sub(r"\b(full_key|object_type|reference_type)[:=] ?\S+", "", text).split())
+    if config_name and (option := re.match(r"Could not override '([^']+)'", texts[0])):
+        return f"option {option[1]} is unknown{_nearest_option(option[1], config_name)}"
+    lines = [" ".join(line.strip() for line in text.splitlines() if _names_something(line)) for text in texts]
+    return ": ".join(dict.fromkeys(lines))
+
+
+def _names_something(line: str) -> bool:
+    return bool(line.strip()) and not line.strip().startswith(NO_OPTION)
 
 
 def _own_error(error: BaseException) -> ConfigError | None:
-    """What a resolver of a defaults list refused with, underneath Hydra's error."""
+    """What a resolver or a check refused with, underneath an error of Hydra or OmegaConf."""
     under: BaseException | None = error
-    while under is not None and not isinstance(under, ConfigError):
+    while isinstance(under, HydraException | OmegaConfBaseException):
         under = under.__cause__ or under.__context__
-    return under
+    return under if isinstance(under, ConfigError) else None
 
 
-def _of_no_name(arguments: list[str]) -> str:
-    """What to say when a group is given null or a number."""
-    pairs = [argument.split("=", 1) for argument in arguments if "=" in argument]
-    for option, value in ((option, value) for option, value in pairs if option):
-        names = sorted(path.stem for path in (CONF / option).glob("*.yaml"))
-        if option in ("cache", "scale", "start"):  # tables, see harness.config.tables
-            names = sorted(map(str, OmegaConf.load(CONF / f"{option}.yaml")))
-        stored = {n.removesuffix(".yaml") for n in ConfigStore.instance().repo.get(option, {}) if n.endswith(".yaml")}
-        if option in ("trigger", "env", "experiment"):  # harness.config.trigger, conf/envs, conf/presets
-            names = sorted(stored | set(names))
-        if option == "tuned":  # whose files are tables
-            names = sorted(stored)
-        if names and not set(value.split(",")) <= set(names):
-            return f"{option}={value} is unknown; accepted: {', '.join(names)}"
-    return "a group of options takes the name of one of its files in conf/; options are written option=value"
-
-
-def _near(name: str, accepted: list[str]) -> str:
-    near = difflib.get_close_matches(name, accepted, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return f"{hint}; accepted: {', '.join(accepted)}" if accepted else hint
-
-
-def _keys(parent: str, config_name: str | None) -> list[str]:
-    """The keys of a node of the program's default configuration."""
-    if config_name is None:
-        return []
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose(config_name)
+def _nearest_option(option: str, config_name: str) -> str:
+    """The options beside one that does not exist, with the choices of groups that the command line makes."""
+    parent, _, name = option.rpartition(".")
+    chosen = [argument.split(",")[0].partition("=") for argument in sys.argv[1:]]
+    own = {group: choice for group, _, choice in chosen if group in groups_of(config_name) and choice in choices(group)}
+    config = compose(config_name, [f"{group}={choice}" for group, choice in own.items()])
     node = OmegaConf.select(config, parent) if parent else config
-    return [str(key) for key in node] if isinstance(node, DictConfig) else []
+    return near(name, map(str, node) if isinstance(node, DictConfig) else ())

@@ -21,6 +21,7 @@ class Paths:
 
     runs: str = "runs"
     data: str = "data"
+    cache: str = "${.runs}/.cache"  # of first phases
 
 
 @dataclass
@@ -29,14 +30,6 @@ class Checkpointing:
 
     every_seconds: NonNegative = 60.0
     keep: Annotated[int, within(1, 1000)] = 2
-
-
-@dataclass
-class Cache:
-    """Where first phases are shared; off: each run trains its own."""
-
-    enabled: bool = True
-    dir: str | None = None
 
 
 @dataclass
@@ -58,8 +51,10 @@ class Trunk:
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     tracker: Group = None
     trigger: Group = MISSING  # when the method acts
-    cache: Cache = field(default_factory=Cache)
-    scale: str = "small"
+    cache: bool = True  # train the first phase, which does not depend on the method, once, and share it; or off
+    tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
+    # Budgets alone: smoke (seconds: runs every part once), small (minutes on a CPU), paper (the paper's).
+    scale: Annotated[str, one_of("smoke", "small", "paper")] = "small"
 
 
 def resolve_device(name: str) -> torch.device:

@@ -9,13 +9,17 @@ from fire_core.methods import Method
 from harness.config.errors import ConfigError
 
 
+def names_of(overrides: Iterable[str]) -> tuple[str, ...]:
+    """The dotted names that overrides such as `+method.coef=0.5` set."""
+    return tuple(re.sub(r"^[+~]*", "", override).partition("=")[0] for override in overrides)
+
+
 def given_options() -> tuple[str, ...]:
     """The dotted names of what this job's command line or sweep sets; none outside of a program.
 
-    What files in conf/ set (presets, tuned values) is not among them.
+    What files in conf/ set (experiments, tuned values) is not among them.
     """
-    overrides: Iterable[str] = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
-    return tuple(re.sub(r"^[+~]*", "", override).partition("=")[0] for override in overrides)
+    return names_of(HydraConfig.get().overrides.task) if HydraConfig.initialized() else ()
 
 
 def refuse_idle(method: Method) -> None:

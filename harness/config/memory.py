@@ -9,21 +9,21 @@ from torch import nn
 
 from harness.config.errors import ConfigError
 
+CONTAINER = Path("/sys/fs/cgroup/memory.max")  # how much this container may take
 COPIES = 3  # of each weight, at the least: itself, its initial value, its gradient
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Free memory of the machine or the GPU, at most what this container may use; None if the system does not say."""
+    """Free memory of the machine (at most this container's limit) or of the GPU; None if the system is silent."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = []
+    free = list[int]()
     with contextlib.suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit ("max")
-        free.append(int(CONTAINER_LIMIT.read_text()))
+    with contextlib.suppress(OSError, ValueError):  # no container, or "max"
+        free.append(int(CONTAINER.read_text()))
     return min(free, default=None)
 
 

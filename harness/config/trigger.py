@@ -1,14 +1,13 @@
 """`trigger=`: when a method acts.
 
-`boundary`: before each phase but the first. `none`: never. The others are of `fire_core.triggers`: the method then acts
-after the optimizer steps at which the trigger fires, and the boundaries are known to the stream alone.
+The choices are in conf/trigger. `boundary`: before each phase but the first. `none`: never. The others are of
+`fire_core.triggers`: the method then acts after the optimizer steps at which the trigger fires, and the boundaries are
+known to the stream alone.
 """
 
 import copy
 from collections.abc import Collection, Mapping
 from typing import Any
-
-from hydra.core.config_store import ConfigStore
 
 from fire_core.methods import Method, Net
 from fire_core.triggers import Trigger
@@ -17,43 +16,6 @@ from harness.config.errors import ConfigError
 
 AT_BOUNDARIES = {"name": "boundary"}  # the default, which is no part of what a run is: runs of before have no trigger
 NEVER = {"name": "none"}
-MEASURED = {"every": 100, "rearm": None, "cooldown": 0}
-# The group `trigger`: each choice with its options and their defaults.
-CHOICES: dict[str, dict[str, Any]] = {
-    "boundary": AT_BOUNDARIES,
-    "none": NEVER,
-    "every": {"_target_": "fire_core.triggers.Every", "name": "every", "steps": 1000},
-    "plateau": {
-        "_target_": "fire_core.triggers.Plateau",
-        "name": "plateau",
-        "metric": "loss",
-        "every": 100,
-        "patience": 10,
-        "min_delta": 0.01,
-        "mode": "min",
-        "cooldown": 0,
-    },
-    "dormancy": {
-        "_target_": "fire_core.triggers.Dormancy",
-        "name": "dormancy",
-        "above": 0.3,
-        **MEASURED,
-        "threshold": 0.1,
-    },
-    "rank": {"_target_": "fire_core.triggers.EffectiveRank", "name": "rank", "below": 0.1, **MEASURED},
-    "drift": {"_target_": "fire_core.triggers.Drift", "name": "drift", "above": 0.5, **MEASURED},
-    "readiness": {
-        "_target_": "fire_core.triggers.readiness.ReadinessOnBatches",
-        "name": "readiness",
-        "below": 0.01,
-        **MEASURED,
-        "every": 10_000,
-        "batches": 32,
-        "samples": 16,
-    },
-}
-for choice, node in CHOICES.items():
-    ConfigStore.instance().store(group="trigger", name=choice, node=node)
 
 
 def acts_at_boundaries(node: Mapping[str, Any]) -> bool:

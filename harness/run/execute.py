@@ -101,6 +101,8 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
             log.info("%s is done: %s %.4f", run.folder, headline, summary[headline])
             outcome.state = "skipped"
             return summary
+        if outcome.tuned:
+            log.info(outcome.tuned)
         if (state := run.resume(task.device)) is None:
             state = take_first_phase(config, program, task, run)
         else:
@@ -115,13 +117,16 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
 def take_first_phase(config: DictConfig, program: Program[T], task: T, run: Run) -> State | None:
     """The state after the first phase, whose rows are now those of the run; None: it is not shared."""
     shape = task.first_phase_identity()
-    if shape is None or not config.cache.enabled:
+    if shape is None or not config.cache:
         return None
 
     def train(entry: Run) -> dict[str, Any]:
         return program.train(task, entry, of_no_method(entry.resume(task.device)), 1)
 
-    cache, label = Path(config.cache.dir), f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}"
+    cache, label = (
+        Path(config.paths.cache),
+        f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}",
+    )
     state, rows = shared_first_phase(cache, label, shape, run.config_yaml, train, task.device, run.every_seconds)
     run.append_rows(rows)
     return of_no_method(state)

@@ -21,10 +21,10 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-import hydra
 import joblib
 
-from harness.config.cli import CONF, Outcome, out_of_memory, user_facing
+from harness.config import groups
+from harness.config.cli import Outcome, out_of_memory, user_facing
 from harness.config.errors import ConfigError, TrainingError, one_line
 from harness.run.execute import Program, new_run, run_to_end
 from harness.training.console import show_log
@@ -69,8 +69,7 @@ def program_of(name: str) -> Program[Any]:
 def compose(program: str, options: Sequence[str]) -> Any:
     """The configuration of a program with these options."""
     program_of(program)  # makes the types of its options known to Hydra
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose(program, list(options))
+    return groups.compose(program, options)
 
 
 def run_jobs(jobs: Iterable[Job], workers: int | None = None) -> Iterator[Ended]:

@@ -1,28 +1,24 @@
-"""What may be searched of a method: comments in its yaml file say it.
+"""What may be searched of a method, as conf/search.yaml says, and the points of a search.
 
-    coef: 1e-3         # of the penalty; search 1e-5 to 1e-1 (log)
-    every: 10          # epochs; search 2 to 40 (log)
-    norm_init: power   # search frobenius, spectral, power
+    cbp: {rate: {log: [1e-6, 1e-2]}, maturity: {log: [20, 2000]}}
+    nap: {every: {choice: [1, 10, 100]}}
 
-Between two numbers everything is searched, evenly or with `(log)` in the logarithm; whole numbers where both are. Else
-the values are a list. Only the method's class knows what it accepts, so `check_space` builds it with every end.
+Between the ends of a range (linear, log) everything is searched; whole numbers where both ends are. Only the method's
+class knows what it accepts, so `check_space` builds it with every end.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import yaml
+from omegaconf import OmegaConf
 
 from harness.config.build import build
-from harness.config.cli import CONF
 from harness.config.errors import ConfigError
+from harness.config.groups import CONF, choices
 
-LINE = re.compile(r"(\w+):\s+[^#]*#.*?\bsearch ([^;]+)")
-RANGE = re.compile(r"(\S+) to (\S+?)( \(log\))?")
 AT_LEAST = 16  # dimensions of the points, of which a space takes the first
 
 
@@ -54,43 +50,16 @@ class Dimension:
 
 
 def space_of(method: str) -> list[Dimension]:
-    """What conf/method/<method>.yaml says may be searched, in its order.
+    """What may be searched of a method, in the order of conf/search.yaml; nothing of a method that it lacks.
 
     Raises:
-        ConfigError: there is no such file, or a comment cannot be read.
+        ConfigError: there is no such method.
     """
-    path = CONF / "method" / f"{method}.yaml"
-    if not path.is_file():
+    if method not in choices("method"):
         raise ConfigError(f"method={method} has no file in conf/method, so nothing says what may be searched")
-    found = (LINE.match(line) for line in path.read_text().splitlines())
-    return [dimension(f"{method}.{match[1]}", match[1], match[2].strip()) for match in found if match]
-
-
-def dimension(name: str, option: str, text: str) -> Dimension:
-    """The comment's part behind `search`, such as `1e-5 to 1e-1 (log)` or `frobenius, spectral`.
-
-    Raises:
-        ConfigError: it is neither a range nor a list of two values or more.
-    """
-    if match := RANGE.fullmatch(text):
-        low, high = number(match[1]), number(match[2])
-        if low is None or high is None or not low < high or (match[3] and low <= 0):
-            raise ConfigError(f"{name}: search {text} is no range from a lower to a higher number (log: above 0)")
-        return Dimension(option, (low, high), "log" if match[3] else "linear")
-    values = tuple(number(part.strip()) or yaml.safe_load(part) for part in text.split(","))
-    if len(values) < 2 or " to " in text:
-        raise ConfigError(f"{name}: search {text} is neither a range (1e-5 to 1e-1 (log)) nor a list (a, b)")
-    return Dimension(option, values, "choice")
-
-
-def number(text: str) -> int | float | None:
-    """A number as it is written; None: it is none."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return None
+    spaces: Any = OmegaConf.to_container(OmegaConf.load(CONF / "search.yaml"))
+    ranges = spaces.get(method, {}).items()
+    return [Dimension(option, tuple(values), kind) for option, node in ranges for kind, values in node.items()]
 
 
 def check_space(node: Mapping[str, Any], space: Sequence[Dimension]) -> None:

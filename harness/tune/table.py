@@ -1,24 +1,13 @@
-"""The table of a search, and the table in conf/tuned that its best trials go to."""
+"""The table of a search: a row for each trial."""
 
 import csv
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
-from omegaconf import OmegaConf
 
 from harness.config.errors import ConfigError
 from harness.run import provenance
-
-HEADER = """\
-# @package _global_
-# The best options of each method in a search on a stream, by `python -m vision.tune`; docs/results/plasticity has the
-# whole searches. Taken only where they are named: tuned/searched=random_labels_digits_fire.
-"""
 
 
 @dataclass(frozen=True)
@@ -100,30 +89,3 @@ def best(trials: Sequence[Trial], more: bool) -> Trial | None:
     """The trial of the best score, the earliest of equal ones; None if all diverged. `more`: more is better."""
     known = [trial for trial in trials if math.isfinite(trial.score)]
     return max(known, key=lambda trial: trial.score if more else -trial.score, default=None)
-
-
-def write_winner(path: Path, entry: str, options: str, lr: float, chain: Sequence[str] = ()) -> None:
-    """Write a method's best options into a table of tuned values, beside the entries that it has.
-
-    Args:
-        path: the table.
-        entry: name of the entry.
-        options: as on the command line.
-        lr: of the setting, which the entry has where the options have none.
-        chain: the parts of the method, if it is a chain.
-    """
-    table: dict[str, Any] = {}
-    if path.exists():
-        table = OmegaConf.to_container(OmegaConf.load(path)) or {}  # type: ignore[assignment]
-    parts: Any = [{"method": {"of": list(chain)}}] if chain else []
-    values = OmegaConf.merge(*parts, OmegaConf.from_dotlist([f"lr={lr}", *options.split()]))
-    table[entry] = OmegaConf.to_container(values)
-    written = path.with_name(f".{path.name}.new")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written.write_text(HEADER + "".join(f"{name}: {flow(table[name])}\n" for name in sorted(table)))
-    os.replace(written, path)
-
-
-def flow(values: dict[str, Any]) -> str:
-    """A mapping on one line of yaml."""
-    return yaml.safe_dump(values, default_flow_style=True, width=100_000, sort_keys=False).strip()

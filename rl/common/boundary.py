@@ -8,7 +8,6 @@ import torch
 from omegaconf import DictConfig
 
 from fire_core.methods import Context, Method, Net
-from fire_core.methods.chain import Chain
 from fire_core.ranges import one_of
 from fire_core.weights.layout import resolve
 from harness.config.errors import ConfigError
@@ -24,7 +23,7 @@ POLICY = {
 
 @dataclass
 class Boundary:
-    """What restarts at a boundary, beside what the method does to the weights: conf/boundary.yaml tells all."""
+    """What restarts at a boundary, beside what the method does to the weights: conf/boundary tells all."""
 
     optimizer: Annotated[str, one_of("auto", "new", "forget", "keep")] = "auto"
     target: Annotated[str, one_of("auto", "copy", "keep")] = "auto"
@@ -78,6 +77,8 @@ def check_boundary(method: Method, name: str, *, optimizer: str, target: str) ->
         raise ConfigError(f"method={name} follows gradients, target networks have none: boundary.target=copy or keep")
     if reshapes and target in ("act", "follow"):
         raise ConfigError(f"method={name} acts on target networks itself: take boundary.target=keep or copy")
+    if target == "follow" and not hasattr(method, "layout"):
+        raise ConfigError(f"method={name} projects no weights that a target could follow: boundary.target=act or copy")
 
 
 def update_targets(method: Method, net: Net, context: Context | None, how: str) -> None:
@@ -98,19 +99,9 @@ def update_targets(method: Method, net: Net, context: Context | None, how: str) 
     for name, target in net.targets.items():
         trained = net.modules[name]
         if how == "follow":
-            for key in projected(method, net, name):
-                with torch.no_grad():
-                    target.get_parameter(key).copy_(trained.get_parameter(key))
+            for entry in resolve(trained, getattr(method, "layout", None) or net.layout):
+                if entry.action == "project":
+                    with torch.no_grad():
+                        target.get_parameter(entry.name).copy_(entry.parameter)
         elif how == "copy":
             target.load_state_dict(trained.state_dict())
-
-
-def projected(method: Method, net: Net, name: str) -> set[str]:
-    """The names of the weights of a network that a method projects; of a chain, those of all parts that act."""
-    if isinstance(method, Chain):
-        acting = [part for part in method.methods.values() if part.overrides("at_boundary")]
-        spared, named = method.spared(net), net.modules[name].named_parameters()
-        owned = {key for key, parameter in named if parameter in spared}
-        return set().union(*(projected(part, net, name) for part in acting)) - owned
-    layout = getattr(method, "layout", None) or net.layout
-    return {entry.name for entry in resolve(net.modules[name], layout) if entry.action == "project"}

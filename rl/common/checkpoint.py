@@ -5,26 +5,14 @@ stops, see `harness.training.loop`. A finished run keeps no replay: nothing is s
 """
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from harness.run.folder import Run
+from rl.common.learner import AgentLearner
 from rl.common.replay_store import Ring, RingStore
 
 
-class Learner(Protocol):
-    """The part of a learner that is asked for here."""
-
-    step: int
-
-    @property
-    def replay(self) -> Ring:
-        """What is kept in segments."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything else."""
-
-
-def write(run: Run, replay_store: RingStore, learner: Learner, finished: bool) -> None:
+def write(run: Run, replay_store: RingStore, learner: AgentLearner, finished: bool) -> None:
     """Write the replay's new segments, then a checkpoint that names them, then remove segments that none names.
 
     Args:
@@ -48,4 +36,4 @@ def load_replay(replay_store: RingStore, replay: Ring, state: dict[str, Any]) ->
         TrainingError: a segment is missing or damaged.
     """
     if state["replay"]["segments"]:
-        replay_store.load(replay, state["replay"], [Path(state["origin"]) / "replay"] if "origin" in state else [])
+        replay_store.load(replay, state["replay"], Path(state["origin"]) / "replay" if "origin" in state else None)

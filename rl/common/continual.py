@@ -11,15 +11,27 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig
 
 from fire_core.ranges import Count, Width, checked, one_of, within
 from harness.config.errors import ConfigError
 from harness.training import seeding
-from rl.common.phases import Phase, split
 from rl.common.physics import PARAMETERS
 
 LAST = 0.25  # the part of a task whose returns are its score
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the training, from one step of the learner (`start`) to another (`end`)."""
+
+    start: int
+    end: int
+
+
+def split(*ends: int) -> list[Phase]:
+    """Phases that follow each other and end at these steps."""
+    return [Phase(start, end) for start, end in zip((0, *ends), ends, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class Change:
 class ContinualControl:
     """Tasks of equal length, one after the other.
 
-    Where boundaries are known, the agent starts each task at its first exploration rate, conf/boundary.yaml says what
+    Where boundaries are known, the agent starts each task at its first exploration rate, conf/boundary says what
     else restarts, and methods act there. Where they are hidden, none of this happens; a method acts where its trigger
     says (`trigger=`).
 
@@ -92,6 +104,11 @@ class ContinualControl:
             if len(ends) != 2 or not 0 < ends[0] <= ends[1] < math.inf:
                 raise ValueError(f"physics.{name} must be [lowest, highest] with 0 < lowest <= highest, got {ends}")
 
+    @property
+    def total_steps(self) -> int:
+        """Of all tasks."""
+        return self.tasks * self.steps
+
     def phases(self, option: str, total: int, each: int = 1) -> list[Phase]:
         """A phase for each task.
 
@@ -103,7 +120,7 @@ class ContinualControl:
         Raises:
             ConfigError: the length is another one than that of all tasks.
         """
-        if total != self.tasks * self.steps:
+        if total != self.total_steps:
             raise ConfigError(
                 f"{option}={total} is not benchmark.tasks={self.tasks} times benchmark.steps={self.steps}: leave it out"
             )
@@ -161,6 +178,13 @@ class ContinualControl:
                 raise ConfigError(f"benchmark.physics.{name}: the model of env={env} has no such parameter; has: {has}")
 
 
+def fill_lengths(config: DictConfig, **lengths: int) -> None:
+    """Put in the lengths that a configuration leaves to its stream, as 0."""
+    for option, steps in lengths.items():
+        if config[option] == 0:
+            config[option] = steps
+
+
 def check_one_interface(what: str, found: dict[str, int]) -> None:
     """Refuse environments that differ in a number, such as that of actions.
 
@@ -174,10 +198,6 @@ def check_one_interface(what: str, found: dict[str, int]) -> None:
     if len(set(found.values())) > 1:
         numbers = ", ".join(f"{name} {number}" for name, number in found.items())
         raise ConfigError(f"benchmark.sequence needs environments with one number of {what}, got {numbers}")
-
-
-OmegaConf.register_new_resolver("times", lambda a, b: int(a) * int(b), replace=True)
-OmegaConf.register_new_resolver("part", lambda a, b: max(1, int(a) // int(b)), replace=True)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Gravity, friction, mass and actuators of simulated worlds, scaled by factors."""
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -58,13 +59,13 @@ class Physics:
             "actuator": [model.actuator_gear],
         }
         for name, several in arrays.items():
-            self._set[name] = _scaler(several)
+            self._set[name] = functools.partial(_scale_arrays, several, [array.copy() for array in several])
         self._derive = lambda: mujoco.mj_setConst(model, data)
 
     def _of_classic(self, env: Any) -> None:
-        known = CLASSIC.get(type(env).__name__, {})
-        for name, attributes in known.items():
-            self._set[name] = _attribute_scaler(env, attributes)
+        for name, attributes in CLASSIC.get(type(env).__name__, {}).items():
+            start = {attribute: getattr(env, attribute) for attribute in attributes}
+            self._set[name] = functools.partial(_scale_attributes, env, start)
         if type(env).__name__ == "CartPoleEnv":
 
             def derive() -> None:
@@ -74,21 +75,11 @@ class Physics:
             self._derive = derive
 
 
-def _scaler(arrays: list[np.ndarray]) -> Callable[[float], None]:
-    pairs = [(array, array.copy()) for array in arrays]
-
-    def put(factor: float) -> None:
-        for array, start in pairs:
-            array[:] = start * factor
-
-    return put
+def _scale_arrays(arrays: list[np.ndarray], start: list[np.ndarray], factor: float) -> None:
+    for array, first in zip(arrays, start, strict=True):
+        array[:] = first * factor
 
 
-def _attribute_scaler(env: Any, names: tuple[str, ...]) -> Callable[[float], None]:
-    start = {name: getattr(env, name) for name in names}
-
-    def put(factor: float) -> None:
-        for name, value in start.items():
-            setattr(env, name, [x * factor for x in value] if isinstance(value, list) else value * factor)
-
-    return put
+def _scale_attributes(env: Any, start: dict[str, Any], factor: float) -> None:
+    for name, value in start.items():
+        setattr(env, name, [x * factor for x in value] if isinstance(value, list) else value * factor)

@@ -1,8 +1,8 @@
 """The replay on disk, in segments, so that a checkpoint does not write everything again.
 
 A ring (`FrameReplay`, or whatever has `columns`, `written`, `rows` and `loaded`) only ever appends rows. So
-its history is cut into segments of some rows of one environment; each is written once, by a thread, as soon as it is
-full. Saving writes the rest, and returns a manifest of file names for the trainer's checkpoint.
+its history is cut into segments of some rows of one environment, each written once. Saving writes what is new, and
+returns a manifest of file names for the trainer's checkpoint.
 
 A segment is compressed (each row XORed with the one before it, then zlib) and named by its SHA-256, so one
 name always means the same rows; the name appears only once the whole segment is on the disk.
@@ -12,8 +12,8 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,26 +51,16 @@ class RingStore:
 
     Args:
         folder: made if absent.
-        rows: of a segment; a save writes at most that many rows an environment.
+        rows: of a segment.
     """
 
     def __init__(self, folder: Path, rows: int = 1024) -> None:
         self.folder, self.rows = folder, rows
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
-        self._segments: dict[tuple[int, int], str | Future[str]] = {}  # (environment, start) -> file name
+        self._full: dict[tuple[int, int], str] = {}  # (environment, start) -> file name
         self._manifests: list[set[str]] = []  # of checkpoints that are still there
 
-    def follow(self, ring: Ring) -> None:
-        """Write the segments that have become full, in the background. Call it after every few rows."""
-        size = min(self.rows, ring.rows)
-        for env, written in enumerate(ring.written):
-            start = (written // size - 1) * size
-            if start >= 0 and (env, start) not in self._segments:
-                data = _rows(ring, env, start, start + size)
-                self._segments[env, start] = self._thread.submit(self._write, env, start, start + size, data)
-
     def save(self, ring: Ring) -> dict[str, Any]:
-        """Write every row of the ring that is not on the disk yet.
+        """Write every row of the ring that is not on the disk yet, on all cores.
 
         Returns:
             A manifest for `load`, of plain numbers and strings.
@@ -79,40 +69,41 @@ class RingStore:
             OSError: the disk is full or read-only.
         """
         size = min(self.rows, ring.rows)
-        self.follow(ring)
-        names = []
-        for env, written in enumerate(ring.written):
-            for start in range(max(written - ring.rows, 0) // size * size, written, size):
-                if start + size > written:  # not full: written again by the next save
-                    names.append(self._write(env, start, written, _rows(ring, env, start, written)))
-                    continue
-                try:
-                    names.append(self._finished(env, start))
-                except OSError:  # the disk may have room again
-                    if start < written - ring.rows:
-                        raise  # its rows are gone
-                    names.append(self._write(env, start, start + size, _rows(ring, env, start, start + size)))
-                    self._segments[env, start] = names[-1]
-        gone = [key for key in self._segments if key[1] + size <= ring.written[key[0]] - ring.rows]
-        for key in gone:
-            del self._segments[key]
+
+        def name_of(env: int, start: int) -> str:
+            if (env, start) in self._full:
+                return self._full[env, start]
+            first, stop = max(start, ring.written[env] - ring.rows), min(start + size, ring.written[env])
+            name = self._write(env, first, stop, _rows(ring, env, first, stop))
+            if stop - first == size:
+                self._full[env, start] = name
+            return name
+
+        held = [
+            (env, start)
+            for env, written in enumerate(ring.written)
+            for start in range(max(written - ring.rows, 0) // size * size, written, size)
+        ]
+        self._full = {key: self._full[key] for key in held if key in self._full}
+        with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="replay") as threads:
+            names = list(threads.map(name_of, *zip(*held, strict=True))) if held else []
         return {"written": list(ring.written), "segments": names}
 
     def committed(self, manifest: dict[str, Any], keep: int) -> None:
         """The checkpoint with this manifest, the last save's, is written: remove what none of the last `keep` needs."""
         self._manifests = [*self._manifests, set(manifest["segments"])][-keep:]
         needed = set().union(*self._manifests)
-        for path in self.folder.glob("*"):  # nothing is under way: `save` has waited for the thread
+        for path in self.folder.glob("*"):
             if path.name not in needed:
                 path.unlink(missing_ok=True)
 
-    def load(self, ring: Ring, manifest: dict[str, Any], elsewhere: Iterable[Path] = ()) -> None:
+    def load(self, ring: Ring, manifest: dict[str, Any], elsewhere: Path | None = None) -> None:
         """Fill a ring with the rows of a manifest.
 
         Args:
             ring: an empty one of the same sizes.
             manifest: of `save`.
-            elsewhere: folders that may hold segments which this one lacks; they are linked or copied here.
+            elsewhere: a folder that may hold segments which this one lacks; they are linked or copied here.
 
         Raises:
             TrainingError: a segment is missing or damaged.
@@ -127,18 +118,14 @@ class RingStore:
                 at = torch.arange(first, stop, device=column.device) % ring.rows
                 column[env, at] = value[first - start :].to(column.device)
             if stop - start == min(self.rows, ring.rows):
-                self._segments[env, start] = name
+                self._full[env, start] = name
         ring.loaded(manifest["written"])
         self._manifests = [set(manifest["segments"])]
 
-    def close(self) -> None:
-        """Wait for the thread."""
-        self._thread.shutdown()
-
-    def _fetch(self, name: str, elsewhere: Iterable[Path]) -> bytes:
+    def _fetch(self, name: str, elsewhere: Path | None) -> bytes:
         """The bytes of an intact segment; it is linked or copied here if it is elsewhere."""
-        own, places = self.folder / name, [folder / name for folder in elsewhere]
-        for place in (own, *places):
+        own, places = self.folder / name, [self.folder / name] + ([elsewhere / name] if elsewhere else [])
+        for place in places:
             if (data := _intact(place)) is None:
                 continue
             if place != own:
@@ -148,16 +135,10 @@ class RingStore:
                 except OSError:  # another file system
                     write_atomically(own, data)
             return data
-        damaged = [str(place) for place in (own, *places) if place.exists()]
+        damaged = [str(place) for place in places if place.exists()]
         what = f"is damaged in {' and '.join(damaged)}" if damaged else f"is missing in {self.folder}"
-        remove = " and ".join(str(place.parents[1]) for place in (own, *places))
+        remove = " and ".join(str(place.parents[1]) for place in places)
         raise TrainingError(f"the replay's segment {name} {what}: remove {remove} to train again")
-
-    def _finished(self, env: int, start: int) -> str:
-        segment = self._segments.get((env, start))
-        if segment is None:
-            raise OSError("it was never written")
-        return segment if isinstance(segment, str) else segment.result()
 
     def _write(self, env: int, start: int, stop: int, columns: dict[str, np.ndarray]) -> str:
         data = _encode(columns)

@@ -17,8 +17,7 @@ from harness.config.trigger import acts_at_boundaries, build_trigger, check_trig
 from harness.run.identity import identity, without
 from harness.training.plasticity import LEVELS
 from rl.common.boundary import METRICS, Boundary, check_boundary, settle_boundary
-from rl.common.continual import ContinualControl
-from rl.common.phases import Phase
+from rl.common.continual import ContinualControl, Phase
 
 
 @dataclass
@@ -77,8 +76,7 @@ class AgentTask:
 
         With a trigger, or within the tasks of a stream, they may act from the start, and nothing is shared.
         """
-        optimizes = self.method_optimizes(0) and self.method.overrides("optimizer")
-        shared = self.trigger is None and not self.method_acts_in(0) and not optimizes
+        shared = self.trigger is None and not self.method_acts_in(0)
         return without(self.identity(), ("method", "boundary", "metrics", "trigger")) if shared else None
 
     def method_acts_in(self, index: int) -> bool:

@@ -13,12 +13,12 @@ from gymnasium.vector import AutoresetMode
 from fire_core.ranges import Count, Decay, checked, one_of, within
 from harness.config.checks import Threads
 from harness.config.errors import ConfigError
-from rl.dqn.episodes import Episodes
+from rl.dqn.episodes import Emulator, Episodes
 
 NEVER = 1_000_000_000  # frames
 
 
-class Atari:
+class Atari(Emulator):
     """An emulator of `rl.dqn.episodes`: grey 84x84 frames, the maximum of the last two of each four (Nature DQN).
 
     With `colour` it returns the same game for viewing: frames (210, 160, 3), not stacked.
@@ -34,7 +34,7 @@ class Atari:
         colour: frames for viewing.
 
     Raises:
-        ConfigError: there is no such game or its ROM is missing.
+        ConfigError: there is no such game.
     """
 
     stack = 4
@@ -78,10 +78,6 @@ class Atari:
         space: Any = self._env.single_action_space
         self.actions = int(space.n)
         self._lives = np.zeros(envs, dtype=np.int64)
-        self.parameters: tuple[str, ...] = ()
-
-    def change_physics(self, factors: dict[str, float]) -> None:
-        """A game has none."""
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Start episodes; their first frames, (k, 84, 84)."""
@@ -113,7 +109,7 @@ def find_game(name: str) -> str:
     """ALE's name of a game.
 
     Raises:
-        ConfigError: there is none, with names near it; or its ROM is missing.
+        ConfigError: there is none, with names near it.
     """
     plain = {"".join(filter(str.isalnum, rom)): rom for rom in roms.get_all_rom_ids()}
     key = "".join(filter(str.isalnum, name)).lower()
@@ -121,9 +117,6 @@ def find_game(name: str) -> str:
         near = [plain[k] for k in difflib.get_close_matches(key, plain, 4, 0.5)]
         hint = f"near it: {', '.join(near)}" if near else f"for example asterix; ale-py knows {len(plain)} games"
         raise ConfigError(f"env.game={name} is unknown; {hint}")
-    path = roms.get_rom_path(plain[key])
-    if path is None or not path.exists():
-        raise ConfigError(f"env.game={name}: its ROM is missing from ale-py; pip install --force-reinstall ale-py")
     return plain[key]
 
 
@@ -141,7 +134,7 @@ def make(
     max_frames: Annotated[int, within(1, NEVER)] = 108_000,
     threads: Threads = None,
 ) -> Episodes:
-    """Environments for `rl.dqn`; the options are those of `asterix` in conf/envs/dqn.yaml.
+    """Environments for `rl.dqn`; the options are those of conf/env/asterix.yaml.
 
     Raises:
         ConfigError: an option is out of its range.

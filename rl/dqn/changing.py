@@ -9,7 +9,7 @@ from rl.common.continual import ContinualControl, check_one_interface
 from rl.dqn.episodes import Emulator
 
 
-class Changing:
+class Changing(Emulator):
     """Shows the observations of one task, and steps its environment.
 
     Args:
@@ -53,10 +53,6 @@ class Changing:
         self.change = self.benchmark.change(self.seed, task, self.frame[0])
         self.now = self.emulators[task % len(self.emulators)]
         self.now.change_physics(self.change.physics)
-
-    def change_physics(self, factors: dict[str, float]) -> None:
-        """Tasks do this."""
-        raise NotImplementedError
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first observations."""

@@ -7,10 +7,10 @@ import torch
 from fire_core.ranges import Count, checked
 from harness.config.errors import ConfigError
 from rl.common.physics import Physics
-from rl.dqn.episodes import Episodes
+from rl.dqn.episodes import Emulator, Episodes
 
 
-class Classic:
+class Classic(Emulator):
     """An emulator of `rl.dqn.episodes` around environments with a vector of numbers and a few actions.
 
     Args:
@@ -21,9 +21,7 @@ class Classic:
         ConfigError: there is no such task, its actions are not discrete, or its observations are no vector.
     """
 
-    stack = 1
     dtype = torch.float32
-    random = True
 
     def __init__(self, task: str, envs: int) -> None:
         try:

@@ -5,7 +5,7 @@ checkpoint holds these, and a resumed run replays unfinished episodes, in a frac
 """
 
 import logging
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from harness.training import seeding
 log = logging.getLogger(__name__)
 
 
-class Emulator(Protocol):
-    """Vectorised environments without named seeds, stacks or resuming (`atari`, `classic`).
+class Emulator:
+    """Vectorised environments without named seeds, stacks or resuming (`atari`, `classic`, `minatar`).
 
     Attributes:
         envs: their number.
@@ -33,21 +33,24 @@ class Emulator(Protocol):
     actions: int
     frame: tuple[int, ...]
     dtype: torch.dtype
-    stack: int
-    random: bool
-    parameters: tuple[str, ...]
+    stack: int = 1
+    random: bool = True
+    parameters: tuple[str, ...] = ()
 
     def change_physics(self, factors: dict[str, float]) -> None:
         """Scale parameters, by name, in the episodes that begin from now on."""
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first frames, (k, *frame)."""
+        raise NotImplementedError
 
     def send(self, actions: np.ndarray) -> None:
         """Let all environments begin a step, (envs,) int64."""
+        raise NotImplementedError
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Wait for the step: next frames, rewards, terminated, truncated, and whether a life was lost."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of threads."""
@@ -71,16 +74,6 @@ class Step(NamedTuple):
     ended: Tensor
     first: Tensor
     returns: list[float]
-
-
-class OneStep(NamedTuple):
-    """The result of a step of a single environment, see `Step`."""
-
-    frame: np.ndarray
-    reward: float
-    terminated: bool
-    ended: float | None  # the episode's return
-    first: Tensor | None  # (1, *frame)
 
 
 class Episodes:
@@ -139,19 +132,6 @@ class Episodes:
             first,
             returns,
         )
-
-    def step_one(self, action: int) -> OneStep:
-        """`send` and `recv` of one environment whose observations are one frame and whose decisions are executed."""
-        self.executed[0].append(action)
-        self.emulator.send(np.array([action], np.int64))
-        frames, rewards, terminated, truncated, _ = self.emulator.recv()
-        self.returns[0] += rewards[0]
-        self.observations = torch.from_numpy(frames)[:, None]
-        frame, ended, first = frames[0], None, None
-        if terminated[0] or truncated[0]:
-            frame, ended = frame.copy(), float(self.returns[0])  # the next episode's first is written over it
-            first = self._begin([0])
-        return OneStep(frame, float(rewards[0]), bool(terminated[0]), ended, first)
 
     def close(self) -> None:
         """Let go of threads."""

@@ -26,56 +26,36 @@ def epsilon_greedy(greedy: Tensor, actions: int, epsilon: float, generator: torc
 
 
 @torch.inference_mode()
-def play(policy: Callable[[Tensor], Tensor], env: Episodes, steps: int, epsilon: float, game: str) -> dict[str, float]:
-    """Play for `steps` agent steps, counted over all environments.
+def play(
+    policy: Callable[[Tensor], Tensor], env: Episodes, steps: int | None, epsilon: float, game: str
+) -> dict[str, float]:
+    """Play, and take the mean over episodes.
 
     Args:
         policy: best actions (envs,) on the CPU for observations (envs, stack, ...).
         env: freshly made.
-        steps: agent steps.
+        steps: agent steps, counted over all environments: what counts are the episodes that end within these, and if
+            none does those under way. None: the first episode of each environment, so that long ones count as short
+            ones do.
         epsilon: chance of a random action.
         game: whose table of human scores is used.
 
     Returns:
-        eval/return: mean raw return of the episodes that ended (of those under way if none did), eval/episodes: their
-        number, and eval/normalized_return for games with a human score.
+        eval/return: mean raw return, eval/episodes: that ended, and eval/normalized_return for games with a human
+        score.
     """
     generator = seeding.generator(env.seed, env.purpose, "epsilon")
     env.begin()
-    returns: list[float] = []
-    for _ in range(-(-steps // env.envs)):
-        actions = epsilon_greedy(policy(env.observations), env.emulator.actions, epsilon, generator, False)
-        env.send(actions)
-        returns += env.recv().returns
-    return row_of(game, float(np.mean(returns or env.returns)), len(returns))
-
-
-@torch.inference_mode()
-def play_episodes(policy: Callable[[Tensor], Tensor], env: Episodes, epsilon: float, game: str) -> dict[str, float]:
-    """Play the first episode of each environment to its end, so that long ones count as short ones do.
-
-    Args:
-        policy: best actions (envs,) on the CPU for observations (envs, stack, ...).
-        env: freshly made, with a time limit.
-        epsilon: chance of a random action.
-        game: whose table of human scores is used.
-
-    Returns:
-        As `play`; all episodes ended.
-    """
-    generator = seeding.generator(env.seed, env.purpose, "epsilon")
-    env.begin()
-    returns: dict[int, float] = {}
-    while len(returns) < env.envs:
+    turns, ended, first = 0, list[float](), dict[int, float]()
+    while len(first) < env.envs if steps is None else turns * env.envs < steps:
         env.send(epsilon_greedy(policy(env.observations), env.emulator.actions, epsilon, generator, False))
         step = env.recv()
+        turns += 1
+        ended += step.returns
         for number, value in zip(step.ended.tolist(), step.returns, strict=True):
-            returns.setdefault(number, value)
-    return row_of(game, float(np.mean(list(returns.values()))), len(returns))
-
-
-def row_of(game: str, mean: float, episodes: int) -> dict[str, float]:
-    """The numbers of an evaluation."""
-    row = {"eval/return": mean, "eval/episodes": float(episodes)}
+            first.setdefault(number, value)
+    returns = list(first.values()) if steps is None else ended
+    mean = float(np.mean(returns or env.returns))
+    row = {"eval/return": mean, "eval/episodes": float(len(returns))}
     normalised = human_normalised(game, mean)
     return row if normalised is None else {**row, "eval/normalized_return": normalised}

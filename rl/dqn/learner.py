@@ -1,11 +1,9 @@
-"""All that changes while DQN trains, its checkpoint, and the passes through its networks."""
+"""All that changes while DQN trains, its checkpoint, and the passes that need no gradient."""
 
 import contextlib
 import copy
-import functools
 import logging
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,24 +19,9 @@ from rl.dqn.changing import Changing
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import Batch, FrameReplay
 from rl.dqn.task import Task, make_env
-from rl.dqn.update import chosen, td_target
+from rl.dqn.update import td_target
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Passes:
-    """The three passes through the networks, compiled if asked for.
-
-    Attributes:
-        greedy: observations (envs, stack, ...) -> actions of the largest value (envs,).
-        bootstrap: next observations, rewards, terminated -> targets (B,).
-        values: observations, actions -> values of these actions (B,), with their gradient.
-    """
-
-    greedy: Callable[[Tensor], Tensor]
-    bootstrap: Callable[[Tensor, Tensor, Tensor], Tensor]
-    values: Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(kw_only=True)
@@ -49,8 +32,6 @@ class Learner(AgentLearner):
     env: Episodes
     exploring: torch.Generator
     sampling: torch.Generator
-    passes: Passes
-    helper: ThreadPoolExecutor | None  # a second core, which computes the targets of the next updates
     loss_sum: Tensor  # over the updates since the last row, as the next two
     value_sum: Tensor  # of the mean value of the actions that were taken
     updates_since: int = 0
@@ -66,7 +47,10 @@ class Learner(AgentLearner):
         q = copy.deepcopy(task.model).to(task.device)
         net = Net.of({"q": q}, config.model["layout"])
         net.targets["q"] = copy.deepcopy(q)
-        alone = task.device.type != "cpu" or config.compile != "off"
+        if config.compile != "off":
+            torch.compiler.reset()
+            for network in (q, net.targets["q"]):
+                network.compile(mode=config.compile, dynamic=False)
         return cls(
             net=net,
             method=copy.deepcopy(task.method),
@@ -76,8 +60,6 @@ class Learner(AgentLearner):
             env=make_env(config, config.num_envs, "train"),
             exploring=seeding.generator(config.seed, "exploration"),
             sampling=seeding.generator(config.seed, "replay"),
-            passes=build_passes(task, net),
-            helper=None if alone else ThreadPoolExecutor(1, thread_name_prefix="targets"),
             loss_sum=torch.zeros((), device=task.device),
             value_sum=torch.zeros((), device=task.device),
         )
@@ -99,10 +81,8 @@ class Learner(AgentLearner):
         emulator.begin_task(self.phase)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the environments' threads."""
         self.env.close()
-        if self.helper is not None:
-            self.helper.shutdown()
 
     def clear_sums(self) -> None:
         """Start counting for the next row."""
@@ -133,59 +113,21 @@ class Learner(AgentLearner):
         self.optimizers = {"q": self.method.optimizer(self.net, default) if chooses else default(self.net.parameters())}
 
 
-def build_passes(task: Task, net: Net) -> Passes:
-    """The passes through these networks; rebuild them when a method has changed modules."""
-    gamma = task.config.gamma
-
-    def greedy(observations: Tensor) -> Tensor:
-        with torch.no_grad(), task.autocast():
-            best: Tensor = net.modules["q"](observations).argmax(1)
-            return best
-
-    def bootstrap(observations: Tensor, rewards: Tensor, terminated: Tensor) -> Tensor:
-        with task.autocast():
-            return td_target(net.targets["q"], observations, rewards, terminated, gamma)
-
-    def values(observations: Tensor, actions: Tensor) -> Tensor:
-        with task.autocast():
-            return chosen(net.modules["q"], observations, actions)
-
-    if task.config.compile == "off":
-        return Passes(greedy, bootstrap, values)
-    torch.compiler.reset()
-    wrap: Any = functools.partial(torch.compile, mode=task.config.compile, dynamic=False)
-    return Passes(wrap(greedy), wrap(bootstrap), wrap(values))
-
-
+@torch.no_grad()
 def best_actions(task: Task, learner: Learner, observations: Tensor, acts: bool = True) -> Tensor:
     """Actions of the largest value, on the CPU; `acts`: a method watches training passes, so this must be none."""
-    with learner.net.mode(training=False) if acts else contextlib.nullcontext():
-        return learner.passes.greedy(observations.to(task.device, non_blocking=True)).cpu()
+    with learner.net.mode(training=False) if acts else contextlib.nullcontext(), task.autocast():
+        best: Tensor = learner.q(observations.to(task.device, non_blocking=True)).argmax(1)
+    return best.cpu()
 
 
-def targets_of(task: Task, learner: Learner, batch: Batch) -> list[Callable[[], Tensor]]:
-    """The targets (batch_size,) of each update, each as a function to call when it is needed.
-
-    The target network does not change between two steps. So a GPU computes all in one pass, and on a CPU the helper
-    computes them ahead; it adds in the same order as the first core would.
-    """
-    size, inputs = task.config.batch_size, (batch.frames[:, 1:], batch.rewards, batch.terminated)
-    if learner.helper is None:
-        # The next replay of a CUDA graph writes over its output.
-        return [part.detach for part in torch.split(learner.passes.bootstrap(*inputs).clone(), size)]
-    if len(batch.actions) == size:  # nothing is trained meanwhile, so there is nothing to be ahead of
-        return [learner.passes.bootstrap(*inputs).detach]
-    parts = zip(*(torch.split(part, size) for part in inputs), strict=True)
-    return [learner.helper.submit(learner.passes.bootstrap, *part).result for part in parts]
+def targets_of(task: Task, learner: Learner, batch: Batch) -> Tensor:
+    """What the values of the actions of a batch, on the networks' device, are to become, (B,)."""
+    with task.autocast():
+        return td_target(learner.target, batch.frames[:, 1:], batch.rewards, batch.terminated, task.config.gamma)
 
 
 def on_device(task: Task, batch: Batch) -> Batch:
     """The transitions on the networks' device, with rewards clipped if that is asked for."""
     batch = Batch(*(part.to(task.device, non_blocking=True) for part in batch))
     return batch._replace(rewards=batch.rewards.sign()) if task.config.reward_clip else batch
-
-
-def td_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Frames (B, stack + 1, ...), actions (B,) and targets (B,) on the device."""
-    batch = on_device(task, batch)
-    return batch.frames, batch.actions, learner.passes.bootstrap(batch.frames[:, 1:], batch.rewards, batch.terminated)

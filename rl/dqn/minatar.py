@@ -11,12 +11,12 @@ import torch
 
 from fire_core.ranges import Count, Decay, checked, one_of, within
 from harness.config.errors import ConfigError
-from rl.dqn.episodes import Episodes
+from rl.dqn.episodes import Emulator, Episodes
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 
-class MinAtar:
+class MinAtar(Emulator):
     """An emulator of `rl.dqn.episodes`: frames (channels, 10, 10) of 0 and 1.
 
     Args:
@@ -30,10 +30,7 @@ class MinAtar:
         ConfigError: the package is missing.
     """
 
-    stack = 1
     dtype = torch.uint8
-    random = True
-    parameters: tuple[str, ...] = ()
 
     def __init__(
         self, game: str, envs: int, sticky: float = 0.1, ramping: bool = True, max_frames: int = 10_000
@@ -49,9 +46,6 @@ class MinAtar:
         self._max_frames = max_frames
         self._lengths = np.zeros(envs, dtype=np.int64)
         self._pending = np.zeros(envs, dtype=np.int64)
-
-    def change_physics(self, factors: dict[str, float]) -> None:
-        """A game has none."""
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first frames."""
@@ -76,9 +70,6 @@ class MinAtar:
         frames = np.stack([self._frame(env) for env in range(self.envs)])
         return frames, rewards, ends, (self._lengths >= self._max_frames) & ~ends, np.zeros(self.envs, dtype=bool)
 
-    def close(self) -> None:
-        """Nothing is open."""
-
     def _frame(self, env: int) -> np.ndarray:
         shown: np.ndarray = self._games[env].state().transpose(2, 0, 1).astype(np.uint8)
         return shown
@@ -94,7 +85,7 @@ def make(
     ramping: bool = True,
     max_frames: Annotated[int, within(1, 1_000_000_000)] = 10_000,
 ) -> Episodes:
-    """Environments for `rl.dqn`; the options are those of `minatar_asterix` in conf/envs/dqn.yaml.
+    """Environments for `rl.dqn`; the options are those of conf/env/minatar_asterix.yaml.
 
     Raises:
         ConfigError: an option is out of its range, or the package is missing.

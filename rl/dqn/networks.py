@@ -20,16 +20,52 @@ class ToFloat(nn.Module):
 
 
 class QNetwork(nn.Module):
-    """What both networks share: an encoder, and a head of two linear layers that plasticity injection can replace.
+    """What all networks share: an encoder, and a head of two linear layers that plasticity injection can replace.
+
+    Args:
+        before: what an encoder does to observations before its first layer, by name.
+        layers: of the encoder, by name.
+        observation: shape of one.
+        hidden: units of the head's first layer.
+        actions: number of actions.
+        norm: layer norm before each activation, of a convolution over its whole map.
+        activation: relu, crelu (the next layer reads twice as many features) or fourier (half as many units).
 
     Attributes:
         injectable: names of the submodules that plasticity injection replaces (see `fire_core.methods.pi`).
+        copies: features of each unit.
     """
 
     injectable = ("head",)
-    encoder: nn.Sequential
-    head: nn.Module
-    copies: int  # features of each unit
+
+    def __init__(
+        self,
+        before: dict[str, nn.Module],
+        layers: dict[str, nn.Conv2d | nn.Linear],
+        observation: tuple[int, ...],
+        hidden: int,
+        actions: int,
+        norm: bool,
+        activation: Activation,
+    ) -> None:
+        super().__init__()
+        self.copies = activation_of(activation)[1]
+        parts = dict(before)
+        for name, layer in layers.items():
+            units = layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features
+            parts |= {name: layer, **nonlinear(name[-1], units, norm, activation)}
+        self.encoder = nn.Sequential(OrderedDict(**parts, features=nn.Flatten()))
+        with torch.no_grad():
+            features = self.encoder(torch.zeros(1, *observation)).shape[1]
+        units = units_of(activation, hidden)
+        first, last = nn.Linear(features, units), nn.Linear(units * self.copies, actions)
+        self.head: nn.Module = nn.Sequential(OrderedDict(fc1=first, **nonlinear("", units, norm, activation), fc2=last))
+        xavier_(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Values of all actions, (N, actions), of observations (N, ...)."""
+        values: Tensor = self.head(self.encoder(x))
+        return values
 
     def unit_graph(self) -> list[Units]:
         """The hidden units, see `fire_core.units.graph`: each layer is read by the next one, the last by every head."""
@@ -57,8 +93,8 @@ class NatureCNN(QNetwork):
         actions: number of actions.
         observation: shape of an observation, (4, 84, 84).
         width: multiplies every hidden size; 1 is the paper's 32, 64, 64 channels and 512 units.
-        norm: layer norm over a layer's whole map before each activation.
-        activation: relu, crelu (the next layer reads twice as many features) or fourier (half as many units).
+        norm: see `QNetwork`.
+        activation: see `QNetwork`.
 
     Raises:
         ValueError: `width` leaves a layer without a unit, the observations are not images, or `activation` is unknown.
@@ -73,27 +109,19 @@ class NatureCNN(QNetwork):
         norm: bool = False,
         activation: Activation = "relu",
     ) -> None:
-        super().__init__()
         if len(observation) != 3:
             raise ValueError(f"nature_cnn needs images, got observations of shape {tuple(observation)}")
-        a, b, c, hidden = (round(size * width) for size in (32, 64, 64, 512))
-        if a < 1:
+        *channels, hidden = (round(size * width) for size in (32, 64, 64, 512))
+        if channels[0] < 1:
             raise ValueError(f"width must be at least 1/32, got {width}")
-        self.copies = activation_of(activation)[1]
-        a, b, c = (units_of(activation, size) for size in (a, b, c))
-        one, two, three = (
-            nn.Conv2d(observation[0], a, 8, stride=4),
-            nn.Conv2d(a * self.copies, b, 4, stride=2),
-            nn.Conv2d(b * self.copies, c, 3),
-        )
-        layers: dict[str, nn.Module] = {}
-        for i, layer in enumerate((one, two, three), 1):
-            layers |= {f"conv{i}": layer, **nonlinear(str(i), layer.out_channels, norm, activation)}
-        self.encoder = nn.Sequential(OrderedDict(**layers, flatten=nn.Flatten()))
-        with torch.no_grad():
-            features = self.encoder(torch.zeros(1, *observation)).shape[1]  # 3136
-        self.head = head(features, hidden, actions, norm, activation)
-        xavier_(self)
+        copies = activation_of(activation)[1]
+        a, b, c = (units_of(activation, size) for size in channels)
+        layers: dict[str, nn.Conv2d | nn.Linear] = {
+            "conv1": nn.Conv2d(observation[0], a, 8, stride=4),
+            "conv2": nn.Conv2d(a * copies, b, 4, stride=2),
+            "conv3": nn.Conv2d(b * copies, c, 3),
+        }
+        super().__init__({}, layers, observation, hidden, actions, norm, activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """Values of all actions, (N, actions), of stacked frames (N, 4, 84, 84) in 0 ... 255."""
@@ -114,8 +142,8 @@ class MinAtarCNN(QNetwork):
         filters: of the convolution.
         hidden: units behind it.
         width: multiplies both.
-        norm: layer norm before each activation, of the convolution over its whole map.
-        activation: see `NatureCNN`.
+        norm: see `QNetwork`.
+        activation: see `QNetwork`.
 
     Raises:
         ValueError: `width` leaves a layer without a unit, the observations are of another kind, or `activation` is
@@ -133,26 +161,14 @@ class MinAtarCNN(QNetwork):
         norm: bool = False,
         activation: Activation = "relu",
     ) -> None:
-        super().__init__()
         if len(observation) != 4 or min(observation[2:]) < 3:
             raise ValueError(f"minatar_cnn needs small images of channels, got observations of shape {observation}")
         filters, hidden = round(filters * width), round(hidden * width)
         if min(filters, hidden) < 1:
             raise ValueError(f"width={width} leaves a layer without a unit")
-        self.copies = activation_of(activation)[1]
         conv = nn.Conv2d(observation[0] * observation[1], units_of(activation, filters), 3)
-        layers = {"conv1": conv, **nonlinear("1", conv.out_channels, norm, activation)}
-        self.encoder = nn.Sequential(
-            OrderedDict(planes=nn.Flatten(1, 2), floats=ToFloat(), **layers, flatten=nn.Flatten())
-        )
-        places = (observation[2] - 2) * (observation[3] - 2)
-        self.head = head(conv.out_channels * self.copies * places, hidden, actions, norm, activation)
-        xavier_(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Values of all actions, (N, actions), of observations (N, stack, channels, 10, 10)."""
-        values: Tensor = self.head(self.encoder(x))
-        return values
+        before = {"planes": nn.Flatten(1, 2), "floats": ToFloat()}
+        super().__init__(before, {"conv1": conv}, observation, hidden, actions, norm, activation)
 
 
 class MLP(QNetwork):
@@ -163,8 +179,8 @@ class MLP(QNetwork):
         observation: shape of an observation.
         hidden: units of both hidden layers.
         width: multiplies them.
-        norm: layer norm before each activation.
-        activation: see `NatureCNN`.
+        norm: see `QNetwork`.
+        activation: see `QNetwork`.
 
     Raises:
         ValueError: `activation` is unknown.
@@ -180,29 +196,11 @@ class MLP(QNetwork):
         norm: bool = False,
         activation: Activation = "relu",
     ) -> None:
-        super().__init__()
         if len(observation) > 2:
             raise ValueError(f"q_mlp needs vectors, got observations of shape {tuple(observation)}")
         hidden = max(1, round(hidden * width))
-        numbers, self.copies = torch.Size(observation).numel(), activation_of(activation)[1]
-        first = nn.Linear(numbers, units_of(activation, hidden))
-        layers = {"fc0": first, **nonlinear("0", first.out_features, norm, activation)}
-        self.encoder = nn.Sequential(OrderedDict(flatten=nn.Flatten(), **layers))
-        self.head = head(first.out_features * self.copies, hidden, actions, norm, activation)
-        xavier_(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Values of all actions, (N, actions), of observations (N, ...)."""
-        values: Tensor = self.head(self.encoder(x))
-        return values
-
-
-def head(features: int, hidden: int, actions: int, norm: bool = False, activation: str = "relu") -> nn.Sequential:
-    """The two linear layers that turn features into action values."""
-    units, copies = units_of(activation, hidden), activation_of(activation)[1]
-    between_them = nonlinear("", units, norm, activation)
-    first, last = nn.Linear(features, units), nn.Linear(units * copies, actions)
-    return nn.Sequential(OrderedDict(fc1=first, **between_them, fc2=last))
+        first = nn.Linear(torch.Size(observation).numel(), units_of(activation, hidden))
+        super().__init__({"flatten": nn.Flatten()}, {"fc0": first}, observation, hidden, actions, norm, activation)
 
 
 def heads_of(module: nn.Module) -> list[Any]:

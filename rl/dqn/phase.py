@@ -20,8 +20,9 @@ from rl.common import checkpoint
 from rl.common.boundary import METRICS
 from rl.common.replay_store import RingStore
 from rl.dqn.changing import Changing
-from rl.dqn.evaluation import play, play_episodes
-from rl.dqn.learner import Learner, best_actions, on_device, td_batch
+from rl.dqn.evaluation import play
+from rl.dqn.frames import Batch
+from rl.dqn.learner import Learner, best_actions, on_device, targets_of
 from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, epsilon, huber
 
@@ -73,9 +74,7 @@ def evaluate(task: Task, learner: Learner) -> dict[str, float]:
     with contextlib.closing(make_env(task.config, envs, f"eval/{learner.step}")) as env:
         if isinstance(env.emulator, Changing):
             env.emulator.begin_task(learner.phase)
-        if options.episodes is None:
-            return play(policy, env, options.steps, options.epsilon, game)
-        return play_episodes(policy, env, options.epsilon, game)
+        return play(policy, env, options.steps if options.episodes is None else None, options.epsilon, game)
 
 
 def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, Any]:
@@ -116,9 +115,7 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
         tenth of the transitions that the replay holds.
     """
     generator, net = seeding.generator(task.config.seed, "diagnose", learner.step), learner.net
-    frames, actions, targets = td_batch(task, learner, learner.replay.sample(PROBE, generator))
-    inputs, both = frames[:, :-1].clone(), torch.stack([actions.to(targets.dtype), targets], 1)
-    loss = functools.partial(loss_of, learner, inputs, both)
+    loss = functools.partial(loss_of, learner, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
     numbers = plasticity(net, loss, "cheap", ranks=True) | weight_numbers(net, "cheap")
     trained = [parameter for parameter in learner.q.parameters() if parameter.requires_grad]
     with net.mode(training=False):
@@ -126,18 +123,25 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
         numbers["gradient_norm"] = torch.nn.utils.get_total_norm(gradients).item()
         for name, part in (("td_old", (0.0, TENTH)), ("td_fresh", (1 - TENTH, 1.0))):
             drawn = learner.replay.gather(*learner.replay.draw(PROBE, generator, part))
-            frames, actions, targets = td_batch(task, learner, drawn)
+            observations, targets = probe_batch(task, learner, drawn)
             with torch.no_grad():
-                numbers[name] = (chosen(learner.q, frames[:, :-1], actions) - targets).abs().mean().item()
+                errors = chosen(learner.q, observations, targets[:, 0]) - targets[:, 1]
+            numbers[name] = errors.abs().mean().item()
     return numbers
 
 
 def measure(task: Task, learner: Learner) -> dict[str, float]:
     """How plastic the network is on some transitions of the replay."""
     generator = seeding.generator(task.config.seed, "probe", learner.phase)
-    frames, actions, targets = td_batch(task, learner, learner.replay.sample(PROBE, generator))
-    loss = functools.partial(loss_of, learner, frames[:, :-1], torch.stack([actions.to(targets.dtype), targets], 1))
+    loss = functools.partial(loss_of, learner, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
     return plasticity(learner.net, loss, task.config.metrics)
+
+
+def probe_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Observations (B, stack, ...) on the device, and (B, 2): actions beside targets, since a loss needs both."""
+    batch = on_device(task, batch)
+    targets = targets_of(task, learner, batch)
+    return batch.frames[:, :-1].clone(), torch.stack([batch.actions.to(targets.dtype), targets], 1)
 
 
 def pass_probe(task: Task, learner: Learner) -> None:
@@ -149,14 +153,13 @@ def pass_probe(task: Task, learner: Learner) -> None:
 def trigger_losses(task: Task, learner: Learner, number: int, samples: int) -> Iterator[Tensor]:
     """Losses of mini-batches of transitions of the replay, for a trigger."""
     generator = seeding.generator(task.config.seed, "trigger", learner.step)
-    frames, actions, targets = td_batch(task, learner, learner.replay.sample(number * samples, generator))
-    both = torch.stack([actions.to(targets.dtype), targets], 1)
-    for part in torch.arange(number * samples, device=frames.device).split(samples):
-        yield loss_of(learner, frames[part, :-1], both[part])
+    both = probe_batch(task, learner, learner.replay.sample(number * samples, generator))
+    for observations, targets in zip(*(part.split(samples) for part in both), strict=True):
+        yield loss_of(learner, observations, targets)
 
 
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
-    """What a method is told when it acts; targets are (B, 2), actions beside targets, since a loss needs both.
+    """What a method is told when it acts; batches are `probe_batch`'s.
 
     At a boundary it gets the optimizer only if that is to forget, as one that is kept or new is not its business.
     """
@@ -166,9 +169,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         generator = seeding.generator(*method, "batches")
         for _ in range(BATCHES):
-            sampled = learner.replay.sample(task.config.batch_size, generator)
-            frames, actions, targets = td_batch(task, learner, sampled)
-            yield frames[:, :-1].clone(), torch.stack([actions.to(targets.dtype), targets], 1)
+            yield probe_batch(task, learner, learner.replay.sample(task.config.batch_size, generator))
 
     return Context(
         phase=learner.phase,

@@ -14,12 +14,11 @@ from harness.config.build import build
 from harness.config.checks import Group, check_optimizer, check_options
 from harness.config.config import autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError
+from harness.config.groups import register
 from harness.config.memory import check_fits, check_network_fits
-from harness.config.tables import register
 from harness.training import seeding
 from rl.common.boundary import Boundary
-from rl.common.continual import ContinualControl
-from rl.common.phases import Phase, split
+from rl.common.continual import ContinualControl, Phase, fill_lengths, split
 from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method
 from rl.dqn.changing import Changing
 from rl.dqn.episodes import Episodes
@@ -72,7 +71,7 @@ class DQNConfig(AgentConfig):
     model: Group = MISSING
     optimizer: Group = MISSING
     num_envs: Envs = 4
-    total_steps: Count = MISSING
+    total_steps: Count = MISSING  # of a stream 0: tasks times steps
     midpoint: Count = MISSING  # where the method acts
     updates_per_step: Annotated[float, within(0, 1000, open_low=True)] = 1.0
     learning_starts: Count = MISSING
@@ -87,15 +86,15 @@ class DQNConfig(AgentConfig):
     replay: Replay = field(default_factory=Replay)
     boundary: DQNBoundary = field(default_factory=DQNBoundary)
     eval: Evaluation = field(default_factory=Evaluation)
-    log_every: Count = MISSING  # steps between two rows; an epoch for methods that count in those
+    # Steps between two rows; an epoch for methods that count in those. Of a stream 0: a quarter of a task.
+    log_every: Count = MISSING
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
     memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of filters
     # reduce-overhead: CUDA graphs.
     compile: Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotune")] = "off"
 
 
-GROUPS = ("scale", "cache", "budget/dqn", "budget/continual", "budget/exceptions", "tuned/dqn", "boundary")
-register("dqn", DQNConfig, *GROUPS, presets=("fig4a", "agents"), envs=("dqn",))
+register("dqn", DQNConfig)
 
 
 @dataclass(kw_only=True)
@@ -127,9 +126,11 @@ class Task(AgentTask):
         Raises:
             ConfigError: an option is out of its range, or these things do not fit together or into memory.
         """
+        benchmark = build_benchmark(config)
+        if benchmark is not None:
+            fill_lengths(config, total_steps=benchmark.total_steps, log_every=max(1, benchmark.steps // 4))
         check_options(config)
         check_optimizer(config.optimizer)
-        benchmark = build_benchmark(config)
         check_schedule(config, benchmark)
         device = resolve_device(config.device)
         set_up_torch(device, config.threads, config.deterministic)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fire_core.methods import Context
 from fire_core.triggers import Firing
-from harness.config.cli import CONF
+from harness.config.groups import CONF
 from harness.config.trigger import acts_at_boundaries
 from harness.run.checkpoint import loading
 from harness.run.execute import Program, execute
@@ -30,7 +30,8 @@ from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
 from rl.dqn.episodes import Step
 from rl.dqn.evaluation import epsilon_greedy
-from rl.dqn.learner import Learner, best_actions, build_passes, on_device, targets_of
+from rl.dqn.frames import Batch
+from rl.dqn.learner import Learner, best_actions, on_device, targets_of
 from rl.dqn.phase import (
     crossed,
     exploration_rate,
@@ -42,7 +43,7 @@ from rl.dqn.phase import (
     summarise,
 )
 from rl.dqn.task import Task
-from rl.dqn.update import huber
+from rl.dqn.update import chosen, huber
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="dqn")
@@ -67,7 +68,6 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run, replay_store)
     with (
-        contextlib.closing(replay_store),
         contextlib.closing(learner),
         Loop(learner, run, task.total_steps, title, config.progress) as loop,
     ):
@@ -80,7 +80,6 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 while learner.step < phase.end:
                     loss = interact(task, learner, acts)
-                    replay_store.follow(learner.replay)
                     loop.advance(config.num_envs)
 
                     ended = learner.step >= phase.end
@@ -112,7 +111,6 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
     elif task.restarts_at_boundaries:
         if acts_at_boundaries(config.trigger):
             act(task, learner, run)
-            learner.passes = build_passes(task, learner.net)
         else:
             restart(task, learner)
         if task.empties_replay:
@@ -188,18 +186,17 @@ def learn(task: Task, learner: Learner, acts: bool) -> Tensor | None:
         return None
     size = config.batch_size
     drawn = on_device(task, learner.replay.sample(due * size, learner.sampling))
-    targets = targets_of(task, learner, drawn)
-    observations, actions = (torch.split(part, size) for part in (drawn.frames[:, :-1], drawn.actions))
-    for i in range(due):
-        loss = train_step(task, learner, (observations[i], actions[i], targets[i]()), acts)
+    for batch in zip(*(part.split(size) for part in drawn), strict=True):
+        loss = train_step(task, learner, Batch(*batch), acts)
     return loss
 
 
-def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor, Tensor], acts: bool) -> Tensor:
-    """One optimizer step on observations, actions and targets; `acts`: with the method's penalty and its hooks around
+def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor:
+    """One optimizer step on transitions; `acts`: with the method's penalty and its hooks around
     the step. Returns its loss."""
-    optimizer, (observations, actions, targets) = learner.optimizer, batch
-    values = learner.passes.values(observations, actions)
+    optimizer, targets = learner.optimizer, targets_of(task, learner, batch)
+    with task.autocast():
+        values = chosen(learner.q, batch.frames[:, :-1], batch.actions)
     loss = huber(values, targets)
     optimizer.zero_grad(set_to_none=True)
     torch.autograd.backward(loss)

@@ -65,8 +65,7 @@ def load_network(
     """The Q-network with a checkpoint's weights, and whatever modules the run's method has put into it."""
     network = build_network(trained, actions, observation)
     if state["method"]:
-        # Runs of older versions have `boundary` within the method.
-        method = build("method", {key: trained.method[key] for key in trained.method if key != "boundary"})
+        method = build("method", trained.method)
         method.load_state_dict(state["method"])
         method.reshape(Net({"q": network}, state["init"]))
     network.load_state_dict(state["modules"]["q"])

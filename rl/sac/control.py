@@ -28,7 +28,8 @@ BENCH = (
     "HumanoidBench is not on the package index and works with mujoco 3.1.6, not with 3.2 or later: "
     'pip install "mujoco==3.1.6" "dm_control==1.0.20" "numpy<2" jax flax, then git clone '
     "https://github.com/carlosferrazza/humanoid-bench, pip install --no-deps -e humanoid-bench (its dependencies would "
-    "bring an old torch; without -e a part of it is not installed), and set MUJOCO_GL=egl or MUJOCO_GL=osmesa"
+    "bring an old torch; without -e a part of it is not installed), and set MUJOCO_GL=egl (which needs libegl1) or "
+    "MUJOCO_GL=osmesa (libosmesa6)"
 )
 
 
@@ -168,22 +169,16 @@ def check_humanoid_bench(task: str) -> None:
     """HumanoidBench: what it needs, then the task."""
     option = f"env=humanoid_bench env.task={task}"
     require(option, "mujoco", "dm_control", "humanoid_bench", "jax", "flax", how=BENCH)
-    version = metadata.version("mujoco")
+    version, backend = metadata.version("mujoco"), os.environ.get("MUJOCO_GL", "")
     if not version.startswith("3.1."):
         raise ConfigError(f"{option}: mujoco {version} is installed. {BENCH}")
-    if os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"):
-        raise ConfigError(f"{option}: MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} is set. {BENCH}")
     import gymnasium
 
     try:
         importlib.import_module("humanoid_bench")
-    except ModuleNotFoundError as error:  # humanoid_bench.dmc_deps, where it is installed without -e
-        raise ConfigError(f"{option} needs {error.name}: {BENCH}") from error
-    except Exception as error:  # each backend of OpenGL fails in its own way
-        raise ConfigError(
-            f"{option}: MUJOCO_GL={os.environ['MUJOCO_GL']} does not work here ({type(error).__name__}: "
-            f"{one_line(error)}): take the other one of egl (libegl1) and osmesa (libosmesa6), or install it"
-        ) from error
+    except Exception as error:  # a part that is not installed, or OpenGL, of which each backend fails in its own way
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"{option} does not work with MUJOCO_GL={backend} ({reason}). {BENCH}") from error
     known = [name for name, spec in gymnasium.registry.items() if "humanoid_bench" in str(spec.entry_point)]
     if task not in known:
         raise unknown("env.task", task, sorted(known))
@@ -216,16 +211,15 @@ class Statistics:
     """Running mean and variance of observations (Chan et al.'s parallel update), starting from 0, 1 and count 1e-4.
 
     Args:
-        size: numbers in an observation; (S, size): of S runs; `count` is then (S, 1).
+        size: numbers in an observation.
         enabled: False: observations stay as they are.
     """
 
-    def __init__(self, size: int | tuple[int, int], enabled: bool = True) -> None:
-        self.mean, self.variance, self.enabled = np.zeros(size), np.ones(size), enabled
-        self.count: float | np.ndarray = 1e-4
+    def __init__(self, size: int, enabled: bool = True) -> None:
+        self.mean, self.variance, self.enabled, self.count = np.zeros(size), np.ones(size), enabled, 1e-4
 
     def update(self, x: np.ndarray) -> None:
-        """Take in observations (k, size), or (k, S, size)."""
+        """Take in observations (k, size)."""
         if not self.enabled:
             return
         mean, variance, count = x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64), len(x)
@@ -234,7 +228,7 @@ class Statistics:
         self.mean, self.variance, self.count = self.mean + apart * count / total, squares / total, total
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Mean and 1 / deviation, (size,) or (S, size) each, in float32."""
+        """Mean and 1 / deviation, (size,) each, in float32."""
         scale = 1 / np.sqrt(self.variance + 1e-8)
         both = torch.from_numpy(np.stack([self.mean, scale])).float().to(device, non_blocking=True)
         return both[0], both[1]
@@ -243,7 +237,7 @@ class Statistics:
         return {
             "mean": torch.from_numpy(self.mean.copy()),
             "variance": torch.from_numpy(self.variance.copy()),
-            "count": float(self.count),
+            "count": self.count,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -14,12 +14,11 @@ from harness.config.build import build
 from harness.config.checks import Group, check_options
 from harness.config.config import resolve_device, set_up_torch
 from harness.config.errors import ConfigError
+from harness.config.groups import register
 from harness.config.memory import check_fits, check_network_fits
-from harness.config.tables import register
 from harness.training import seeding
 from rl.common.boundary import Boundary
-from rl.common.continual import ContinualControl
-from rl.common.phases import Phase, split
+from rl.common.continual import ContinualControl, Phase, fill_lengths, split
 from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method
 from rl.sac.control import Control, time_limit
 from rl.sac.networks import Networks, plain_critic
@@ -47,7 +46,7 @@ class SacConfig(AgentConfig):
     program: Annotated[str, one_of("sac")] = "sac"
     networks: Group = MISSING
     boundary: SacBoundary = field(default_factory=SacBoundary)
-    env_steps: Count = MISSING  # of the whole run, over all environments, repeats counted
+    env_steps: Count = MISSING  # over all environments, repeats counted; of a stream 0: tasks times steps
     num_envs: Annotated[int, within(1, 1024)] = 1
     random_steps: Count = 5000  # decisions taken at random, in each run's beginning; then learning begins
     updates: Annotated[int, within(1, 1000)] = 2  # for each decision (of all environments together)
@@ -72,8 +71,7 @@ REFUSED = (
     "midpoint, by a penalty, after a step or after a row, such as full_reset, snp, pi, fire, redo and l2init"
 )
 NO_PLACE = {hook: REFUSED.format(hook=hook) for hook in ("optimizer", "watch", "before_step")}
-GROUPS = ("scale", "cache", "budget/sac", "budget/continual", "budget/exceptions", "boundary")
-register("sac", SacConfig, *GROUPS, presets=("fig4b", "agents"), envs=("dqn",))  # to say whose they are
+register("sac", SacConfig)
 
 
 @dataclass(kw_only=True)
@@ -107,6 +105,9 @@ class Task(AgentTask):
         Raises:
             ConfigError: an option is out of its range, a package is absent, or the method cannot work here.
         """
+        benchmark = build_benchmark(config)
+        if benchmark is not None:
+            fill_lengths(config, env_steps=benchmark.total_steps)
         check_options(config)
         for option in ("batch_size", "num_envs"):
             if config.replay_size < config[option]:
@@ -121,7 +122,6 @@ class Task(AgentTask):
         with contextlib.closing(control.make()) as env:
             observations, actions = int(env.observation_space.shape[0]), int(env.action_space.shape[0])
             gamma = discount(time_limit(env) / control.action_repeat) if config.gamma is None else config.gamma
-        benchmark = build_benchmark(config)
         phases = phases_of(config, benchmark, control.action_repeat)
         tasks = None if benchmark is None else Tasks(benchmark, control, config.seed)
         sizes = observations if tasks is None else tasks.size, actions

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fire_core.methods import Context
 from fire_core.triggers import Firing
-from harness.config.cli import CONF
+from harness.config.groups import CONF
 from harness.config.trigger import acts_at_boundaries
 from harness.run.checkpoint import loading
 from harness.run.execute import Program, execute
@@ -61,7 +61,6 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run, replay_store)
     with (
-        contextlib.closing(replay_store),
         contextlib.closing(learner),
         contextlib.closing(task),
         Loop(learner, run, task.total_steps, title, config.progress) as loop,
@@ -74,7 +73,6 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             acts = task.method_acts_in(index)
             while learner.step < phase.end:
                 loss = interact(task, learner, acts)
-                replay_store.follow(learner.replay)
                 loop.advance(config.num_envs)
 
                 ended = learner.step == phase.end

@@ -1,7 +1,6 @@
 """Replay of transitions: preallocated rings on the training device, several batches drawn at once."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -77,38 +76,6 @@ class Transitions:
     def loaded(self, written: list[int]) -> None:
         """Called by `rl.common.replay_store` once the columns are filled."""
         self.written = list(written)
-
-
-class StackedTransitions:
-    """Takes the columns of replays into common ones; each replay's own become views of them.
-
-    Each run draws from its own generator, as its replay alone would.
-
-    Args:
-        replays: of one environment each, which have been written equally often.
-    """
-
-    def __init__(self, replays: Sequence[Transitions]) -> None:
-        self.replays, first = list(replays), replays[0]
-        observations, actions = (first.columns[name].shape[2] for name in ("observation", "action"))
-        self.whole = Transitions(first.rows * len(replays), len(replays), observations, actions, first.device)
-        for i, replay in enumerate(replays):
-            for name, column in self.whole.columns.items():
-                column[i].copy_(replay.columns[name][0])
-                replay.columns[name] = column[i : i + 1]
-        self.offsets = torch.arange(len(replays))[:, None] * first.rows
-
-    def add(self, batch: Batch) -> None:
-        """Append a transition of each run, (S, ...)."""
-        self.whole.written = self.replays[0].written * len(self.replays)
-        self.whole.add(batch)
-        for replay in self.replays:
-            replay.written = [replay.written[0] + 1]
-
-    def sample(self, batches: int, size: int, generators: Sequence[torch.Generator]) -> Batch:
-        """`Transitions.sample` of each run: (batches, S, size, ...)."""
-        drawn = [r.draw((batches, size), generator) for r, generator in zip(self.replays, generators, strict=True)]
-        return self.whole.gather(torch.stack(drawn, 1) + self.offsets)
 
 
 def batch_at(batch: Batch, i: int) -> Batch:

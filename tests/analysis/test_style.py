@@ -7,7 +7,7 @@ import pytest
 
 from analysis.style import COLOURS, MARKS, name
 from fire_core.tools import convergence
-from harness.config.cli import CONF
+from harness.config.groups import CONF
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB
 VISION = {

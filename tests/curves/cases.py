@@ -45,7 +45,7 @@ FIRST_VISION = {
     "digits base layer norm": ("method=base", "model.norm=layer"),
     "digits base crelu": ("method=base", "model.activation=crelu"),
     "digits base fourier": ("method=base", "model.activation=fourier"),
-    "digits fire muon": ("method=chain", "method.of=[fire,muon]"),
+    "digits fire muon": ("method=chain", "method.of=fire+muon"),
     "digits base without norm": ("method=base", *PLAIN),
     "resnet base": ("method=base", *RESNET),
     "resnet fire": ("method=fire", *RESNET),

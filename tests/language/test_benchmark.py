@@ -2,24 +2,22 @@
 
 from pathlib import Path
 
-import hydra
 import numpy as np
 import pytest
 from omegaconf import DictConfig
 
 import language.train  # noqa: F401  its options
 from harness.config.build import build
-from harness.config.cli import CONF
 from language.benchmark import Setting, parse_start
 from language.data import TokenFile
+from tests import programs
 from tests.parity import golden
 
 CASES = golden.facts("lang_sched")["chunk_arithmetic"]
 
 
 def compose(*overrides: str) -> DictConfig:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("language", list(overrides))
+    return programs.compose("language", *overrides)
 
 
 def tokens(count: int) -> dict[str, TokenFile]:
@@ -49,12 +47,12 @@ def test_lengths_of_the_paper():
 
 @pytest.mark.parametrize(("start", "coef"), [("best", 0.5), ("30k", 0.8), ("60k", 0.5)])
 def test_tuned_values_of_the_paper(start, coef):
-    config = compose("experiment=fig3", "method=snp", f"start={start}")
+    config = compose("experiment=fig3", "method=snp", f"benchmark.start={start}")
     assert config.method.coef == coef
     assert config.benchmark.start == start
     assert parse_start(start) in ("best", *config.benchmark.checkpoints)
-    assert compose("experiment=fig3", f"start={start}", "method=fire").method.iterations == 5
-    assert compose("experiment=fig3", f"start={start}", "method=snp", "method.coef=0.3").method.coef == 0.3
+    assert compose("experiment=fig3", f"benchmark.start={start}", "method=fire").method.iterations == 5
+    assert compose("experiment=fig3", f"benchmark.start={start}", "method=snp", "method.coef=0.3").method.coef == 0.3
 
 
 @pytest.mark.parametrize("scale", ["smoke", "small"])

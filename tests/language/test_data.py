@@ -12,8 +12,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from harness.config.cli import CONF
 from harness.config.errors import ConfigError
+from harness.config.groups import CONF
 from language import corpora, prepare
 from language.data import Mixture, TokenFile, evenly_spaced, open_tokens, windows
 from language.prepare import corpus_folder, load

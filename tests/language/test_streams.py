@@ -212,7 +212,7 @@ def test_averages_by_hand() -> None:
         (("benchmark=permuted_text", "benchmark.tasks=0"), r"benchmark.tasks must be in \[1, 100000\], got 0"),
         (("benchmark=domains", "benchmark.pretrain=-1"), "benchmark.pretrain must be in"),
         (("benchmark=domains", "dataset=texts", "dataset.more=3"), "dataset.more must be a list"),
-        (("benchmark=permuted_text", "start=end"), "benchmark=permuted_text: .*start"),
+        (("benchmark=permuted_text", "benchmark.start=end"), "benchmark=permuted_text: .*start"),
         (("benchmark=permuted_text", "dataset=pydoc", "model.block_size=999999"), "too few for model.block_size"),
     ],
 )  # fmt: skip
@@ -246,4 +246,4 @@ def test_a_full_reset_of_the_pair_is_one_run_from_any_start(folder: Path, tmp_pa
     )
     assert one == other
     assert third["benchmark"]["start"] == "end"
-    assert task_of([*pair, "method=full_reset", "start=scratch"]).identity() != one
+    assert task_of([*pair, "method=full_reset", "benchmark.start=scratch"]).identity() != one

@@ -73,7 +73,7 @@ def cache_of(folder: Path) -> Path:
 def test_starting_checkpoint(undisturbed, runs, tmp_path, start):
     """Phase 1 of `base` starts from the weights that phase 0 had then; phase 0 is trained once for all of them."""
     cache = cache_of(undisturbed)
-    options = (f"benchmark.start={start}", "benchmark.iterations=[40,1]", f"cache.dir={cache.parent}")
+    options = (f"benchmark.start={start}", "benchmark.iterations=[40,1]", f"paths.cache={cache.parent}")
     answer = runs(tmp_path, "method=base", *options)
     assert answer.code == 0, answer.err
     assert "first phase taken from" in answer.err
@@ -95,8 +95,11 @@ def test_starting_checkpoint(undisturbed, runs, tmp_path, start):
 
 
 def test_from_scratch_and_full_reset_are_the_same_training(undisturbed, runs, tmp_path):
-    cache = f"cache.dir={cache_of(undisturbed).parent}"
-    for folder, options in (("a", ["method=base", "start=scratch"]), ("b", ["method=full_reset", "start=end", cache])):
+    cache = f"paths.cache={cache_of(undisturbed).parent}"
+    for folder, options in (
+        ("a", ["method=base", "benchmark.start=scratch"]),
+        ("b", ["method=full_reset", "benchmark.start=end", cache]),
+    ):
         (tmp_path / folder).mkdir()
         assert runs(tmp_path / folder, *options).code == 0
     scratch, reset = rows(only_run(tmp_path / "a" / "runs")), rows(only_run(tmp_path / "b" / "runs"))
@@ -140,7 +143,7 @@ def written(folder: Path) -> int:
 )
 def test_methods(undisturbed, runs, tmp_path, options):
     cache = [] if any("activation" in o or "precision" in o for o in options) else [cache_of(undisturbed).parent]
-    answer = runs(tmp_path, *options, *(f"cache.dir={place}" for place in cache))
+    answer = runs(tmp_path, *options, *(f"paths.cache={place}" for place in cache))
     assert answer.code == 0, answer.err
     found = rows(only_run(tmp_path / "runs"))
     assert all(math.isfinite(row["val/loss"]) for row in found if "kind" not in row)

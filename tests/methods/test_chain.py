@@ -189,11 +189,11 @@ def test_another_s_boundary_is_no_churn() -> None:
 def test_unknown_and_repeated_names() -> None:
     parts = {"fire": {"_target_": "fire_core.methods.fire.Fire"}}
     with pytest.raises(ConfigError, match=r"^method\.of=fires is unknown; accepted: fire$"):
-        chained(["fires"], parts)
+        chained("fires", parts)
     with pytest.raises(ConfigError, match="names fire twice"):
-        chained(["fire", "fire"], parts)
+        chained("fire+fire", parts)
     with pytest.raises(ConfigError, match=r"^method\.parts\.fire\.iterations must be in \[1, 1000\]"):
-        chained(["fire"], {"fire": {**parts["fire"], "iterations": 0}})
+        chained("fire", {"fire": {**parts["fire"], "iterations": 0}})
 
 
 def test_states_are_kept_apart() -> None:
@@ -203,12 +203,12 @@ def test_states_are_kept_apart() -> None:
     assert other.methods["redo"].epochs == 3
 
 
-@pytest.mark.parametrize("of", ["fire,muon", "snp,redo"])
+@pytest.mark.parametrize("of", ["fire+muon", "snp+redo"])
 def test_from_the_command_line(of: str, tmp_path: Path) -> None:
     folder = VISION.run(
         tmp_path,
         "method=chain",
-        f"method.of=[{of}]",
+        f"method.of={of}",
         "method.parts.fire.iterations=5",
         "method.parts.redo.threshold=0.9",
         "dataset.train_size=256",

@@ -175,7 +175,7 @@ def test_plain_gradient_descent_has_nothing_to_forget() -> None:
 
 def test_programs_refuse_it_where_the_next_phase_has_a_new_optimizer(tmp_path: Path) -> None:
     alone, new_one = "method=optimizer_reset", "has a new one in each phase"
-    for method in ((alone,), ("method=chain", "method.of=[optimizer_reset,redo]")):
+    for method in ((alone,), ("method=chain", "method.of=optimizer_reset+redo")):
         with pytest.raises(ConfigError, match=f"benchmark=warm_start {new_one}"):
             VISION.run(tmp_path, *method)
     with pytest.raises(ConfigError, match=f"benchmark=continual_pretraining {new_one}"):

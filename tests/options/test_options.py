@@ -3,21 +3,26 @@
 python -m tests.options.test_options     writes the lists anew
 """
 
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import hydra
 import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.cli import CONF
-from harness.config.trigger import CHOICES
+from fire_core.ranges import check_arguments, problem
+from harness.config.groups import CONF
 from tests.programs import compose
 
 FOLDER = Path(__file__).parent
 PROGRAMS = ("vision", "language", "dqn", "sac", "watch", "language_prepare", "language_sample")
-# Folders of conf whose files set options of a program, and bring none of their own.
-SETTING = ("budget", "envs", "experiment", "hydra", "presets", "scale", "start", "tuned")
+SETTING = ("experiment", "hydra", "tuned_values")  # folders whose files set options, and bring none of their own
+# No arguments: `layout` of a model is that of methods, `local` and `expected_tokens` are looked at before.
+NO_ARGUMENT = ("_target_", "_recursive_", "name", "defaults", "layout", "local", "expected_tokens")
+NOT_OURS = ("torch.", "vision.models.timm", "vision.models.torchvision")  # others' code says what it accepts
 
 
 def options_of(program: str) -> list[str]:
@@ -25,25 +30,19 @@ def options_of(program: str) -> list[str]:
     return sorted(leaves(OmegaConf.to_container(compose(program), resolve=False)))
 
 
+def choices_of_groups() -> dict[str, Any]:
+    """What the file of each choice of each group holds."""
+    files = sorted(path for path in CONF.glob("*/**/*.yaml") if path.relative_to(CONF).parts[0] not in SETTING)
+    return {str(path.relative_to(CONF).with_suffix("")): yaml.safe_load(path.read_text()) or {} for path in files}
+
+
 def options_of_groups() -> list[str]:
     """The options that each choice of each group brings: `method/cbp.rate`."""
-    files = sorted(path for path in CONF.glob("*/**/*.yaml") if path.relative_to(CONF).parts[0] not in SETTING)
     found = []
-    for path in files:
-        own = yaml.safe_load(path.read_text()) or {}
-        place = path.relative_to(CONF).with_suffix("")
+    for place, own in choices_of_groups().items():
         names = leaves({key: value for key, value in own.items() if key != "defaults"})
         names = [name for name in names if name.split(".")[-1] not in ("_target_", "name")]
-        found += [f"{place}.{name}" for name in names] or [str(place)]
-    for path in sorted((CONF / "envs").glob("*.yaml")):  # choices that are entries of a table
-        for choice, node in yaml.safe_load(path.read_text()).items():
-            names = leaves({key: value for key, value in node.items() if key != "defaults"})
-            names = [name for name in names if name.split(".")[-1] not in ("_target_", "name")]
-            found += [f"env/{choice}.{name}" for name in names]
-    for choice, node in CHOICES.items():  # of the group that has no files
-        found += [f"trigger/{choice}.{name}" for name in node if name not in ("_target_", "name")] or [
-            f"trigger/{choice}"
-        ]
+        found += [f"{place}.{name}" for name in names] or [place]
     return sorted(found)
 
 
@@ -64,6 +63,42 @@ def test_options_are_those_listed(name: str) -> None:
     listed = set((FOLDER / f"{name}.txt").read_text().split("\n")) - {""}
     found = set(options_of_groups() if name == "groups" else options_of(name))
     assert found == listed, f"new: {found - listed}; gone: {listed - found}; python -m tests.options.test_options"
+
+
+def hints_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The options of a dataclass with their annotations."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        if is_dataclass(hints[field.name]):
+            yield from hints_of(hints[field.name], f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, hints[field.name]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_option_of_a_program_has_its_check(program: str) -> None:
+    kind = OmegaConf.get_type(compose(program))
+    assert [name for name, hint in hints_of(kind) if problem(name, object(), hint) is None] in ([], ["paths"])
+
+
+def refuses_nothing(target: str, option: str) -> bool:
+    """Whether a class or function takes anything for an argument."""
+    try:
+        check_arguments(hydra.utils.get_object(target), {option: object()})
+    except ValueError:
+        return False
+    return True
+
+
+def test_every_option_of_a_group_has_its_check() -> None:
+    """Values out of range are in tests/test_ranges.py: an annotation refuses them all alike."""
+    unchecked = []
+    for place, own in choices_of_groups().items():
+        node = own.get(place.split("/")[0], own) if "_target_" not in own else own
+        target = node.get("_target_", "torch.")
+        if not target.startswith(NOT_OURS):
+            unchecked += [f"{place}.{key}" for key in node if key not in NO_ARGUMENT and refuses_nothing(target, key)]
+    assert unchecked == []
 
 
 if __name__ == "__main__":

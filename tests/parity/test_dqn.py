@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import hydra
 import numpy as np
 import pytest
 import torch
@@ -12,13 +11,13 @@ from torch.optim import Adam
 import rl.dqn.train  # noqa: F401  registers the schema
 from fire_core.methods import Context, Method, Net
 from harness.config.build import build
-from harness.config.cli import CONF
 from rl.common.boundary import update_targets
 from rl.dqn import update as dqn_update
 from rl.dqn.frames import FrameReplay
 from rl.dqn.networks import NatureCNN
 from rl.dqn.scores import human_normalised
 from rl.dqn.update import epsilon
+from tests import programs
 from tests.parity import fill, golden
 
 FACTS = golden.facts("dqn_facts")
@@ -120,8 +119,7 @@ def test_epsilon(case: str) -> None:
 
 
 def compose(method: str) -> Any:
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("dqn", [f"method={method}", "variant=fire_paper", "boundary=dqn_paper"])
+    return programs.compose("dqn", f"method={method}", "variant=fire_paper", "boundary=dqn_paper")
 
 
 def act(method: Method, net: Net, optimizer: torch.optim.Optimizer, config: Any) -> torch.optim.Optimizer:

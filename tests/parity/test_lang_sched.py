@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 
 import language.train  # noqa: F401  its options
-from harness.config.cli import CONF
 from language.schedule import learning_rate, phase_length
 from tests.parity import golden
+from tests.programs import compose
 
 RTOL = 1e-12
 FACTS, DATA, META = golden.facts("lang_sched"), golden.load("lang_sched"), golden.meta("lang_sched")
@@ -71,8 +70,7 @@ def test_rates_of_a_whole_run(run):
 @pytest.mark.skipif(META != DEFAULTS, reason="the golden data were made with other hyperparameters")
 def test_paper_preset_is_this_arithmetic():
     """experiment=fig3: its tokens an iteration, its rates, its mixing, its extra step."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("language", ["experiment=fig3"])
+    config = compose("language", "experiment=fig3")
     assert config.benchmark.extra_step
     assert (
         config.batch_size * config.accumulation * config.model.block_size == FACTS["tokens_per_iter_default"]["tokens"]

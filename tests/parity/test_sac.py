@@ -2,7 +2,6 @@
 
 import re
 
-import hydra
 import numpy as np
 import pytest
 import torch
@@ -12,9 +11,8 @@ from fire_core.methods import Context, Method, Net
 from fire_core.methods.fire import Fire
 from fire_core.methods.full_reset import FullReset
 from fire_core.methods.snp import ShrinkAndPerturb
-from harness.config.cli import CONF
 from harness.training.measure import Meter
-from rl.common.phases import split
+from rl.common.continual import split
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner
 from rl.sac.networks import Actor, Critics, Networks, part
@@ -35,6 +33,7 @@ from rl.sac.update import (
     temperature_loss,
 )
 from tests.parity import golden
+from tests.programs import compose
 
 FACTS = golden.facts("sac_facts")
 STRUCTURE = FACTS["structure"]
@@ -263,9 +262,8 @@ def reinit_cases() -> dict[str, Method]:
 def test_reinitialisation_and_what_restarts(case: str) -> None:
     """Weights, optimizers, temperature and target after the method and boundary=sac_paper."""
     facts, method = FACTS["reinit"][case], reinit_cases()[case]
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        name = case.split("_")[0] if case.startswith("fire") else case
-        config = hydra.compose("sac", [f"method={name}", "boundary=sac_paper"])
+    name = case.split("_")[0] if case.startswith("fire") else case
+    config = compose("sac", f"method={name}", "boundary=sac_paper")
     pre, init = trees("agent.pre"), trees("agent.init")
     how, small = sizes(*pre), FACTS["small_agent"]
     obs, act = small["obs_dim"], small["act_dim"]

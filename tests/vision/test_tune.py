@@ -9,17 +9,18 @@ from omegaconf import OmegaConf
 
 from fire_core.methods import Method
 from harness.config.build import build
-from harness.config.cli import CONF
 from harness.config.errors import ConfigError
+from harness.config.tuned import read_table
 from harness.tune.search import search_space
-from harness.tune.table import Trial, append, best, read_table, write_winner
+from harness.tune.table import Trial, append, best
+from harness.tune.table import read_table as read_trials
 from tests.programs import compose
 from tests.zygote import Zygote
-from vision.tune import parse, reported_seeds
+from vision.tune import parse, reported_seeds, write_winner
 
 TINY = ("benchmark.tasks=2", "benchmark.samples=64", "epochs=1", "model.hidden=8", "seeds=2", "workers=1")
 WHERE = ("table=table.csv", "winners=winners.yaml")
-SEARCHED = OmegaConf.load(CONF / "tuned" / "searched.yaml")
+SEARCHED = read_table("searched")
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -43,9 +44,10 @@ def test_a_search_goes_on_where_it_was_stopped_and_a_finished_one_prints_its_res
     (tmp_path / "table.csv").write_text((tmp_path / "table.csv").read_text().rsplit("\n", 2)[0] + "\n")  # as if killed
     (tmp_path / "winners.yaml").unlink()
     assert tune("trials=2") == said[1:]
+    lr = 3e-3 if float(first[0]["score"]) >= float(first[1]["score"]) else first[1]["options"].removeprefix("lr=")
     assert rows(tmp_path) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("DONE")} == made, "a run was trained again"
-    assert set(OmegaConf.load(tmp_path / "winners.yaml")) == {"random_labels_digits_base"}
+    assert OmegaConf.load(tmp_path / "winners.yaml") == {"random_labels_digits": {"base": {"lr": float(lr)}}}
 
 
 def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygote: Zygote) -> None:
@@ -92,12 +94,12 @@ def test_the_rate_is_searched_for_every_method_and_parts_of_a_chain_by_their_nam
 def test_a_table_of_other_options_or_seeds_is_not_gone_on_with(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     append(table, Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25)), (7, 8), "vision")
-    assert read_table(table, "ab", "base", (7, 8))[0] == Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25))
-    assert read_table(table, "ab", "fire", (7, 8)) == {}
+    assert read_trials(table, "ab", "base", (7, 8))[0] == Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25))
+    assert read_trials(table, "ab", "fire", (7, 8)) == {}
     with pytest.raises(ConfigError, match="of other options"):
-        read_table(table, "cd", "base", (7, 8))
+        read_trials(table, "cd", "base", (7, 8))
     with pytest.raises(ConfigError, match="columns of these seeds"):
-        read_table(table, "ab", "base", (7, 9))
+        read_trials(table, "ab", "base", (7, 9))
 
 
 def test_the_best_is_the_earliest_of_equal_scores_and_less_may_be_better() -> None:
@@ -107,30 +109,29 @@ def test_the_best_is_the_earliest_of_equal_scores_and_less_may_be_better() -> No
     assert best(found[2:3], more=True) is None
 
 
-def test_winners_are_added_to_a_table_that_hydra_reads(tmp_path: Path) -> None:
+def test_winners_are_added_to_a_table_of_tuned_values(tmp_path: Path) -> None:
     path = tmp_path / "searched.yaml"
-    write_winner(path, "a_b_fire", "lr=1e-05 method.blend=0.5", lr=0.1)
-    write_winner(path, "a_b_base", "", lr=0.1)
-    write_winner(path, "a_b_fire+muon", "method.parts.muon.lr=0.5", lr=0.1, chain=["fire", "muon"])
-    table = OmegaConf.load(path)
-    assert path.read_text().startswith("# @package _global_\n")
-    assert table == {
-        "a_b_base": {"lr": 0.1},
-        "a_b_fire": {"lr": 1e-05, "method": {"blend": 0.5}},
-        "a_b_fire+muon": {"lr": 0.1, "method": {"of": ["fire", "muon"], "parts": {"muon": {"lr": 0.5}}}},
-    }
+    write_winner(path, "a_b", "fire", "lr=0.1 lr=1e-05 method.blend=0.5")
+    write_winner(path, "a_b", "base", "lr=0.1")
+    write_winner(path, "a_a", "fire+muon", "lr=0.1 method.parts.muon.lr=0.5")
+    assert path.read_text().split("\n", 2)[2] == (
+        "a_a:\n  fire+muon: {lr: 0.1, method: {parts: {muon: {lr: 0.5}}}}\n"
+        "a_b:\n  base: {lr: 0.1}\n  fire: {lr: 1.0e-05, method: {blend: 0.5}}\n"
+    )
 
 
-def test_every_entry_of_the_committed_table_builds_and_is_taken_where_it_is_named() -> None:
+def test_every_entry_of_the_committed_table_builds_and_is_taken_where_it_is_asked_for() -> None:
     parts = compose("vision", "method=chain").method.parts
-    for entry, values in SEARCHED.items():
-        method = str(entry).rpartition("_bits_" if "_bits_" in str(entry) else "_digits_")[2]
-        own = values.get("method", {})
-        for name in method.split("+"):
-            node = OmegaConf.merge(parts[name], own.get("parts", {}).get(name, {}) if "+" in method else own)
-            assert isinstance(build("method", node), Method), entry
-    config = compose("vision", "method=fire", "tuned/searched=random_labels_digits_${method}")
-    fire = SEARCHED["random_labels_digits_fire"]
-    assert config.lr == fire.lr
-    assert {key: config.method[key] for key in fire.method} == fire.method
-    assert compose("vision", "method=fire").lr == 3e-3, "nothing is taken that is not named"
+    for setting, rows_of_setting in SEARCHED.items():
+        for method, values in rows_of_setting.items():
+            own = values.get("method", {})
+            for name in method.split("+"):
+                node = OmegaConf.merge(parts[name], own.get("parts", {}).get(name, {}) if "+" in method else own)
+                assert isinstance(build("method", node), Method), (setting, method)
+    config, fire = compose("vision", "method=fire", "tuned=searched"), SEARCHED["random_labels_digits"]["fire"]
+    assert config.lr == fire["lr"]
+    assert {key: config.method[key] for key in fire["method"]} == fire["method"]
+    assert compose("vision", "method=fire", "tuned=searched", "lr=1").lr == 1
+    chain = compose("vision", "method=chain", "method.of=fire+weight_decay", "tuned=searched")
+    assert chain.method.parts.weight_decay.coef == 0.0014
+    assert compose("vision", "method=fire").lr == 3e-3, "nothing is taken that is not asked for"

@@ -1,50 +1,11 @@
-"""Wrong input: one line that names the option and what is accepted, a code, and nothing written."""
+"""The command line: help, tracebacks and sweeps. Wrong options are in tests/options/test_trouble.py."""
 
 from pathlib import Path
 
-import pytest
-
+from harness.config.groups import PACKAGES, choices
 from tests.zygote import Zygote
 
-CASES = {
-    ("method=fier",): "error: method=fier is unknown (did you mean fire?); accepted: adamo, base,",
-    ("lr=abc",): "error: lr=abc: Value 'abc' of type 'str' could not be converted to Float",
-    ("model.hidden=-1",): "error: model.hidden must be in [1, 1048576], got -1",
-    ("lerning_rate=1",): "error: option lerning_rate is unknown; accepted: ",
-    ("model.norm=no",): "error: model.norm must be true or false or layer, got 'no'",
-    ("model.activation=rleu",): "error: model.activation=rleu is unknown; accepted: relu, crelu, fourier",
-    ("model._target_=my.Net",): "error: model._target_=my.Net cannot be imported: ",
-    ("model.hiden=8",): "error: option model.hiden is unknown (did you mean hidden?); accepted: ",
-    ("dataset=cifar10", "dataset.root=nowhere"): "error: dataset=cifar10 is not there: put ",
-    ("method=fire", "method.solver=exat"): "error: method.solver=exat is unknown; accepted: newton_schulz, exact",
-    ("method=dash", "method.every=5"): "error: method.every has no effect with method.variant=original",
-    (
-        "method=chain",
-        "method.parts.redo.every=2",
-    ): "error: method.parts.redo.every has no effect: method.of=[fire,muon] do",
-    ("benchmark=warm_start", "benchmark.ratio=500"): "error: benchmark.ratio must be in [1, 100]",
-    ("benchmark.tasks=0",): "error: benchmark.tasks must be in [1, 100000], got 0",
-    ("benchmark.samples=1281",): "error: benchmark.samples=1281 is more than the 1280 training images",
-    ("dataset=bits",): "error: dataset=bits has fewer than two classes: benchmark=random_labels has",
-    ("benchmark=slowly_changing_regression",): "error: benchmark=slowly_changing_regression has no images: it needs",
-    ("benchmark=permuted_online", "epochs=3"): "error: benchmark.online=true sees each image once in a task: epochs",
-    (
-        "tuned=warm_start_cifar",
-    ): "error: tuned=warm_start_cifar is unknown (did you mean warm_start_cifar10?); accepted:",
-    ("tuned=dqn",): "error: tuned=dqn is unknown; accepted: auto, none, class_incremental_cifar100, ",
-    ("tuned=null",): "error: tuned=null is unknown; accepted: auto, class_incremental_cifar100, ",
-    ("device=cuda:77",): "error: device=cuda:77: torch sees",
-    ("method.name=../x",): "error: method.name='../x' goes into a path",
-}
-
-
-@pytest.mark.parametrize("arguments", CASES, ids=" ".join)
-def test_wrong_input(arguments: tuple[str, ...], tmp_path: Path, zygote: Zygote) -> None:
-    answer = zygote.run(tmp_path, "vision.train", "tracker=none", *arguments)
-    assert answer.code == 2
-    assert answer.err.startswith(CASES[arguments]), answer.err
-    assert answer.err.count("\n") == 1
-    assert not list(tmp_path.iterdir()), "nothing half-written"
+EXPERIMENTS = choices("experiment")
 
 
 def test_a_traceback_when_asked_for(tmp_path: Path, zygote: Zygote) -> None:
@@ -68,17 +29,28 @@ def test_a_sweep_goes_on_past_a_failed_job_and_tells_of_all(tmp_path: Path, zygo
     assert again.err.count("first phase taken from") == 1
 
 
-def test_a_sweep_of_nothing_is_refused(tmp_path: Path, zygote: Zygote) -> None:
-    answer = zygote.run(tmp_path, "vision.train", "scale=smoke", "seed=range(0)", "-m")
-    assert answer.code == 2
-    assert answer.err == "error: -m starts nothing: an option has no value (seed=range(0))\n"
-    assert not list(tmp_path.iterdir())
-
-
-def test_help_names_the_groups(tmp_path: Path, zygote: Zygote) -> None:
+def test_help_lists_what_the_program_can_take(tmp_path: Path, zygote: Zygote) -> None:
     answer = zygote.run(tmp_path, "vision.train", "--help")
     assert answer.code == 0
-    for word in ("method", "full_reset", "snp", "fire_exact", "scale", "smoke", "tracker", "dataset"):
-        assert word in answer.out
-    assert "networks:" not in answer.out  # another program's
-    assert "tuned/" not in answer.out
+    groups = dict(line.split(": ", 1) for line in answer.out.split("== ")[1].splitlines()[1:] if ": " in line)
+    assert set(groups) == {"method", "dataset", "model", "optimizer", "tracker", "trigger", "benchmark", "experiment"}
+    assert groups["benchmark"].startswith("class_incremental, continual, permuted, ")
+    assert "cartpole" not in answer.out
+    assert "epochs: ${choose:${scale},{smoke:2,small:40,paper:400}}" in answer.out, "of the default benchmark"
+
+
+def test_each_program_has_its_own_choices() -> None:
+    assert choices("env", "sac") == (
+        "ant", "dmc", "double_pendulum", "halfcheetah", "hopper", "humanoid", "humanoid_bench", "mujoco", "walker",
+    )  # fmt: skip
+    assert set(choices("env")) - set(choices("env", "sac")) == set(choices("env", "dqn"))
+    assert choices("boundary", "dqn") == ("dqn", "dqn_paper")
+    owners = {name: [program for program in PACKAGES if name in choices("experiment", program)] for name in EXPERIMENTS}
+    assert {len(programs) for programs in owners.values()} == {1}, owners
+    assert "pi" in choices("method", "dqn")
+
+
+def test_the_log_says_which_tuned_values_were_taken(tmp_path: Path, zygote: Zygote) -> None:
+    options = ("scale=smoke", "tracker=none", "progress=false", "model.hidden=4", "benchmark=warm_start", "method=cbp")
+    answer = zygote.run(tmp_path, "vision.train", *options)
+    assert answer.err.count("tuned values: conf/tuned_values/vision.yaml, warm_start_digits, cbp") == 1, answer.err

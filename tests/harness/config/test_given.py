@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 
-import hydra
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -12,11 +11,12 @@ import language.task  # noqa: F401  both register schemas and tables
 import vision.task  # noqa: F401
 from fire_core.methods.fire import Fire
 from harness.config.build import build
-from harness.config.cli import CONF
 from harness.config.errors import ConfigError
 from harness.config.given import given_options, refuse_idle
+from harness.config.groups import compose_with_hydra
+from harness.config.tuned import take_tuned
 
-MUON = ("method=chain", "method.of=[fire,dash,muon]")
+MUON = ("method=chain", "method.of=fire+dash+muon")
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +27,9 @@ def _outside_of_a_program() -> Iterator[None]:
 
 def start(program: str, *overrides: str) -> DictConfig:
     """As the program itself would: composed, and known to Hydra."""
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose(program, list(overrides), return_hydra_config=True)
+    config = compose_with_hydra(program, overrides)
     HydraConfig.instance().set_config(config)
+    take_tuned(config, config.hydra)
     return config
 
 
@@ -49,7 +49,7 @@ def check(program: str, *overrides: str) -> None:
         ("vision", (*MUON, "method.parts.fire.solver=exact", "method.parts.fire.iterations=5"),
          "method.parts.fire.iterations has no effect with method.parts.fire.solver=exact"),
         ("vision", (*MUON, "method.parts.snp.coef=0.5"),
-         "method.parts.snp.coef has no effect: method.of=[fire,dash,muon] does not name snp"),
+         "method.parts.snp.coef has no effect: method.of=fire+dash+muon does not name snp"),
     ],
 )  # fmt: skip
 def test_refused(program: str, overrides: tuple[str, ...], message: str) -> None:

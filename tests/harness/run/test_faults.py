@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zyg
 
 
 def test_a_disk_that_is_full_when_the_first_phase_ends(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = VISION.tiny(*LONG, OFTEN, "cache.dir=disk/cache")
+    options = VISION.tiny(*LONG, OFTEN, "paths.cache=disk/cache")
     filler, answer = run_on_a_full_disk(disk, tmp_path, zygote, options)
     assert answer.code == 3
     assert "error: cannot write the checkpoint that ends phase 0 in disk/cache/" in answer.err

@@ -116,8 +116,8 @@ def test_a_cache_removed_under_way_stops_the_run_in_one_line(tmp_path: Path, zyg
 
 def test_off_and_elsewhere(tmp_path: Path, zygote: Zygote) -> None:
     assert TRAINING not in train(zygote, tmp_path / "off", "cache=off")
-    assert TRAINING in train(zygote, tmp_path / "else", "cache.dir=../mine")
-    assert TAKEN in train(zygote, tmp_path / "two", "cache.dir=../mine")
+    assert TRAINING in train(zygote, tmp_path / "else", "paths.cache=../mine")
+    assert TAKEN in train(zygote, tmp_path / "two", "paths.cache=../mine")
     assert not list(tmp_path.glob("*/runs/.cache"))
     assert len(list((tmp_path / "mine").iterdir())) == 1
     for name in ("else", "two"):

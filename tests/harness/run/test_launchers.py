@@ -14,8 +14,8 @@ import pytest
 import torch
 import yaml
 
-from harness.config.cli import CONF
 from harness.config.config import OWN_THREADS, set_up_torch
+from harness.config.groups import CONF
 from tests.programs import LONG, VISION, alive, assert_same, holder, lines, only_run, wait_for
 from tests.zygote import ROOT, Zygote
 

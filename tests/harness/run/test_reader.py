@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -16,13 +15,12 @@ import language.train  # noqa: F401  registers its options, as the next two do
 import rl.dqn.train
 import rl.sac.train  # noqa: F401
 from harness.config.build import build
-from harness.config.cli import CONF
 from harness.config.errors import ConfigError
 from harness.run.reader import building, newest_state, read_config
 from harness.run.tracker import Tracker
 from language.sample import load_run
 from rl.dqn.watch import load_network
-from tests.programs import DQN, assert_same, same
+from tests.programs import DQN, assert_same, compose, same
 from tests.zygote import Zygote
 
 PROGRAMS = ("language", "dqn", "sac")
@@ -31,8 +29,7 @@ SHELL = "__import__('os').system('touch owned')"
 
 def good(program: str, *options: str) -> Any:
     """The configuration that a run of the program writes."""
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return OmegaConf.to_container(hydra.compose(program, list(options)), resolve=True)
+    return OmegaConf.to_container(compose(program, *options), resolve=True)
 
 
 def write(folder: Path, content: Any) -> Path:

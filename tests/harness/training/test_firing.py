@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
 from analysis.curves import firings
@@ -17,7 +18,8 @@ from fire_core.methods import Method, Net
 from fire_core.methods.fire import Fire
 from fire_core.methods.pi import PlasticityInjection
 from harness.config.errors import ConfigError
-from harness.config.trigger import CHOICES, build_trigger, check_trigger
+from harness.config.groups import CONF
+from harness.config.trigger import build_trigger, check_trigger
 from harness.run.execute import execute
 from harness.training.loop import Loop
 from tests.programs import ALIKE, DQN, LANGUAGE, SAC, VISION, Program, assert_same, final_state, rows
@@ -104,7 +106,7 @@ def test_other_programs(program: Program, options: tuple[str, ...], steps: list[
 
 def check(choice: str, method: Method, **options: Any) -> None:
     """What a program does with `trigger=choice` before a run of 40 steps; the 11th is the first that is asked about."""
-    node = {**CHOICES[choice], **options}
+    node = {**OmegaConf.load(CONF / "trigger" / f"{choice}.yaml"), **options}
     net = Net({"model": nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))}, {})
     trigger = build_trigger(node)
     check_trigger(node, trigger, method, net, name="it", metrics=("loss",), after=10, total_steps=40)

@@ -1,4 +1,4 @@
-"""What yaml files say may be searched, and the points of a search."""
+"""What conf/search.yaml says may be searched, and the points of a search."""
 
 from typing import Any
 
@@ -6,46 +6,29 @@ import pytest
 from omegaconf import OmegaConf
 
 import vision.task  # noqa: F401  registers the schema
-from harness.config.cli import CONF
 from harness.config.errors import ConfigError
-from harness.tune.space import Dimension, check_space, dimension, space_of, trials
+from harness.config.groups import CONF, choices
+from harness.tune.space import Dimension, check_space, space_of, trials
 from tests.programs import compose
 
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+METHODS = choices("method")
 NOTHING = {"base", "chain", "full_reset", "optimizer_reset", "pi"}  # they have no number of their own
 
 
 def test_every_method_accepts_its_space_which_holds_its_defaults() -> None:
     parts: Any = OmegaConf.to_container(compose("vision", "method=chain"), resolve=True)
+    assert set(OmegaConf.load(CONF / "search.yaml")) == set(METHODS) - NOTHING
     for method in sorted(set(METHODS) - {"chain"}):
         node, space = parts["method"]["parts"][method], space_of(method)
         assert bool(space) == (method not in NOTHING), method
         assert {one.option for one in space} <= set(node)
+        assert {one.kind for one in space} <= {"choice", "linear", "log"}
         check_space(node, space)
         for one in space:
             default = node[one.option]
             if default is not None:
                 within = default in one.values if one.kind == "choice" else one.values[0] <= default <= one.values[1]
                 assert within, (method, one)
-
-
-@pytest.mark.parametrize(
-    ("text", "values", "kind"),
-    [
-        ("1e-5 to 1e-1 (log)", (1e-5, 1e-1), "log"),
-        ("0 to 1", (0, 1), "linear"),
-        ("frobenius, spectral", ("frobenius", "spectral"), "choice"),
-        ("0.25, 0, 1", (0.25, 0, 1), "choice"),
-    ],
-)
-def test_comments_are_read(text: str, values: tuple[Any, ...], kind: str) -> None:
-    assert dimension("m.o", "o", text) == Dimension("o", values, kind)
-
-
-@pytest.mark.parametrize("text", ["1 to", "1 to 0", "0 to 1 (log)", "a to b", "one", "1e-5 to 1e-1 (linear)"])
-def test_comments_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"m\.o: search"):
-        dimension("m.o", "o", text)
 
 
 def test_a_value_that_the_method_refuses_is_refused_before_anything_runs() -> None:

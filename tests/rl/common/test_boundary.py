@@ -6,11 +6,9 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fire_core.methods import Context, Net
-from fire_core.methods.chain import Chain
 from fire_core.methods.fire import Fire
-from fire_core.methods.muon import MuonOptimizer
-from fire_core.methods.redo import ReDo
-from harness.config.cli import CONF
+from harness.config.build import find_target
+from harness.config.groups import CONF
 from rl.common.boundary import update_targets
 from rl.common.task import build_benchmark, build_method
 from tests.programs import compose
@@ -23,31 +21,36 @@ def boundary(program: str, *options: str) -> dict[str, str]:
     return {str(key): value for key, value in OmegaConf.to_container(config.boundary, resolve=True).items()}
 
 
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 POLICY = {"optimizer": "new", "target": "copy", "replay": "keep"}
 OF_SAC = {"temperature": "new", "statistics": "keep"}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_one_policy_for_every_method_and_for_base(method: str) -> None:
-    """Injection alone departs, since it leaves the outputs as they are."""
+def test_injection_alone_departs_from_the_policy() -> None:
+    """Since it leaves the outputs as they are."""
+    for path in (CONF / "method").glob("*.yaml"):
+        restarts = find_target("method", OmegaConf.load(path)).restarts if path.stem != "chain" else {}
+        assert bool(restarts) == (path.stem == "pi"), path.stem
+
+
+@pytest.mark.parametrize("method", ["base", "fire", "chain", "pi"])
+def test_one_policy_for_every_method_and_for_base(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     injects = method == "pi"
     target = {"target": "keep"} if injects else {}
     temperature = {"temperature": "keep"} if injects else {}
     assert boundary("dqn", f"method={method}") == POLICY | target
+    assert ("boundary.target=keep, as method=pi needs; otherwise copy" in caplog.text) == injects
     assert boundary("sac", f"method={method}") == POLICY | OF_SAC | target | temperature
     between = {"replay": "new"}
     assert boundary("dqn", "experiment=continual_cartpole", f"method={method}") == POLICY | target | between
     stream = boundary("sac", "experiment=continual_double_pendulum", f"method={method}")
-    assert stream == POLICY | {"statistics": "new"} | {"temperature": "new"} | target | temperature | between
+    assert stream == POLICY | OF_SAC | {"statistics": "new"} | target | temperature | between
     hidden = boundary("dqn", "experiment=continual_cartpole", "benchmark.boundaries=hidden", f"method={method}")
     assert hidden == POLICY | target
 
 
 def test_an_option_wins_over_the_table() -> None:
-    chosen = boundary(
-        "dqn", "method=chain", "method.of=[fire,redo]", "boundary.target=keep", "boundary.optimizer=forget"
-    )
+    chosen = boundary("dqn", "method=chain", "method.of=fire+redo", "boundary.target=keep", "boundary.optimizer=forget")
     assert chosen == POLICY | {"target": "keep", "optimizer": "forget"}
 
 
@@ -76,11 +79,8 @@ def network(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_follow_takes_what_a_part_projects_by_its_own_layout(apart: bool) -> None:
-    layout = {"linear": "project", "4": "keep"}
-    fire = Fire(layout=layout)
-    method = Chain({"fire": fire, "other": MuonOptimizer() if apart else ReDo()}, apart=apart)
+def test_follow_takes_what_the_method_projects_by_its_own_layout() -> None:
+    method = Fire(layout={"linear": "project", "4": "keep"})
     trained, target = network(0), network(1)
     before = {key: value.clone() for key, value in target.state_dict().items()}
     net = Net.of({"q": trained})
@@ -90,8 +90,5 @@ def test_follow_takes_what_a_part_projects_by_its_own_layout(apart: bool) -> Non
     update_targets(method, net, context, "follow")
     taken = {key for key, p in target.named_parameters() if torch.equal(p, trained.get_parameter(key))}
     kept = {key for key, p in target.named_parameters() if torch.equal(p, before[key])}
-    own = {id(p): key for key, p in trained.named_parameters()}
-    alone = {own[id(p)] for p in method.spared(net)}
-    assert bool(alone) == apart
-    assert taken == {"0.weight", "2.weight"} - alone
+    assert taken == {"0.weight", "2.weight"}
     assert kept == set(before) - taken

@@ -20,11 +20,12 @@ def new(capacity: int = 96) -> FrameReplay:
 
 
 def played(steps: int, store: RingStore | None = None, replay: FrameReplay | None = None) -> Naive:
+    """Some steps; the store, if there is one, saves halfway."""
     naive = Naive(replay or new(), seed=steps)
-    for _ in range(steps):
+    for step in range(steps):
         naive.step()
-        if store:
-            store.follow(naive.replay)
+        if store and step == steps // 2:
+            store.save(naive.replay)
     return naive
 
 
@@ -47,7 +48,6 @@ def test_load_gives_back_what_was_saved(tmp_path: Path, steps: int, rows: int) -
     manifest = writer.save(naive.replay)
     RingStore(tmp_path / "a", rows).load(loaded := new(), manifest)
     assert_equal(loaded, naive.replay)
-    writer.close()
 
 
 def test_goes_on_after_a_load(tmp_path: Path) -> None:
@@ -57,11 +57,10 @@ def test_goes_on_after_a_load(tmp_path: Path) -> None:
     first.committed(manifest, 2)
     second = RingStore(tmp_path, 8)
     second.load(loaded := new(), manifest)
-    for replay, writer in ((naive.replay, first), (loaded, second)):
+    for replay in (naive.replay, loaded):
         for k in range(30):
             frames = torch.full((2, *SHAPE), k, dtype=torch.uint8)
             replay.append(frames, torch.tensor([1, 2]), torch.ones(2), torch.tensor([False, True]))
-            writer.follow(replay)
     assert first.save(naive.replay) == second.save(loaded)
     assert_equal(loaded, naive.replay)
 
@@ -72,7 +71,6 @@ def test_removes_what_no_kept_checkpoint_needs(tmp_path: Path) -> None:
     for _ in range(12):
         for _ in range(11):
             naive.step()
-            store.follow(naive.replay)
         manifests.append(store.save(naive.replay))
         store.committed(manifests[-1], keep=2)
         expected = {name for manifest in manifests[-2:] for name in manifest["segments"]}
@@ -81,30 +79,25 @@ def test_removes_what_no_kept_checkpoint_needs(tmp_path: Path) -> None:
         RingStore(tmp_path, 8).load(new(), manifest)
 
 
-def test_takes_segments_from_the_shared_first_phase(tmp_path: Path) -> None:
-    naive = played(40, shared := RingStore(tmp_path / "cache", 8))
-    manifest = shared.save(naive.replay)
-    own = RingStore(tmp_path / "run" / "replay", 8)
-    own.load(loaded := new(), manifest, [tmp_path / "nowhere", tmp_path / "cache"])
-    assert_equal(loaded, naive.replay)
-    for path in (tmp_path / "cache").iterdir():  # the run continues without the cache
-        path.unlink()
-    RingStore(tmp_path / "run" / "replay", 8).load(new(), manifest)
-
-
 def test_damage_is_mended_from_the_shared_first_phase_while_that_is_sound(tmp_path: Path) -> None:
     naive = played(40, shared := RingStore(tmp_path / "cache" / "replay", 8))
     manifest = shared.save(naive.replay)
     own, first = tmp_path / "run" / "replay", manifest["segments"][0]
     own.mkdir(parents=True)
     (own / first).write_bytes(b"half of a copy")  # by a process that was killed
-    RingStore(own, 8).load(loaded := new(), manifest, [shared.folder])
+    RingStore(own, 8).load(loaded := new(), manifest, shared.folder)
     assert_equal(loaded, naive.replay)
+    kept = {path.name: path.read_bytes() for path in shared.folder.iterdir()}
+    for path in shared.folder.iterdir():  # the run continues without the cache
+        path.unlink()
+    RingStore(own, 8).load(new(), manifest, shared.folder)
+    for name, data in kept.items():
+        (shared.folder / name).write_bytes(data)
     for folder in (own, shared.folder):
         (folder / first).unlink()
         (folder / first).write_bytes(b"damaged")
     with pytest.raises(TrainingError, match=f"remove {tmp_path / 'run'} and {tmp_path / 'cache'} to train again"):
-        RingStore(own, 8).load(new(), manifest, [shared.folder])
+        RingStore(own, 8).load(new(), manifest, shared.folder)
     naive = played(40, again := RingStore(shared.folder, 8))  # trained anew there: what is damaged is written again
     RingStore(shared.folder, 8).load(new(), again.save(naive.replay))
 
@@ -131,7 +124,7 @@ def test_a_full_disk_is_told_and_made_good_later(tmp_path: Path, monkeypatch: py
     store = RingStore(tmp_path, 8)
     with monkeypatch.context() as broken:
         broken.setattr(module, "write_atomically", full)
-        naive = played(20, store)
+        naive = played(20)
         with pytest.raises(OSError, match="No space"):
             store.save(naive.replay)
     manifest = store.save(naive.replay)

@@ -18,7 +18,7 @@ from rl.dqn.learner import Learner
 from rl.dqn.phase import diagnose
 from rl.dqn.task import Task
 from rl.dqn.train import begin_phase, exploration_rate, interact
-from tests.programs import ATARI, DQN, Program, assert_same, rows, same
+from tests.programs import ATARI, DQN, assert_same, rows, same
 
 STREAM = (
     "benchmark=continual_control", "benchmark.tasks=4", "benchmark.steps=100", "benchmark.size=6", "total_steps=400",
@@ -72,6 +72,16 @@ def test_a_hidden_boundary_leaves_all_as_it_is() -> None:
     assert learner.updates > updates
     _, drawn = learner.replay.draw(200, torch.Generator().manual_seed(0))
     assert int(drawn.min()) < 50
+
+
+@pytest.mark.parametrize("boundaries", ["known", "hidden"])
+def test_a_method_s_own_optimizer_comes_at_a_boundary_or_from_the_start(boundaries: str) -> None:
+    """Where nobody is told of boundaries none can bring it."""
+    kinds = []
+    for index in range(2):
+        _, learner = at_task(index, "method=muon", f"benchmark.boundaries={boundaries}")
+        kinds.append(isinstance(learner.optimizer, torch.optim.Adam))
+    assert kinds == [boundaries == "known", False]
 
 
 def test_the_agent_sees_what_the_task_shows() -> None:
@@ -176,26 +186,3 @@ def test_numbers_of_images_are_not_shifted() -> None:
     options = ("benchmark=continual_control", "benchmark.tasks=2", "benchmark.steps=120", "total_steps=240")
     with pytest.raises(ConfigError, match=r"benchmark.permute=false benchmark.signs=false benchmark.offset=0"):
         Task.from_config(ATARI.compose(*options))
-
-
-def test_games_take_turns() -> None:
-    options = (
-        "benchmark=continual_control", "benchmark.tasks=3", "benchmark.steps=60", "total_steps=180",
-        "benchmark.sequence=[space_invaders,demon_attack]", "benchmark.permute=false", "benchmark.signs=false",
-        "benchmark.offset=0",
-    )  # fmt: skip
-    learner = Learner.new(Task.from_config(ATARI.compose(*options)))
-    emulator = learner.env.emulator
-    assert isinstance(emulator, Changing)
-    for phase in range(3):
-        emulator.begin_task(phase)
-        assert emulator.now is emulator.emulators[phase % 2]
-
-
-def test_smoke_is_short() -> None:
-    small = Program("dqn", "rl.dqn", ())
-    config = small.compose_only(("experiment=continual_cartpole", "scale=smoke"))
-    assert config.total_steps == config.benchmark.tasks * config.benchmark.steps <= 1200
-    config = small.compose_only(("experiment=continual_cartpole",))
-    assert (config.benchmark.tasks, config.benchmark.steps, config.benchmark.size) == (10, 5000, 8)
-    assert (config.model.hidden, config.lr, config.updates_per_step, config.batch_size) == (64, 1e-3, 1.0, 64)

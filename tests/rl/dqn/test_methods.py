@@ -12,6 +12,7 @@ from rl.dqn.task import Task
 from tests.programs import DQN, assert_same, rows
 
 METHODS = {"c_chain": ("method.warmup=5",), "l2_er": ("method.every=3",), "spectral": ()}
+SHORT = ("total_steps=120", "midpoint=60", "learning_starts=20", "eval.steps=10", "cache=off")
 
 
 class Cut(Exception):
@@ -21,7 +22,7 @@ class Cut(Exception):
 @pytest.mark.parametrize("method", METHODS)
 def test_cut_and_go_on(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    options = (f"method={method}", *METHODS[method])
+    options = (f"method={method}", *METHODS[method], *SHORT)
     calm = DQN.run(tmp_path / "calm", *options)
     real, last, cuts = rl.dqn.train.train_step, rows(calm)[-1]["updates"], list[int]()
 

@@ -12,14 +12,9 @@ from harness.config.errors import ConfigError
 from rl.dqn.changing import Changing
 from rl.dqn.learner import Learner
 from rl.dqn.minatar import GAMES, MinAtar, make
-from rl.dqn.networks import MinAtarCNN
 from rl.dqn.task import Task
 from tests.programs import DQN, Program, rows
 
-TINY = (
-    "env=minatar_breakout", "num_envs=2", "model.filters=4", "model.hidden=16", "total_steps=160", "midpoint=80",
-    "eval.steps=20",
-)  # fmt: skip
 STREAM = (
     "experiment=continual_minatar", "num_envs=2", "benchmark.tasks=3", "benchmark.steps=60", "total_steps=180",
     "learning_starts=20", "replay.capacity=200", "model.filters=4", "eval.episodes=1", "eval.epsilon=1.0",
@@ -93,27 +88,3 @@ def test_the_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "minatar", None)
     with pytest.raises(ConfigError, match=r"^env=minatar_asterix needs the package minatar: pip install minatar$"):
         make(1, 0, "train", "asterix")
-
-
-def test_an_unknown_game_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"env.game=pong is unknown; accepted: asterix, breakout"):
-        Task.from_config(compose(*TINY, "env.game=pong"))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("activation", ["relu", "crelu", "fourier"])
-def test_the_columns_of_every_unit_are_known(activation: str) -> None:
-    """With a unit's columns zero, its incoming weights do not matter; with the others' columns zero, they do."""
-    torch.manual_seed(0)
-    x = (torch.rand(2, 1, 5, 10, 10) < 0.3).to(torch.uint8)
-    for i in range(2):
-        network = MinAtarCNN(3, (1, 5, 10, 10), filters=4, hidden=8, activation=activation)
-        units = network.unit_graph()[i]
-        (consumer,), (producer,) = units.consumers, units.producers
-        columns = torch.tensor([1]) if consumer.columns is None else consumer.columns[1]
-        consumer.layer.weight[:, columns] = 0
-        silent = network(x)
-        producer.layer.weight[1] += 1
-        torch.testing.assert_close(network(x), silent)
-        consumer.layer.weight[:, columns] = 1
-        assert not torch.allclose(network(x), silent)

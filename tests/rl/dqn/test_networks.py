@@ -1,25 +1,31 @@
 """The agents' networks: norms and activations."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from rl.dqn.networks import MLP, NatureCNN, QNetwork
+from rl.dqn.networks import MLP, MinAtarCNN, NatureCNN, QNetwork
 from tests.programs import DQN, rows
+
+SIZES: dict[type[QNetwork], Any] = {  # observations, options, layers of units
+    NatureCNN: ((4, 84, 84), {"width": 0.25}, 4),
+    MLP: ((1, 4), {"hidden": 8}, 2),
+    MinAtarCNN: ((1, 5, 10, 10), {"filters": 4, "hidden": 8}, 2),
+}
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("activation", ["relu", "crelu", "fourier"])
-@pytest.mark.parametrize("kind", [NatureCNN, MLP])
+@pytest.mark.parametrize("kind", SIZES)
 def test_the_columns_of_every_unit_are_known(kind: type[QNetwork], activation: str) -> None:
     """With a unit's columns zero, its incoming weights do not matter; with the others' columns zero, they do."""
     torch.manual_seed(0)
-    shape = (4, 84, 84) if kind is NatureCNN else (1, 4)
-    size = {"width": 0.25} if kind is NatureCNN else {"hidden": 8}
-    x = torch.rand(2, *shape)
-    for i in range(4 if kind is NatureCNN else 2):
-        network = kind(3, shape, activation=activation, **size)
+    shape, size, count = SIZES[kind]
+    x = (torch.rand(2, *shape) < 0.3).float()
+    for i in range(count):
+        network = kind(3, shape, activation=activation, **size)  # type: ignore[call-arg]
         units = network.unit_graph()[i]
         (consumer,), (producer,) = units.consumers, units.producers
         columns = torch.tensor([1]) if consumer.columns is None else consumer.columns[1]
@@ -41,4 +47,9 @@ def test_layer_norm_stands_before_every_activation() -> None:
 
 @pytest.mark.parametrize("option", ["model.norm=true", "model.activation=crelu", "model.activation=fourier"])
 def test_architectures_train_to_the_end(option: str, tmp_path: Path) -> None:
-    assert rows(DQN.run(tmp_path, "method=redo", "method.threshold=0.5", option))[-1]["step"] == 400
+    assert (
+        rows(DQN.run(tmp_path, "method=redo", "method.threshold=0.5", "total_steps=160", "midpoint=100", option))[-1][
+            "step"
+        ]
+        == 160
+    )

@@ -18,7 +18,9 @@ PROGRAMS = ("dqn", "sac")
 @pytest.mark.parametrize("extra", [(), ("env.sticky_per=frame",)])
 def test_the_picture_is_of_the_game_that_the_agent_plays(tmp_path: Path, extra: tuple[str, ...]) -> None:
     """Made grey and small, each coloured picture is the frame that the agent sees, over several episodes."""
-    folder = ATARI.run(tmp_path, "method=pi", "total_steps=120", "midpoint=60", *extra)
+    folder = ATARI.run(
+        tmp_path, "method=pi", "total_steps=60", "midpoint=30", "log_every=30", "eval.every=60", "eval.steps=4", *extra
+    )
     trained, state = read_run(folder, PROGRAMS)
     seen: list[np.ndarray] = []
     env = watch_dqn.make_env(trained, 1, "watch/0")
@@ -53,16 +55,6 @@ def test_the_picture_is_of_the_game_that_the_agent_plays(tmp_path: Path, extra: 
     with Image.open(tmp_path / "agent.gif") as gif:
         assert gif.size == (160, 210)
         assert gif.is_animated
-
-
-def test_a_link_of_someone_else_is_not_followed(tmp_path: Path) -> None:
-    precious = tmp_path / "precious.txt"
-    precious.write_text("mine")
-    (tmp_path / "agent.gif").symlink_to(precious)
-    watch.write_video(tmp_path / "agent.gif", [np.zeros((8, 8, 3), np.uint8)] * 2, 15)
-    assert precious.read_text() == "mine"
-    assert (tmp_path / "agent.gif").read_bytes().startswith(b"GIF")
-    assert not (tmp_path / "agent.gif").is_symlink()
 
 
 def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:

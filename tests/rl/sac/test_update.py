@@ -25,14 +25,11 @@ from rl.sac.update import (
     CudaGraph,
     Temperature,
     Update,
-    actor_loss,
     adamw,
     compiled,
-    critic_loss,
     critic_target,
     discount,
     squash,
-    temperature_loss,
 )
 
 SIZES = Networks("simba", 8, 1, 12, 2)
@@ -59,33 +56,6 @@ def test_log_probability_where_tanh_is_one(u: float) -> None:
     assert log_p.item() == pytest.approx(exact, rel=1e-5)
     (gradient,) = torch.autograd.grad(log_p.sum(), mean)
     assert gradient.item() == pytest.approx(2 * math.tanh(u), rel=1e-5)
-
-
-def test_gradients_of_the_policy() -> None:
-    """d log p / d mean = 2 tanh(u), d log p / d log_std = 2 tanh(u) std noise - 1, d action / d mean = 1 - action^2."""
-    mean, log_std = rand(B, A).requires_grad_(), (0.3 * rand(B, A, seed=1)).requires_grad_()
-    noise = rand(B, A, seed=2)
-    action, log_p = squash(mean, log_std, noise)
-    by_mean, by_log_std = torch.autograd.grad(log_p.sum(), (mean, log_std), retain_graph=True)
-    t, std = action.detach(), log_std.detach().exp()
-    torch.testing.assert_close(by_mean, 2 * t)
-    torch.testing.assert_close(by_log_std, 2 * t * std * noise - 1)
-    (of_action,) = torch.autograd.grad(action.sum(), mean)
-    torch.testing.assert_close(of_action, 1 - t**2)
-
-
-def test_gradients_of_the_losses() -> None:
-    q, y, log_p = rand(2, B).requires_grad_(), rand(B, seed=1), rand(B, seed=2).requires_grad_()
-    (of_critic,) = torch.autograd.grad(critic_loss(q, y), q)
-    torch.testing.assert_close(of_critic, 2 * (q.detach() - y) / B)
-    temperature = torch.tensor(0.3, dtype=torch.float64)
-    by_q, by_log_p = torch.autograd.grad(actor_loss(q, log_p, temperature), (q, log_p))
-    lowest = (q.detach() == q.detach().amin(0)).double()
-    torch.testing.assert_close(by_q, -lowest / B)
-    torch.testing.assert_close(by_log_p, torch.full((B,), 0.3 / B, dtype=torch.float64))
-    log_temperature = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
-    (of_temperature,) = torch.autograd.grad(temperature_loss(log_temperature, torch.tensor(2.0), -1.5), log_temperature)
-    assert of_temperature.item() == pytest.approx(math.exp(-1) * 3.5)
 
 
 def test_target_ends_where_the_episode_does_and_not_at_a_time_limit() -> None:

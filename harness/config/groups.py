@@ -1,0 +1,116 @@
+"""What `conf/` holds: the groups of each program, their choices, and how values are chosen and composed.
+
+conf/<program>.yaml is a program's root; its defaults list names the groups that it takes. conf/<group>/<choice>.yaml is
+a choice. The one resolver of the project stands at options whose value another option decides:
+
+    epochs: ${choose:${scale},{smoke:2,small:60,paper:100}}
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf, flag_override
+
+from harness.config.errors import near
+from harness.config.tuned import take_tuned
+
+CONF = Path(__file__).parents[2] / "conf"
+# Where the targets of each program lie; those of another program do not fit.
+PACKAGES = {
+    "vision": ("vision.",),
+    "language": ("language.",),
+    "dqn": ("rl.dqn.", "rl.common."),
+    "sac": ("rl.sac.", "rl.common."),
+}
+
+
+def choose(word: str, values: Mapping[str, Any], *otherwise: Any) -> Any:
+    """The value of a word, or else the one that is given for all other words.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    if word not in values and not otherwise:
+        raise ValueError(f"{word} is unknown; accepted: {', '.join(values)}")
+    return values.get(word, *otherwise)
+
+
+OmegaConf.register_new_resolver("choose", choose, replace=True)
+
+
+def register(name: str, schema: type) -> None:
+    """Make a program's typed options known to Hydra, as `<name>_schema`."""
+    ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+
+
+def compose(config_name: str, overrides: Iterable[str] = ()) -> DictConfig:
+    """The configuration of a program, whose schema is registered, as its `main` takes it, with its tuned values."""
+    config = compose_with_hydra(config_name, overrides)
+    take_tuned(config, config.hydra)
+    return without_hydra(config)
+
+
+def compose_with_hydra(config_name: str, overrides: Iterable[str]) -> DictConfig:
+    """The configuration as Hydra composes it, with Hydra's own."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose(config_name, list(overrides), return_hydra_config=True)
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """The same configuration without Hydra's part."""
+    with flag_override(config, ["struct", "readonly"], False):
+        del config["hydra"]
+    return config
+
+
+@functools.cache
+def groups_of(config_name: str) -> tuple[str, ...]:
+    """The groups that a program's defaults list names, in its order."""
+    entries = _defaults(CONF / f"{config_name}.yaml")
+    return tuple(group for group, _ in entries if group and "/" not in group and (CONF / group).is_dir())
+
+
+@functools.cache
+def choices(group: str, program: str = "") -> tuple[str, ...]:
+    """The names of a group's files, less those that build what only another program has."""
+    names = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return tuple(name for name in names if program not in PACKAGES or _fits(group, name, program))
+
+
+def _fits(group: str, name: str, program: str) -> bool:
+    """Whether nothing in a file, and in the files that it names, is another program's."""
+    others = PACKAGES.keys() - {program}
+    foreign = tuple({package for other in others for package in PACKAGES[other]} - set(PACKAGES[program]))
+    return name.split("_")[0] not in others and not any(target.startswith(foreign) for target in _targets(group, name))
+
+
+@functools.cache
+def _targets(group: str, name: str) -> frozenset[str]:
+    """Each `_target_` of a choice and of the choices in its defaults list."""
+    path = CONF / group / f"{name}.yaml"
+    if not path.is_file():
+        return frozenset()
+    found = set(re.findall(r"^\s*_target_: *([\w.]+)", path.read_text(), re.MULTILINE))
+    return frozenset(found.union(*(_targets(of or group, named) for of, named in _defaults(path))))
+
+
+def _defaults(path: Path) -> list[tuple[str, str]]:
+    """The entries of a file's defaults list: the group ("": the file's own) and the choice."""
+    found = []
+    for entry in (yaml.safe_load(path.read_text()) or {}).get("defaults", ()):
+        for group, name in entry.items() if isinstance(entry, dict) else [("", entry)]:
+            found.append((group.split()[-1].strip("/") if group else "", str(name).split("@")[0]))
+    return found
+
+
+def unknown_choice(group: str, name: str, program: str) -> str:
+    """What to say of a choice that a group does not have."""
+    return f"{group}={name} is unknown{near(name, choices(group, program))}"
