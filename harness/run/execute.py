@@ -123,10 +123,8 @@ def take_first_phase(config: DictConfig, program: Program[T], task: T, run: Run)
     def train(entry: Run) -> dict[str, Any]:
         return program.train(task, entry, of_no_method(entry.resume(task.device)), 1)
 
-    cache, label = (
-        Path(config.paths.cache),
-        f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}",
-    )
+    cache = Path(config.paths.cache)
+    label = f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}"
     state, rows = shared_first_phase(cache, label, shape, run.config_yaml, train, task.device, run.every_seconds)
     run.append_rows(rows)
     return of_no_method(state)
