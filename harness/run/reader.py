@@ -114,6 +114,8 @@ def _checked(value: Any, place: str, trust: bool) -> Any:
         node = {key: _checked(part, f"{place}.{key}", trust) for key, part in value.items()}
         if "_target_" in node:
             node["_target_"] = _moved(node["_target_"])
+            if node["_target_"] == "harness.config.chain.chained" and isinstance(node.get("of"), list):  # of 0.2
+                node["of"] = "+".join(map(str, node["of"]))
             if not trust:
                 _check_target(place, node)
         return node

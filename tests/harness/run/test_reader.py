@@ -78,7 +78,8 @@ def test_payloads_are_refused_by_name(program: str, tmp_path: Path) -> None:
 
 
 def test_folders_of_0_2_are_read(tmp_path: Path) -> None:
-    content = good("dqn", "tracker=none", "method=chain", "method.of=[fire,redo]", "trigger=every")
+    content = good("dqn", "tracker=none", "method=chain", "method.of=fire+redo", "trigger=every")
+    content["method"]["of"] = ["fire", "redo"]
     for place, target in [
         ("tracker", "fire_core.harness.tracker.Tracker"),
         ("tracker", "fire_core.harness.run.tracker.Tracker"),
