@@ -2,28 +2,33 @@
 
 import importlib
 import pkgutil
+from pathlib import Path
 
 import pytest
+import yaml
 from hydra.utils import get_object
 
 from fire_core import methods
 from fire_core.methods import contrib
-from harness.run.reader import own_targets
+from harness.config.cli import CONF
+from harness.run.reader import read_config
 
 
-def test_an_old_target_is_the_new_one_with_a_warning() -> None:
+@pytest.mark.parametrize("name", sorted(methods.MOVED))
+def test_an_old_target_is_the_new_one_with_a_warning(name: str, tmp_path: Path) -> None:
+    target = yaml.safe_load((CONF / "method" / f"{name}.yaml").read_text())["_target_"]
+    old = target.replace("contrib.", "")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"program": "vision", "method": {"_target_": old}}))
+    expected = rf"^fire_core.methods.{name} is now fire_core.methods.contrib.{name}"
+    with pytest.warns(DeprecationWarning, match=expected):  # a folder of version 0.2 is read
+        found = get_object(read_config(tmp_path, ("vision",)).method["_target_"])
+    module, _, kind = target.rpartition(".")
+    assert found is getattr(importlib.import_module(module), kind)
+
+
+def test_all_of_contrib_that_0_2_had_is_known() -> None:
     names = {module.name for module in pkgutil.iter_modules(contrib.__path__)}
     assert names >= methods.MOVED
-    for name in methods.MOVED:
-        (target,) = (t for t in own_targets()["method"] if t.startswith(f"fire_core.methods.contrib.{name}."))
-        old = target.replace("contrib.", "")
-        assert old in own_targets()["method"], "a folder of version 0.2 is refused"
-        with pytest.warns(
-            DeprecationWarning, match=rf"^fire_core.methods.{name} is now fire_core.methods.contrib.{name}"
-        ):
-            found = get_object(old)
-        module, _, kind = target.rpartition(".")
-        assert found is getattr(importlib.import_module(module), kind)
 
 
 def test_no_other_name_is_guessed() -> None:

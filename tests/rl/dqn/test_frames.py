@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,34 +110,6 @@ def test_too_little_memory_is_said_with_the_number_that_fits(monkeypatch: pytest
     memory.check_fits("replay.capacity", 1000, 7066, "cpu")
     with pytest.raises(ConfigError, match=r"replay.capacity=9000 needs 0.1 GB .* replay.capacity=1000 fits"):
         memory.check_fits("replay.capacity", 9000, 7066, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("line", "folder", "files"),
-    [
-        ("0::/job/step", "job", ("memory.max", "memory.current", "inactive_file")),
-        ("0::/host/path/unseen/in/the/container", "", ("memory.max", "memory.current", "inactive_file")),
-        (
-            "7:memory,hugetlb:/job/step",
-            "memory/job",
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ),
-    ],
-)
-def test_page_cache_in_a_control_group_is_free(
-    line: str, folder: str, files: tuple[str, str, str], tmp_path: Path
-) -> None:
-    group = tmp_path / "cgroup" / folder
-    group.mkdir(parents=True)
-    limit, used, cache = files
-    (group / limit).write_text("1000\n")
-    (group / used).write_text("900\n")
-    (group / "memory.stat").write_text(f"anon 100\n{cache} 700\n")
-    if "step" in line:
-        (group / "step").mkdir()
-        (group / "step" / limit).write_text("max\n")
-    (tmp_path / "own").write_text(f"1:cpu:/\n{line}\n")
-    assert memory.left_in_groups(tmp_path / "cgroup", tmp_path / "own") == [800]
 
 
 def test_the_system_tells_its_free_memory() -> None:
