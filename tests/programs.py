@@ -77,7 +77,7 @@ SMALL = Program(
     "vision.train",
     (*ALIKE, "benchmark=warm_start", "model=mlp", "model.hidden=8", "epochs=2", "batch_size=512"),
 )
-LONG = ("method=fire", "epochs=20")  # of VISION: some seconds in each phase
+LONG = ("method=fire", "epochs=5")  # of VISION: five rows in each phase
 LANGUAGE = Program(
     "language",
     "language.train",

@@ -57,7 +57,7 @@ def run_on_a_full_disk(disk: Path, tmp_path: Path, zygote: Zygote, options: list
 
 def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = VISION.tiny(*LONG, OFTEN, "paths.runs=disk/runs")
-    child = zygote.start(tmp_path, "vision.train", *options, before="holds", HOLD_AT="2,9")  # within the first phase
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds", HOLD_AT="2,4")  # within the first phase
     wait_until_held(child)
     filler = faults.fill(disk)
     os.kill(child, signal.SIGCONT)
