@@ -252,7 +252,8 @@ def write(table: Path, finder: Finder, command: str) -> None:
                 for line in content
             )
     entry = provenance.of_folders(finder.reported.values())
-    provenance.write(table, entry | {"command": command})
+    for path in (table, table.with_suffix(".curves.csv")):
+        provenance.write(path, entry | {"command": command})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from harness.run.environment import environment
 ALL = "*"
 FIELDS = ("program", "numerics", "commit", "command", "cpu", "precision")
 PRIVATE = re.compile(r"(paths|cache|checkpoint|tracker|progress|hydra)[.=]")  # where and for whom runs are kept
-FOLDERS = re.compile(r"(?:~|[A-Za-z]:)?[/\\](?:[^/\\=,]+[/\\])*")
+FOLDERS = re.compile(r"(?<![\w.-])(?:~|[A-Za-z]:)?[/\\](?:[^/\\=,]+[/\\])*")  # of paths from the root or from home
 Entry = dict[str, Any]
 
 
@@ -69,7 +69,7 @@ def joined(entries: Sequence[Entry]) -> Entry:
 
 
 def shown(command: Sequence[str]) -> str:
-    """A command line without the options that say where runs are kept, and without folders above the files it names."""
+    """A command line without the options that say where runs are kept, and without the folders of absolute paths."""
     return shlex.join(FOLDERS.sub("", argument) for argument in command if not PRIVATE.match(argument))
 
 

@@ -29,9 +29,10 @@ def test_commands_name_no_folders_and_no_tracker() -> None:
         "seed=1",
         "paths.runs=/home/me/x",
         "data=~/y/z.csv",
+        "dataset.path=data/jpeg",
         "tracker.entity=me",
     ]
-    assert provenance.shown(command) == "python run.py seed=1 data=z.csv"
+    assert provenance.shown(command) == "python run.py seed=1 data=z.csv dataset.path=data/jpeg"
 
 
 def test_entries_of_runs_are_joined_and_their_differences_kept(tmp_path: Path) -> None:
