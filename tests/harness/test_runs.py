@@ -21,6 +21,7 @@ def root(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder, "vision.train", *SMALL.tiny("method=snp", "epochs=100", "cache=off", "checkpoint.every_seconds=0.05")
     )
     wait_for(lambda: lines(folder / "runs", "vision/*-snp-*") >= 3)
+    wait_for(lambda: list(folder.glob("runs/vision/*-snp-*/checkpoints/[!.]*")))
     os.kill(child, signal.SIGKILL)
     zygote.end(folder, child)
     return folder / "runs"
