@@ -6,14 +6,16 @@ import gc
 import itertools
 import json
 import runpy
-import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import harness.run.folder
+import harness.training.loop
 from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import CONF
 from rl.common.replay_store import RingStore
@@ -264,17 +266,21 @@ def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monk
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does training try again at every step: the next try comes when the next checkpoint is due."""
+    looks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(looks)))  # each look at it is a second later
     tries: list[float] = []
-    save, every = RingStore.save, 0.005
+    save, every = RingStore.save, 10
 
     def full(store: RingStore, ring: Any) -> dict[str, Any]:
         if max(ring.written) < 40:
-            tries.append(time.monotonic())
+            tries.append(clock.monotonic())
             raise OSError(28, "No space left on device")
         return save(store, ring)
 
     with monkeypatch.context() as broken:
         broken.setattr(RingStore, "save", full)
+        broken.setattr(harness.run.folder, "time", clock)
+        broken.setattr(harness.training.loop, "time", clock)
         rough = DQN.run(tmp_path / "rough", f"checkpoint.every_seconds={every}", *SHORT)
     assert len(tries) > 1
     assert all(later - sooner >= every for sooner, later in itertools.pairwise(tries))
