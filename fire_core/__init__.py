@@ -9,6 +9,7 @@ needs `pip install -e ".[harness]"`.
 from fire_core import triggers
 from fire_core.diagnose import Diagnosis, should_reinitialize
 from fire_core.errors import FireWarning
+from fire_core.gap import PlasticityGap, plasticity_gap
 from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import newton_schulz, polar_factor
 from fire_core.reinit.fire import fire_
@@ -22,11 +23,13 @@ __version__ = "0.2.0"
 __all__ = [
     "Diagnosis",
     "FireWarning",
+    "PlasticityGap",
     "Report",
     "__version__",
     "dfi",
     "fire_",
     "newton_schulz",
+    "plasticity_gap",
     "polar_factor",
     "reset_optimizer_state",
     "resolve",
