@@ -107,7 +107,7 @@ TRIGGERS = {  # stream: (its name, its score)
     "random_labels": ("Random labels", "average online accuracy"),
     "permuted": ("Permuted images", "average online accuracy"),
     "permuted_text": ("Permuted text", "average online loss"),
-    "continual_cartpole": ("Continual CartPole", "return, last quarter of tasks"),
+    "continual_cartpole": ("Continual CartPole", "training return, last quarter of tasks"),
 }
 SIGNALS = {
     "dormancy": "dormant units",

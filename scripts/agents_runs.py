@@ -24,6 +24,7 @@ from harness.tune.table import best
 
 FIRST = 10_000  # seed of trials
 STATE = ["dormant_ratio", "stable_rank", "effective_rank", "dfi", "gradient_norm", "td_fresh", "td_old"]
+CONTROLS = ("base", "optimizer_reset", "full_reset", "random_isometry")
 COLUMNS = ["method", "seed", "task", "return", "evaluation", *STATE]
 # FIRE with other treatments of the last layers: back to their initial weights, left as they are; and both layers of the
 # head of DQN back to them, as the paper's code does behind its convolutions.
@@ -66,7 +67,7 @@ SETTINGS = {
         "dqn",
         ("experiment=continual_cartpole",),
         ("benchmark.tasks=5",),
-        ("base", "full_reset", "fire", "snp", "fire_exact", "l2init", "redo", "pi", "cbp", "c_chain"),
+        (*CONTROLS, "fire", "snp", "fire_exact", "l2init", "redo", "pi", "cbp", "swr", "adamo", "c_chain"),
         DQN_HEADS,
         5,
         (3, 20),
@@ -75,7 +76,7 @@ SETTINGS = {
         "dqn",
         ("experiment=continual_minatar",),
         ("benchmark.tasks=3",),
-        ("base", "full_reset", "fire", "snp", "redo"),
+        (*CONTROLS, "fire", "snp", "redo"),
         CNN_HEADS,
         3,
         (1, 5),
@@ -84,7 +85,7 @@ SETTINGS = {
         "sac",
         ("experiment=continual_double_pendulum",),
         ("benchmark.tasks=4",),
-        ("base", "full_reset", "fire", "snp", "fire_exact", "l2init", "redo", "pi"),
+        (*CONTROLS, "fire", "snp", "fire_exact", "l2init", "redo", "pi", "swr"),
         SAC_HEADS,
         3,
         (2, 10),
@@ -93,7 +94,7 @@ SETTINGS = {
         "sac",
         ("experiment=high_replay_ratio_cheetah",),
         ("benchmark.tasks=6",),
-        ("base", "full_reset", "fire", "snp", "redo", "fire_exact", "l2init"),
+        (*CONTROLS, "fire", "snp", "redo", "fire_exact", "l2init", "swr"),
         SAC_HEADS,
         3,
         (2, 5),
