@@ -120,18 +120,3 @@ def test_wrong_options_name_what_is_accepted(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert make_figures.main([f"runs={tmp_path}", f"out={tmp_path / 'file'}"]) != 0
     assert "--out" in capsys.readouterr().err
-
-
-def test_above_twenty_settings_those_that_are_named_are_drawn(tmp_path, capsys):
-    for noise in range(21):
-        write_run(tmp_path / "runs", "fire", 0, n=3, dataset={"name": "digits", "noise_seed": noise})
-    arguments = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
-    assert make_figures.main(arguments) == 0
-    assert "21 settings are too many to draw; name some, as with --only" in capsys.readouterr().out
-    assert not list((tmp_path / "out").glob("*.png"))
-    assert make_figures.main([*arguments, "only=*noise_seed=3*"]) == 0
-    assert [path.name for path in (tmp_path / "out").glob("*.png")] == [
-        "warm_start-digits-resnet_small-noise_seed=3.png"
-    ]
-    assert make_figures.main([*arguments, "--only", "nothing"]) == 0
-    assert "no setting has such a name" in capsys.readouterr().out
