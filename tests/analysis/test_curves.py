@@ -98,9 +98,10 @@ def test_figure_2_shows_what_was_run_and_says_what_was_not(tmp_path):
     plotting.plt.close(figure)
 
 
-def test_what_the_paper_does_not_show_has_panels_too(tmp_path):
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_what_the_paper_does_not_show_has_panels_too(tmp_path, width):
     style.use()
-    for start in ("30k", "end", "500"):
+    for start in ("best", "30k", "500"):
         lines = [row | {"val/loss": 3.0} for row in rows("fire", 0, 3, "val/loss")]
         write_run(
             tmp_path / start, "fire", metric="val/loss", rows_=lines, program="language",
@@ -112,26 +113,14 @@ def test_what_the_paper_does_not_show_has_panels_too(tmp_path):
     _, *grids = [figures.with_others(grid, found) for grid in figures.GRIDS]
     titles = []
     for grid in grids:
-        figure = figures.grid_figure(grid, found, style.Palette(["fire"]))
+        figure = figures.grid_figure(grid, found, style.Palette(["fire"]), width)
         titles.append([ax.get_title(loc="left") for ax in figure.axes])
         assert all(ax.lines for ax in figure.axes)
+        if grid.name == "figure3":
+            assert max(figure.axes[0].lines[0].get_xdata()) == 100, "the second phase alone"
         plotting.plt.close(figure)
     assert titles == [
-        ["From 30k (n = 1)", "From 500 (n = 1)", "From end (n = 1)"],
+        ["From best checkpoint (n = 1)", "From 30k (n = 1)", "From 500 (n = 1)"],
         ["breakout (n = 1)"],
         ["Hopper-v5 (n = 1)"],
     ]
-
-
-@pytest.mark.parametrize("width", ["page", "column"])
-def test_figure_3_draws_the_second_phase_from_each_checkpoint(tmp_path, width):
-    style.use()
-    for start in ("best", "60k"):
-        lines = [row | {"val/loss": 3.0} for row in rows("fire", 0, 3, "val/loss")]
-        write_run(tmp_path / start, "fire", metric="val/loss", rows_=lines, benchmark={"name": "x", "start": start})
-    found = settings(load([str(tmp_path)])[0])
-    figure = figures.grid_figure(figures.GRIDS[1], found, style.Palette(["fire"]), width=width)
-    shown = [ax for ax in figure.axes if ax.lines]
-    assert [ax.get_title(loc="left") for ax in shown] == ["From best checkpoint (n = 1)", "From 60k (n = 1)"]
-    assert max(shown[0].lines[0].get_xdata()) == 100
-    plotting.plt.close(figure)
