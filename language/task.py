@@ -25,7 +25,6 @@ from harness.config.checks import (
 from harness.config.config import Trunk, autocast, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.groups import register
-from harness.config.memory import check_network_fits
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
@@ -99,9 +98,6 @@ class Task:
         tokenizer = get_tokenizer(config.tokenizer)
         # All that needs no data comes first: preparing them takes time and writes files.
         benchmark = build("benchmark", config.benchmark, Benchmark)
-        check_network_fits(
-            f"model={options.model['name']}", lambda: build_model(options, tokenizer.vocab_size), group.device
-        )
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model, method = build_model(options, tokenizer.vocab_size), build("method", config.method, Method)
         check_works(options, group, model, method)

@@ -27,7 +27,6 @@ from harness.config.checks import (
 from harness.config.config import Trunk, autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError, one_line
 from harness.config.groups import register
-from harness.config.memory import check_network_fits
 from harness.config.trigger import build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
@@ -104,7 +103,6 @@ class Task:
         if not phases:
             raise ConfigError(f"{stream} has no phases")
         method = build("method", config.method, Method)
-        check_network_fits(network, lambda: build_model(options, data), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)
         trigger = build_trigger(options.trigger)

@@ -43,7 +43,6 @@ class Trunk:
     # share of them in a sweep with hydra/launcher=joblib; numbers then differ between machines.
     threads: Threads = 1
     deterministic: bool | None = None  # null: true on CPU, false elsewhere
-    on_nan: Annotated[str, one_of("stop", "skip")] = "stop"
     # Of models and methods that have one; fire_paper: as the FIRE authors' code.
     variant: Annotated[str, one_of("original", "fire_paper")] = "original"
     progress: bool = True

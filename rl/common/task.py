@@ -28,7 +28,6 @@ class AgentConfig(Trunk):
     env: Group = MISSING
     benchmark: OptionalGroup = None  # a stream of tasks; null: two halves in one environment
     boundary: Boundary = MISSING
-    on_nan: Annotated[str, one_of("stop")] = "stop"
     metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at the midpoint
 
 
