@@ -42,9 +42,9 @@ class Net:
         }
         return cls(modules, init, layout)
 
-    def parameters(self, spared: Collection[nn.Parameter] = ()) -> Iterator[nn.Parameter]:
+    def parameters(self, spared: Collection[Tensor] = ()) -> Iterator[nn.Parameter]:
         """Every parameter of every module but those that are spared, shared ones once."""
-        seen = set(spared)
+        seen: set[Tensor] = set(spared)
         for module in self.modules.values():
             for parameter in module.parameters():
                 if parameter not in seen:
@@ -79,8 +79,8 @@ class Context:
         step_loss: after a step, the task's mean loss of that step, on the device, without a gradient.
         loss: mean loss of the task for a batch.
         optimizers: those of the phase that ends; a method resets their state of the weights that it changes.
-        spared: parameters that an act must not change: in a chain, those that another of its methods trains in a way of
-            its own.
+        spared: parameters and buffers that an act must not change: in a chain, those that another of its methods trains
+            in a way of its own; in the loops of others, those to keep.
     """
 
     phase: int
@@ -92,7 +92,7 @@ class Context:
     chunks: Callable[[], Iterator[Iterator[tuple[Tensor, Tensor]]]] | None = None
     last_tested: Callable[[int], Iterator[tuple[Tensor, Tensor]]] | None = None
     step_loss: Tensor | None = None
-    spared: frozenset[nn.Parameter] = frozenset()
+    spared: frozenset[Tensor] = frozenset()
 
 
 @dataclass

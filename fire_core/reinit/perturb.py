@@ -16,7 +16,7 @@ from fire_core.weights.topology import clean_name, unwrap
 
 @torch.no_grad()
 def shrink_and_perturb_(
-    model: nn.Module, init: Mapping[str, Tensor], coef: float = 0.8, exclude: Collection[nn.Parameter] = ()
+    model: nn.Module, init: Mapping[str, Tensor], coef: float = 0.8, exclude: Collection[Tensor] = ()
 ) -> None:
     """Shrink and perturb (Ash and Adams, NeurIPS 2020) as the FIRE paper uses it: W <- (1 - coef) W + coef W_init.
 

@@ -56,7 +56,7 @@ def read_weights(path: str, net: Net) -> dict[str, dict[str, Tensor]]:
         ValueError: it cannot be read, or a parameter is not in it, or has another shape.
     """
     try:
-        stored = {clean_name(one.name): one for one in load(Path(path)).tensors}
+        stored = {clean_name(one.name): one.tensor for one in load(Path(path)).tensors}
         found: dict[str, dict[str, Tensor]] = {}
         for key, module in net.modules.items():
             shapes = {clean_name(name): tuple(p.shape) for name, p in module.named_parameters()}
@@ -66,8 +66,10 @@ def read_weights(path: str, net: Net) -> dict[str, dict[str, Tensor]]:
                 if place not in stored:
                     raise ValueError(f"weights={path} has no {place}")
                 if stored[place].shape != shapes[name]:
-                    raise ValueError(f"weights={path}: {place} is {stored[place].shape}, the network's {shapes[name]}")
-            found[key] = {name: stored[place].read()[0] for name, place in places.items()}
+                    raise ValueError(
+                        f"weights={path}: {place} is {tuple(stored[place].shape)}, the network's {shapes[name]}"
+                    )
+            found[key] = {name: stored[place] for name, place in places.items()}
     except CheckpointError as error:
         raise ValueError(f"weights={path}: {error}") from error
     return found
