@@ -31,8 +31,8 @@ Samples = Sequence[tuple[Path, int]]  # files with their labels
 def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
     """Read images; one of another size is cut to its central square and resized.
 
-    EXIF orientation is applied, transparent pixels are shown on white, palettes are looked up. Grey of 16 bits is refused;
-    Pillow reads colour of 16 bits by its high byte.
+    EXIF orientation is applied, transparent pixels are shown on white, palettes are looked up. Grey of 16 bits is
+    refused; Pillow reads colour of 16 bits by its high byte.
 
     Args:
         files: JPEG, PNG, PPM, BMP, TIFF or WEBP files.
