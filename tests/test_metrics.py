@@ -77,10 +77,10 @@ def test_dormant_ratio_is_redos():
     # |h| means 1, 0.5, 0.02, 0 -> scores by the mean 0.38: 2.63, 1.32, 0.0526, 0
     layer = torch.tensor([[1.0, 0.5, 0.04, 0.0], [-1.0, 0.5, 0.0, 0.0]])
     torch.testing.assert_close(M.dormant_scores(layer), torch.tensor([1, 0.5, 0.02, 0]) / 0.38)
-    assert M.dormant_ratio(layer) == 0.25
-    assert M.dormant_ratio(layer, 0.1) == 0.5
+    assert M.dormant_ratio([layer]) == 0.25
+    assert M.dormant_ratio([layer], 0.1) == 0.5
     alive = torch.ones(2, 12)
-    assert M.dormant_ratio({"a": layer, "b": alive}, 0.1) == 2 / 16  # over all units, not the mean of two ratios
+    assert M.dormant_ratio([layer, alive], 0.1) == 2 / 16  # over all units, not the mean of two ratios
     assert M.dormant_ratio([torch.zeros(3, 4)]) == 1
     images = torch.rand(2, 3, 4, 4)
     assert M.dormant_scores(images.movedim(1, -1)).shape == (3,)

@@ -77,24 +77,6 @@ def test_numbers_go_to_the_models_logger(tmp_path):
     assert [line.split(",")[column] != "" for line in lines] == [False, False, True, False, True]
 
 
-def test_targets_follow_or_become_copies():
-    """DQN's target has its own biases: FIRE leaves them alone if it follows."""
-    biases = {}
-    for targets in ("follow", "copy"):
-        model = make("dqn")
-        model.learn(110, callback=FireCallback(At(100), solver="exact", targets=targets))
-        net, target = model.policy.q_net, model.policy.q_net_target
-        biases[targets] = [float(module.q_net[0].bias.abs().max()) for module in (net, target)]
-        weights = [module.q_net[0].weight for module in (net, target)]
-        assert (weights[0] - weights[1]).abs().max() < 2e-3, "five small steps later"
-        with torch.no_grad():
-            gap = float((net.q_net[0].bias - target.q_net[0].bias).abs().max())
-        biases[targets] = gap
-    assert biases["copy"] < biases["follow"]
-    with pytest.raises(ValueError, match="targets=keep is unknown; accepted: follow, copy"):
-        FireCallback(At(100), targets="keep")
-
-
 def test_the_head_is_projected_if_asked_for():
     model = make("ppo")
     model.learn(150, callback=[FireCallback(At(100), solver="exact", keep=()), see := See()])
