@@ -28,8 +28,9 @@ class AgentConfig(Trunk):
     env: Group = MISSING
     benchmark: OptionalGroup = None  # a stream of tasks; null: two halves in one environment
     boundary: Boundary = MISSING
-    on_nan: Annotated[str, one_of("stop")] = "stop"
     metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at the midpoint
+    # torch.compile of the updates; reduce-overhead: CUDA graphs.
+    compile: Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotune")] = "off"
 
 
 @dataclass(kw_only=True)

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from fire_core.methods import Net
 from fire_core.methods.contrib.adamo import AdamO
-from harness.config.errors import ConfigError
 from rl.sac.networks import BatchedLinear
-from tests.programs import SAC, VISION, compose, rows
+from tests.programs import VISION, compose, rows
 
 
 class Network(nn.Module):
@@ -80,10 +79,8 @@ def test_refused() -> None:
 
 
 def test_in_programs(tmp_path: Path) -> None:
-    """The trainer's rate and its schedule are AdamO's; SAC has no place for it."""
+    """The trainer's rate and its schedule are AdamO's."""
     stream = ("benchmark=permuted", "benchmark.tasks=1", "lr=0.004", "warmup=0.5", "epochs=1")
     (row,) = [row for row in rows(VISION.run(tmp_path, "method=adamo", *stream)) if "kind" not in row]
     assert row["lr"] > 0
     assert compose("vision", "method=adamo", "lr=0.004").method.lr == 0.004
-    with pytest.raises(ConfigError, match="has no place for"):
-        SAC.run(tmp_path, "method=adamo")

@@ -83,7 +83,7 @@ SAC = {
     "networks.critic_width=1048576": "networks=simba has ",
 }
 OTHERS = {
-    "rl.watch run=x epsilon=2": "epsilon must be in [0, 1], got 2",
+    "rl.watch run=x steps=0": "steps must be at least 1, got 0",
     "rl.watch run=x": "run=x is not the folder of a run: it has no config.yaml",
     "language.sample run=x temperature=nan": "temperature must be a finite number, got nan",
     "language.sample run=x tokens=0": "tokens must be at least 1, got 0",
