@@ -108,8 +108,11 @@ ATARI = Program(
 SAC = Program(
     "sac",
     "rl.sac",
-    (*ALIKE, "env=double_pendulum", "env_steps=400", "eval_every=100", "batch_size=16", "metrics=off"),
-)
+    (
+        *ALIKE, "env=double_pendulum", "env_steps=400", "eval_every=100", "batch_size=16", "metrics=off",
+        "networks.actor_width=16", "networks.critic_width=32",
+    ),
+)  # fmt: skip
 
 
 def compose(program: str, *overrides: str) -> Any:

@@ -51,7 +51,6 @@ class Trunk:
     tracker: Group = None
     trigger: Group = MISSING  # when the method acts
     cache: bool = True  # train the first phase, which does not depend on the method, once, and share it; or off
-    tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
     # Budgets alone: smoke (seconds: runs every part once), small (minutes on a CPU), paper (the paper's).
     scale: Annotated[str, one_of("smoke", "small", "paper")] = "small"
 

@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from harness.run.folder import Run
+from harness.training.measure import check_finite
 from rl.common.learner import AgentLearner
 from rl.common.replay_store import Ring, RingStore
+from rl.common.task import AgentTask
 
 
-def write(run: Run, replay_store: RingStore, learner: AgentLearner, finished: bool) -> None:
+def write(task: AgentTask, learner: AgentLearner, run: Run, replay_store: RingStore) -> None:
     """Write the replay's new segments, then a checkpoint that names them, then remove segments that none names.
 
-    Args:
-        run: takes the checkpoint.
-        replay_store: of the run.
-        learner: whose state is saved.
-        finished: whether the run ends here, so that no replay is kept.
-
     Raises:
+        TrainingError: a weight is not finite.
         OSError: there is no room; the checkpoint before is as it was.
     """
+    check_finite(learner.step, learner.sums, *learner.net.parameters())
+    finished = learner.step >= task.total_steps
     manifest: dict[str, Any] = {"written": [], "segments": []} if finished else replay_store.save(learner.replay)
     run.checkpoint(learner.step, {**learner.state_dict(), "replay": manifest})
     replay_store.committed(manifest, keep=1 if finished else run.keep)

@@ -29,6 +29,8 @@ class AgentConfig(Trunk):
     benchmark: OptionalGroup = None  # a stream of tasks; null: two halves in one environment
     boundary: Boundary = MISSING
     metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at the midpoint
+    # torch.compile of the updates; reduce-overhead: CUDA graphs.
+    compile: Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotune")] = "off"
 
 
 @dataclass(kw_only=True)

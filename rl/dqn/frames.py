@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl.common.replay_store import Ring
+
 
 class Batch(NamedTuple):
     """Sampled transitions.
@@ -35,7 +37,7 @@ class Batch(NamedTuple):
     terminated: Tensor
 
 
-class FrameReplay:
+class FrameReplay(Ring):
     """The rings.
 
     Args:
@@ -46,12 +48,6 @@ class FrameReplay:
         stack: frames in an observation.
         device: where frames are kept. Ages stay on the CPU, so that sampling never waits for a GPU; rows are drawn by
             numpy, whose calls take less time than torch's.
-
-    Attributes:
-        columns: name -> (envs, rows, ...).
-        written: rows ever appended, for each environment.
-        begins: the first row that may be drawn, for each environment.
-        rows: length of a ring.
     """
 
     def __init__(
@@ -63,19 +59,18 @@ class FrameReplay:
         stack: int = 4,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.rows, self.envs, self.stack, self.shape = capacity // envs, envs, stack, tuple(shape)
-        if self.rows < stack + 2:
+        rows, self.envs, self.stack, self.shape = capacity // envs, envs, stack, tuple(shape)
+        if rows < stack + 2:
             raise ValueError(f"capacity must be at least {envs * (stack + 2)} for {envs} environments, got {capacity}")
-        size = (envs, self.rows)
-        self.columns = {
+        size = (envs, rows)
+        columns = {
             "frame": torch.zeros(*size, *shape, dtype=dtype, device=device),
             "action": torch.zeros(size, dtype=torch.uint8, device=device),
             "reward": torch.zeros(size, device=device),
             "terminated": torch.zeros(size, dtype=torch.bool, device=device),
             "age": torch.zeros(size, dtype=torch.int32),
         }
-        self.written = [0] * envs
-        self.begins = [0] * envs
+        super().__init__(columns, rows, envs)
         self._age = torch.zeros(envs, dtype=torch.int32)  # of the newest rows
         self._every = torch.arange(envs)
         self._back = np.arange(stack, -1, -1)  # stack, ..., 1, 0 rows back
@@ -111,10 +106,6 @@ class FrameReplay:
     def _count(self, which: Tensor) -> None:
         for env in which.tolist():
             self.written[env] += 1
-
-    def forget(self) -> None:
-        """Draw nothing more of what was appended until now; new episodes must begin."""
-        self.begins = list(self.written)
 
     def __len__(self) -> int:
         """Rows held."""
@@ -172,8 +163,7 @@ class FrameReplay:
         """`size` uniformly drawn transitions, with replacement."""
         return self.gather(*self.draw(size, generator))
 
-    def loaded(self, written: list[int]) -> None:
-        """To be called after the columns were filled from outside (`rl.common.replay_store`)."""
-        self.written = list(written)
+    def loaded(self) -> None:
+        """Called after the columns were filled."""
         newest = (torch.tensor(self.written) - 1).clamp(min=0) % self.rows
         self._age = self.columns["age"][self._every, newest].clone()

@@ -89,9 +89,7 @@ class DQNConfig(AgentConfig):
     # Steps between two rows; an epoch for methods that count in those. Of a stream 0: a quarter of a task.
     log_every: Count = MISSING
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
-    memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of filters
-    # reduce-overhead: CUDA graphs.
-    compile: Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotune")] = "off"
+    tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
 
 
 register("dqn", DQNConfig)
@@ -213,9 +211,7 @@ def build_network(config: DQNConfig | DictConfig, actions: int, observation: tup
     """The Q-network of `model=` at fresh weights, on the CPU."""
     options = {key: value for key, value in config.model.items() if key != "layout"}
     network: nn.Module = build("model", options, nn.Module, actions=actions, observation=observation)
-    if config.memory_format == "channels_last":
-        network.to(memory_format=torch.channels_last)
-    return network
+    return network.to(memory_format=torch.channels_last)
 
 
 def make_env(config: DQNConfig | DictConfig, envs: int, purpose: str) -> Episodes:
@@ -231,4 +227,4 @@ def make_env(config: DQNConfig | DictConfig, envs: int, purpose: str) -> Episode
     several = [one(game=name) for name in benchmark.sequence] if benchmark.sequence else [one()]
     names = benchmark.sequence or [str(config.env["name"])]
     emulator = Changing(benchmark, names, [episodes.emulator for episodes in several], config.seed)
-    return Episodes(emulator, config.seed, purpose, several[0].sticky, several[0].life_loss)
+    return Episodes(emulator, config.seed, purpose, several[0].sticky)

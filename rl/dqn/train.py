@@ -26,7 +26,7 @@ from harness.training.boundary import act_after_row, act_at_boundary
 from harness.training.loop import Loop
 from rl.common import checkpoint
 from rl.common.boundary import update_targets
-from rl.common.learner import ask_trigger
+from rl.common.learner import ask_trigger, start_trigger
 from rl.common.replay_store import RingStore
 from rl.dqn.episodes import Step
 from rl.dqn.evaluation import epsilon_greedy
@@ -38,9 +38,8 @@ from rl.dqn.phase import (
     make_context,
     make_row,
     measure,
-    save,
-    start_trigger,
-    summarise,
+    pass_probe,
+    trigger_losses,
 )
 from rl.dqn.task import Task
 from rl.dqn.update import chosen, huber
@@ -64,9 +63,10 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         with loading():
             checkpoint.load_replay(replay_store, learner.replay, state)
             learner.load_state_dict(task, state)
-    seen = start_trigger(task, learner)
+    seen = learner.net
+    start_trigger(task, learner, seen, trigger_losses, pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
-    write_checkpoint = functools.partial(save, task, learner, run, replay_store)
+    write_checkpoint = functools.partial(checkpoint.write, task, learner, run, replay_store)
     with (
         contextlib.closing(learner),
         Loop(learner, run, task.total_steps, title, config.progress) as loop,
@@ -91,11 +91,11 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                             last = learner.step >= task.total_steps
                             act_after_row(learner, learner.net, make_context(task, learner, "row"), last)
                         run.log(learner.row)
-                        loop.show(**{"phase": index, "return": learner.evaluated.get("eval/return", float("nan"))})
+                        loop.show(**{"phase": index, "return": learner.row.get("train/return", float("nan"))})
                     if firing := ask_trigger(learner, seen, loss):
                         act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended)
-    return summarise(learner)
+    return learner.summary()
 
 
 PROGRAM = Program(Task.from_config, train, groups=("env",))
@@ -212,9 +212,8 @@ def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor
     if acts:
         with learner.method_meter:
             learner.method.after_step(learner.net, context)
-    learner.loss_sum += loss.detach()
-    learner.value_sum += values.detach().mean()
-    learner.updates_since += 1
+    learner.sums += torch.stack([loss.detach(), values.detach().mean()])
+    learner.counted += 1
     return loss.detach()
 
 

@@ -8,43 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.methods import Context, Net
-from harness.run.folder import Run
+from fire_core.methods import Context
 from harness.training import seeding
 from harness.training.boundary import At
-from harness.training.firing import start
-from harness.training.measure import check_finite
-from rl.common import checkpoint
-from rl.common.boundary import METRICS
-from rl.common.replay_store import RingStore
+from rl.common.learner import start_row
 from rl.sac.learner import Learner, share_state
-from rl.sac.probe import diagnose, pass_probe, probe_batch, probe_loss, trigger_losses
+from rl.sac.probe import diagnose, probe_batch, probe_loss
 from rl.sac.task import Task
 from rl.sac.update import NAMES, normalised, squash
 from rl.sac.workers import play_episodes
 
 LOOKED_AT = 8192  # transitions that a method gets, in batches
-
-
-def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:
-    """Write a checkpoint, unless a weight is not finite."""
-    check_finite(learner.step, learner.sums, *learner.net.parameters())
-    checkpoint.write(run, replay_store, learner, finished=learner.step >= task.total_steps)
-
-
-def start_trigger(task: Task, learner: Learner) -> Net:
-    """Make the run's trigger ready, if it has one; the networks that it measures, each critic alone."""
-    seen = learner.separate
-    start(
-        learner,
-        net=seen,
-        metrics=METRICS,
-        total_steps=task.total_steps,
-        after=task.steps_before_trigger,
-        losses=functools.partial(trigger_losses, task, learner, seen),
-        probe=functools.partial(pass_probe, task, learner, seen),
-    )
-    return seen
 
 
 @torch.inference_mode()
@@ -71,26 +45,16 @@ def evaluate(task: Task, learner: Learner) -> dict[str, float]:
 
 def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     """The row at this step, with an evaluation."""
-    if learner.counted:
-        check_finite(learner.step, learner.sums)
-    means = (learner.sums / max(learner.counted, 1)).tolist()
-    row: dict[str, Any] = {
-        "step": learner.step,
-        "phase": learner.phase,
+    row = start_row(task, learner, [worker.total for worker in learner.workers.workers])
+    row |= {
         "env_steps": learner.step * task.control.action_repeat,
-        "updates": learner.updates,
         **evaluate(task, learner),
-        **(dict(zip(NAMES, means, strict=True)) if learner.counted else {}),
         "train/temperature": learner.temperature().item(),
-        **({"train/return": float(np.mean(learner.returns))} if learner.returns else {}),
         "lr": task.config.lr,
-        "seconds": round(learner.seconds, 3),
-        "seconds/waiting": round(learner.waited, 3),
     }
-    if task.tasks is not None:
-        phase, running = task.phases[learner.phase], [worker.total for worker in learner.workers.workers]
-        row |= learner.of_tasks.row(phase.end - phase.start, running, learner.step == phase.end)
-        if task.config.metrics != "off" and learner.counted:
+    if learner.counted:
+        row |= zip(NAMES, (learner.sums / learner.counted).tolist(), strict=True)
+        if task.tasks is not None and task.config.metrics != "off":
             row |= {f"plasticity/{key}": value for key, value in diagnose(task, learner).items()}
     learner.clear_sums()
     return row
@@ -123,9 +87,3 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         optimizers=optimizers,
         step_loss=step_loss,
     )
-
-
-def summarise(learner: Learner) -> dict[str, Any]:
-    """What is kept of a run that has ended."""
-    counts = {"steps": learner.step, "updates": learner.updates, "seconds": learner.seconds}
-    return {"eval/return": learner.row["eval/return"], **learner.of_tasks.summary(), **counts}

@@ -6,7 +6,6 @@ Two phases of equal length in one task; a method acts between them. Read from `m
 import contextlib
 import functools
 import sys
-import time
 from typing import Any
 
 import hydra
@@ -27,12 +26,12 @@ from harness.training.boundary import act_after_row, act_at_boundary
 from harness.training.loop import Loop
 from rl.common import checkpoint
 from rl.common.boundary import update_targets
-from rl.common.learner import ask_trigger
+from rl.common.learner import ask_trigger, start_trigger
 from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner
-from rl.sac.phase import make_context, make_row, policy, save, start_trigger, summarise
-from rl.sac.probe import measure
+from rl.sac.phase import make_context, make_row, policy
+from rl.sac.probe import measure, pass_probe, trigger_losses
 from rl.sac.task import Task
 from rl.sac.transitions import batch_at
 from rl.sac.update import Batch, Drawn, Temperature
@@ -57,9 +56,10 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         with loading():
             checkpoint.load_replay(replay_store, learner.replay, state)
             learner.load_state_dict(task, state)
-    seen = start_trigger(task, learner)
+    seen = learner.separate  # each critic alone
+    start_trigger(task, learner, seen, trigger_losses, pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
-    write_checkpoint = functools.partial(save, task, learner, run, replay_store)
+    write_checkpoint = functools.partial(checkpoint.write, task, learner, run, replay_store)
     with (
         contextlib.closing(learner),
         contextlib.closing(task),
@@ -87,7 +87,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 if firing := ask_trigger(learner, seen, loss):
                     act(task, learner, run, firing)
                 loop.end_step(write_checkpoint, ended)
-    return summarise(learner)
+    return learner.summary()
 
 
 PROGRAM = Program(Task.from_config, train, groups=("env",))
@@ -155,9 +155,7 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     learner.workers.send(actions)
     if learner.decisions(task) >= config.random_steps:
         loss = learn(task, learner, acts)
-    before = time.monotonic()
     stepped = learner.workers.receive()
-    learner.waited += time.monotonic() - before
     learner.step += config.num_envs
     learner.phase_step += config.num_envs
     remember(task, learner, actions, stepped)

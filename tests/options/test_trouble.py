@@ -51,7 +51,7 @@ SAC = {
     "cache=null": "Error merging override cache=null: field 'cache' is not Optional",
 }
 OTHERS = {
-    "rl.watch run=x epsilon=2": "epsilon must be in [0, 1], got 2",
+    "rl.watch run=x steps=0": "steps must be at least 1, got 0",
     "rl.watch run=x": "run=x is not the folder of a run: it has no config.yaml",
     "language.sample run=x temperature=nan": "temperature must be a finite number, got nan",
     "language.prepare dataset=pydoc dataset.val_fraction=nan": "dataset.val_fraction must be a finite number",

@@ -19,7 +19,7 @@ from harness.config.errors import ConfigError
 from harness.run.reader import building, newest_state, read_config
 from harness.run.tracker import Tracker
 from language.sample import load_run
-from rl.dqn.watch import load_network
+from rl.watch import build_network, load_weights
 from tests.programs import DQN, assert_same, compose, same
 from tests.zygote import Zygote
 
@@ -108,7 +108,8 @@ def test_checkpoints_of_0_2_are_read_and_a_run_of_0_2_begins_anew(tmp_path: Path
         path.rename(path.with_name(f"{path.name.rsplit('-', 1)[0]}-{digest}.pt"))
     state = newest_state(folder)
     assert same(state["modules"]["q"], network)
-    load_network(read_config(folder, ("dqn",)), state, 2, (4,))
+    trained = read_config(folder, ("dqn",))
+    load_weights(build_network(trained, 2, (4,)), "q", trained, state)
     assert DQN.run(tmp_path, *options) == folder, "a finished one is skipped"
     assert (folder / "metrics.jsonl").read_text() == rows
     (folder / "DONE").unlink()

@@ -11,7 +11,7 @@ from rl.dqn.learner import Learner
 from rl.dqn.task import Task
 from tests.programs import DQN, assert_same, rows
 
-METHODS = {"c_chain": ("method.warmup=5",), "l2_er": ("method.every=3",), "spectral": ()}
+METHODS = {"c_chain": ("method.warmup=5",), "l2_er": ("method.every=3",)}
 SHORT = ("total_steps=120", "midpoint=60", "learning_starts=20", "eval.steps=10", "cache=off")
 
 
@@ -19,7 +19,7 @@ class Cut(Exception):
     """The end of the first process."""
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["c_chain", pytest.param("l2_er", marks=pytest.mark.slow)])
 def test_cut_and_go_on(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     options = (f"method={method}", *METHODS[method], *SHORT)

@@ -38,7 +38,7 @@ def test_frames_are_those_of_the_games() -> None:
             for t in range(60):
                 np.testing.assert_array_equal(frames[0].transpose(1, 2, 0), game.state())
                 emulator.send(np.array([t % 6]))
-                frames, rewards, ends, truncated, _ = emulator.recv()
+                frames, rewards, ends, truncated = emulator.recv()
                 reward, end = game.act(t % 6)
                 assert (rewards[0], ends[0], truncated[0]) == (reward, end, False)
                 if end:

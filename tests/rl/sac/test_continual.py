@@ -141,7 +141,7 @@ def test_one_interface_for_two_robots() -> None:
         (("env_steps=400",), "env_steps=400 is not benchmark.tasks=3 times benchmark.steps=100"),
         (("random_steps=100",), "benchmark.steps=100 makes phases of 100 decisions"),
         (("benchmark.boundaries=hidden", "method=fire"), "method=fire cannot act at them"),
-        (("benchmark.sequence=[Hopper-v5,Jumper-v5]",), "env.task=Jumper-v5 is unknown"),
+        (("benchmark.sequence=[Hopper-v5,Jumper-v5]",), "env.task=Jumper-v5: Environment"),
     ],
 )
 def test_what_cannot_be_a_stream_is_refused(options: tuple[str, ...], said: str) -> None:

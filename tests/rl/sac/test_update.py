@@ -22,11 +22,9 @@ from fire_core.weights.optimizer_state import reset_optimizer_state
 from rl.sac.networks import Networks, plain_critic
 from rl.sac.update import (
     Batch,
-    CudaGraph,
     Temperature,
     Update,
     adamw,
-    compiled,
     critic_target,
     discount,
     squash,
@@ -250,24 +248,3 @@ def test_separate_critics_have_the_gradients_of_the_step() -> None:
     WeightClipping(zeta=1e-3).after_step(learner.separate, None)
     assert up.weight.abs().max() <= 1e-3
     assert all(p.grad is not None for p in update.actor.parameters())
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-@pytest.mark.parametrize("compile_too", [False, True])
-def test_a_cuda_graph_computes_what_single_calls_do(compile_too: bool) -> None:
-    def on_gpu() -> Update:
-        update = agent()
-        for name in ("actor", "critic", "target", "temperature"):
-            getattr(update, name).cuda()
-        for name in ("actor", "critic", "temperature"):
-            lr, decay = 1e-4, 0.0 if name == "temperature" else 1e-2
-            update.optimizers[name] = adamw(getattr(update, name).parameters(), lr, decay)
-        return update
-
-    one, other = on_gpu(), on_gpu()
-    graph = CudaGraph(compiled(other) if compile_too else other, calls=3)
-    for i in range(12):
-        rows, noise, (mean, scale) = batch(10 * i)
-        given = Batch(*(x.cuda() for x in rows)), noise.cuda(), (mean.cuda(), scale.cuda())
-        torch.testing.assert_close(graph(*given), one(*given), rtol=1e-4, atol=1e-4)
-    assert graph.graph is not None
