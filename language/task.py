@@ -54,7 +54,6 @@ class LanguageConfig(Trunk):
     eval_sequences: Width = MISSING  # held-out sequences of each corpus that are looked at
     lr: Positive = 4e-3  # for gpt_tiny; the paper's 6e-4 is in experiment=fig3
     min_lr_ratio: Share = 0.1  # of lr, at the end of each phase
-    on_nan: Annotated[str, one_of("stop", "skip")] = "stop"
     tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
     grad_clip: Positive | None = 1.0
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast

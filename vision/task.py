@@ -51,7 +51,6 @@ class VisionConfig(Trunk):
     lr: Positive = 1e-3
     batch_size: Width = 256
     eval_batch_size: Width = 2048
-    on_nan: Annotated[str, one_of("stop", "skip")] = "stop"
     tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
     grad_clip: Positive | None = 0.5
     warmup: Share = 0.1  # fraction of each phase
