@@ -12,7 +12,7 @@ from analysis.runs import Group, Run
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean and band over seeds; all arrays have shape (n_points,)."""
+    """Mean and standard errors over seeds; all arrays have shape (n_points,)."""
 
     x: Floats
     mean: Floats
@@ -22,7 +22,7 @@ class Curve:
     phase: Floats
 
 
-def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False, max_points: int = 1000) -> Curve:
+def curve(group: Group, metric: str, last_phase: bool = False, max_points: int = 1000) -> Curve:
     """The mean of a metric over the seeds of a group, against its horizontal axis.
 
     Seeds logged at the same points are averaged directly; others are interpolated, never beyond their ends nor across
@@ -31,7 +31,6 @@ def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False
     Args:
         group: the runs.
         metric: the history key.
-        kind: the band, see `estimates.band`.
         last_phase: the last phase alone, counted from its start.
         max_points: points drawn at most.
     """
@@ -51,7 +50,7 @@ def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False
         grid, values = grid[keep], values[:, keep]
     n = np.isfinite(values).sum(0)
     mean = np.divide(np.nansum(values, 0), n, out=np.full(len(n), np.nan), where=n > 0)
-    low, high = band(values, kind)
+    low, high = band(values)
     return Curve(grid[:, 1], mean, low, high, n, grid[:, 0])
 
 

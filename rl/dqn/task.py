@@ -15,7 +15,7 @@ from harness.config.checks import Group, check_optimizer, check_options
 from harness.config.config import autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.groups import register
-from harness.config.memory import check_fits, check_network_fits
+from harness.config.memory import check_fits
 from harness.training import seeding
 from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl, Phase, fill_lengths, split
@@ -132,7 +132,6 @@ class Task(AgentTask):
         with contextlib.closing(make_env(options, 1, "check")) as probe:
             emulator = probe.emulator
         observation, network = (emulator.stack, *emulator.frame), f"model={config.model.name}"
-        check_network_fits(network, lambda: build_network(options, emulator.actions, observation), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         task = cls(
             config=options,

@@ -67,22 +67,6 @@ def test_an_error_of_the_server_is_survived(server):
     assert server.asked["Runs"] >= 2
 
 
-def test_requests_are_repeated_after_a_pause(monkeypatch):
-    import wandb
-
-    slept, outcomes = [], [wandb.errors.CommError("x"), OSError("y"), 7]
-
-    def call():
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(wandb_service.time, "sleep", slept.append)
-    assert wandb_service.patiently(call) == 7
-    assert slept == list(wandb_service.PAUSES)
-
-
 @pytest.mark.parametrize("name", ["entity", "entity/", "entity/absent"])
 def test_a_wrong_name_is_one_clear_error(server, name):
     with pytest.raises(SourceError, match=f"wandb:{name}"):
