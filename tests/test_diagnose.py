@@ -71,7 +71,6 @@ def test_units_without_gradient() -> None:
     found = should_reinitialize(isometry, gradients)
     assert found.silent == 0.2
     assert "20.0% of the units" in found.reasons[0]
-    assert not should_reinitialize(isometry, gradients, max_silent=0.2)
     assert should_reinitialize(isometry, gradients, tau=0.2).silent == pytest.approx(0.3)
     assert should_reinitialize(isometry, 0 * gradients).silent == 1
     assert not should_reinitialize(isometry, 1e-9 * torch.ones(10, 10)), "alike gradients, however small"

@@ -9,8 +9,8 @@ class FullReset(Method):
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         for name, module in net.modules.items():
-            named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-            spared = {key: tensor.detach() for key, tensor in named if tensor in context.spared}
+            named = module.named_parameters(remove_duplicate=False)
+            spared = {key: p.detach() for key, p in named if p in context.spared}
             module.load_state_dict(net.init[name] | spared)  # copies in place: ties and optimizer references stay
         reset_optimizer_state(context.optimizers, net.parameters(context.spared))
         return {}

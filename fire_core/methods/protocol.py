@@ -79,8 +79,8 @@ class Context:
         step_loss: after a step, the task's mean loss of that step, on the device, without a gradient.
         loss: mean loss of the task for a batch.
         optimizers: those of the phase that ends; a method resets their state of the weights that it changes.
-        spared: parameters and buffers that an act must not change: in a chain, those that another of its methods trains
-            in a way of its own; in the loops of others, those to keep.
+        spared: parameters that an act must not change: in a chain, those that another of its methods trains in a way of
+            its own; in the loops of others, those to keep.
     """
 
     phase: int
@@ -158,10 +158,6 @@ class Method(Saved):
         Raises:
             ValueError: the method cannot work on them.
         """
-
-    def idle_options(self) -> dict[str, str]:
-        """Options that differ from their defaults but have no effect, each with the option that makes it idle."""
-        return {}
 
     def overrides(self, hook: str) -> bool:
         """Whether the method does something in this hook."""

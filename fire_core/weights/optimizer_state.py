@@ -18,6 +18,7 @@ from fire_core.weights import distributed
 Rows = Tensor | slice | Sequence[int]
 # Where wrappers keep the optimizer that they wrap: timm's and torch_optimizer's Lookahead, accelerate, Lightning, SAM.
 _INNER = ("_base_optimizer", "base_optimizer", "optimizer", "_optimizer", "base")
+MASTER = "master_param"  # where TransformerEngine's FusedAdam keeps the float32 copy of a weight: no state to forget
 # Counters that some optimizers (timm's Lamb and Adan, schedule-free) keep for a whole group, with their first values.
 _GROUP_COUNTERS = {"step": 0, "k": 0, "weight_sum": 0.0, "lr_max": -1.0}
 
@@ -172,8 +173,8 @@ def _forget(optimizer: Optimizer, group: dict[str, object], p: Tensor) -> None:
 def _forget_rows(state: dict[str, object], p: Tensor, rows: Rows, dim: int) -> None:
     index = torch.as_tensor(rows, device=p.device) if not isinstance(rows, (slice, Tensor)) else rows
     where = (slice(None),) * dim + (index,)
-    for value in state.values():
-        if isinstance(value, Tensor) and value.shape == p.shape:
+    for name, value in state.items():
+        if name != MASTER and isinstance(value, Tensor) and value.shape == p.shape:
             if not distributed.is_sharded(value):
                 if (
                     isinstance(index, Tensor) and index.dtype == torch.bool

@@ -9,7 +9,7 @@ from torch import nn
 
 from fire_core import fire_
 from fire_core.integrations.intervention import Intervention
-from fire_core.methods import FullReset, ShrinkAndPerturb
+from fire_core.methods import ShrinkAndPerturb
 from fire_core.triggers import At
 
 
@@ -100,17 +100,3 @@ def test_what_matches_nothing_is_refused_at_the_start(options, keep, message):
     model = Model()
     with pytest.raises(ValueError, match=message):
         Intervention(At(5), keep=keep, **options).begin({"model": model}, [torch.optim.SGD(model.parameters(), lr=0.1)])
-
-
-def test_buffers_are_kept():
-    for keep in ("body.1.running_var", nn.BatchNorm1d):
-        model = Model()
-        for buffer in model.buffers():
-            buffer.fill_(3)
-        intervention = Intervention(At(1), method=FullReset(), keep=keep)
-        intervention.begin({"model": model}, [torch.optim.SGD(model.parameters(), lr=0.1)])
-        for buffer in model.buffers():
-            buffer.fill_(6)
-        intervention.ask(1)
-        assert torch.equal(model.body[1].running_var, torch.full((6,), 6.0))
-        assert model.body[1].num_batches_tracked == (6 if keep == nn.BatchNorm1d else 3)

@@ -54,11 +54,6 @@ def test_step_counts_are_the_first_that_suffice():
     assert steps.median["spectral"] < steps.median["frobenius"]
 
 
-def test_a_limit_that_is_too_small_is_told():
-    steps = count_steps("w", [family("square", 16, 2, seed=2)], ["frobenius"], limit=3)
-    assert steps.worst["frobenius"] == 4
-
-
 def test_checkpoints_are_cut_and_thinned(tmp_path):
     torch.save(
         {

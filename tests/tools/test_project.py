@@ -139,36 +139,6 @@ def test_declared_blocks_are_cut_without_a_model(tmp_path: Path, capsys: pytest.
         assert seen[name].condition == pytest.approx(1, abs=1e-3)
 
 
-def test_scales_that_need_no_initial_weights(tmp_path: Path) -> None:
-    old = {"a.qkv.weight": 3 * torch.randn(24, 8), "b.fc1.weight": torch.randn(5, 8) / 7}
-    torch.save(old, tmp_path / "in.pt")
-    given = [str(tmp_path / "in.pt"), "--solver", "exact", "--blocks", "a.qkv.weight=12,4,8"]
-    assert main([*given, str(tmp_path / "norm.pt"), "--scale", "keep_norm"]) == 0
-    assert main([*given, str(tmp_path / "factor.pt"), "--scale", "variance_factor", "--variance-factor", "2"]) == 0
-    kept, factor = (torch.load(tmp_path / name, weights_only=True) for name in ("norm.pt", "factor.pt"))
-    for name, heights in (("a.qkv.weight", (12, 4, 8)), ("b.fc1.weight", (5,))):
-        cuts = zip(*(state[name].double().split(heights) for state in (old, kept, factor)), strict=True)
-        for before, same, scaled in cuts:
-            values = torch.linalg.svdvals(same)
-            assert float(same.norm()) == pytest.approx(float(before.norm()), rel=1e-5)
-            torch.testing.assert_close(values, values.mean().expand_as(values), rtol=1e-5, atol=0)
-            wanted = (2 * max(before.shape) / before.shape[1]) ** 0.5
-            torch.testing.assert_close(torch.linalg.svdvals(scaled), torch.full_like(values, wanted))
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved("GPT2LMHeadModel", tmp_path / "in")
-    arguments = [str(tmp_path / "in"), str(tmp_path / "out"), "--layout", "qk", "--solver", "exact"]
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("4 matrices of 4 weights projected, ")
-    assert "\nkept, " in out
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "exists already" in err
-
-
 def small(path: Path, **more: torch.Tensor) -> Path:
     torch.save({"a.q_proj.weight": torch.randn(6, 6), "a.k_proj.weight": torch.randn(6, 6), **more}, path)
     return path

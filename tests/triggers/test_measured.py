@@ -175,18 +175,3 @@ def test_readiness_is_what_its_definition_says_and_leaves_no_trace():
     assert model[0].weight.grad is None
     assert model.training
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_a_network_that_no_longer_learns_is_not_ready():
-    model = mlp()
-    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(2))
-    losses = lambda *_: ((model(part) - 1).square().mean() for part in x.split(4))  # noqa: E731
-    trigger = Readiness(losses, below=1e-3, every=1)
-    assert trigger.ask(1, model) is None
-    with torch.no_grad():
-        for layer in model:
-            for p in layer.parameters():
-                p.fill_(-1.0 if p.ndim == 1 else 0.0)
-        model[4].bias.fill_(1.0)  # every unit is dead, and the head's bias, which alone could learn, has learned
-    assert trigger.ask(2, model) is not None
-    assert trigger.value == 0

@@ -197,17 +197,11 @@ def test_between_measurements_no_number_is_read_from_a_device(name, monkeypatch)
         (lambda: At([]), r"At: steps must be at least one whole number from 1 up, got \[\]"),
         (lambda: At([0, 3]), r"At: .* got \[0, 3\]"),
         (lambda: At([1.5]), r"At: .* got \[1\.5\]"),
-        (lambda: Every(0), "steps must be at least 1, got 0"),
-        (lambda: Every(2.5), "steps must be a whole number, got 2.5"),
-        (lambda: Plateau(every=0), "every must be at least 1, got 0"),
         (lambda: Plateau(mode="least"), "mode=least is unknown; accepted: min, max"),
-        (lambda: Plateau(min_delta=1.5), r"min_delta must be in \[0, 1\), got 1.5"),
         (lambda: GradientNorm(), "GradientNorm: give either above or below"),
         (lambda: GradientNorm(above=1, below=2), "GradientNorm: give either above or below"),
         (lambda: Dormancy(0.3, rearm=0.4), "Dormancy: rearm=0.4 must not lie above the threshold 0.3"),
         (lambda: EffectiveRank(0.3, rearm=0.2), "EffectiveRank: rearm=0.2 must not lie below the threshold 0.3"),
-        (lambda: Drift(0.3, every=0), "every must be at least 1, got 0"),
-        (lambda: Drift(math.nan), "above must be a finite number, got nan"),
         (lambda: GradientNorm(above=math.inf), "above must be a finite number or null, got inf"),
     ],
 )
@@ -247,8 +241,3 @@ def test_what_cannot_be_followed_is_refused_at_the_first_step(trigger, model, me
     with pytest.raises(ValueError, match=message):
         trigger.ask(1, model, loss=1.0, score=None)
     Plateau("score").ask(1, None, loss=1.0, score=None)
-
-
-def test_only_triggers_combine():
-    with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for \|: 'Every' and 'int'"):
-        Every(3) | 1000
