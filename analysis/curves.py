@@ -37,7 +37,7 @@ def curve(group: Group, metric: str, last_phase: bool = False, max_points: int =
     points = [phase_points(run, metric, group.runs[0].x) for run in group.runs]
     if last_phase:
         points = [since_boundary(p) for p in points]
-    seeds = [pd.Series(p[:, 2], pd.MultiIndex.from_arrays(p[:, :2].T)) for p in points]
+    seeds = [pd.Series(p[:, 2], pd.MultiIndex.from_arrays([p[:, 0], p[:, 1]])) for p in points]
     table = pd.concat(seeds, axis=1).sort_index()  # by phase, then x
     grid, values = np.array([*table.index]).reshape(-1, 2), table.to_numpy().T
     if len(grid) > max_points:
