@@ -100,14 +100,6 @@ def test_the_installed_library_runs(python: Path, tmp_path: Path) -> None:
     assert done.stdout.startswith(str(python.parents[1])), "the wheel's, not the clone's"
 
 
-@pytest.mark.slow  # builds it a second time
-def test_an_editable_install_puts_the_clone_on_the_path(wheel: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "--target", str(tmp_path), "--editable", str(wheel.parent / "source")], check=True)
-    (line,) = (path.read_text().strip() for path in tmp_path.glob("*.pth"))
-    assert Path(line) == wheel.parent / "source", "so that the programs and type checkers find it, by no import hook"
-
-
 @pytest.mark.slow  # mypy reads all of torch
 def test_types_are_seen_from_outside(python: Path, tmp_path: Path) -> None:
     (tmp_path / "right.py").write_text(USER)
