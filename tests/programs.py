@@ -22,7 +22,7 @@ from harness.run.execute import run_to_end
 T = TypeVar("T")
 Record = Callable[[str, object], None]  # pytest's record_property
 # Differ from run to run.
-CLOCKS = ("seconds", "method/seconds", "seconds/waiting", "waited", "tokens_per_second", "mfu")
+CLOCKS = ("seconds", "method/seconds", "seconds/waiting", "waited", "tokens_per_second")
 # The modules that make the types of a program's options known to Hydra.
 SCHEMAS = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn.train", "sac": "rl.sac.train"}
 SCHEMAS |= {"watch": "rl.watch", "language_prepare": "language.prepare", "language_sample": "language.sample"}

@@ -27,7 +27,6 @@ from harness.config.checks import (
 from harness.config.config import Trunk, autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError, one_line
 from harness.config.groups import register
-from harness.config.memory import check_network_fits
 from harness.config.trigger import build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
@@ -52,7 +51,6 @@ class VisionConfig(Trunk):
     lr: Positive = 1e-3
     batch_size: Width = 256
     eval_batch_size: Width = 2048
-    on_nan: Annotated[str, one_of("stop", "skip")] = "stop"
     tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
     grad_clip: Positive | None = 0.5
     warmup: Share = 0.1  # fraction of each phase
@@ -106,7 +104,6 @@ class Task:
         if not phases:
             raise ConfigError(f"{stream} has no phases")
         method = build("method", config.method, Method)
-        check_network_fits(network, lambda: build_model(options, data), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)
         trigger = build_trigger(options.trigger)

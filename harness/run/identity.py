@@ -13,7 +13,7 @@ from harness.run import NUMERICS
 # Where, when and for whom a run is recorded, and names of values that are there themselves: no part of what it is.
 NOT_IDENTITY = ("paths", "tracker", "cache", "checkpoint", "progress", "scale", "tuned")
 # How it is executed: part of its identity, as rounding depends on it, but not of what the analysis compares.
-EXECUTION = ("device", "threads", "deterministic", "on_nan", "parallel")
+EXECUTION = ("device", "threads", "deterministic", "parallel")
 PLACES = ("root", "download", "cache", "spare")  # of a data set: where its files are; a folder of images is its `path`
 
 

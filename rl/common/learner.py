@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from fire_core.methods import Net
 from fire_core.triggers import Firing
+from harness.run.folder import Run
 from harness.training.firing import ask, start
 from harness.training.learner import LearnerBase
 from harness.training.measure import check_finite
 from rl.common.boundary import METRICS
 from rl.common.continual import Returns
-from rl.common.replay_store import Ring
+from rl.common.replay_store import Ring, RingStore
 from rl.common.task import AgentTask
 
 
@@ -25,7 +27,7 @@ class AgentLearner(LearnerBase):
     """All that changes while an agent trains. Steps are decisions, those of all environments counted.
 
     Attributes:
-        replay: its transitions; a checkpoint holds the names of the segments on disk (`rl.common.checkpoint`).
+        replay: its transitions; a checkpoint holds the names of the segments on disk (`save`).
         updates: optimizer steps of each network.
         sums: over the updates since the last row, of what an update returns.
         counted: these updates.
@@ -56,6 +58,31 @@ class AgentLearner(LearnerBase):
         evaluated = {key: value for key, value in self.row.items() if key.startswith("eval/")}
         counts = {"steps": self.step, "updates": self.updates, "seconds": self.seconds}
         return {**evaluated, **self.of_tasks.summary(), **counts}
+
+    def save(self, task: AgentTask, run: Run, replay_store: RingStore) -> None:
+        """Write the replay's new segments, then a checkpoint that names them, then remove segments that none names.
+
+        A finished run keeps no replay: nothing is sampled from it any more.
+
+        Raises:
+            TrainingError: a weight is not finite.
+            OSError: there is no room; the checkpoint before is as it was (`harness.training.loop` says what follows).
+        """
+        check_finite(self.step, self.sums, *self.net.parameters())
+        finished = self.step >= task.total_steps
+        manifest: dict[str, Any] = {"written": [], "segments": []} if finished else replay_store.save(self.replay)
+        run.checkpoint(self.step, {**self.state_dict(), "replay": manifest})
+        replay_store.committed(manifest, keep=1 if finished else run.keep)
+
+    def load_replay(self, replay_store: RingStore, state: dict[str, Any]) -> None:
+        """Fill the empty replay; segments of a shared first phase are taken from its folder, `state["origin"]`.
+
+        Raises:
+            TrainingError: a segment is missing or damaged.
+        """
+        if state["replay"]["segments"]:
+            origin = Path(state["origin"]) / "replay" if "origin" in state else None
+            replay_store.load(self.replay, state["replay"], origin)
 
     def close(self) -> None:
         """End the threads and close the environments."""

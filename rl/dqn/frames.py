@@ -74,7 +74,6 @@ class FrameReplay(Ring):
         self._age = torch.zeros(envs, dtype=torch.int32)  # of the newest rows
         self._every = torch.arange(envs)
         self._back = np.arange(stack, -1, -1)  # stack, ..., 1, 0 rows back
-        self._out: dict[int, Tensor] = {}
 
     @staticmethod
     def bytes_each(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> int:
@@ -143,15 +142,11 @@ class FrameReplay(Ring):
         return torch.from_numpy(env), torch.from_numpy(row)
 
     def gather(self, env: Tensor, row: Tensor) -> Batch:
-        """The transitions of these rows. The frames' memory is reused by the next call with as many rows."""
+        """The transitions of these rows."""
         rows = (row.numpy()[:, None] - self._back) % self.rows + env.numpy()[:, None] * self.rows  # (B, stack + 1)
-        frame = self.columns["frame"].view(self.envs * self.rows, -1)
-        out = self._out.get(len(row))
-        if out is None:
-            self._out[len(row)] = out = frame.new_empty(rows.size, frame.shape[1])
+        frame = self.columns["frame"].view(self.envs * self.rows, *self.shape)
         places = torch.from_numpy(rows).to(frame.device, non_blocking=True)
-        torch.index_select(frame, 0, places.flatten(), out=out)
-        frames = out.view(*rows.shape, *self.shape)
+        frames = frame.index_select(0, places.flatten()).view(*rows.shape, *self.shape)
         before = self._back > self.columns["age"].numpy().reshape(-1)[rows[:, -1:]]  # of the episode's first frame
         if before.any():
             frames[torch.from_numpy(before).to(frame.device)] = 0

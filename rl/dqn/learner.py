@@ -80,7 +80,7 @@ class Learner(AgentLearner):
         self.env.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the replay, see `rl.common.checkpoint`."""
+        """All but the replay, see `save`."""
         return {**super().state_dict(), "env": self.env.state_dict()}
 
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:

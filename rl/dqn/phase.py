@@ -104,7 +104,7 @@ def probe_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Ten
     """Observations (B, stack, ...) on the device, and (B, 2): actions beside targets, since a loss needs both."""
     batch = on_device(task, batch)
     targets = targets_of(task, learner, batch)
-    return batch.frames[:, :-1].clone(), torch.stack([batch.actions.to(targets.dtype), targets], 1)
+    return batch.frames[:, :-1], torch.stack([batch.actions.to(targets.dtype), targets], 1)
 
 
 def pass_probe(task: Task, learner: Learner, net: Net) -> None:

@@ -15,13 +15,13 @@ from harness.config.checks import Group, check_optimizer, check_options
 from harness.config.config import autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.groups import register
-from harness.config.memory import check_fits, check_network_fits
+from harness.config.memory import check_fits
 from harness.training import seeding
 from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl, Phase, fill_lengths, split
 from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method
 from rl.dqn.changing import Changing
-from rl.dqn.episodes import Episodes
+from rl.dqn.episodes import Emulator, Episodes
 from rl.dqn.frames import FrameReplay
 
 Envs = Annotated[int, within(1, 1024)]  # environments at once
@@ -102,19 +102,13 @@ class Task(AgentTask):
     Attributes:
         config: as of all tasks.
         replay_device: where frames are kept.
-        actions: how many there are.
-        frame: shape of a frame.
-        dtype: of a frame.
-        stack: frames in an observation.
+        emulator: closed; it tells the actions and the frames.
         model: the Q-network at its initial weights, of which learners take copies.
     """
 
     config: DQNConfig
     replay_device: torch.device
-    actions: int
-    frame: tuple[int, ...]
-    dtype: torch.dtype
-    stack: int
+    emulator: Emulator
     model: nn.Module
 
     @classmethod
@@ -138,25 +132,21 @@ class Task(AgentTask):
         with contextlib.closing(make_env(options, 1, "check")) as probe:
             emulator = probe.emulator
         observation, network = (emulator.stack, *emulator.frame), f"model={config.model.name}"
-        check_network_fits(network, lambda: build_network(options, emulator.actions, observation), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         task = cls(
             config=options,
             device=device,
             replay_device=device if config.replay.device == "auto" else resolve_device(config.replay.device),
-            actions=emulator.actions,
-            frame=emulator.frame,
-            dtype=emulator.dtype,
-            stack=emulator.stack,
+            emulator=emulator,
             phases=phases_of(config, benchmark),
             model=build_network(options, emulator.actions, observation),
             method=method,
             trigger=trigger,
             benchmark=benchmark,
         )
-        if config.replay.capacity < config.num_envs * (task.stack + 2):
+        if config.replay.capacity < config.num_envs * (emulator.stack + 2):
             raise ConfigError(f"replay.capacity={config.replay.capacity} is too small for num_envs={config.num_envs}")
-        each = FrameReplay.bytes_each(task.frame, task.dtype)
+        each = FrameReplay.bytes_each(emulator.frame, emulator.dtype)
         check_fits("replay.capacity", config.replay.capacity, each, task.replay_device)
         task.check_method(Net({"q": task.model}, {}), network)
         return task
@@ -168,9 +158,9 @@ class Task(AgentTask):
 
     def new_replay(self) -> FrameReplay:
         """An empty replay."""
-        config = self.config
+        config, seen = self.config, self.emulator
         return FrameReplay(
-            config.replay.capacity, config.num_envs, self.frame, self.dtype, self.stack, self.replay_device
+            config.replay.capacity, config.num_envs, seen.frame, seen.dtype, seen.stack, self.replay_device
         )
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:

@@ -24,7 +24,6 @@ from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import act_after_row, act_at_boundary
 from harness.training.loop import Loop
-from rl.common import checkpoint
 from rl.common.boundary import update_targets
 from rl.common.learner import ask_trigger, start_trigger
 from rl.common.replay_store import RingStore
@@ -61,12 +60,12 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     replay_store = RingStore(run.folder / "replay", config.replay.segment)
     if state is not None:
         with loading():
-            checkpoint.load_replay(replay_store, learner.replay, state)
+            learner.load_replay(replay_store, state)
             learner.load_state_dict(task, state)
     seen = learner.net
     start_trigger(task, learner, seen, trigger_losses, pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
-    write_checkpoint = functools.partial(checkpoint.write, task, learner, run, replay_store)
+    write_checkpoint = functools.partial(learner.save, task, run, replay_store)
     with (
         contextlib.closing(learner),
         Loop(learner, run, task.total_steps, title, config.progress) as loop,
@@ -174,7 +173,7 @@ def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
     best = torch.zeros(env.envs, dtype=torch.int64)
     if rate < 1:
         best = best_actions(task, learner, env.observations, acts)
-    return epsilon_greedy(best, task.actions, rate, learner.exploring, task.config.exploration == "shared")
+    return epsilon_greedy(best, task.emulator.actions, rate, learner.exploring, task.config.exploration == "shared")
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor | None:

@@ -146,16 +146,13 @@ class Statistics:
 
     Args:
         size: numbers in an observation.
-        enabled: False: observations stay as they are.
     """
 
-    def __init__(self, size: int, enabled: bool = True) -> None:
-        self.mean, self.variance, self.enabled, self.count = np.zeros(size), np.ones(size), enabled, 1e-4
+    def __init__(self, size: int) -> None:
+        self.mean, self.variance, self.count = np.zeros(size), np.ones(size), 1e-4
 
     def update(self, x: np.ndarray) -> None:
         """Take in observations (k, size)."""
-        if not self.enabled:
-            return
         mean, variance, count = x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64), len(x)
         apart, total = mean - self.mean, self.count + count
         squares = self.variance * self.count + variance * count + apart**2 * self.count * count / total

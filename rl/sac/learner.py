@@ -52,7 +52,7 @@ class Learner(AgentLearner):
             trigger=copy.deepcopy(task.trigger),
             temperature=Temperature(config.temperature).to(task.device),
             replay=Transitions(config.replay_size, config.num_envs, task.observations, task.actions, task.device),
-            statistics=Statistics(task.observations, config.normalize_observations),
+            statistics=Statistics(task.observations),
             workers=Workers(task.control, config.num_envs, config.seed, task.tasks),
             generator=seeding.generator(config.seed, "stream", 0),
             sums=torch.zeros(len(NAMES), device=task.device),

@@ -15,7 +15,7 @@ from harness.config.checks import Group, check_options
 from harness.config.config import resolve_device, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.groups import register
-from harness.config.memory import check_fits, check_network_fits
+from harness.config.memory import check_fits
 from harness.training import seeding
 from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl, Phase, fill_lengths, split
@@ -127,8 +127,6 @@ class Task(AgentTask):
         assert isinstance(options, SacConfig)
         network = f"networks={config.networks.name}"
         twins = 2 if control.twin else 1
-        check_network_fits(network, lambda: networks.actor(*sizes), device)
-        check_network_fits(network, lambda: networks.critics(*sizes, twins), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         actor, critics = networks.actor(*sizes), networks.critics(*sizes, twins)
         task = cls(

@@ -9,7 +9,6 @@ import torch
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from harness.config.errors import ConfigError
 from rl.dqn import atari, classic
 from rl.dqn.atari import Atari, find_game
 from rl.dqn.episodes import Episodes, Step
@@ -95,18 +94,6 @@ def played(env: Episodes, steps: int, replay: FrameReplay | None = None) -> tupl
     return replay, seen
 
 
-def test_the_replay_gives_back_the_observations_that_were_acted_on() -> None:
-    env = atari.make(2, 0, "test", "asterix", max_frames=4 * 25)
-    replay, seen = played(env, 80)
-    batch = replay.sample(300, torch.Generator().manual_seed(0))
-    observed = {stack.numpy().tobytes() for step in seen for stack in step}
-    assert all(frames[:-1].numpy().tobytes() in observed for frames in batch.frames)
-    after = [frames[1:].numpy().tobytes() in observed for frames in batch.frames]
-    assert not all(after)  # the last one of an episode is nobody's to act on
-    assert sum(after) > 0.9 * len(after)
-    assert not batch.terminated.any()  # all episodes were cut by the limit
-
-
 def same_steps(one: Episodes, other: Episodes, steps: int) -> None:
     pairs = zip(random_steps(one, steps, 5), random_steps(other, steps, 5), strict=True)
     for (_, a), (_, b) in pairs:
@@ -150,14 +137,6 @@ def test_stickiness_repeats_a_quarter_of_decisions() -> None:
     assert ignored == pytest.approx(0.25 * 5 / 6, abs=0.05)  # one in six repeats what was decided anyway
 
 
-def test_unknown_games_are_told_with_near_ones() -> None:
-    assert find_game("BeamRider") == find_game("beam_rider") == "beam_rider"
-    with pytest.raises(ConfigError, match=r"env.game=asterisk is unknown; near it: .*asterix"):
-        find_game("asterisk")
-    with pytest.raises(ConfigError, match="ale-py knows"):
-        find_game("xyzzyxyzzy")
-
-
 def test_classic_control_resumes_too() -> None:
     env = classic.make(3, 0, "train", "CartPole-v1")
     replay, seen = played(env, 70)
@@ -167,7 +146,4 @@ def test_classic_control_resumes_too() -> None:
     batch = replay.sample(100, torch.Generator())
     observed = {stack.numpy().tobytes() for step in seen for stack in step}
     assert all(frames[:-1].numpy().tobytes() in observed for frames in batch.frames)
-    with pytest.raises(ConfigError, match=r"env.game=CartPoly"):
-        classic.make(1, 0, "train", "CartPoly-v1")
-    with pytest.raises(ConfigError, match="discrete"):
-        classic.make(1, 0, "train", "Pendulum-v1")
+    assert find_game("BeamRider") == find_game("beam_rider") == "beam_rider"

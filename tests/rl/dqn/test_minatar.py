@@ -67,7 +67,7 @@ def test_games_with_other_channels_take_turns() -> None:
     learner = Learner.new(task)
     emulator = learner.env.emulator
     assert isinstance(emulator, Changing)
-    assert (task.frame, task.actions) == ((10, 10, 10), 6)  # seaquest's ten channels
+    assert (emulator.frame, emulator.actions) == ((10, 10, 10), 6)  # seaquest's ten channels
     for phase, channels in enumerate((6, 4, 10)):
         emulator.begin_task(phase)
         shown, own = learner.env.begin(), emulator.now.reset([0], [learner.env.seed_of(0, phase)])

@@ -212,44 +212,6 @@ def test_the_paper_s_settings() -> None:
         assert (config.exploration, config.model.layout) == ("shared", "dqn")
 
 
-BAD = {
-    "num_envs=0": r"num_envs must be in \[1, 1024\], got 0",
-    "midpoint=400": "must come before total_steps=400",
-    "learning_starts=1": "learning_starts=1 must be at least num_envs=2",
-    "learning_starts=300": "learning_starts=300 must be at least num_envs=2 and less than midpoint=200",
-    "env.game=FrozenLake-v1": "observations must be a vector of numbers, not Discrete",
-    "replay.capacity=4": "replay.capacity=4 is too small",
-    "replay.capacity=1000000000000": "replay.capacity=1000000000000 needs .* fits",
-    "env.game=NoSuch-v0": "env.game=NoSuch-v0",
-    "boundary.target=away": "accepted: auto, copy, keep, act, follow",
-}
-
-
-@pytest.mark.parametrize("option", BAD)
-def test_bad_options_are_named(option: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=BAD[option]):
-        DQN.run(tmp_path, option)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("method=pi", "boundary.optimizer=keep"), "needs boundary.optimizer=new"),
-        (("method=muon", "boundary.optimizer=keep"), "needs boundary.optimizer=new"),
-        (("method=pi", "boundary.target=act"), "take boundary.target=keep or copy"),
-        (("method=redo", "boundary.target=follow"), "projects no weights that a target could follow"),
-        (
-            ("method=dash", "boundary.target=act"),
-            "target networks have none: boundary.target=copy or keep",
-        ),
-    ],
-)
-def test_what_would_never_be_trained_is_refused(options: tuple[str, str], says: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=says):
-        DQN.run(tmp_path, *options)
-
-
 def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replays = []
     new_replay = Task.new_replay

@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from fire_core.methods.contrib.adamo import IsometricAdam
 from fire_core.methods.contrib.upgd import PerturbedDescent
 from fire_core.triggers import Firing
-from harness.config.errors import ConfigError
 from rl.sac import train as sac
 from rl.sac.control import Control
 from rl.sac.learner import Learner
@@ -21,7 +20,6 @@ from tests.programs import SAC, compose, final_state, rows, same
 
 METHODS = ("base", "pi", "fire", "fire_exact", "redo")
 SHORT = ("env_steps=200", "eval_every=50", "random_steps=50")
-REFUSED = {"muon": "trains a weight as one matrix", "cbp": "watches the passes", "trac": "watches|all gradients"}
 
 
 @pytest.fixture(scope="module")
@@ -181,12 +179,6 @@ def test_kept_and_forgetful_optimizers(method: str) -> None:
         assert len(forgot.optimizers[name].state) == left
 
 
-@pytest.mark.parametrize("method", REFUSED)
-def test_methods_that_cannot_work_here_are_refused(method: str) -> None:
-    with pytest.raises(ConfigError, match=f"method={method}.*{REFUSED[method]}"):
-        Task.from_config(SAC.compose(f"method={method}"))
-
-
 @pytest.mark.parametrize(("method", "kind"), [("adamo", IsometricAdam), ("upgd", PerturbedDescent)])
 def test_a_method_s_own_optimizer_comes_with_the_second_half(method: str, kind: type) -> None:
     """Of each network; the temperature keeps AdamW. A run that is resumed there has it too."""
@@ -215,24 +207,6 @@ def test_adamo_pulls_each_critic_towards_isometry() -> None:
         up = learner.agent.critic.encoder.blocks[0].up.weight.detach()  # type: ignore[union-attr, operator]
         distances[coef] = (up.mT @ up - torch.eye(up.shape[2])).square().sum((1, 2))
     assert (distances[10.0] < 0.5 * distances[0.0]).all()
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("env_steps=100", "env_steps=100 makes phases of 50 decisions"),
-        ("boundary.target=act", "boundary.target=act is unknown; accepted: auto, copy, keep"),
-        ("networks.kind=cnn", "networks.kind=cnn is unknown; accepted: simba, mlp"),
-        ("env.task=Hoper-v5", "env.task=Hoper-v5: .*Did you mean: `Hopper`"),
-        ("env.task=CartPole-v1", "env.task=CartPole-v1: SAC needs a task with continuous actions"),
-        ("env=breakout", "env=breakout is not for sac; accepted: ant, dmc"),
-        ("num_envs=1010", "replay_size=1000 must be at least num_envs=1010"),
-        ("replay_size=1_000_000_000_000", "replay_size=1000000000000 needs .* fits"),
-    ],
-)
-def test_bad_input_is_named(option: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        Task.from_config(SAC.compose(option))
 
 
 def test_experiments_are_the_papers() -> None:
