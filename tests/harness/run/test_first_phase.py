@@ -1,5 +1,6 @@
 """The shared first phase: trained once, whatever happens, and never anything but what the run would have trained."""
 
+import logging
 import os
 import shutil
 import signal
@@ -71,6 +72,7 @@ def test_another_method_takes_over_what_the_dead_holder_began(tmp_path: Path, zy
 def train(caplog: pytest.LogCaptureFixture, folder: Path, *options: str) -> str:
     """Run to the end in this process; what the program said."""
     caplog.clear()
+    logging.getLogger("harness").propagate = True  # a program that ran in this process before may have said no
     with caplog.at_level("INFO"):
         SMALL.run(folder / "runs", *options)
     return caplog.text
@@ -121,5 +123,5 @@ def test_off_elsewhere_and_of_another_kind(tmp_path: Path, caplog: pytest.LogCap
     for name in ("else", "two"):
         assert_same(only_run(tmp_path / "off" / "runs"), only_run(tmp_path / name / "runs"))
     for option in ("seed=1", "epochs=3", "lr=0.01"):
-        assert TRAINING in train(caplog, tmp_path, mine, option)
-    assert TAKEN in train(caplog, tmp_path, mine, "seed=1", "method=fire", "metrics=off", "checkpoint.keep=3")
+        assert TRAINING in train(caplog, tmp_path / option, mine, option)
+    assert TAKEN in train(caplog, tmp_path / "last", mine, "seed=1", "method=fire", "metrics=off", "checkpoint.keep=3")
