@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fire_core import fire_, should_reinitialize
+from fire_core import should_reinitialize
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
@@ -40,15 +40,6 @@ def test_a_convolution_has_a_matrix_for_each_kernel_position() -> None:
 def test_fresh_gaussian_weights_have_the_error_of_marchenko_and_pastur(aspect: int) -> None:
     """The docstring's warning: square weights exceed 0.1 from the start."""
     assert should_reinitialize(gaussian(aspect * 200, 200)).error == pytest.approx(1 / aspect, rel=0.05)
-
-
-def test_what_was_projected_is_not_due() -> None:
-    layer = torch.nn.Linear(30, 20)
-    assert should_reinitialize(layer.weight)
-    fire_(layer, "exact")
-    found = should_reinitialize(layer.weight)
-    assert not found
-    assert found.error < 1e-9
 
 
 def test_only_what_is_worse_than_it_was_initially_counts() -> None:

@@ -60,11 +60,6 @@ def test_half_precision_is_computed_in_float32():
     torch.testing.assert_close(M.sfe(W, W * 0).double(), W.double().square().sum(), rtol=1e-5, atol=0)
 
 
-def test_dfi_is_differentiable():
-    W = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(M.dfi, W)
-
-
 def test_dormant_is_relative_to_the_layer():
     activity = torch.tensor([[0.0, 0.1, 1.0, 2.9]])
     assert M.dormant(activity, 0.1).tolist() == [True, True, False, False]

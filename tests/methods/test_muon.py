@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
@@ -10,7 +9,7 @@ from fire_core.methods import Net
 from fire_core.methods.muon import CombinedOptimizer, MuonOptimizer, hidden_weights
 from fire_core.weights.optimizer_state import reset_optimizer_state
 from tests.programs import VISION, rows
-from vision.models import SmallResNet, ViT
+from vision.models import ViT
 
 
 def steps(optimizer: torch.optim.Optimizer, model: nn.Module, number: int, start: int = 0) -> None:
@@ -75,18 +74,7 @@ def test_its_parts_forget_like_any_optimizer() -> None:
     assert (momentum[[0, 1, 3, 4]] != 0).all()
 
 
-@pytest.mark.parametrize(("variant", "first"), [("original", 1e-2), ("fire_paper", 2e-3)])
-def test_the_paper_s_first_phase_of_warm_start_is_trained_by_adam(variant: str, first: float, tmp_path: Path) -> None:
-    folder = VISION.run(tmp_path, "method=muon", "lr=2e-3", "dataset.train_size=256", f"variant={variant}")
+def test_the_paper_s_first_phase_of_warm_start_is_trained_by_adam(tmp_path: Path) -> None:
+    folder = VISION.run(tmp_path, "method=muon", "lr=2e-3", "dataset.train_size=256", "variant=fire_paper")
     rates = {row["phase"]: row["lr"] for row in rows(folder) if "lr" in row}
-    assert rates == {0: first, 1: 1e-2}
-
-
-def test_the_layer_that_reads_the_input_and_the_output_layer_belong_to_adam() -> None:
-    for model, read in ((SmallResNet(4, 3, width=4), nn.Conv2d), (ViT(5, image_size=8, dim=12, depth=1), nn.Linear)):
-        hidden = hidden_weights(Net({"model": model}, {}))
-        layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
-        assert isinstance(layers[0], read)
-        assert layers[0].weight not in hidden
-        assert layers[-1].weight not in hidden
-        assert set(hidden) == {layer.weight for layer in layers[1:-1]}
+    assert rates == {0: 2e-3, 1: 1e-2}

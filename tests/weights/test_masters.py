@@ -170,7 +170,7 @@ def test_shrink_and_perturb_takes_the_copies_along() -> None:
         assert torch.equal(master.bfloat16(), start)
 
 
-def test_rows_of_a_state_are_reset_without_their_master() -> None:
+def test_a_state_is_reset_without_the_master_in_it() -> None:
     loop = InState()
     for _ in range(3):
         loop.step()
@@ -181,6 +181,10 @@ def test_rows_of_a_state_are_reset_without_their_master() -> None:
     assert torch.equal(state["master_param"], before)
     assert not state["exp_avg"][:2].any()
     assert state["exp_avg"][2:].any()
+    reset_optimizer_state(loop.optimizer, [weight])
+    assert torch.equal(loop.optimizer.state[weight]["master_param"], before)
+    assert not loop.optimizer.state[weight]["exp_avg"].any()
+    loop.step()
 
 
 def test_what_cannot_be_matched_is_refused_with_what_to_pass() -> None:
