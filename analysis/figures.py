@@ -24,14 +24,12 @@ class Panel:
         benchmark: the benchmark's name, or "language" or "rl".
         what: the data set, starting checkpoint or environment; punctuation and case do not count.
         model: preferred where several settings fit.
-        in_paper: whether the paper has this panel.
     """
 
     title: str
     benchmark: str
     what: str
     model: str = ""
-    in_paper: bool = True
 
     def fits(self, setting: Setting) -> bool:
         if setting.domain == "vision":
@@ -71,9 +69,7 @@ GRIDS = (
     Grid(
         "figure2",
         "Continual vision",
-        tuple(
-            tuple(Panel(t, b, d, m, (b, d) != ("class_incremental", "cifar10")) for t, d, m in DATA) for b in BENCHMARKS
-        ),
+        tuple(tuple(Panel(t, b, d, m) for t, d, m in DATA) for b in BENCHMARKS),
     ),
     Grid(
         "figure3",
@@ -108,7 +104,7 @@ def with_others(grid: Grid, settings: Sequence[Setting]) -> Grid:
         if run.config.get("program") == grid.program and not any(p.fits(setting) for row in grid.rows for p in row):
             start = starting_checkpoint(setting)
             what, title = (start, f"From {start}") if grid.program == "language" else (run.dataset, run.dataset)
-            others[plain(what)] = Panel(title, "language" if grid.program == "language" else "rl", what, in_paper=False)
+            others[plain(what)] = Panel(title, "language" if grid.program == "language" else "rl", what)
     if not grid.program or not others:
         return grid
     return replace(grid, rows=((*(panel for panel in grid.rows[0] if panel.choose(settings)), *others.values()),))
@@ -154,9 +150,7 @@ def fill(axes: Axes, panel: Panel, setting: Setting | None, palette: style.Palet
     """Draws one panel, or writes that there is no data."""
     if setting is None:
         axes.set_axis_off()
-        if panel.in_paper:
-            axes.set_title(panel.title, color=plotting.GREY, fontsize=7.5)
-            axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color="#999999")
+        axes.set_title(f"{panel.title}: no data", color=plotting.GREY, fontsize=7.5)
         return []
     drawn = plotting.draw(axes, setting, palette, last_phase)
     named = panel.title if panel.model in ("", setting.model) else f"{panel.title.split(',')[0]}, {setting.model}"

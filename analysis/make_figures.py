@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import re
 import sys
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
@@ -21,8 +20,6 @@ from analysis import figures, formats, plotting, rl, style, tables
 from analysis.options import add_sources, load_or_explain, split
 from analysis.runs import Setting, settings
 from analysis.sources import small
-
-MANY = 20  # settings; a sweep over an option has one for each of its values
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -35,7 +32,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_sources(parser)
     add("--out", type=Path, default=Path("figures"), help="folder to write to (%(default)s)")
     add("--width", choices=("column", "page"), help="of a two-column paper (default: chosen by content)")
-    add("--only", metavar="PATTERN", help=f"draw the settings whose names match; needed above {MANY} settings")
     add("--export", type=Path, metavar="NAME.csv", help="also write the runs as small results")
     return parser.parse_args(split(argv))
 
@@ -55,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     palette = style.Palette(run.method for run in runs)
     found = settings(runs)
     folder = args.out / "tables"
-    for setting in drawn(found, args.only):
+    for setting in found:
         table = tables.results(setting)
         print(f"\n{plotting.title(setting, 999)}: {setting.y_label.lower()}, mean [95 % interval]")
         print(formats.as_text(table.drop(columns=[c for c in ("best", "vs FIRE") if c in table])))
@@ -72,18 +68,6 @@ def main(argv: list[str] | None = None) -> int:
     if args.export:
         report(small.write(runs, args.export))
     return 0
-
-
-def drawn(found: list[Setting], only: str | None) -> list[Setting]:
-    """The settings that have a figure of their own: all, or those that are named; none if there are too many."""
-    named = [setting for setting in found if fnmatchcase(setting.name, only or "*")]
-    if only is not None and not named:
-        print(f"--only {only}: no setting has such a name; there are {', '.join(s.name for s in found[:5])}, ...")
-    if only is None and len(found) > MANY:
-        print(f"{len(found)} settings are too many to draw; name some, as with --only '*{found[0].name}*'. There are:")
-        print("\n".join(f"  {setting.name}" for setting in found[:MANY]) + "\n  ...")
-        return []
-    return named
 
 
 def report(paths: list[Path]) -> None:

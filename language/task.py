@@ -22,7 +22,7 @@ from harness.config.checks import (
     check_optimizer_stays,
     check_options,
 )
-from harness.config.config import Trunk, autocast, set_up_torch
+from harness.config.config import Compile, Trunk, autocast, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.groups import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
@@ -57,7 +57,7 @@ class LanguageConfig(Trunk):
     tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
     grad_clip: Positive | None = 1.0
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
-    compile: bool = False  # torch.compile
+    compile: Compile = "off"
 
 
 PAIR = {"dataset.replay": within(0, 1), "dataset.mix_by": one_of("batch", "sequence")}  # of its two corpora
@@ -258,8 +258,8 @@ def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method:
     if group.size > 1:
         local = "acts on what one process sees: the processes would drift apart. Use one"
         refused |= {"before_step": local, "after_step": local, "after_epoch": local}
-    if config.compile:
-        refused["watch"] = "watches units, which compiled code does not show: compile=false"
+    if config.compile != "off":
+        refused["watch"] = "watches units, which compiled code does not show: compile=off"
     net, network = Net({"model": model}, {}), f"model={config.model['name']}"
     check_method(method, net, name=config.method["name"], network=network, without=refused)
 

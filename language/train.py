@@ -89,7 +89,7 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
     start_of = "" if task.benchmark.new_tasks else f" from {task.start}"
     title = f"{config.method['name']}{start_of} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
-    probe = functools.partial(pass_probe, task, learner) if config.compile else None
+    probe = functools.partial(pass_probe, task, learner) if config.compile != "off" else None
     losses = functools.partial(trigger_losses, task, learner)
     after = task.steps_before_trigger
     start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)

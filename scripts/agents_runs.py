@@ -9,13 +9,13 @@ skipped; so it goes on where it stopped. Of each run the csv has a row for each 
 networks as the task ended.
 """
 
-import csv
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from harness.run import provenance
 from harness.run.jobs import Job, run_jobs
@@ -186,18 +186,12 @@ def task_rows(method: str, seed: int, folder: Path) -> list[dict[str, Any]]:
 
 def write(table: Path, method: str, rows: Sequence[dict[str, Any]]) -> None:
     """Put a method's rows in the place of those that a table has of it."""
-    kept: list[dict[str, Any]] = []
+    frame = pd.DataFrame(rows, columns=COLUMNS)
     if table.exists():
-        with table.open(newline="") as file:
-            kept = [row for row in csv.DictReader(file) if row["method"] != method]
+        before = pd.read_csv(table)
+        frame = pd.concat([before[before["method"] != method], frame])
     table.parent.mkdir(parents=True, exist_ok=True)
-    new = table.with_suffix(".new")
-    with new.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for row in [*kept, *rows]:
-            writer.writerow({key: f"{value:.5g}" if isinstance(value, float) else value for key, value in row.items()})
-    os.replace(new, table)
+    frame.to_csv(table, index=False, float_format="%.5g", lineterminator="\n")
 
 
 def main(given: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ Record = Callable[[str, object], None]  # pytest's record_property
 CLOCKS = ("seconds", "method/seconds", "seconds/waiting", "waited", "tokens_per_second")
 # The modules that make the types of a program's options known to Hydra.
 SCHEMAS = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn.train", "sac": "rl.sac.train"}
-SCHEMAS |= {"watch": "rl.watch", "language_prepare": "language.prepare", "language_sample": "language.sample"}
+SCHEMAS |= {"watch": "rl.watch", "language_prepare": "language.prepare"}
 
 
 @dataclass(frozen=True)

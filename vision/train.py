@@ -59,7 +59,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)
-    probe = None if not config.compile else functools.partial(pass_probe, task, learner)
+    probe = None if config.compile == "off" else functools.partial(pass_probe, task, learner)
     losses = functools.partial(trigger_losses, task, learner)
     after = task.steps_before_trigger
     start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
@@ -73,8 +73,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 begin_phase(task, learner, index, run)
             asks = task.asks_in(index)
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
-            if config.compile and (acts or learner.forward is learner.model):
-                learner.forward = compiled(learner.model, config.cuda_graph)
+            if config.compile != "off" and (acts or learner.forward is learner.model):
+                learner.forward = compiled(learner.model, config.compile)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for batch in batches(task, index, start=learner.phase_step):
                     set_rate_factor(learner.optimizer, rate_factor(task, index, learner.phase_step))

@@ -15,6 +15,10 @@ from harness.config.errors import ConfigError
 OWN_THREADS = torch.get_num_threads()  # as the environment has it (OMP_NUM_THREADS)
 
 
+# Of `torch.compile`; reduce-overhead: CUDA graphs.
+Compile = Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotune")]
+
+
 @dataclass
 class Paths:
     """Folders, relative to where the program is started."""

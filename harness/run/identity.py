@@ -17,9 +17,9 @@ EXECUTION = ("device", "threads", "deterministic", "parallel")
 PLACES = ("root", "download", "cache", "spare")  # of a data set: where its files are; a folder of images is its `path`
 
 
-def identity(config: dict[str, Any], *also_without: str) -> dict[str, Any]:
+def identity(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a resolved configuration that shapes a run's numbers, with the version of its program's numerics."""
-    part = without(config, (*NOT_IDENTITY, *also_without))
+    part = without(config, NOT_IDENTITY)
     if isinstance(part.get("dataset"), dict):
         part["dataset"] = without(part["dataset"], PLACES)
     if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers

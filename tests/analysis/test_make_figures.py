@@ -33,40 +33,31 @@ def test_no_runs_is_one_line_and_an_error(tmp_path, capsys, runs):
     assert not (tmp_path / "figures").exists()
 
 
+DAMAGED = {  # name of a folder: what is written over one of its files, and a word of the reason
+    "torn": ("metrics.jsonl", '{"step": 1, "test/accuracy": 0.5}\n{"step": 2, "te', "line 2"),
+    "deep": ("metrics.jsonl", '{"step": ' + "[" * 100_000 + "\n", "line 1"),
+    "rowless": ("metrics.jsonl", "", "empty"),
+    "unordered": ("metrics.jsonl", '{"step": 2, "test/accuracy": 1}\n{"step": 1, "test/accuracy": 1}\n', "step"),
+    "other": ("metrics.jsonl", '{"step": 1, "perplexity": 0.5}\n', "foreign"),
+    "yamlless": ("config.yaml", "a: [", "config.yaml"),
+    "colourful": ("config.yaml", 'method: {name: "\\e[31m"}\nseed: 21\n', "method"),
+    "methodless": ("config.yaml", "seed: 1\n", "foreign"),
+    "pageless": ("env.json", "[" * 100_000, "env.json"),
+    "nobody": ("identity.json", '{"run": "x"}', "identity.json"),
+    "listed": ("DONE", "[]", "DONE"),
+}
+
+
 def spoil(root: Path) -> dict[str, str]:
     """Folders that must not be used, and a word of the reason for each."""
     write_run(root, "fire", 10, done=False, name="unfinished")
     write_run(root, "fire", 1, name="zz_again")
-    (root / "vision" / "notes").mkdir()  # no run, and not named
-    half = write_run(root, "fire", 11, name="torn")
-    (half / "metrics.jsonl").write_text('{"step": 1, "test/accuracy": 0.5}\n{"step": 2, "te')
-    (write_run(root, "fire", 12, name="rowless") / "metrics.jsonl").write_text("")
     (write_run(root, "fire", 13, name="configless") / "config.yaml").unlink()
-    (write_run(root, "fire", 14, name="yamlless") / "config.yaml").write_text("a: [")
-    (write_run(root, "fire", 18, name="pageless") / "env.json").write_text("[" * 100_000)
-    (write_run(root, "fire", 19, name="deep") / "metrics.jsonl").write_text('{"step": ' + "[" * 100_000 + "\n")
-    (write_run(root, "fire", 22, name="nobody") / "identity.json").write_text('{"run": "x"}')
-    (write_run(root, "fire", 20, name="listed") / "DONE").write_text("[]")
-    (write_run(root, "fire", 21, name="colourful") / "config.yaml").write_text('method: {name: "\\e[31m"}\nseed: 21\n')
-    (write_run(root, "fire", 15, name="methodless") / "config.yaml").write_text("seed: 1\n")
-    write_run(root, "fire", 16, name="unordered", rows_=[{"step": s, "test/accuracy": 0.5} for s in (2, 1)])
-    write_run(root, "fire", 17, name="other", rows_=[{"step": 1, "perplexity": 0.5}], metric="perplexity")
-    return {
-        "unfinished": "unfinished",
-        "zz_again": "duplicate",
-        "torn": "line 2",
-        "rowless": "empty",
-        "configless": "config.yaml",
-        "yamlless": "config.yaml",
-        "pageless": "env.json",
-        "deep": "line 1",
-        "listed": "DONE",
-        "nobody": "identity.json",
-        "colourful": "method",
-        "methodless": "foreign",
-        "unordered": "step",
-        "other": "foreign",
-    }
+    (root / "vision" / "notes").mkdir()  # no run, and not named
+    for seed, (name, (file, text, _)) in enumerate(DAMAGED.items(), 20):
+        (write_run(root, "fire", seed, name=name) / file).write_text(text)
+    words = {"unfinished": "unfinished", "zz_again": "duplicate", "configless": "config.yaml"}
+    return words | {name: word for name, (_, _, word) in DAMAGED.items()}
 
 
 def test_bad_folders_are_named_once_and_left_out(tmp_path, capsys):
@@ -120,18 +111,3 @@ def test_wrong_options_name_what_is_accepted(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert make_figures.main([f"runs={tmp_path}", f"out={tmp_path / 'file'}"]) != 0
     assert "--out" in capsys.readouterr().err
-
-
-def test_above_twenty_settings_those_that_are_named_are_drawn(tmp_path, capsys):
-    for noise in range(21):
-        write_run(tmp_path / "runs", "fire", 0, n=3, dataset={"name": "digits", "noise_seed": noise})
-    arguments = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
-    assert make_figures.main(arguments) == 0
-    assert "21 settings are too many to draw; name some, as with --only" in capsys.readouterr().out
-    assert not list((tmp_path / "out").glob("*.png"))
-    assert make_figures.main([*arguments, "only=*noise_seed=3*"]) == 0
-    assert [path.name for path in (tmp_path / "out").glob("*.png")] == [
-        "warm_start-digits-resnet_small-noise_seed=3.png"
-    ]
-    assert make_figures.main([*arguments, "--only", "nothing"]) == 0
-    assert "no setting has such a name" in capsys.readouterr().out

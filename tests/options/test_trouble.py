@@ -53,7 +53,6 @@ SAC = {
 OTHERS = {
     "rl.watch run=x steps=0": "steps must be at least 1, got 0",
     "rl.watch run=x": "run=x is not the folder of a run: it has no config.yaml",
-    "language.sample run=x temperature=nan": "temperature must be a finite number, got nan",
     "language.prepare dataset=pydoc dataset.val_fraction=nan": "dataset.val_fraction must be a finite number",
     "language.prepare dataset=digits": "dataset._target_=vision.data.load_digits makes a ",
     "language.prepare dataset=texts": "dataset=texts is a pair of corpora",
