@@ -2,7 +2,7 @@
 
     python -m scripts.fused_muon --out docs/results/fused_muon.csv
 
-The network has q, k and v in one weight. `fused`: torch.optim.Muon takes it for one matrix. `split`: SplitMuon takes its
+The network has q, k and v in one weight. `fused`: torch.optim.Muon takes it for one matrix. `split`: SplitMuon its
 three. All else is the same: initial weights, batches, AdamW at 3e-3 for embeddings and norms. The rate is the best of
 four on seed 10000, by the mean training loss of the last fifty steps; seeds 201 to 205 are reported. `smallest` and
 `largest` are of the singular values of the last update's q, k and v, each over the block's root mean square.
@@ -21,7 +21,7 @@ from language.corpora import pydoc
 from language.model import GPT
 
 RATES, SEARCH_SEED, SEEDS = (0.003, 0.01, 0.03, 0.1), 10_000, range(201, 206)
-STEPS, BATCH, BLOCK = 200, 16, 64
+BATCH, BLOCK = 16, 64
 COLUMNS = ("optimizer", "seed", "lr", "loss", "block", "smallest", "largest")
 
 
@@ -31,7 +31,7 @@ def text() -> Tensor:
     return torch.frombuffer(bytearray("\n".join(documents).encode()), dtype=torch.uint8).long()
 
 
-def train(data: Tensor, split: bool, lr: float, seed: int) -> tuple[float, dict[str, Tensor]]:
+def train(data: Tensor, split: bool, lr: float, seed: int, steps: int) -> tuple[float, dict[str, Tensor]]:
     """The mean loss of the last fifty steps, and the last update of q, k and v of the first layer."""
     torch.manual_seed(seed)
     model = GPT(256, BLOCK, n_layer=2, n_head=4, n_embd=64)
@@ -41,7 +41,7 @@ def train(data: Tensor, split: bool, lr: float, seed: int) -> tuple[float, dict[
     optimizers = first, torch.optim.AdamW(adam, lr=3e-3)
     fused = [matrix for matrix in matrices(model) if "c_attn" in matrix.name][:3]
     losses, generator = [], torch.Generator().manual_seed(seed)
-    for _ in range(STEPS):
+    for _ in range(steps):
         starts = torch.randint(len(data) - BLOCK, (BATCH,), generator=generator)
         rows = data[starts[:, None] + torch.arange(BLOCK + 1)]
         before = fused[0].parameter.detach().clone()
@@ -54,21 +54,23 @@ def train(data: Tensor, split: bool, lr: float, seed: int) -> tuple[float, dict[
             optimizer.step()
         losses.append(loss.item())
     update = fused[0].parameter.detach() - before
-    return sum(losses[-50:]) / 50, {matrix.block: matrix.read(update)[0] for matrix in fused}
+    last = losses[-50:]
+    return sum(last) / len(last), {matrix.block: matrix.read(update)[0] for matrix in fused}
 
 
 def main() -> None:
     """Search, train, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
-    data, lines = text(), []
+    parser.add_argument("--steps", type=int, default=200, help="of a run")
+    options = parser.parse_args()
+    out, steps, data, lines = options.out, options.steps, text(), []
     for name, split in (("fused", False), ("split", True)):
-        found = {lr: train(data, split, lr, SEARCH_SEED)[0] for lr in RATES}
+        found = {lr: train(data, split, lr, SEARCH_SEED, steps)[0] for lr in RATES}
         lr = min(found, key=found.__getitem__)
         print(name, {rate: round(loss, 4) for rate, loss in found.items()}, flush=True)
         for seed in SEEDS:
-            loss, updates = train(data, split, lr, seed)
+            loss, updates = train(data, split, lr, seed, steps)
             print(name, seed, round(loss, 4), flush=True)
             for block, update in updates.items():
                 values = torch.linalg.svdvals(update.double())
