@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -92,25 +92,45 @@ class Matrices(Sequence[Matrix]):
 
     def rows(self) -> list[dict[str, Any]]:
         """What the table shows, a mapping for each matrix."""
-        hidden = ("parameter", "entry")
-        return [{k: v for k, v in vars(matrix).items() if k not in hidden} for matrix in self]
+        return [described(matrix.entry) for matrix in self]
 
     def __str__(self) -> str:
-        head = ("weight", "role", "d_out x d_in", "count", "rows", "stored")
-        cells = [head, *map(_cells, self)]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-        ]
-        return "\n".join([*lines, *self.warnings, *self.unread])
+        return "\n".join([aligned(COLUMNS, map(cells, self.rows())), *self.warnings, *self.unread])
 
 
-def _cells(matrix: Matrix) -> tuple[str, ...]:
-    rows = "" if matrix.rows is None else f"{matrix.rows[0]}:{matrix.rows[1]}"
-    rows += f" of each of {matrix.repeats}" if matrix.repeats > 1 else ""
-    stored = "(d_in, d_out)" if matrix.transposed else ""
-    size = f"{matrix.shape[0]} x {matrix.shape[1]}"
-    return matrix.label, matrix.role, size, str(matrix.count), rows, stored
+COLUMNS = ("weight", "role", "d_out x d_in", "count", "rows", "stored")
+
+
+def described(entry: Entry) -> dict[str, Any]:
+    """The fields of a `Matrix` but the parameter, of a block that holds one."""
+    return {
+        "name": entry.name,
+        "block": entry.block,
+        "role": entry.role,
+        "shape": entry.shape,
+        "count": entry.count,
+        "rows": entry.rows,
+        "repeats": entry.repeats,
+        "transposed": entry.transposed,
+        "heads": entry.heads,
+        "note": "" if entry.action == "project" else entry.reason,
+    }
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """One line of the table."""
+    rows = "" if row["rows"] is None else f"{row['rows'][0]}:{row['rows'][1]}"
+    rows += f" of each of {row['repeats']}" if row["repeats"] > 1 else ""
+    label = f"{row['name']}[{row['block']}]" if row["block"] else row["name"]
+    stored = "(d_in, d_out)" if row["transposed"] else ""
+    return label, row["role"], f"{row['shape'][0]} x {row['shape'][1]}", str(row["count"]), rows, stored
+
+
+def aligned(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table of text with columns of one width."""
+    table = [head, *lines]
+    widths = [max(len(line[i]) for line in table) for i in range(len(head))]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in table)
 
 
 def matrices(model: nn.Module, **options: Any) -> Matrices:
@@ -136,21 +156,5 @@ def matrices(model: nn.Module, **options: Any) -> Matrices:
         if entry.kind == "locked":
             unread.append(f"{entry.label}: {entry.reason}")
         elif entry.kind != "vector" and entry.parameter.numel():
-            note = "" if entry.action == "project" else entry.reason
-            found.append(
-                Matrix(
-                    entry.name,
-                    entry.block,
-                    entry.parameter,
-                    entry.role,
-                    entry.shape,
-                    entry.count,
-                    entry.rows,
-                    entry.repeats,
-                    entry.transposed,
-                    entry.heads,
-                    note,
-                    entry,
-                )
-            )
+            found.append(Matrix(**described(entry), parameter=entry.parameter, entry=entry))
     return Matrices(found, entries.warnings, unread)

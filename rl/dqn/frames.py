@@ -60,8 +60,6 @@ class FrameReplay(Ring):
         device: torch.device | str = "cpu",
     ) -> None:
         rows, self.envs, self.stack, self.shape = capacity // envs, envs, stack, tuple(shape)
-        if rows < stack + 2:
-            raise ValueError(f"capacity must be at least {envs * (stack + 2)} for {envs} environments, got {capacity}")
         size = (envs, rows)
         columns = {
             "frame": torch.zeros(*size, *shape, dtype=dtype, device=device),

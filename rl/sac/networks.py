@@ -10,13 +10,13 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fire_core.ranges import Depth, Width, check_arguments
+from fire_core.ranges import Depth, Width, check_arguments, one_of
 from fire_core.units.graph import Units, between
 
 EPS = 1e-6  # of every layer norm
@@ -236,7 +236,7 @@ class Networks:
         ValueError: a size is below 1 or the kind unknown.
     """
 
-    kind: str = "simba"
+    kind: Annotated[str, one_of("simba", "mlp")] = "simba"
     actor_width: Width = 128
     actor_depth: Depth = 1
     critic_width: Width = 512
@@ -245,8 +245,6 @@ class Networks:
 
     def __post_init__(self) -> None:
         check_arguments(Networks, vars(self))
-        if self.kind not in ENCODERS:
-            raise ValueError(f"kind={self.kind} is unknown; accepted: {', '.join(ENCODERS)}")
 
     def actor(self, observations: int, actions: int) -> Actor:
         """A new actor."""

@@ -11,8 +11,8 @@ import pytest
 from tests.programs import DQN, SAC, Program, assert_same
 
 CONTROL = "benchmark=continual_control"
-STREAM = f"{CONTROL} benchmark.tasks=3 benchmark.steps=100 benchmark.size=13 metrics=cheap "
-OF_DQN = STREAM + "total_steps=300 learning_starts=20 "
+STREAM = f"{CONTROL} benchmark.tasks=3 benchmark.steps=80 benchmark.size=13 metrics=cheap "
+OF_DQN = STREAM + "total_steps=240 learning_starts=20 "
 HIDDEN = "benchmark.boundaries=hidden "
 RUNS = {
     "dqn fire": (DQN, OF_DQN + "method=fire"),
@@ -20,7 +20,7 @@ RUNS = {
     "dqn c_chain": (DQN, OF_DQN + HIDDEN + "method=c_chain method.warmup=5"),  # it keeps earlier weights and inputs
     "sac fire": (
         SAC,
-        STREAM + "env_steps=300 random_steps=20 env=hopper eval_episodes=1 networks=mlp method=fire "
+        STREAM + "env_steps=240 random_steps=20 env=hopper eval_episodes=1 networks=mlp method=fire "
         "benchmark.physics={gravity:[0.5,2.0]}",
     ),
 }
@@ -32,7 +32,7 @@ def test_a_run_that_was_stopped_ends_the_same(run: str, tmp_path: Path, monkeypa
     program, options = RUNS[run]
     whole = start(program, tmp_path / "whole", options)
     trainer = importlib.import_module(f"rl.{program.name}.train")
-    plain, stops = trainer.interact, [130, 200]
+    plain, stops = trainer.interact, [104, 160]
 
     def interact(task: Any, learner: Any, acts: bool) -> Any:
         loss = plain(task, learner, acts)

@@ -19,7 +19,7 @@ from rl.sac.task import Task
 from tests.programs import SAC, compose, final_state, rows, same
 
 METHODS = ("base", "pi", "fire", "fire_exact", "redo")
-SHORT = ("env_steps=200", "eval_every=50", "random_steps=50")
+SHORT = ("env_steps=160", "eval_every=40", "random_steps=40")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_methods_share_the_first_half_and_differ_after_it(sweep: dict[str, Path]
     assert (entry / "DONE").exists()
     first = [[row for row in rows(folder) if row["phase"] == 0] for folder in sweep.values()]
     assert all(part == first[0] for part in first)
-    assert [row.get("env_steps") for row in rows(sweep["base"])] == [50, 100, None, 150, 200]
+    assert [row.get("env_steps") for row in rows(sweep["base"])] == [40, 80, None, 120, 160]
     last = {method: json.dumps(rows(folder)[-1]["train/q"]) for method, folder in sweep.items()}
     last.pop("redo")  # may find nothing dormant
     assert len(set(last.values())) >= len(last) - 1, last
