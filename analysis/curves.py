@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.boundaries import FIRING
@@ -12,7 +13,7 @@ from analysis.runs import Group, Run
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean and band over seeds; all arrays have shape (n_points,)."""
+    """Mean and standard errors over seeds; all arrays have shape (n_points,)."""
 
     x: Floats
     mean: Floats
@@ -22,28 +23,23 @@ class Curve:
     phase: Floats
 
 
-def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False, max_points: int = 1000) -> Curve:
+def curve(group: Group, metric: str, last_phase: bool = False, max_points: int = 1000) -> Curve:
     """The mean of a metric over the seeds of a group, against its horizontal axis.
 
-    Seeds logged at the same points are averaged directly; others are interpolated, never beyond their ends nor across
-    a phase boundary. Beyond `max_points`, points are thinned out.
+    A point is the mean of the seeds that were logged there. Beyond `max_points`, points are thinned out.
 
     Args:
         group: the runs.
         metric: the history key.
-        kind: the band, see `estimates.band`.
         last_phase: the last phase alone, counted from its start.
         max_points: points drawn at most.
     """
     points = [phase_points(run, metric, group.runs[0].x) for run in group.runs]
     if last_phase:
         points = [since_boundary(p) for p in points]
-    first = points[0]
-    if all(len(p) == len(first) and np.array_equal(p[:, :2], first[:, :2]) for p in points):
-        grid, values = first[:, :2], np.stack([p[:, 2] for p in points])
-    else:
-        grid = np.unique(np.concatenate([p[:, :2] for p in points]), axis=0)  # sorted by phase, then x
-        values = np.stack([interpolate(grid, p) for p in points])
+    seeds = [pd.Series(p[:, 2], pd.MultiIndex.from_arrays([p[:, 0], p[:, 1]])) for p in points]
+    table = pd.concat(seeds, axis=1).sort_index()  # by phase, then x
+    grid, values = np.array([*table.index]).reshape(-1, 2), table.to_numpy().T
     if len(grid) > max_points:
         keep = np.unique(np.linspace(0, len(grid) - 1, max_points).astype(int))
         edges = np.flatnonzero(np.diff(grid[:, 0]))  # the last point before, the first after a boundary
@@ -51,7 +47,7 @@ def curve(group: Group, metric: str, kind: str = "sem", last_phase: bool = False
         grid, values = grid[keep], values[:, keep]
     n = np.isfinite(values).sum(0)
     mean = np.divide(np.nansum(values, 0), n, out=np.full(len(n), np.nan), where=n > 0)
-    low, high = band(values, kind)
+    low, high = band(values)
     return Curve(grid[:, 1], mean, low, high, n, grid[:, 0])
 
 
@@ -79,15 +75,6 @@ def since_boundary(points: Floats) -> Floats:
     before, here = points[points[:, 0] < points[-1, 0]], points[points[:, 0] == points[-1, 0]]
     start = np.array([0.0, before[-1, 1] if len(before) else 0.0, 0.0])
     out: Floats = here - start
-    return out
-
-
-def interpolate(grid: Floats, points: Floats) -> Floats:
-    """Values of one run at the (phase, x) of a grid; NaN outside of what it measured in that phase."""
-    out = np.full(len(grid), np.nan)
-    for phase in np.unique(points[:, 0]):
-        here, ours = grid[:, 0] == phase, points[points[:, 0] == phase]
-        out[here] = np.interp(grid[here, 1], ours[:, 1], ours[:, 2], left=np.nan, right=np.nan)
     return out
 
 

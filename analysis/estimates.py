@@ -9,7 +9,6 @@ from scipy import stats
 from analysis.arrays import Floats
 
 CONFIDENCE = 0.95
-RESAMPLES = 9999
 FEWEST = 5  # seeds that resampling asks for: with fewer its intervals are hardly more than the range
 
 
@@ -22,10 +21,6 @@ class Estimate:
     high: float
     n: int
 
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
 
 @dataclass(frozen=True)
 class Paired:
@@ -37,46 +32,29 @@ class Paired:
     p_holm: float = float("nan")  # corrected for all comparisons of its family
 
 
-def mean(values: Sequence[float] | Floats, interval: str = "t") -> Estimate:
-    """Mean over seeds with a 95 % interval; NaN and inf are dropped.
+def mean(values: Sequence[float] | Floats) -> Estimate:
+    """Mean over seeds with a 95 % interval, Student's t; NaN and inf are dropped.
 
     Equal values have no interval: that seeds agree says nothing of what others would give.
-
-    Args:
-        values: one number a seed.
-        interval: "t" (Student) or "bootstrap" (studentised; Efron and Tibshirani 1993, section 12.5), which asks for 5
-            seeds, is wider, and covers better where values are skewed (tests/analysis/test_coverage.py).
     """
     x = np.asarray(values, dtype=float)
     x = x[np.isfinite(x)]
     if len(x) == 0:
         return Estimate(np.nan, np.nan, np.nan, 0)
     m = float(x.mean())
-    if len(x) < (FEWEST if interval == "bootstrap" else 2) or np.ptp(x) <= 1e-12 * np.abs(x).max():
+    if len(x) < 2 or np.ptp(x) <= 1e-12 * np.abs(x).max():
         return Estimate(m, np.nan, np.nan, len(x))
     error = stats.sem(x)
-    lower, upper = studentised(x) if interval == "bootstrap" else stats.t.interval(CONFIDENCE, len(x) - 1)
+    lower, upper = stats.t.interval(CONFIDENCE, len(x) - 1)
     return Estimate(m, float(m - upper * error), float(m - lower * error), len(x))
 
 
-def studentised(x: Floats) -> tuple[float, float]:
-    """The 2.5 and 97.5 % quantiles of (mean of a resample - mean) / standard error of the resample."""
-    draws = x[np.random.default_rng(0).integers(0, len(x), (RESAMPLES, len(x)))]
-    errors = stats.sem(draws, axis=1)
-    some = errors > 1e-12 * np.abs(x).max()
-    ratios = (draws.mean(1)[some] - x.mean()) / errors[some]
-    tail = (1 - CONFIDENCE) / 2
-    lower, upper = np.quantile(ratios, [tail, 1 - tail])
-    return float(lower), float(upper)
-
-
-def paired(ours: dict[int, float], theirs: dict[int, float], test: str = "t") -> Paired | None:
-    """The difference ours - theirs over common seeds; None if there is no common seed.
+def paired(ours: dict[int, float], theirs: dict[int, float]) -> Paired | None:
+    """The difference ours - theirs over common seeds, with a paired t test; None if there is no common seed.
 
     Args:
         ours: seed -> number.
         theirs: seed -> number.
-        test: "t" (paired t test) or "wilcoxon" (signed ranks; with n < 6 it cannot reach p < 0.05).
     """
     seeds = [s for s in sorted(ours.keys() & theirs.keys()) if np.isfinite(ours[s]) and np.isfinite(theirs[s])]
     if not seeds:
@@ -86,8 +64,7 @@ def paired(ours: dict[int, float], theirs: dict[int, float], test: str = "t") ->
     spread = d.std(ddof=1) if len(d) > 1 else 0.0
     if len(d) < 2 or spread <= 1e-12 * np.abs(d).max():  # one seed, or the same difference at each: no test
         return Paired(difference, np.nan, np.nan)
-    p = stats.wilcoxon(d).pvalue if test == "wilcoxon" else stats.ttest_1samp(d, 0.0).pvalue
-    return Paired(difference, float(d.mean() / spread), float(p))
+    return Paired(difference, float(d.mean() / spread), float(stats.ttest_1samp(d, 0.0).pvalue))
 
 
 def holm(p: Sequence[float]) -> Floats:
@@ -105,21 +82,9 @@ def holm(p: Sequence[float]) -> Floats:
     return out
 
 
-def band(values: Floats, kind: str) -> tuple[Floats, Floats]:
-    """Lower and upper edge of a band about the mean of curves.
-
-    Args:
-        values: shape (n_seeds, n_points), NaN where a seed has no value.
-        kind: "sem" (mean -+ standard error), "bootstrap" (95 % percentile interval of the mean), "minmax".
-    """
+def band(values: Floats) -> tuple[Floats, Floats]:
+    """Mean -+ standard error of curves of shape (n_seeds, n_points), NaN where a seed has no value."""
     n = np.isfinite(values).sum(0)  # (n_points,)
-    if kind == "minmax":
-        filled = values[:, n > 0]
-        low, high = np.full((2, len(n)), np.nan)
-        low[n > 0], high[n > 0] = np.nanmin(filled, 0), np.nanmax(filled, 0)
-        return low, high
-    if kind == "bootstrap":
-        return bootstrap_band(values)
     total = np.nansum(values, 0)
     centre = np.divide(total, n, out=np.full(len(n), np.nan), where=n > 0)
     square = np.nansum((values - centre) ** 2, 0)
@@ -135,23 +100,3 @@ def widened_tail(n: int) -> float:
     """
     quantile = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * np.sqrt(n / (n - 1))
     return float(stats.norm.sf(quantile))
-
-
-def bootstrap_band(values: Floats, resamples: int = 1000) -> tuple[Floats, Floats]:
-    """Percentile bootstrap of the mean at each point, one resampling of the seeds for the whole curve.
-
-    As a product of counts (resamples, n_seeds) and curves it is fast enough for thousands of points.
-    """
-    rng = np.random.default_rng(0)
-    n_seeds = len(values)
-    if n_seeds < FEWEST:
-        return np.full(values.shape[1], np.nan), np.full(values.shape[1], np.nan)
-    counts = rng.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=resamples).astype(float)
-    seen = counts @ np.isfinite(values)  # (resamples, n_points)
-    total = counts @ np.nan_to_num(values)
-    means = np.divide(total, seen, out=np.full(total.shape, np.nan), where=seen > 0)
-    edges = np.full((2, values.shape[1]), np.nan)
-    some = np.isfinite(means).any(0)
-    tail = widened_tail(n_seeds)
-    edges[:, some] = np.nanquantile(means[:, some], [tail, 1 - tail], axis=0)
-    return edges[0], edges[1]

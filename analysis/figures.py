@@ -9,12 +9,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from analysis import paper, plotting, style
-from analysis.curves import Curve
-from analysis.runs import Group, Setting
+from analysis import plotting, style
+from analysis.runs import Setting
 
 
 @dataclass(frozen=True)
@@ -26,14 +24,12 @@ class Panel:
         benchmark: the benchmark's name, or "language" or "rl".
         what: the data set, starting checkpoint or environment; punctuation and case do not count.
         model: preferred where several settings fit.
-        in_paper: whether the paper has this panel.
     """
 
     title: str
     benchmark: str
     what: str
     model: str = ""
-    in_paper: bool = True
 
     def fits(self, setting: Setting) -> bool:
         if setting.domain == "vision":
@@ -73,9 +69,7 @@ GRIDS = (
     Grid(
         "figure2",
         "Continual vision",
-        tuple(
-            tuple(Panel(t, b, d, m, (b, d) != ("class_incremental", "cifar10")) for t, d, m in DATA) for b in BENCHMARKS
-        ),
+        tuple(tuple(Panel(t, b, d, m) for t, d, m in DATA) for b in BENCHMARKS),
     ),
     Grid(
         "figure3",
@@ -87,10 +81,6 @@ GRIDS = (
     Grid("figure4a", "DQN on Atari", (tuple(Panel(game, "rl", game) for game in GAMES),), program="dqn"),
     Grid("figure4b", "SAC on HumanoidBench", (tuple(Panel(task, "rl", task) for task in TASKS),), program="sac"),
 )
-
-
-def key_of(panel: Panel) -> tuple[str, str]:
-    return panel.benchmark, panel.what
 
 
 def plain(name: str) -> str:
@@ -114,7 +104,7 @@ def with_others(grid: Grid, settings: Sequence[Setting]) -> Grid:
         if run.config.get("program") == grid.program and not any(p.fits(setting) for row in grid.rows for p in row):
             start = starting_checkpoint(setting)
             what, title = (start, f"From {start}") if grid.program == "language" else (run.dataset, run.dataset)
-            others[plain(what)] = Panel(title, "language" if grid.program == "language" else "rl", what, in_paper=False)
+            others[plain(what)] = Panel(title, "language" if grid.program == "language" else "rl", what)
     if not grid.program or not others:
         return grid
     return replace(grid, rows=((*(panel for panel in grid.rows[0] if panel.choose(settings)), *others.values()),))
@@ -124,23 +114,14 @@ def has_data(grid: Grid, settings: Sequence[Setting]) -> bool:
     return any(panel.choose(settings) for row in grid.rows for panel in row)
 
 
-def grid_figure(
-    grid: Grid,
-    settings: Sequence[Setting],
-    palette: style.Palette,
-    band: str = "sem",
-    width: str = "page",
-    reference: bool = False,
-) -> Figure:
+def grid_figure(grid: Grid, settings: Sequence[Setting], palette: style.Palette, width: str = "page") -> Figure:
     """A figure of the paper, with the same methods and colours in each panel.
 
     Args:
         grid: which one.
         settings: what was run.
         palette: colours.
-        band: see `estimates.band`.
         width: "page" or "column"; in a column the panels of a single row are stacked.
-        reference: whether to mark the values of `paper.FINAL`.
     """
     panels: NDArray[np.object_] = np.array([list(row) for row in grid.rows], dtype=object)
     if width == "column" and len(panels) == 1:
@@ -148,114 +129,49 @@ def grid_figure(
     rows, columns = panels.shape
     size = (style.PAGE if columns > 1 else style.COLUMN, 1.75 * rows + 0.55)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    shown: list[tuple[Group, Curve]] = []
-    reference = reference and any(key_of(panel) in paper.FINAL for row in grid.rows for panel in row)
+    shown: plotting.Drawn = []
     chosen = {(r, c): panels[r, c].choose(settings) for r in range(rows) for c in range(columns)}
     for (row, column), setting in chosen.items():
-        ax, panel = axes[row, column], panels[row, column]
-        shown += fill(ax, panel, setting, palette, band, grid.last_phase, reference)
+        ax = axes[row, column]
+        shown += fill(ax, panels[row, column], setting, palette, grid.last_phase)
         if any(chosen[row, c] for c in range(column)):
             ax.set_ylabel("")
         if any(chosen[r, column] for r in range(row + 1, rows)):
             ax.set_xlabel("")
-        if column == 0 and len(grid.rows) > 1:
-            letter = f"({'abc'[row]}) {style.name(panel.benchmark)}"
-            ax.annotate(
-                letter, (0, 1), (-30, 17), xycoords="axes fraction", textcoords="offset points", fontsize=8.5,
-                fontweight="bold",
-            )  # fmt: skip
-    legend(figure, axes, panels, shown, palette, settings, reference)
-    below = textwrap.fill(footer(grid, shown, band, reference), 140 if columns > 1 else 66)
+    lines, names = plotting.legend_of(shown, palette)
+    if lines:
+        figure.legend(lines, names, loc="outside upper center", ncols=min(len(lines), 6 if columns > 1 else 3))
+    below = textwrap.fill(footer(grid, shown), 140 if columns > 1 else 66)
     figure.supxlabel(below, fontsize=6.2, color=plotting.GREY, x=0.01, ha="left")
     return figure
 
 
-def fill(
-    axes: Axes,
-    panel: Panel,
-    setting: Setting | None,
-    palette: style.Palette,
-    band: str,
-    last_phase: bool,
-    reference: bool,
-) -> list[tuple[Group, Curve]]:
+def fill(axes: Axes, panel: Panel, setting: Setting | None, palette: style.Palette, last_phase: bool) -> plotting.Drawn:
     """Draws one panel, or writes that there is no data."""
     if setting is None:
         axes.set_axis_off()
-        if panel.in_paper:
-            axes.set_axis_on()
-            axes.set(xticks=[], yticks=[])
-            axes.set_title(panel.title, color=plotting.GREY, fontsize=7.5)
-            axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color="#999999")
+        axes.set_title(f"{panel.title}: no data", color=plotting.GREY, fontsize=7.5)
         return []
-    drawn = plotting.draw(axes, setting, palette, band, last_phase=last_phase)
+    drawn = plotting.draw(axes, setting, palette, last_phase)
     named = panel.title if panel.model in ("", setting.model) else f"{panel.title.split(',')[0]}, {setting.model}"
     counts = plotting.seeds_text(setting.groups)
     axes.set_title(f"{named} ({counts.removesuffix(' seeds').removesuffix(' seed')})", fontsize=7.5)
     axes.tick_params(labelsize=6.5)
-    if panel.benchmark == "warm_start":
-        reference_lines(axes, drawn, palette)
-    if reference:
-        mark_paper(axes, paper.FINAL.get(key_of(panel), {}), palette)
+    for group, c in drawn if panel.benchmark == "warm_start" else []:
+        if group.method in ("full_reset", "base"):
+            axes.axhline(plotting.end_of(c), color=palette.colours[group.method], linewidth=0.6, alpha=0.7, zorder=1)
     return drawn
 
 
-def reference_lines(axes: Axes, drawn: Sequence[tuple[Group, Curve]], palette: style.Palette) -> None:
-    """Horizontal lines at the final values of full reset and base."""
-    for group, c in drawn:
-        if group.method in ("full_reset", "base"):
-            axes.axhline(plotting.end_of(c), color=palette.colours[group.method], linewidth=0.6, alpha=0.7, zorder=1)
-
-
-def mark_paper(axes: Axes, values: dict[str, float], palette: style.Palette) -> None:
-    """Open diamonds on the right edge at the paper's final values; the limits are widened to hold them."""
-    low, high = axes.get_ylim()
-    for method, value in values.items():
-        axes.plot(
-            axes.get_xlim()[1], value, marker="D", markersize=3.6, markerfacecolor="white", markeredgewidth=0.9,
-            markeredgecolor=palette.colours[method], clip_on=False, zorder=5, linestyle="none",
-        )  # fmt: skip
-    if values:
-        room = 0.03 * (high - low)
-        axes.set_ylim(min(low, min(values.values()) - room), max(high, max(values.values()) + room))
-
-
-def legend(
-    figure: Figure,
-    axes: NDArray[np.object_],  # of Axes
-    panels: NDArray[np.object_],  # of Panel
-    shown: Sequence[tuple[Group, Curve]],
-    palette: style.Palette,
-    settings: Sequence[Setting],
-    reference: bool,
-) -> None:
-    """One legend for all panels: in a panel that the paper does not have, else below."""
-    lines: dict[str, Line2D] = {}
-    for group, _ in shown:
-        text = style.name(group.method) + plotting.detail(group)
-        lines.setdefault(text, Line2D([], [], **palette.line(group.method, group.rank)))
-    if reference:
-        lines["paper, read off its figure"] = Line2D(
-            [], [], marker="D", markersize=3.6, color="k", markerfacecolor="white", linestyle="none"
-        )
-    places = [(r, c) for r in range(panels.shape[0]) for c in range(panels.shape[1])]
-    free = [at for at in places if not panels[at].in_paper and panels[at].choose(settings) is None]
-    if free and lines:
-        axes[free[0]].legend(lines.values(), lines.keys(), loc="center", ncols=1 if len(lines) < 8 else 2)
-    elif lines:
-        columns = min(len(lines), 6 if panels.shape[1] > 1 else 3)
-        figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=columns)
-
-
-def footer(grid: Grid, shown: Sequence[tuple[Group, Curve]], band: str, reference: bool) -> str:
+def footer(grid: Grid, shown: plotting.Drawn) -> str:
     if not shown:
         return f"{grid.title}: no data."
     event = "when the method acted" if grid.name.startswith("figure4") else "phase boundaries"
-    text = plotting.caption([group for group, _ in shown], band)
+    text = plotting.caption([group for group, _ in shown])
     if not grid.last_phase:
         text += f" Vertical lines: {event}."
     if grid.name == "figure2":
-        text += " Horizontal lines in (a): final value of full reset and base."
-    if reference:
-        text += " Diamonds: read off the paper's figure, not measured here."
+        text += (
+            " Rows: warm start, with the final values of full reset and base as lines; continual; class-incremental."
+        )
     return text

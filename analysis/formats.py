@@ -1,14 +1,11 @@
-"""Tables for a terminal and as Markdown, LaTeX and CSV."""
+"""Tables for a terminal and as Markdown."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from analysis.estimates import Estimate, Paired
-
-SUFFIXES = ("md", "csv", "tex")
 
 
 def number(value: float, digits: int) -> str:
@@ -73,53 +70,8 @@ def as_markdown(frame: pd.DataFrame) -> str:
     return "\n".join(f"| {line} |" for line in aligned(rows, " | ")) + "\n"
 
 
-def as_latex(frame: pd.DataFrame) -> str:
-    """A booktabs table."""
-    head, *rows = [[escape(cell) for cell in row] for row in cells(frame)]
-    body = "\n".join(" & ".join(row) + r" \\" for row in rows)
-    align = "l" * len(head)
-    top = f"\\begin{{tabular}}{{{align}}}\n\\toprule\n{' & '.join(head)} \\\\\n\\midrule\n"
-    return f"{top}{body}\n\\bottomrule\n\\end{{tabular}}\n"
-
-
-def escape(text: str) -> str:
-    special = {char: "\\" + char for char in "&%#_${}"} | {"\\": r"\textbackslash{}", "\n": " ", "–": "--", "<": "$<$"}
-    special |= {"^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
-    return "".join(special.get(char, char) for char in text)
-
-
-def as_csv(frame: pd.DataFrame) -> str:
-    """Numbers in separate columns: `final`, `final low`, `final high`, ..."""
-    rows = [dict(spread({str(name): value for name, value in row.items()})) for row in frame.to_dict("records")]
-    names: list[str] = []  # from the first full cell of each column: a method is not compared with itself
-    for column in frame:
-        full = (value for value in frame[column] if value is not None)
-        names += [name for name, _ in spread({str(column): next(full, np.nan)})]
-    return pd.DataFrame(rows, columns=names).to_csv(index=False, float_format="%.10g")
-
-
-def spread(row: dict[str, object]) -> list[tuple[str, object]]:
-    """A row with each estimate split into its numbers."""
-    out: list[tuple[str, object]] = []
-    for name, value in row.items():
-        if isinstance(value, Estimate):
-            out += [(name, value.mean), (f"{name} low", value.low), (f"{name} high", value.high)]
-        elif isinstance(value, Paired):
-            out += spread({name: value.difference})
-            out += [(f"{name} n", value.difference.n), (f"{name} effect", value.effect)]
-            out += [(f"{name} p", value.p), (f"{name} p holm", value.p_holm)]
-        elif value is not None:
-            out.append((name, value))
-    return out
-
-
-WRITERS: dict[str, Callable[[pd.DataFrame], str]] = {"md": as_markdown, "csv": as_csv, "tex": as_latex}
-
-
-def write(frame: pd.DataFrame, path: Path) -> list[Path]:
-    """Writes a table as Markdown, CSV and LaTeX to path.md, path.csv, path.tex."""
+def write(frame: pd.DataFrame, path: Path) -> Path:
+    """Writes a table as Markdown."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    paths = [path.with_name(f"{path.name}.{suffix}") for suffix in SUFFIXES]
-    for target in paths:
-        target.write_text(WRITERS[target.suffix[1:]](frame), encoding="utf-8")
-    return paths
+    path.write_text(as_markdown(frame), encoding="utf-8")
+    return path

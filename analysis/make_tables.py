@@ -25,6 +25,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import numbers, plotting, result_figures, stream_rows, style
+from analysis.estimates import mean
 from analysis.formats import as_markdown
 from analysis.forms import names, winners
 from analysis.options import load_or_explain, split
@@ -33,10 +34,10 @@ from analysis.runs import BadRun, Run
 from analysis.summary import (
     Column,
     Table,
+    by_seed,
     chosen,
     correlations,
     differences,
-    every_method,
     methods,
     ranks,
     read,
@@ -75,6 +76,11 @@ TEXTS = Table(
     ),
     order="last quarter",
 )
+LOSSES_OF_TEXTS = {
+    "New tasks, last quarter": "last quarter",
+    "Added to earlier tasks\nat a boundary": "lost",
+    "Earlier tasks, at the end": "earlier at the end",
+}
 AGENTS = Table(
     (
         Column("first task", "return", "first"),
@@ -101,7 +107,7 @@ TRIGGERS = {  # stream: (its name, its score)
     "random_labels": ("Random labels", "average online accuracy"),
     "permuted": ("Permuted images", "average online accuracy"),
     "permuted_text": ("Permuted text", "average online loss"),
-    "continual_cartpole": ("Continual CartPole", "return, last quarter of tasks"),
+    "continual_cartpole": ("Continual CartPole", "training return, last quarter of tasks"),
 }
 SIGNALS = {
     "dormancy": "dormant units",
@@ -176,7 +182,9 @@ def plasticity(page: Page) -> None:
         page.tables[name] = named(compared, called)
         title = result_figures.stream_name(stream)
         page.figures[name] = partial(result_figures.stream, title, frame, compared, called, not more, page.width)
-    whole = every_method({name: frame for name, frame in streams.items() if not name.startswith(VARIANTS)})
+    whole = {name: frame for name, frame in streams.items() if not name.startswith(VARIANTS)}
+    most = max((len(methods(frame)) for frame in whole.values()), default=0)
+    whole = {name: frame for name, frame in whole.items() if len(methods(frame)) == most}  # fewer would leave some out
     if len(whole) > 1:
         ranked = ranks(whole, LOSSES)
         called = names(ranked["method"], *(options[name] for name in whole))
@@ -186,8 +194,12 @@ def plasticity(page: Page) -> None:
         titles = {name: result_figures.stream_name(name) for name in whole}
         for table, frame in {"ranks": ranked, "ranks without variants": ranks(others, LOSSES)}.items():
             page.tables[table] = named(frame.rename(columns=titles), called)
-        shown = {titles[name]: (frame, name in LOSSES) for name, frame in whole.items()}
-        page.figures["overview"] = partial(result_figures.overview, shown, called, page.width)
+        panels = {
+            titles[name]: [mean([*by_seed(frame[frame["method"] == method]).values()]) for method in called]
+            for name, frame in whole.items()
+        }
+        words = "Mean over tasks, 95 % interval over seeds; methods in the order of their mean rank"
+        page.figures["overview"] = partial(result_figures.overview, panels, called, words, page.width, 1.02)
     if cost is not None:
         page.tables["cost"] = named(cost, names(cost["method"]))
 
@@ -208,8 +220,11 @@ def language_streams(page: Page) -> None:
     """Streams of texts; variants keep the names under which they ran."""
     for name, frame in page.files().items():
         compared = summarise(frame[frame["task"] > 0], TEXTS, more=False)
-        page.tables[name] = named(compared, {method: style.NAMES.get(method, method) for method in compared["method"]})
-        page.figures[name] = partial(result_figures.plane, name, compared, page.width)
+        called = {method: style.NAMES.get(method, method) for method in compared["method"]}
+        page.tables[name] = named(compared, called)
+        panels = {title: list(compared[column]) for title, column in LOSSES_OF_TEXTS.items() if column in compared}
+        words = f"{name.replace('_', ' ').capitalize()}: losses, less is better; means with 95 % intervals over seeds"
+        page.figures[name] = partial(result_figures.overview, panels, called, words, page.width)
 
 
 def agents(page: Page) -> None:
@@ -217,7 +232,11 @@ def agents(page: Page) -> None:
     for name, runs in page.files().items():
         compared = summarise(runs, AGENTS)
         order = list(compared["method"])
-        page.tables[name] = named(compared)
+        search = page.folder / f"{SEARCH}{name}.csv"
+        called = names(order, winners(read(search), more=True) if search.exists() else {})
+        if "fire" in called:  # other treatments of the last layers take what FIRE's search chose
+            called = {method: words.replace("FIRE,", f"{called['fire']},") for method, words in called.items()}
+        page.tables[name] = named(compared, called)
         for kind, metric in (("tasks", "return"), ("evaluations", "evaluation")) if name in GAMES else ():
             games = GAMES[name]
             count = int(runs["task"].max()) + 1
@@ -225,11 +244,11 @@ def agents(page: Page) -> None:
                 tuple(Column(f"{task + 1}: {games[task % len(games)]}", metric, task) for task in range(count))
             )
             by_task = summarise(runs, table).drop(columns="n").set_index("method").loc[order].reset_index()
-            page.tables[f"{kind} {name}"] = named(by_task)
+            page.tables[f"{kind} {name}"] = named(by_task, called)
         known = {column: words for column, words in STATE.items() if column in runs and runs[column].notna().any()}
         if known:
-            page.tables[f"state {name}"] = named(states(runs, known, order))
-        page.figures[name] = partial(result_figures.agents, runs, order, known, page.width)
+            page.tables[f"state {name}"] = named(states(runs, known, order), called)
+        page.figures[name] = partial(result_figures.agents, runs, called, known, page.width)
 
 
 def triggers(page: Page) -> None:
@@ -262,9 +281,8 @@ PAGES: dict[str, Callable[[Page], None]] = {
 }
 
 
-def named(frame: pd.DataFrame, called: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """Methods and references as they are written in figures, or as `called` says."""
-    called = called or {str(method): style.name(str(method)) for method in frame["method"]}
+def named(frame: pd.DataFrame, called: Mapping[str, str]) -> pd.DataFrame:
+    """Methods and references as `called` says."""
     columns = {column: f"vs {called[column[3:]]}" for column in map(str, frame) if column.startswith("vs ")}
     return frame.rename(columns=columns).assign(method=[called[method] for method in frame["method"]])
 

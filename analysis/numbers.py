@@ -4,12 +4,12 @@
 marks that nobody sees: `<!--=PAGE; ROW; COLUMN; FORMAT-->0.90<!--/-->`. PAGE is below docs/, ROW the text of the first
 column, COLUMN the heading; the first table of the page that has both is meant, or with `PAGE#heading` the first below
 that heading (or bold line). FORMAT is Python's, such as .2f or +.3f; `100 .1f` takes a hundred times the number. The
-number is a cell's first one; with `low`, `high`, `n`, `d` or `p` before the format it is that part of a cell such as
+number is a cell's first one; with `low`, `high`, `n` or `p` before the format it is that part of a cell such as
 `+0.04 [0.02, 0.06] (n=20, d=1.2, p=0.003)`. That the tables are those of the committed results is tested apart.
 
 PAGE may be a committed `.csv` as well, for numbers that no table has. ROW then says which rows, such as
 `method=base & task>=8` (a column of the file or, beside `name.runs.json`, an option of the run; `*` matches any text),
-COLUMN which numbers; the mean over seeds is written, or another part: `low` and `high` (95 % t-interval), `se`, `n`,
+COLUMN which numbers; the mean over seeds is written, or another part: `low` and `high` (95 % t-interval), `n`,
 `least`, `most`, `median`. `ROW minus ROW` is the difference, paired by seed, `ROW over ROW` the ratio of means.
 
 `<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. The numbers of the HEADLINES
@@ -18,17 +18,16 @@ those rows of a page's table of which this is so, and name the others. The file 
 `page.md`, with `<!-- source: FILE -->` above it FILE (below docs/), and within `<!-- table: name -->` `page/name.csv`.
 """
 
-import csv
-import fnmatch
 import functools
 import json
-import math
 import os
 import re
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+import pandas as pd
+
+from analysis.differences import flatten
 from analysis.estimates import mean
 from harness.run import provenance
 
@@ -42,8 +41,7 @@ LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#]+)")
 NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 CONDITION = re.compile(r"([^=<>]+?)\s*(>=|<=|=)\s*(.*)")
 PARTS = {
-    "low": rf"\[({NUMBER}),", "high": rf"\[{NUMBER}, ({NUMBER})\]", "n": r"n=(\d+)", "d": rf"d=({NUMBER})",
-    "p": rf"p=<?({NUMBER})",
+    "low": rf"\[({NUMBER}),", "high": rf"\[{NUMBER}, ({NUMBER})\]", "n": r"n=(\d+)", "p": rf"p=<?({NUMBER})",
 }  # fmt: skip
 Table = dict[tuple[str, str], str]  # (row, column) -> cell
 
@@ -85,74 +83,59 @@ def of_table(name: str) -> str:
 
 
 @functools.cache
-def rows_of(file: Path) -> list[dict[str, str]]:
-    """The rows of a `.csv`, each with the options of its run where `name.runs.json` has them."""
-    with file.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
+def rows_of(file: Path) -> pd.DataFrame:
+    """The rows of a `.csv` as text, each with the options of its run where `name.runs.json` has them."""
+    rows = pd.read_csv(file, dtype=object, keep_default_na=False)
     about = file.with_suffix(".runs.json")
     if about.is_file():
-        runs = {name: flat(run) for name, run in json.loads(about.read_text(encoding="utf-8"))["runs"].items()}
-        rows = [runs[row["run"]] | row for row in rows]
+        runs = json.loads(about.read_text(encoding="utf-8"))["runs"]
+        options = {name: {option: str(value) for option, value in flatten(run)} for name, run in runs.items()}
+        table = pd.DataFrame.from_dict(options, orient="index", dtype=object).fillna("")
+        rows = rows.join(table.drop(columns=[*rows], errors="ignore"), on="run")
     return rows
 
 
-def flat(options: Mapping[str, object], above: str = "") -> dict[str, str]:
-    """Nested options by their names with dots."""
-    found: dict[str, str] = {}
-    for name, option in options.items():
-        found |= flat(option, f"{above}{name}.") if isinstance(option, dict) else {above + name: str(option)}
-    return found
-
-
-def test_of(condition: str, rows: Sequence[Mapping[str, str]]) -> Callable[[Mapping[str, str]], bool]:
-    """What a condition such as `task>=8` says of a row."""
-    parts = CONDITION.fullmatch(condition.strip())
-    if parts is None or not any(parts[1] in row for row in rows):  # runs differ in their options
-        raise StaleError(f"{condition!r} is no condition on a column")
-    column, sign, wanted = parts.groups()
-    if sign == "=":
-        return lambda row: (
-            row.get(column) == wanted or ("*" in wanted and fnmatch.fnmatchcase(row.get(column, ""), wanted))
-        )
-    low, high = (float(wanted), math.inf) if sign == ">=" else (-math.inf, float(wanted))
-    return lambda row: bool(row.get(column)) and low <= float(row[column]) <= high
-
-
-def by_seed(file: Path, conditions: str, column: str, unit: str = "seed") -> dict[str, float]:
+def by_seed(file: Path, conditions: str, column: str, unit: str = "seed") -> pd.Series:
     """The mean of a column over the rows that are asked for, for each seed or run (each row where there are none).
 
     Raises:
         StaleError: no row is left, or there is no such column.
     """
-    groups: dict[str, list[float]] = {}
     rows = rows_of(file)
-    tests = [test_of(condition, rows) for condition in conditions.split("&")]
-    for number, row in enumerate(rows):
-        if row.get(column) and all(test(row) for test in tests):
-            groups.setdefault(row.get(unit, str(number)), []).append(float(row[column]))
-    if not groups:
+    asked = pd.Series(True, rows.index)
+    for condition in conditions.split("&"):
+        parts = CONDITION.fullmatch(condition.strip())
+        if parts is None or parts[1] not in rows:
+            raise StaleError(f"{condition.strip()!r} is no condition on a column")
+        name, sign, wanted = parts.groups()
+        if sign == "=" and "*" in wanted:
+            asked &= rows[name].map(lambda value: fnmatchcase(value, wanted))  # noqa: B023
+        elif sign == "=":
+            asked &= rows[name] == wanted
+        else:
+            numbers = pd.to_numeric(rows[name])
+            asked &= numbers >= float(wanted) if sign == ">=" else numbers <= float(wanted)
+    values = pd.to_numeric(rows.loc[asked, column]).dropna() if column in rows else pd.Series(dtype=float)
+    if not len(values):
         raise StaleError(f"no row of {file.name} has {conditions} and a number under {column}")
-    return {seed: statistics.fmean(numbers) for seed, numbers in groups.items()}
+    return values.groupby(rows.get(unit, values.index)).mean()
 
 
 def from_rows(file: Path, row: str, column: str, part: str) -> float:
     """A number from the rows of a `.csv`."""
     first, how, second = re.fullmatch(r"(.*?)(?: (minus|over) (.*))?", row).groups()  # type: ignore[union-attr]
     unit = "run" if how is None and file.with_suffix(".runs.json").is_file() else "seed"
-    given = by_seed(file, first, column, unit)
-    other = by_seed(file, second, column) if second else {}
+    numbers = by_seed(file, first, column, unit)
     if how == "over":
-        return statistics.fmean(given.values()) / statistics.fmean(other.values())
-    numbers = [x - other[seed] for seed, x in given.items() if seed in other] if second else list(given.values())
+        return float(numbers.mean() / by_seed(file, second, column).mean())
+    if how == "minus":
+        numbers = (numbers - by_seed(file, second, column)).dropna()
     if part in ("low", "high"):
-        return mean(numbers).low if part == "low" else mean(numbers).high
-    parts: dict[str, Callable[[Sequence[float]], float]] = {
-        "": statistics.fmean, "n": len, "least": min, "most": max, "median": statistics.median,
-        "se": lambda x: statistics.stdev(x) / len(x) ** 0.5,
-    }  # fmt: skip
-    if part not in parts:
-        raise StaleError(f"{part} is no part of rows; they have low, high, {', '.join(filter(None, parts))}")
-    return parts[part](numbers)
+        return mean(numbers.to_numpy()).low if part == "low" else mean(numbers.to_numpy()).high
+    statistics = {"": "mean", "n": "count", "least": "min", "most": "max", "median": "median"}
+    if part not in statistics:
+        raise StaleError(f"{part} is no part of rows; they have low, high, {', '.join(filter(None, statistics))}")
+    return float(numbers.agg(statistics[part]))
 
 
 def written(number: float, form: str) -> str:
@@ -165,66 +148,42 @@ def value(key: str) -> str:
     Raises:
         StaleError: there is no such page, cell or part.
     """
-    where, *rest = [part.strip() for part in key.split(";")]
-    if rest == ["numerics"]:
-        return provenance.in_words(page_of(key))
-    if len(rest) not in (3, 4):
-        raise StaleError(f"{key}: PAGE; ROW; COLUMN; [PART;] FORMAT")
-    row, column, part, form = rest if len(rest) == 4 else [*rest[:2], "", rest[2]]
-    page = page_of(key)
-    times, _, form = form.rpartition(" ")
-    if page.suffix == ".csv":
-        return written(from_rows(page, row, column, part) * float(times or 1), form)
-    cell = re.sub(r"(?<=\d),(?=\d{3}\b)", "", cell_of(page, where, row, column, key)[0])
-    found = re.search(PARTS[part] if part else f"({NUMBER})", cell)
-    if found is None:
-        raise StaleError(f"{key}: the cell is {cell!r}")
-    return written(float(found[1]) * float(times or 1), form)
-
-
-def page_of(key: str) -> Path:
-    """The page or file that a mark names.
-
-    Raises:
-        StaleError: there is none.
-    """
-    name = key.split(";")[0].partition("#")[0].strip()
-    page = ROOT / "docs" / name
-    if not page.is_file():
-        raise StaleError(f"{key}: there is no docs/{name}")
-    return page
-
-
-def cell_of(page: Path, where: str, row: str, column: str, key: str) -> tuple[str, Path]:
-    """A cell of a page's table, and the file that the table is made from.
-
-    Raises:
-        StaleError: no table has this row and column.
-    """
-    heading = where.partition("#")[2]
-    for above, table, source in tables_of(page):
-        if (not heading or above == heading) and (row, column) in table:
-            return table[row, column], source
-    raise StaleError(f"{key}: no table has this row and column")
-
-
-def source_of(key: str) -> Path | None:
-    """The committed file that the number of a mark comes from; None for a mark that asks for the numerics.
-
-    Raises:
-        StaleError: there is no such page or cell.
-    """
-    where, *rest = [part.strip() for part in key.split(";")]
-    page = page_of(key)
-    if rest == ["numerics"] or page.suffix == ".csv":
-        return None if rest == ["numerics"] else page
-    return cell_of(page, where, rest[0], rest[1], key)[1]
+    return looked_up(key)[0]
 
 
 def is_current(key: str) -> bool:
-    """Whether the number of a mark was made with today's numerics."""
-    source = source_of(key)
+    """Whether the number of a mark was made with today's numerics, or it asks for the numerics."""
+    source = looked_up(key)[1]
     return source is None or provenance.is_current(source)
+
+
+def looked_up(key: str) -> tuple[str, Path | None]:
+    """What stands in the place of a mark, and the committed file that it comes from.
+
+    Raises:
+        StaleError: there is no such page, cell or part.
+    """
+    where, *rest = [part.strip() for part in key.split(";")]
+    name, _, heading = where.partition("#")
+    page = ROOT / "docs" / name.strip()
+    if not page.is_file():
+        raise StaleError(f"{key}: there is no docs/{name}")
+    if rest == ["numerics"]:
+        return provenance.in_words(page), None
+    if len(rest) not in (3, 4):
+        raise StaleError(f"{key}: PAGE; ROW; COLUMN; [PART;] FORMAT")
+    row, column, part, form = rest if len(rest) == 4 else [*rest[:2], "", rest[2]]
+    times, _, form = form.rpartition(" ")
+    if page.suffix == ".csv":
+        return written(from_rows(page, row, column, part) * float(times or 1), form), page
+    tables = [(table, source) for above, table, source in tables_of(page) if not heading or above == heading]
+    cell, source = next(
+        ((table[row, column], source) for table, source in tables if (row, column) in table), ("", page)
+    )
+    found = re.search(PARTS[part] if part else f"({NUMBER})", re.sub(r"(?<=\d),(?=\d{3}\b)", "", cell))
+    if found is None:
+        raise StaleError(f"{key}: no table has this row and column with such a number; the cell is {cell!r}")
+    return written(float(found[1]) * float(times or 1), form), source
 
 
 def headline(name: str, target: Path) -> str:

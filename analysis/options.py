@@ -4,9 +4,8 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
 
-from analysis.runs import LeftOut, Run, SourceError, on_all_classes
+from analysis.runs import LeftOut, Run, SourceError
 from analysis.sources import load
 
 
@@ -15,8 +14,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     sources = "folders of runs, small results (.csv), wandb-local:FOLDER or wandb:ENTITY/PROJECT (runs)"
     add("--runs", "--source", nargs="+", default=["runs"], metavar="SOURCE", help=sources)
-    add("--include-unfinished", **FLAG, help="include runs that did not finish")
-    add("--classes", choices=("seen", "all"), default="seen", help="of class-incremental accuracy (%(default)s)")
+    add("--include-unfinished", action="store_true", help="include runs that did not finish")
 
 
 def split(argv: list[str]) -> list[str]:
@@ -27,22 +25,14 @@ def split(argv: list[str]) -> list[str]:
 def option(arg: str) -> Iterator[str]:
     if found := re.fullmatch(r"([a-z_]+)=(.*)", arg):
         yield "--" + found[1].replace("_", "-")
-        yield from found[2].split(",") if found[1] in ("runs", "source") else [found[2]]
+        if found[2] != "true":  # of a flag its name is enough
+            yield from found[2].split(",") if found[1] in ("runs", "source") else [found[2]]
     else:
         yield arg
 
 
-def boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text.lower() == "true"
-
-
-FLAG: dict[str, Any] = {"type": boolean, "nargs": "?", "const": True, "default": False, "metavar": "true|false"}
-
-
 def load_or_explain(
-    program: str, sources: list[str], include_unfinished: bool = False, classes: str = "seen"
+    program: str, sources: list[str], include_unfinished: bool = False
 ) -> tuple[list[Run], list[LeftOut]] | None:
     """The runs, and what was left out, which is printed; None, after one line with the reason, if there are no runs."""
     try:
@@ -50,9 +40,6 @@ def load_or_explain(
     except SourceError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return None
-    if classes == "all":
-        runs, without = on_all_classes(runs)
-        left_out += without
     for item in left_out:
         print(item)
     if not runs:

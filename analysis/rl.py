@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis import style
 from analysis.arrays import Floats
 from analysis.estimates import FEWEST, Estimate, widened_tail
 from analysis.runs import Group, Setting
@@ -67,7 +66,7 @@ def table(settings: Sequence[Setting]) -> pd.DataFrame:
     by_method: dict[str, dict[str, Group]] = {}
     for setting in settings:
         for group in setting.groups:
-            by_method.setdefault(group.label, {})[setting.name] = group
+            by_method.setdefault(group.key, {})[setting.name] = group
     common = [s.name for s in settings if all(s.name in groups for groups in by_method.values())]
     if not common:
         return pd.DataFrame()
@@ -78,7 +77,7 @@ def table(settings: Sequence[Setting]) -> pd.DataFrame:
     for groups in by_method.values():
         group = groups[common[0]]
         row: dict[str, object] = {
-            "method": style.name(group.method) + (f" ({group.detail})" if group.detail else ""),
+            "method": group.label,
             "environments": len(common),
             "n": min(len(groups[name].runs) for name in common),
         }

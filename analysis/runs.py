@@ -5,7 +5,6 @@ one *variant* (the method with its hyperparameters) differ by their seed alone a
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,13 +16,12 @@ import pandas as pd
 from analysis import streams
 from analysis.boundaries import split, trigger_of
 from analysis.differences import by_number, differences
+from analysis.forms import label_of_config
 
-ALL_CLASSES = "test/accuracy_all"  # of a class-incremental run; `test/accuracy` is on the classes seen so far
 # The main metric: history key -> (axis label, whether more is better). The first one present decides; those of training
 # count in streams of tasks alone.
 METRICS = {
     "test/accuracy": ("Test accuracy", True),
-    ALL_CLASSES: ("Test accuracy on all classes", True),
     "val/loss": ("Validation loss", False),
     "task/return": ("Return in the last quarter of a task", True),
     "eval/return": ("Evaluation return", True),
@@ -32,8 +30,7 @@ METRICS = {
 }
 DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language", "task/return": "rl", "eval/return": "rl"}
 
-LONGEST_NAME = 100  # characters
-LARGEST_COUNT, LARGEST_VALUE = 1e15, 1e30  # beyond, it is no count of steps, and no figure can be drawn
+LARGEST = 1e30  # a value beyond it cannot be drawn
 # The order of methods in tables and legends; others come after these, by name.
 ORDER = (
     "base", "full_reset", "snp", "dash", "parseval", "l2init", "cbp", "redo", "snr", "muon", "pi", "fire", "fire_exact",
@@ -73,7 +70,6 @@ class Run:
         boundaries: one row for each boundary at which a method acted; holds `step` (of the row before it) and `phase`
             (that begins there). Also one for each firing of a trigger, with 1 in the column `firing`.
         identity: what the run is, from its identity.json; None: made from the config.
-        main: the metric to show; None: the first of METRICS that it has.
     """
 
     name: str
@@ -84,7 +80,6 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     boundaries: pd.DataFrame = field(default_factory=pd.DataFrame)
     identity: dict[str, Any] | None = None
-    main: str | None = None
 
     @classmethod
     def of(cls, name: str, source: str, meta: dict[str, Any], table: pd.DataFrame) -> "Run":
@@ -121,7 +116,7 @@ class Run:
 
     @cached_property
     def metric(self) -> str:
-        return self.main or next(iter(metrics_of(self.history)))
+        return metric_of(self.history) or ""
 
     @property
     def domain(self) -> str:
@@ -193,10 +188,10 @@ class Run:
         return float(values.max() if METRICS.get(metric, ("", True))[1] else values.min())
 
 
-def metrics_of(history: pd.DataFrame) -> list[str]:
-    """Those of METRICS that a history has, the main one first."""
-    stream = streams.is_stream(history)
-    return [key for key in METRICS if key in history and (stream or not key.startswith("train/"))]
+def metric_of(history: pd.DataFrame) -> str | None:
+    """The first of METRICS that a history has."""
+    is_stream = streams.is_stream(history)
+    return next((key for key in METRICS if key in history and (is_stream or not key.startswith("train/"))), None)
 
 
 def from_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -220,35 +215,17 @@ def check(run: Run) -> Run:
     Raises:
         BadRun: a required key is missing, or its history is not valid.
     """
-    for key in ("method", "seed"):
-        if key not in run.config:
-            raise BadRun(f"foreign: its config has no `{key}`")
-    if not run.method:
-        raise BadRun("foreign: its config has no `method.name`")
-    try:
-        fine = 0 <= run.seed < 2**64
-    except (TypeError, ValueError, OverflowError):
-        fine = False
-    if not fine:
-        raise BadRun(f"corrupt: seed={str(run.config['seed'])[:40]} is no integer in [0, 2^64)")
-    for name in (run.method, run.benchmark, run.dataset, run.model):
-        if len(name) > LONGEST_NAME or not name.isprintable():  # it stands in figures, tables and names of files
-            raise BadRun(f"corrupt: {name[:40]!r}... is no name of a method, benchmark, data set or model")
-    if "step" not in run.history:
-        raise BadRun("foreign: its metrics have no `step`")
+    if not run.method or "seed" not in run.config:
+        raise BadRun("foreign: its config has no `method.name` or no `seed`")
+    if not isinstance(run.config["seed"], int) or not run.method.isprintable():
+        raise BadRun(f"corrupt: seed={run.config['seed']!r} of method {run.method!r}")
+    if "step" not in run.history or not run.metric:
+        raise BadRun(f"foreign: its metrics have no `step`, or none of {', '.join(METRICS)}")
     if not run.history["step"].is_monotonic_increasing or not run.history["step"].is_unique:
         raise BadRun("corrupt: `step` does not increase from row to row")
-    if not metrics_of(run.history):
-        raise BadRun(f"foreign: its metrics have none of {', '.join(METRICS)}")
-    axis = "step" if run.is_stream else run.x
-    history = {key: run.history[key].to_numpy() for key in (run.metric, axis, "step", "phase") if key in run.history}
-    values = history.pop(run.metric)
-    measured = ~np.isnan(values)
-    for key, column in history.items():
-        if not ((column[measured] >= 0) & (column[measured] < LARGEST_COUNT)).all():  # also False for NaN
-            raise BadRun(f"corrupt: a row with `{run.metric}` has no proper `{key}`")
-    if (np.abs(values[np.isfinite(values)]) > LARGEST_VALUE).any():
-        raise BadRun(f"corrupt: `{run.metric}` has values beyond {LARGEST_VALUE:g}")
+    axis = [key for key in ("step" if run.is_stream else run.x, "phase") if key in run.history]
+    if run.history.loc[run.history[run.metric].notna(), axis].isna().any(axis=None):
+        raise BadRun(f"corrupt: a row with `{run.metric}` lacks {' or '.join(axis)}")
     return run
 
 
@@ -263,33 +240,7 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
         first = kept.setdefault((run.setting, run.variant, run.seed), run)
         if first is not run:
             left_out.append(LeftOut(run.source, f"duplicate: same config as {first.source}"))
-    alike, odd = same_axis(kept.values())
-    return sorted(alike, key=lambda r: r.source), left_out + odd
-
-
-def on_all_classes(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
-    """Class-incremental runs by their accuracy on all classes, which early ones did not log; others as they are."""
-    found: list[Run] = []
-    out: list[LeftOut] = []
-    for run in runs:
-        if ALL_CLASSES in run.history:
-            found.append(replace(run, main=ALL_CLASSES))
-        elif run.benchmark == "class_incremental":
-            out.append(LeftOut(run.source, f"its metrics have no `{ALL_CLASSES}`"))
-        else:
-            found.append(run)
-    return found, out
-
-
-def same_axis(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
-    """The runs whose horizontal axis is that of most runs of their setting, and the others."""
-    axes: dict[str, Counter[str]] = {}
-    runs = list(runs)
-    for run in runs:
-        axes.setdefault(run.setting, Counter())[run.x] += 1
-    odd = {run: axes[run.setting].most_common(1)[0][0] for run in runs}
-    out = [LeftOut(run.source, f"corrupt: no `{x}`, which the others have") for run, x in odd.items() if x != run.x]
-    return [run for run, x in odd.items() if x == run.x], out
+    return sorted(kept.values(), key=lambda r: r.source), left_out
 
 
 @dataclass(frozen=True)
@@ -302,8 +253,14 @@ class Group:
     runs: list[Run]
 
     @property
-    def label(self) -> str:
+    def key(self) -> str:
+        """The method as the files of results name it."""
         return f"{self.method} ({self.detail})" if self.detail else self.method
+
+    @property
+    def label(self) -> str:
+        """The method as figures and tables name it."""
+        return label_of_config(self.runs[0].config, self.detail)
 
 
 @dataclass(frozen=True)
@@ -316,6 +273,10 @@ class Setting:
     detail: str  # what distinguishes it from settings of the same three names
     metric: str
     groups: list[Group]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for group in self.groups for run in group.runs]
 
     @property
     def domain(self) -> str:
@@ -362,18 +323,13 @@ def with_full_resets(runs: Iterable[Run]) -> list[Run]:
     others = {run.setting for run in found if run.method != "full_reset"}
     for run in [run for run in found if run.method == "full_reset" and start_of(run) is not None]:
         for start in starts.values():
-            moved = started_from(run, start)
+            benchmark = {**run.config["benchmark"], "start": start}
+            identity = None if run.identity is None else {**run.identity, "benchmark": benchmark}
+            moved = replace(run, config={**run.config, "benchmark": benchmark}, identity=identity)
             if moved.setting in others and (key := (moved.setting, moved.variant, moved.seed)) not in have:
                 have.add(key)
                 found.append(moved)
     return found
-
-
-def started_from(run: Run, start: Any) -> Run:
-    """The run as if it had started from another checkpoint."""
-    benchmark = {**run.config["benchmark"], "start": start}
-    identity = None if run.identity is None else {**run.identity, "benchmark": benchmark}
-    return replace(run, config={**run.config, "benchmark": benchmark}, identity=identity)
 
 
 def start_of(run: Run) -> Any:

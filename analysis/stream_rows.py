@@ -28,6 +28,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import streams
+from analysis.arrays import Floats
 from analysis.boundaries import FIRING
 from analysis.runs import BadRun, Run, method_groups
 
@@ -66,9 +67,9 @@ def of_streams(runs: Iterable[Run]) -> dict[str, pd.DataFrame]:
         parts = []
         for group in method_groups(members):
             for run in group.runs:
-                columns = [group.label, run.seed, *(of_tasks(run) if run.is_stream else of_phases(run))]
-                parts.append(pd.DataFrame(dict(zip(COLUMNS, columns, strict=True))))
-        tables[name] = pd.concat(parts, ignore_index=True)
+                rows = of_tasks(run) if run.is_stream else of_phases(run)
+                parts.append(rows.assign(method=group.key, seed=run.seed))
+        tables[name] = pd.concat(parts, ignore_index=True)[COLUMNS]
     return tables
 
 
@@ -80,22 +81,34 @@ def alike(run: Run) -> str:
     return json.dumps([metric, rest], sort_keys=True)
 
 
-def of_tasks(run: Run) -> list[Any]:
-    """The columns from `task` on, of a stream of tasks."""
+def of_tasks(run: Run) -> pd.DataFrame:
+    """A row for each task of a stream; of agents with the return of evaluations."""
     ends = run.history[run.history[streams.TASK].notna()]
-    kept = np.full(len(ends), np.nan)
-    if streams.KEPT in run.boundaries:
-        at = run.boundaries["phase"].to_numpy(int)
-        kept[at] = run.boundaries[streams.KEPT].to_numpy(float)
     online = next(key for key in streams.ONLINE if key in ends)
-    return [ends[streams.TASK].astype(int), ends[run.metric], ends[online], kept]
+    columns = {"value": run.metric, "online": online}
+    if run.metric == "task/return":
+        columns["evaluation"] = "eval/return"
+    found = pd.DataFrame({name: ends[key] for name, key in columns.items() if key in ends})
+    return found.assign(task=ends[streams.TASK].astype(int), kept=of_boundaries(run, streams.KEPT, ends["phase"]))
 
 
-def of_phases(run: Run) -> list[Any]:
+def of_phases(run: Run) -> pd.DataFrame:
     """The same of a run whose phases after the first are taken for tasks."""
     later = run.history[run.history["phase"] > 0].groupby("phase")[run.metric]
-    at = run.boundaries.set_index("phase")[AFTER].reindex(later.last().index)
-    return [later.last().index.to_numpy(), later.last().to_numpy(), later.mean().to_numpy(), at.to_numpy(float)]
+    phases = later.last().index
+    found = pd.DataFrame({"task": phases, "value": later.last().to_numpy(), "online": later.mean().to_numpy()})
+    return found.assign(kept=of_boundaries(run, AFTER, phases))
+
+
+def of_boundaries(run: Run, column: str, phases: Iterable[Any]) -> Floats:
+    """A number of the boundary that begins each of the phases; NaN where there is none."""
+    acted = run.boundaries
+    if FIRING in acted:
+        acted = acted[acted[FIRING] == 0]
+    if column not in acted:
+        return np.full(len([*phases]), np.nan)
+    found: Floats = acted.set_index("phase")[column].reindex([*phases]).to_numpy(float)
+    return found
 
 
 def of_texts(runs: Iterable[Run]) -> pd.DataFrame:
@@ -122,17 +135,7 @@ def rows_of_text(run: Run) -> pd.DataFrame:
     found = pd.DataFrame({"method": run.method, "seed": run.seed, "task": phases + 1 - pretrained})
     for name, column in TEXT_ENDS.items():
         found[name] = ends[column].to_numpy(float) if column in ends else np.nan
-    acted = run.boundaries
-    if FIRING in acted:
-        acted = acted[acted[FIRING] == 0]
-    acted = acted.set_index("phase") if len(acted) else acted
-
-    def of_boundary(column: str) -> Any:
-        """A number of the boundary that begins each of the phases; NaN where there is none."""
-        name = f"boundary/{column}"
-        return acted[name].reindex(phases).to_numpy(float) if name in acted else np.full(len(phases), np.nan)
-
     for name, column in TEXT_BOUNDARIES.items():
-        found[name] = of_boundary(column)
-    found["lost"] = of_boundary("earlier_loss_after") - of_boundary("earlier_loss_before")
-    return found
+        found[name] = of_boundaries(run, f"boundary/{column}", phases)
+    before, after = (of_boundaries(run, f"boundary/earlier_loss_{side}", phases) for side in ("before", "after"))
+    return found.assign(lost=after - before)

@@ -97,7 +97,6 @@ NAMES = {
     "digits": "digits",
 }
 AXES = {"task": "Task", "epoch": "Epoch", "iteration": "Iteration", "step": "Step", "env_steps": "Environment steps"}
-BANDS = {"sem": "± standard error", "bootstrap": "95 % bootstrap interval", "minmax": "min to max"}
 
 RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -127,8 +126,6 @@ RC: dict[Any, Any] = {
     "savefig.bbox": "tight",
     "savefig.pad_inches": 0.04,
     "pdf.fonttype": 42,  # text stays text
-    "svg.fonttype": "path",  # looks the same where the font is missing
-    "svg.hashsalt": "fire",  # the same input gives the same file
 }
 
 

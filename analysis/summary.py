@@ -59,9 +59,9 @@ class Table:
     family: str = "table"
 
 
-def differences(of: str, *against: str, tasks: str = "all") -> tuple[Column, ...]:
+def differences(of: str, *against: str) -> tuple[Column, ...]:
     """Paired differences to several rows."""
-    return tuple(Column(f"vs {row}", of, tasks, "difference", row) for row in against)
+    return tuple(Column(f"vs {row}", of, "all", "difference", row) for row in against)
 
 
 def read(path: str | object) -> pd.DataFrame:
@@ -272,9 +272,3 @@ def spearman(one: pd.Series, other: pd.Series) -> float:
     """The rank correlation; NaN where one of them does not change."""
     a, b = one.rank(), other.rank()
     return float(a.corr(b)) if a.nunique() > 1 and b.nunique() > 1 else float("nan")
-
-
-def every_method(frames: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """The streams on which the most methods have run: ranks over fewer would leave methods out."""
-    most = max((len(methods(frame)) for frame in frames.values()), default=0)
-    return {name: frame for name, frame in frames.items() if len(methods(frame)) == most}

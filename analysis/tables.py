@@ -1,139 +1,54 @@
-"""Tables of results as data frames whose cells are numbers, `Estimate` or `Paired`; `formats` writes them."""
+"""Tables of runs: how each method of a setting ended, and the paper's table 10."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
-from analysis import streams, style
-from analysis.estimates import Estimate, paired
-from analysis.estimates import mean as estimate
-from analysis.runs import METRICS, Group, Run, Setting
-from analysis.summary import correct
+from analysis.estimates import mean
+from analysis.runs import Group, Run, Setting
+from analysis.stream_rows import of_tasks
+from analysis.summary import Column, Table, summarise
 
 REFERENCES = ("base", "fire")  # what each method is compared with
+OF_RUN = (Column("final", "final"), Column("best", "best"), Column("training return", "training"))
+OF_STREAM = (
+    Column("all tasks", "value"),
+    Column("first {few}", "value", "first tenth"),
+    Column("last {few}", "value", "last tenth"),
+    Column("online", "online", "last"),
+    Column("previous task", "kept"),
+    Column("evaluation, all tasks", "evaluation"),
+)
 
 
-def results(setting: Setting, test: str = "t", interval: str = "t") -> pd.DataFrame:
-    """One row a method: final and best value, and the paired differences of the final one to base and to FIRE.
+def results(setting: Setting) -> pd.DataFrame:
+    """One row a method: how its runs ended, and the paired differences to base and to FIRE, with Holm's correction.
 
-    Of a stream of tasks, the columns of `streams.numbers`; the first takes the place of the final value. Of agents the
-    other return too: that of training episodes beside evaluations, and of greedy evaluations where tasks are scored by
-    training episodes. The column before it is the primary one, which differences are taken of.
-
-    Args:
-        setting: what was run.
-        test: see `estimates.paired`.
-        interval: see `estimates.mean`.
+    Of agents the other return too: that of training episodes beside evaluations, and of greedy evaluations where tasks
+    are scored by training episodes. Differences are of the first column.
     """
-    columns: dict[str, list[object]] = {
-        "method": [label(group) for group in setting.groups],
-        "n": [seeds(group) for group in setting.groups],
-    }
-
-    def over_seeds(of: Callable[[Run], float]) -> list[object]:
-        return [estimate([of(run) for run in group.runs], interval) for group in setting.groups]
-
-    if setting.groups[0].runs[0].is_stream:
-        said = {run: streams.numbers(run.history, run.boundaries, run.metric) for g in setting.groups for run in g.runs}
-        for name in dict.fromkeys(name for numbers in said.values() for name in numbers):
-            columns[name] = over_seeds(lambda run, name=name: said[run].get(name, np.nan))  # type: ignore[misc]
-    else:
-        columns |= {"final": over_seeds(Run.final), "best": over_seeds(Run.best)}
-    for name, of in other_returns(setting).items():
-        columns[name] = over_seeds(of)
-    references = {method: group for method in REFERENCES if (group := setting.group(method)) is not None}
-    for method, column in comparisons(setting.groups, references, test).items():
-        columns[f"vs {style.name(method)}"] = column
-    return pd.DataFrame(columns)
+    columns = OF_STREAM if setting.runs[0].is_stream else OF_RUN
+    references = [group for method in REFERENCES if (group := setting.group(method)) is not None]
+    compared = [Column(f"vs {group.label}", columns[0].of, "all", "difference", group.key) for group in references]
+    rows = [rows_of(run).assign(method=group.key, seed=run.seed) for group in setting.groups for run in group.runs]
+    table = summarise(pd.concat(rows, ignore_index=True), Table((*columns, *compared)))
+    return table.assign(method=[g.label for g in setting.groups], n=[seeds(g) for g in setting.groups])
 
 
-def other_returns(setting: Setting) -> dict[str, Callable[[Run], float]]:
-    """The return of agents that is not primary, by its column: of training or of evaluation, if all runs have it."""
-    runs = [run for group in setting.groups for run in group.runs]
-    if setting.metric == "task/return" and all("eval/return" in run.history for run in runs):
-        return {"evaluation, all tasks": lambda run: streams.mean(streams.values(run.history, "eval/return"))}
-    if setting.metric == "eval/return" and all("train/return" in run.history for run in runs):
-        return {"training return": lambda run: float(run.last_quarter["train/return"].mean())}
-    return {}
-
-
-def comparisons(groups: Sequence[Group], references: Mapping[str, Group], test: str = "t") -> dict[str, list[object]]:
-    """Each group against each reference, p values corrected by Holm's method for all that the table has."""
-    found: dict[str, list[object]] = {
-        method: [None if group is reference else paired(finals(group), finals(reference), test) for group in groups]
-        for method, reference in references.items()
-    }
-    correct([*found.values()])
-    return found
-
-
-def finals(group: Group) -> dict[int, float]:
-    return {run.seed: run.final() for run in group.runs}
+def rows_of(run: Run) -> pd.DataFrame:
+    """What the table shows of a run: a row for each task of a stream, else one row."""
+    if run.is_stream:
+        return of_tasks(run)
+    row = {"final": run.final(), "best": run.best()}
+    if run.metric == "eval/return" and "train/return" in run.history:
+        row["training"] = float(run.last_quarter["train/return"].mean())
+    return pd.DataFrame([row])
 
 
 def seeds(group: Group) -> int | str:
     """The number of seeds, and how many of them ended in NaN and are left out of means."""
-    diverged = sum(not np.isfinite(value) for value in finals(group).values())
+    diverged = sum(abs(run.final()) == float("inf") for run in group.runs)
     return f"{len(group.runs)} ({diverged} diverged)" if diverged else len(group.runs)
-
-
-def label(group: Group) -> str:
-    return style.name(group.method) + (f" ({group.detail})" if group.detail else "")
-
-
-def overhead(setting: Setting) -> pd.DataFrame:
-    """What each method costs: at the boundaries, as it was timed there, and over the whole run against base.
-
-    Only the first is reliable when other programs ran on the machine.
-    """
-    base = setting.group("base")
-    rows = []
-    for group in setting.groups:
-        at_boundaries = [total(run, "method/seconds") for run in group.runs]
-        whole = [run.final("seconds") if "seconds" in run.history else np.nan for run in group.runs]
-        rows.append(
-            {
-                "method": label(group),
-                "n": len(group.runs),
-                "at boundaries (s)": estimate(at_boundaries),
-                "of the run (%)": estimate(100 * np.divide(at_boundaries, whole)),
-                "run (s)": estimate(whole),
-                "run vs base (%)": slowdown(group, base) if base else None,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def total(run: Run, key: str) -> float:
-    """Sum of a column over rows and boundaries; 0 if the run logged none."""
-    return float(sum(part[key].sum() for part in (run.history, run.boundaries) if key in part))
-
-
-def slowdown(group: Group, base: Group) -> Estimate | None:
-    """How much longer the runs took than base's of the same seeds, in per cent."""
-    theirs = {run.seed: run.final("seconds") for run in base.runs if "seconds" in run.history}
-    ratios = [
-        100 * (run.final("seconds") / theirs[run.seed] - 1)
-        for run in group.runs
-        if group is not base and "seconds" in run.history and theirs.get(run.seed)
-    ]
-    return estimate(ratios) if ratios else None
-
-
-def ranks(settings: Sequence[Setting]) -> pd.DataFrame:
-    """Mean rank of each method's mean final value over settings; 1 is best, ties share.
-
-    A setting ranks the methods that were run in it, so methods are comparable where they were run in the same settings.
-    """
-    places: dict[str, list[float]] = {}
-    for setting in settings:
-        means = [estimate(list(finals(group).values())).mean for group in setting.groups]
-        order = pd.Series(means).rank(ascending=not METRICS[setting.metric][1], method="average")
-        for group, place in zip(setting.groups, order, strict=True):
-            places.setdefault(label(group), []).append(float(place))
-    rows = [{"method": m, "settings": len(p), "mean rank": float(np.nanmean(p))} for m, p in places.items()]
-    return pd.DataFrame(rows).sort_values("mean rank", kind="stable", ignore_index=True)
 
 
 def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
@@ -149,14 +64,13 @@ def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
         for group in logged:
             if "solver" not in options(group) and group.method not in ("base", "full_reset"):
                 continue
-            row: dict[str, object] = {"setting": setting.name, "method": style.name(group.method)}
+            row: dict[str, object] = {"setting": setting.name, "method": group.label}
             row |= {key: options(group).get(key) for key in ("solver", "iterations", "norm_init", "layout")}
             row["n"] = len(group.runs)
             for text, key in (("DfI before", "dfi_before"), ("DfI after", "dfi_after"), ("SFE", "sfe")):
                 column = f"boundary/{key}"
-                values = [run.boundaries[column].mean() for run in group.runs if column in run.boundaries]
-                row[text] = estimate(values)
-            row["final"] = estimate(list(finals(group).values()))
+                row[text] = mean([run.boundaries[column].mean() for run in group.runs if column in run.boundaries])
+            row["final"] = mean([run.final() for run in group.runs])
             rows.append(row)
     return pd.DataFrame(rows).dropna(axis="columns", how="all") if rows else pd.DataFrame()
 
@@ -165,3 +79,21 @@ def options(group: Group) -> dict[str, object]:
     """The method's options, as all runs of the group have them."""
     method = group.runs[0].config["method"]
     return method if isinstance(method, dict) else {}
+
+
+def at_boundaries(setting: Setting) -> pd.DataFrame:
+    """What each method did at each boundary and how long it took, mean over seeds."""
+    rows = []
+    for group in setting.groups:
+        every = pd.concat([run.boundaries for run in group.runs], ignore_index=True)
+        columns = [str(name) for name in every if str(name).startswith("boundary/") or name == "method/seconds"]
+        if not columns or "phase" not in every:
+            continue
+        for _, part in every.dropna(subset=columns, how="all").groupby("phase"):
+            means = {readable(name): float(part[name].mean()) for name in columns}
+            rows.append({"method": group.label, "phase": int(part["phase"].iloc[0]), **means})
+    return pd.DataFrame(rows)
+
+
+def readable(key: str) -> str:
+    return key.rpartition("/")[2].replace("_", " ").replace("dfi", "DfI").replace("sfe", "SFE")

@@ -9,12 +9,15 @@ needs `pip install -e ".[harness]"`.
 from fire_core import triggers
 from fire_core.diagnose import Diagnosis, should_reinitialize
 from fire_core.errors import FireWarning
+from fire_core.gap import PlasticityGap, plasticity_gap
 from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import newton_schulz, polar_factor
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.perturb import shrink_and_perturb_
 from fire_core.reinit.report import Report
+from fire_core.split_muon import SplitMuon, muon_groups
 from fire_core.weights.layout import resolve
+from fire_core.weights.matrices import Matrices, Matrix, matrices
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
 __version__ = "0.2.0"
@@ -22,11 +25,18 @@ __version__ = "0.2.0"
 __all__ = [
     "Diagnosis",
     "FireWarning",
+    "Matrices",
+    "Matrix",
+    "PlasticityGap",
     "Report",
+    "SplitMuon",
     "__version__",
     "dfi",
     "fire_",
+    "matrices",
+    "muon_groups",
     "newton_schulz",
+    "plasticity_gap",
     "polar_factor",
     "reset_optimizer_state",
     "resolve",

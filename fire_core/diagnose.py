@@ -10,6 +10,8 @@ from fire_core.metrics import dfi, dormant_scores
 from fire_core.polar.steps import to_working
 from fire_core.ranges import NonNegative, checked
 
+MIN_NORM = 1e-3  # matrices whose Frobenius norm lies below this are not looked at
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -42,15 +44,13 @@ def should_reinitialize(
     initial: Tensor | None = None,
     max_error: NonNegative = 0.1,
     tau: NonNegative = 0.025,
-    max_silent: NonNegative = 0.0,
-    min_norm: NonNegative = 1e-3,
 ) -> Diagnosis:
     """Whether a weight looks as if FIRE could help: far from an isometry, or with units that no gradient reaches.
 
     **These are rules of thumb.** The FIRE paper asks no such question, it projects at every boundary, and no experiment
     that we know of shows that these thresholds tell when a projection pays. They are those that practitioners' guides
     to FIRE give, applied to what can be measured before a projection. One calls an error above 0.1 a warning sign
-    *after* a projection, skips small matrices as `min_norm` does, and says "gradients near zero" without a number;
+    *after* a projection, skips small matrices as `MIN_NORM` does, and says "gradients near zero" without a number;
     another takes 0.025 for ReDo's score of activations. A freshly drawn Gaussian m x n matrix has an error of about
     min(m, n) / max(m, n) (Marchenko and Pastur, 1967), so square weights exceed 0.1 from the start: give `initial`, and
     only an error larger than theirs counts. One batch's gradient is noisy: accumulate several.
@@ -62,8 +62,6 @@ def should_reinitialize(
         initial: the weights as they were initialised, of the same shape.
         max_error: largest isometry error that is no reason, see `Diagnosis.error`.
         tau: largest score of a silent unit: its mean |gradient| over its layer's, as in ReGraMa (arXiv 2505.24061).
-        max_silent: share of silent units that is no reason, in [0, 1].
-        min_norm: matrices whose Frobenius norm lies below this are not looked at.
 
     Returns:
         A `Diagnosis`: `if should_reinitialize(p, p.grad): ...`; `.reasons` says why.
@@ -82,7 +80,7 @@ def should_reinitialize(
             )
         if not bool(tensor.isfinite().all()):
             raise ValueError(f"{name} are not finite")
-    error, before = _error(weights, min_norm), math.nan if initial is None else _error(initial, 0.0)
+    error, before = _error(weights, MIN_NORM), math.nan if initial is None else _error(initial, 0.0)
     silent = math.nan
     if gradients is not None:
         silent = float((dormant_scores(gradients.flatten(1).T) <= tau).double().mean())
@@ -90,7 +88,7 @@ def should_reinitialize(
     if error > max_error and not error <= before:
         than = f"{max_error:g}" if initial is None else f"{max_error:g} and than {before:.3g} initially"
         reasons.append(f"isometry error {error:.3g}, more than {than}")
-    if silent > max_silent and not math.isnan(error):
+    if silent > 0 and not math.isnan(error):
         reasons.append(f"{silent:.1%} of the units have next to no gradient (score at most {tau:g})")
     return Diagnosis(error, before, silent, tuple(reasons))
 

@@ -5,7 +5,7 @@ Complex tensors raise ValueError everywhere. Singular values of a NaN or Inf rai
 none of them, `dfi` and `sfe`, is NaN then.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -132,11 +132,11 @@ def dormant(activations: Tensor, threshold: float = 0.0) -> Tensor:
     return dormant_scores(activations) <= threshold
 
 
-def dormant_ratio(activations: Tensor | Iterable[Tensor] | Mapping[str, Tensor], threshold: float = 0.0) -> float:
+def dormant_ratio(activations: Iterable[Tensor], threshold: float = 0.0) -> float:
     """Share of the units whose score is at most the threshold, over all layers together (Sokar et al., ICML 2023).
 
     Args:
-        activations: of one layer, or of several, each as in `dormant_scores`.
+        activations: of each layer, as in `dormant_scores`.
         threshold: tau; 0 counts units that are silent on every sample, ReDo's figures use 0 to 0.1.
 
     Returns:
@@ -145,8 +145,7 @@ def dormant_ratio(activations: Tensor | Iterable[Tensor] | Mapping[str, Tensor],
     Raises:
         ValueError: there is no layer.
     """
-    layers = [activations] if isinstance(activations, Tensor) else activations
-    layers = list(layers.values()) if isinstance(layers, Mapping) else list(layers)
+    layers = list(activations)
     if not layers:
         raise ValueError("there are no activations: dormant_ratio needs those of one layer at least")
     return float(torch.cat([dormant(layer, threshold) for layer in layers]).double().mean())

@@ -36,28 +36,28 @@ def one_of(*accepted: Any) -> Check:
     return check
 
 
-def at_least(least: float, optional: bool = False) -> Check:
-    """A number of at least this; `optional`: or null."""
-    return _number(lambda value: value >= least, f"at least {least}", optional)
+def at_least(least: float) -> Check:
+    """A number of at least this."""
+    return _number(lambda value: value >= least, f"at least {least}")
 
 
-def positive(optional: bool = False) -> Check:
-    """A number above 0; `optional`: or null."""
-    return _number(lambda value: value > 0, "positive", optional)
+def positive() -> Check:
+    """A number above 0."""
+    return _number(lambda value: value > 0, "positive")
 
 
-def within(low: float, high: float, open_low: bool = False, open_high: bool = False, optional: bool = False) -> Check:
-    """A number in [low, high], without the ends that are open; `optional`: or null."""
+def within(low: float, high: float, open_low: bool = False, open_high: bool = False) -> Check:
+    """A number in [low, high], without the ends that are open."""
 
     def inside(value: float) -> bool:
         return (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
 
-    return _number(inside, f"in {'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}", optional)
+    return _number(inside, f"in {'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}")
 
 
-def _number(accepts: Callable[[float], bool], words: str, optional: bool) -> Check:
+def _number(accepts: Callable[[float], bool], words: str) -> Check:
     def check(option: str, value: Any) -> str | None:
-        good = optional if value is None else isinstance(value, Real) and accepts(float_of(value))
+        good = isinstance(value, Real) and accepts(float_of(value))
         return None if good else f"{option} must be {words}, got {shown(value)}"
 
     return check

@@ -9,7 +9,7 @@ import os
 import platform
 import sysconfig
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,9 +84,7 @@ def stdlib(val_fraction: Part = 0.05) -> Corpus:
     for folder, inner, names in os.walk(root):
         inner[:] = [name for name in inner if name not in SKIPPED]  # which it then does not enter
         files += [Path(folder, name) for name in names if name.endswith(".py")]
-    files.sort()
-    named = [(str(p.relative_to(root)), p.read_text(encoding="utf-8", errors="replace")) for p in files]
-    return _in_memory(f"standard library of Python {platform.python_version()}", named, val_fraction)
+    return _in_memory(f"standard library of Python {platform.python_version()}", _read(root, files), val_fraction)
 
 
 @checked
@@ -97,10 +95,9 @@ def headers(val_fraction: Part = 0.1) -> Corpus:
         val_fraction: fraction of the files that is held out.
     """
     root = Path(torch.__file__).parent / "include" / "c10"
-    files = sorted(root.rglob("*.h"))
-    if not files:
+    named = _read(root, root.rglob("*.h"))
+    if not named:
         raise ConfigError(f"this build of torch brings no C++ headers in {root}: choose another dataset=")
-    named = [(str(p.relative_to(root)), p.read_text(encoding="utf-8", errors="replace")) for p in files]
     return _in_memory(f"c10 headers of torch {torch.__version__}", named, val_fraction)
 
 
@@ -136,7 +133,7 @@ def text(path: str | None, pattern: str = "*.txt", val_fraction: Part = 0.1) -> 
     place = Path(path).expanduser()
     if place.is_dir():
         files = sorted(p for p in place.rglob(pattern) if p.is_file())
-        named = [(str(p.relative_to(place)), p.read_text(encoding="utf-8", errors="replace")) for p in files]
+        named = _read(place, files)
     elif place.is_file():
         files = [place]
         whole = place.read_text(encoding="utf-8", errors="replace")
@@ -180,6 +177,11 @@ def openwebtext(
     whole = _load_dataset(repository, None, revision)["train"]
     parts = whole.train_test_split(test_size=val_fraction, seed=split_seed, shuffle=True)
     return _from_hub("openwebtext", parts["train"], parts["test"])
+
+
+def _read(root: Path, files: Iterable[Path]) -> list[tuple[str, str]]:
+    """Name below a folder and text of each file, sorted."""
+    return [(str(p.relative_to(root)), p.read_text(encoding="utf-8", errors="replace")) for p in sorted(files)]
 
 
 def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: float, fingerprint: str = "") -> Corpus:

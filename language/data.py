@@ -29,10 +29,6 @@ SPLITS = ("train", "val")
 HASHED = 2**30  # bytes up to which a file is hashed each time it is opened; larger ones by language.prepare alone
 
 
-class TokenFileError(ConfigError):
-    """A token file is absent, damaged or not the expected one."""
-
-
 @dataclass(frozen=True)
 class TokenFile:
     """Tokens on the disk, as an array, with their header."""
@@ -83,34 +79,32 @@ def open_tokens(path: Path, tokenizer: Tokenizer, fingerprint: str = "", whole: 
         whole: hash the file however large it is.
 
     Raises:
-        TokenFileError: it is absent, damaged, truncated or does not fit; the message has its name and the cause.
+        ConfigError: it is absent, damaged, truncated or does not fit; the message has its name and the cause.
     """
     name = path.with_suffix(".json")
     try:
         header: dict[str, Any] = json.loads(name.read_text())
     except FileNotFoundError:
-        raise TokenFileError(f"{path} is not prepared") from None
+        raise ConfigError(f"{path} is not prepared") from None
     except ValueError as error:
-        raise TokenFileError(f"{name} is damaged: {error}; {_remedy(path)}") from None
+        raise ConfigError(f"{name} is damaged: {error}; {_remedy(path)}") from None
     wanted = {"format": FORMAT, "tokenizer": tokenizer.name, "dtype": tokenizer.dtype}
     for key, value in wanted.items():
         if header.get(key) != value:
-            raise TokenFileError(f"{path} has {key}={header.get(key)}, {value} is needed; {_remedy(path)}")
+            raise ConfigError(f"{path} has {key}={header.get(key)}, {value} is needed; {_remedy(path)}")
     if fingerprint and header.get("fingerprint") != fingerprint:
-        raise TokenFileError(f"{path}: its source ({header.get('source')}) has changed since; {_remedy(path)}")
+        raise ConfigError(f"{path}: its source ({header.get('source')}) has changed since; {_remedy(path)}")
     try:
         size = path.stat().st_size
     except FileNotFoundError:
-        raise TokenFileError(f"{path} is missing beside its header; {_remedy(path)}") from None
+        raise ConfigError(f"{path} is missing beside its header; {_remedy(path)}") from None
     dtype = np.dtype(tokenizer.dtype)
-    expected = header["count"] * dtype.itemsize
-    if size != expected:
-        cause = "truncated" if size < expected else "too long"
-        raise TokenFileError(f"{path} is {cause}: {size} bytes, its header says {expected}; {_remedy(path)}")
+    if size != (expected := header["count"] * dtype.itemsize):
+        raise ConfigError(f"{path} has {size} bytes, its header says {expected}; {_remedy(path)}")
     if (whole or size <= HASHED) and digest_file(path) != header["sha256"]:
-        raise TokenFileError(f"{path} is damaged: it does not match its checksum; {_remedy(path)}")
+        raise ConfigError(f"{path} is damaged: it does not match its checksum; {_remedy(path)}")
     if header["largest"] >= tokenizer.vocab_size:
-        raise TokenFileError(f"{path} holds token {header['largest']}, the vocabulary has {tokenizer.vocab_size}")
+        raise ConfigError(f"{path} holds token {header['largest']}, the vocabulary has {tokenizer.vocab_size}")
     tokens = np.asarray(np.memmap(path, dtype, "r")) if size else np.zeros(0, dtype)
     return TokenFile(path, tokens, header)
 

@@ -39,8 +39,8 @@ class Learner(LearnerBase):
         model = copy.deepcopy(task.model).to(task.device)
         task.group.broadcast_(list(model.parameters()))
         forward: Any = NextTokenLoss(model)
-        if task.config.compile:
-            forward = torch.compile(forward)
+        if task.config.compile != "off":
+            forward = torch.compile(forward, mode=task.config.compile)
         if task.group.size > 1:
             forward = DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)
         return cls(

@@ -170,7 +170,7 @@ def make_row(task: Task, learner: Learner, pace: Pace) -> dict[str, Any]:
         **evaluate(task, learner),
         "lr": learner.optimizer.param_groups[0]["lr"],
         "tokens": learner.step * task.tokens_per_step,
-        **speed,
+        "tokens_per_second": speed,
     }
     if task.benchmark.new_tasks:
         ended = learner.phase_step == task.phases[learner.phase].length.steps

@@ -22,10 +22,9 @@ from harness.config.checks import (
     check_optimizer_stays,
     check_options,
 )
-from harness.config.config import Trunk, autocast, set_up_torch
+from harness.config.config import Compile, Trunk, autocast, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.groups import register
-from harness.config.memory import check_network_fits
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
@@ -55,9 +54,10 @@ class LanguageConfig(Trunk):
     eval_sequences: Width = MISSING  # held-out sequences of each corpus that are looked at
     lr: Positive = 4e-3  # for gpt_tiny; the paper's 6e-4 is in experiment=fig3
     min_lr_ratio: Share = 0.1  # of lr, at the end of each phase
+    tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
     grad_clip: Positive | None = 1.0
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
-    compile: bool = False  # torch.compile
+    compile: Compile = "off"
 
 
 PAIR = {"dataset.replay": within(0, 1), "dataset.mix_by": one_of("batch", "sequence")}  # of its two corpora
@@ -99,9 +99,6 @@ class Task:
         tokenizer = get_tokenizer(config.tokenizer)
         # All that needs no data comes first: preparing them takes time and writes files.
         benchmark = build("benchmark", config.benchmark, Benchmark)
-        check_network_fits(
-            f"model={options.model['name']}", lambda: build_model(options, tokenizer.vocab_size), group.device
-        )
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model, method = build_model(options, tokenizer.vocab_size), build("method", config.method, Method)
         check_works(options, group, model, method)
@@ -261,8 +258,8 @@ def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method:
     if group.size > 1:
         local = "acts on what one process sees: the processes would drift apart. Use one"
         refused |= {"before_step": local, "after_step": local, "after_epoch": local}
-    if config.compile:
-        refused["watch"] = "watches units, which compiled code does not show: compile=false"
+    if config.compile != "off":
+        refused["watch"] = "watches units, which compiled code does not show: compile=off"
     net, network = Net({"model": model}, {}), f"model={config.model['name']}"
     check_method(method, net, name=config.method["name"], network=network, without=refused)
 

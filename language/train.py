@@ -89,11 +89,11 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
     start_of = "" if task.benchmark.new_tasks else f" from {task.start}"
     title = f"{config.method['name']}{start_of} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
-    probe = functools.partial(pass_probe, task, learner) if config.compile else None
+    probe = functools.partial(pass_probe, task, learner) if config.compile != "off" else None
     losses = functools.partial(trigger_losses, task, learner)
     after = task.steps_before_trigger
     start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
-    pace = Pace(learner.model, task.tokens_per_step, task.device, config.precision, group.size)
+    pace = Pace(task.tokens_per_step)
     shown = config.progress and group.rank == 0
     with Loop(learner, run, task.total_steps, title, shown, group.maximum) as loop:
         for index in range(learner.phase, stop or len(task.phases)):
@@ -184,11 +184,11 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
     )
 
 
-def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tensor]], acts: bool) -> Tensor | None:
+def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tensor]], acts: bool) -> Tensor:
     """One optimizer step on this process's micro-batches; `acts`: with the method's penalty and hooks around the step.
 
     Returns:
-        The loss of the last micro-batch, on the device; None if the step was skipped.
+        The loss of the last micro-batch, on the device.
     """
     config, optimizer, forward = task.config, learner.optimizer, learner.forward
     optimizer.zero_grad(set_to_none=True)
@@ -206,10 +206,7 @@ def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tenso
             if (penalty := learner.method.penalty(learner.net)) is not None:
                 penalty.backward()  # the same on every rank, after gradients have been averaged
     norm = nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip or math.inf)
-    checks = task.device.type == "cpu" or config.on_nan == "skip"  # on a GPU, reading each norm would make it wait
-    if checks and not torch.isfinite(norm):
-        if config.on_nan == "skip":
-            return None
+    if task.device.type == "cpu":  # on a GPU, reading each norm would make it wait
         check_finite(learner.step, norm)
     if acts:
         with learner.method_meter:

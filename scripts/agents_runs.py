@@ -9,13 +9,13 @@ skipped; so it goes on where it stopped. Of each run the csv has a row for each 
 networks as the task ended.
 """
 
-import csv
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from harness.run import provenance
 from harness.run.jobs import Job, run_jobs
@@ -24,6 +24,7 @@ from harness.tune.table import best
 
 FIRST = 10_000  # seed of trials
 STATE = ["dormant_ratio", "stable_rank", "effective_rank", "dfi", "gradient_norm", "td_fresh", "td_old"]
+CONTROLS = ("base", "optimizer_reset", "full_reset", "random_isometry")
 COLUMNS = ["method", "seed", "task", "return", "evaluation", *STATE]
 # FIRE with other treatments of the last layers: back to their initial weights, left as they are; and both layers of the
 # head of DQN back to them, as the paper's code does behind its convolutions.
@@ -66,7 +67,7 @@ SETTINGS = {
         "dqn",
         ("experiment=continual_cartpole",),
         ("benchmark.tasks=5",),
-        ("base", "full_reset", "fire", "snp", "fire_exact", "l2init", "redo", "pi", "cbp", "c_chain"),
+        (*CONTROLS, "fire", "snp", "fire_exact", "l2init", "redo", "pi", "cbp", "swr", "adamo", "c_chain"),
         DQN_HEADS,
         5,
         (3, 20),
@@ -75,7 +76,7 @@ SETTINGS = {
         "dqn",
         ("experiment=continual_minatar",),
         ("benchmark.tasks=3",),
-        ("base", "full_reset", "fire", "snp", "redo"),
+        (*CONTROLS, "fire", "snp", "redo"),
         CNN_HEADS,
         3,
         (1, 5),
@@ -84,7 +85,7 @@ SETTINGS = {
         "sac",
         ("experiment=continual_double_pendulum",),
         ("benchmark.tasks=4",),
-        ("base", "full_reset", "fire", "snp", "fire_exact", "l2init", "redo", "pi"),
+        (*CONTROLS, "fire", "snp", "fire_exact", "l2init", "redo", "pi", "swr"),
         SAC_HEADS,
         3,
         (2, 10),
@@ -93,7 +94,7 @@ SETTINGS = {
         "sac",
         ("experiment=high_replay_ratio_cheetah",),
         ("benchmark.tasks=6",),
-        ("base", "full_reset", "fire", "snp", "redo", "fire_exact", "l2init"),
+        (*CONTROLS, "fire", "snp", "redo", "fire_exact", "l2init", "swr"),
         SAC_HEADS,
         3,
         (2, 5),
@@ -185,18 +186,12 @@ def task_rows(method: str, seed: int, folder: Path) -> list[dict[str, Any]]:
 
 def write(table: Path, method: str, rows: Sequence[dict[str, Any]]) -> None:
     """Put a method's rows in the place of those that a table has of it."""
-    kept: list[dict[str, Any]] = []
+    frame = pd.DataFrame(rows, columns=COLUMNS)
     if table.exists():
-        with table.open(newline="") as file:
-            kept = [row for row in csv.DictReader(file) if row["method"] != method]
+        before = pd.read_csv(table)
+        frame = pd.concat([before[before["method"] != method], frame])
     table.parent.mkdir(parents=True, exist_ok=True)
-    new = table.with_suffix(".new")
-    with new.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for row in [*kept, *rows]:
-            writer.writerow({key: f"{value:.5g}" if isinstance(value, float) else value for key, value in row.items()})
-    os.replace(new, table)
+    frame.to_csv(table, index=False, float_format="%.5g", lineterminator="\n")
 
 
 def main(given: dict[str, str]) -> None:

@@ -2,7 +2,6 @@
 
     python scripts/bench_projection.py --as-called --threads 2          # torchvision's ResNet-18, as a user calls it
     python scripts/bench_projection.py                                  # every model of the paper, initial weights
-    python scripts/bench_projection.py --weights hardened --models vgg16 gpt
     python scripts/bench_projection.py --weights trained --models resnet18 vgg16 vit --train-steps 150
 
 The plain loop iterates over layers and kernel positions in Python: cubic, Frobenius, 10 steps. `fire_` projects the
@@ -32,11 +31,8 @@ MODELS = {  # name: (file, key, regular expression for the parameters to project
     "resnet18": ("models_facts.json", "resnet18_cifar10", ""),
     "vgg16": ("models_facts.json", "vgg16_tinyimagenet", ""),
     "vit": ("models_facts.json", "tinyvit_cifar100", "to_[qk]"),
-    "vit-all": ("models_facts.json", "tinyvit_cifar100", ""),
     "gpt": ("models_facts.json", "gpt_0.1b_bias_false", ""),
-    "gpt-head": ("models_facts.json", "gpt_0.1b_bias_false", "wte"),
     "dqn": ("dqn_facts.json", "qnetwork", "^conv"),
-    "dqn-all": ("dqn_facts.json", "qnetwork", ""),
 }
 METHODS: dict[str, Callable[[nn.Module], object]] = {
     "fire_ (paper)": lambda net: fire_(net, "newton_schulz", 10, measure=False),
@@ -44,7 +40,6 @@ METHODS: dict[str, Callable[[nn.Module], object]] = {
     "fire_ (exact)": lambda net: fire_(net, "exact", measure=False),
     "fire_ (exact, measured)": lambda net: fire_(net, "exact"),
 }
-AS_CALLED = ["fire_ (paper, measured)", "fire_ (exact, measured)", "fire_ (paper)", "fire_ (exact)"]
 
 
 def shapes(model: str) -> dict[str, list[int]]:
@@ -64,31 +59,20 @@ def shapes(model: str) -> dict[str, list[int]]:
     return found
 
 
-def build(model: str, weights: str, state: dict[str, Tensor] | None, device: str) -> nn.Module:
+def build(model: str, state: dict[str, Tensor] | None) -> nn.Module:
     """A bag of Linear and Conv2d layers with the model's weights."""
     torch.manual_seed(0)
     layers = []
     for name, shape in shapes(model).items():
-        with torch.device(device):
-            layer = (
-                nn.Linear(shape[1], shape[0], bias=False)
-                if len(shape) == 2
-                else nn.Conv2d(shape[1], shape[0], (shape[2], shape[3]), bias=False)
-            )
-        with torch.no_grad():
-            if state is not None:
-                layer.weight.copy_(state[name].to(device))
-            elif weights == "hardened":
-                harden_(layer.weight)
+        layer = (
+            nn.Linear(shape[1], shape[0], bias=False)
+            if len(shape) == 2
+            else nn.Conv2d(shape[1], shape[0], (shape[2], shape[3]), bias=False)
+        )
+        if state is not None:
+            layer.load_state_dict({"weight": state[name]})
         layers.append(layer)
     return nn.Sequential(*layers)
-
-
-@torch.no_grad()
-def harden_(weight: Tensor) -> None:
-    """Make a weight ill-conditioned, in place, as long training does: input directions fade over two decades."""
-    fade = torch.logspace(0, -2, weight.shape[1], device=weight.device)
-    weight.mul_(fade.view(1, -1, *[1] * (weight.ndim - 2)))
 
 
 def trained(model: str, steps: int) -> dict[str, Tensor]:
@@ -102,7 +86,7 @@ def trained(model: str, steps: int) -> dict[str, Tensor]:
         "vgg16": (lambda: zoo.VGG16(num_classes=200, image_size=64), 64, 16),
         "vit": (lambda: zoo.ViT(num_classes=100, image_size=32), 32, 32),
     }
-    build_net, size, batch_size = nets[model.removesuffix("-all")]
+    build_net, size, batch_size = nets[model]
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16 - 0.5
     x, y = nn.functional.interpolate(x, size=size).expand(-1, 3, -1, -1), torch.tensor(labels)
@@ -159,9 +143,9 @@ def total_dfi(net: nn.Module) -> float:
     return total
 
 
-def bench(net: nn.Module, methods: list[str], rounds: int, threads: int) -> dict[str, tuple[float, float, float]]:
+def bench(net: nn.Module, rounds: int, threads: int) -> dict[str, tuple[float, float, float]]:
     """Of each method seconds, its share of the loop's time and the DfI that it reaches."""
-    runs = {"plain loop": plain_loop} | {name: METHODS[name] for name in methods}
+    runs = {"plain loop": plain_loop} | METHODS
     before = {name: value.clone() for name, value in net.state_dict().items()}
     reached: dict[str, float] = {}
 
@@ -188,16 +172,14 @@ def main() -> None:
     add = parser.add_argument
     add("--as-called", action="store_true", help="torchvision's ResNet-18, with the report")
     add("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    add("--weights", default="init", choices=["init", "hardened", "trained"])
-    add("--methods", nargs="+", default=["fire_ (paper)", "fire_ (exact)"], choices=list(METHODS))
+    add("--weights", default="init", choices=["init", "trained"])
     add("--train-steps", type=int, default=150)
     add("--save", type=Path, help="folder for the trained weights, MODEL-trained.pt")
     add("--rounds", type=int, default=5)
     add("--threads", type=int, default=torch.get_num_threads(), help="with one, processor time is measured")
-    add("--device", default="cpu")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print(f"torch {torch.__version__}, {args.device}, {args.threads} threads; weights: {args.weights}\n")
+    print(f"torch {torch.__version__}, {args.threads} threads; weights: {args.weights}\n")
     print("| model | method | seconds | / loop | DfI reached |\n|---|---|---:|---:|---:|")
     for model in ["torchvision-resnet18"] if args.as_called else args.models:
         state = None
@@ -210,11 +192,10 @@ def main() -> None:
             from torchvision.models import resnet18
 
             torch.manual_seed(0)
-            net = resnet18().to(args.device)
+            net = resnet18()
         else:
-            net = build(model, args.weights, state, args.device)
-        methods = AS_CALLED if args.as_called else args.methods
-        for method, (seconds, ratio, reached) in bench(net, methods, args.rounds, args.threads).items():
+            net = build(model, state)
+        for method, (seconds, ratio, reached) in bench(net, args.rounds, args.threads).items():
             print(f"| {model} | {method} | {seconds:.3f} | {ratio:.2f} | {reached:.2g} |", flush=True)
 
 

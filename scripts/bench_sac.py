@@ -1,8 +1,8 @@
 """The speed of a SAC update against a plain eager one, alternating in one process.
 
 python scripts/bench_sac.py                                  the paper's sizes: 51 numbers, 19 actions, batch 256
-python scripts/bench_sac.py --compile --threads 1            with torch.compile too
-python scripts/bench_sac.py --device cuda --compile --graph  a GPU
+python scripts/bench_sac.py --compile default --threads 1    with torch.compile too
+python scripts/bench_sac.py --device cuda --compile reduce-overhead      a GPU
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl.sac.networks import Networks, plain_critic
-from rl.sac.update import Batch, CudaGraph, Temperature, Update, adamw, compiled
+from rl.sac.update import Batch, Temperature, Update, adamw, compiled
 from scripts.interleaved import report, seconds_of
 
 SQUASHING = torch.distributions.TanhTransform()
@@ -173,13 +173,8 @@ def bench_updates(args: argparse.Namespace) -> None:
     variants: dict[str, Callable[..., Tensor]] = {"plain eager": plain_like(ours(exact, o, a, device), exact, o, a)}
     for name, sizes in (("float32", exact), ("bfloat16", fast)):
         variants[f"rl.sac, {name}"] = ours(sizes, o, a, device)
-        if args.compile:
-            variants[f"rl.sac, {name}, compiled"] = compiled(ours(sizes, o, a, device))
-        if args.graph:
-            inner = ours(sizes, o, a, device)
-            variants[f"rl.sac, {name}, {'compiled, ' * args.compile}graph"] = CudaGraph(
-                torch.compile(inner.__call__) if args.compile else inner
-            )
+        if args.compile != "off":
+            variants[f"rl.sac, {name}, compiled"] = compiled(ours(sizes, o, a, device), args.compile)
     for function in variants.values():  # compiling, capturing
         for _ in range(8 if device == "cuda" else 1):
             function(*given)
@@ -198,8 +193,7 @@ def main() -> None:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--graph", action="store_true", help="CUDA graphs")
+    parser.add_argument("--compile", default="off", help="a mode of torch.compile; reduce-overhead: CUDA graphs")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     bench_updates(args)

@@ -63,7 +63,7 @@ def ours(task: Task, steps: int) -> Callable[[], None]:
     learner = Learner.new(task)
     trainer.begin_phase(task, learner, 0, None)
     if task.config.compile:
-        learner.forward = compiled(learner.model, task.config.cuda_graph)
+        learner.forward = compiled(learner.model, task.config.compile)
 
     @no_denormals()
     def go() -> None:

@@ -14,9 +14,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${RUNS:-runs/plasticity}
 # Slow ones last, so that what is there is worth reading as early as it can be. Not there: nap (this network has no norms)
-# and pi (it has no declared head); swr, adamo, fuse, random_isometry and optimizer_reset came after the committed search.
-methods=base,full_reset,fire,snp,fire_exact,dash,redo,l2init,weight_decay,weight_clipping,regrama,cpr,upgd,hare_tortoise
-methods+=,parseval,muon,cbp,snr,spectral,fire+weight_decay,fire+muon,l2_er,c_chain,trac
+# and pi (it has no declared head).
+methods=base,optimizer_reset,full_reset,random_isometry,fire,snp,fire_exact,dash,redo,l2init,weight_decay,weight_clipping,regrama,cpr,upgd,hare_tortoise
+methods+=,fuse,swr,adamo,parseval,muon,cbp,snr,spectral,fire+weight_decay,fire+muon,l2_er,c_chain,trac
 small=(tracker=none cache=off progress=false) table=() page=()
 parallel=(hydra/launcher=cores -m) # as many runs at once as cores, one thread each
 

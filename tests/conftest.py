@@ -20,7 +20,6 @@ PROGRAMS = (
     "vision.benchmarks",
     "vision.streams",
     "language.train",
-    "language.sample",
 )
 PROGRAMS += ("rl.dqn.train", "rl.sac.train", "gymnasium.envs.mujoco", "torch.distributed.run", "torch._inductor")
 

@@ -22,10 +22,10 @@ from harness.run.execute import run_to_end
 T = TypeVar("T")
 Record = Callable[[str, object], None]  # pytest's record_property
 # Differ from run to run.
-CLOCKS = ("seconds", "method/seconds", "seconds/waiting", "waited", "tokens_per_second", "mfu")
+CLOCKS = ("seconds", "method/seconds", "seconds/waiting", "waited", "tokens_per_second")
 # The modules that make the types of a program's options known to Hydra.
 SCHEMAS = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn.train", "sac": "rl.sac.train"}
-SCHEMAS |= {"watch": "rl.watch", "language_prepare": "language.prepare", "language_sample": "language.sample"}
+SCHEMAS |= {"watch": "rl.watch", "language_prepare": "language.prepare"}
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,11 @@ ATARI = Program(
 SAC = Program(
     "sac",
     "rl.sac",
-    (*ALIKE, "env=double_pendulum", "env_steps=400", "eval_every=100", "batch_size=16", "metrics=off"),
-)
+    (
+        *ALIKE, "env=double_pendulum", "env_steps=400", "eval_every=100", "batch_size=16", "metrics=off",
+        "networks.actor_width=16", "networks.critic_width=32",
+    ),
+)  # fmt: skip
 
 
 def compose(program: str, *overrides: str) -> Any:

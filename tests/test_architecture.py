@@ -1,42 +1,72 @@
-"""docs/architecture.md follows one weight from the command to the Newton-Schulz step: these are the files."""
+"""docs/architecture.md names every file that a weight meets at a boundary, and a batch in a step."""
 
 import re
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import vision.train
+from tests.programs import ALIKE, Program
 
 ROOT = Path(__file__).parents[1]
-
-TRACE = """
-import sys, traceback
-from pathlib import Path
-
-import fire_core.polar.steps as steps
-from vision.train import main
-
-root = Path(sys.argv.pop(1))
-take = steps.take
+PAGE = ROOT / "docs" / "architecture.md"
+ROOMS = ("fire_core", "harness", "vision")
 
 
-def traced(*arguments, **options):
-    files = dict.fromkeys(Path(frame.filename) for frame in traceback.extract_stack())
-    inside = [str(file.relative_to(root)) for file in files if file.is_relative_to(root)]
-    print("WAY " + " ".join(inside))
-    return take(*arguments, **options)
+def files_of(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, set[str]]:
+    """What a call returns, and the files of this project whose functions ran in it."""
+    found: set[str] = set()
+
+    def look(frame: FrameType, event: str, argument: object) -> None:
+        found.add(frame.f_code.co_filename)
+
+    sys.setprofile(look)
+    try:
+        result = function(*arguments, **options)
+    finally:
+        sys.setprofile(None)
+    inside = (Path(name) for name in found if Path(name).is_relative_to(ROOT))
+    return result, {str(path.relative_to(ROOT)) for path in inside if path.relative_to(ROOT).parts[0] in ROOMS}
 
 
-steps.take = traced
-main()
-"""
+def listed(heading: str) -> set[str]:
+    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert section
+    return set(re.findall(r"`((?:\w+/)+\w+\.py)`", section[1]))
 
 
-def test_the_way_of_a_weight_takes_the_files_that_the_page_lists(tmp_path: Path) -> None:
-    options = ["method=fire", "scale=smoke", "tracker=none", "cache=off", "progress=false"]
-    command = [sys.executable, "-c", TRACE, str(ROOT), *options, f"paths.runs={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    way = next(line for line in done.stdout.splitlines() if line.startswith("WAY ")).split()[1:]
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    listed = re.findall(r"^\d+\. `([\w/]+\.py)`", page, re.MULTILINE)
-    wrappers = {"harness/config/cli.py"}  # around `main`, for errors
-    assert [file for file in way if file not in wrappers] == listed
-    assert len(listed) <= 8
+def test_the_page_names_every_file_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways: dict[str, set[str]] = {"weight": set(), "batch": set()}
+    originals = {name: getattr(vision.train, name) for name in ("begin_phase", "train_step", "batches")}
+
+    def begin_phase(task: Any, learner: Any, index: int, run: Any) -> None:
+        _, files = files_of(originals["begin_phase"], task, learner, index, run)
+        ways["weight"] |= files if index else set()
+
+    def train_step(*arguments: Any) -> Any:
+        result, files = files_of(originals["train_step"], *arguments)
+        ways["batch"] |= files
+        return result
+
+    def batches(*arguments: Any, **options: Any) -> Any:
+        iterator = originals["batches"](*arguments, **options)
+        while True:
+            batch, files = files_of(next, iterator, None)
+            ways["batch"] |= files
+            if batch is None:
+                return
+            yield batch
+
+    for name, wrapped in (("begin_phase", begin_phase), ("train_step", train_step), ("batches", batches)):
+        monkeypatch.setattr(vision.train, name, wrapped)
+    Program("vision", "vision.train", ALIKE).run(tmp_path, "method=fire", "cache=off")
+    assert listed("One weight") == ways["weight"]
+    assert listed("One batch") == ways["batch"]
+
+
+def test_it_is_short() -> None:
+    assert len(PAGE.read_text().split()) <= 700

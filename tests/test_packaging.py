@@ -27,15 +27,6 @@ shape: tuple[int, int] = resolve(model)[0].shape
 deviation: torch.Tensor = dfi(torch.eye(3))
 count: int = reset_optimizer_state(optimizer, model.parameters())
 """
-WRONG = """
-import torch
-from fire_core import fire_
-
-model = torch.nn.Linear(4, 4)
-fire_(model, iterations="ten")
-fire_(model, optimiser=None)
-rows: int = fire_(model).rows
-"""
 
 
 @pytest.fixture(scope="module")
@@ -98,26 +89,6 @@ def test_the_installed_library_runs(python: Path, tmp_path: Path) -> None:
     done = subprocess.run([python, "-c", f"{USER}\nimport fire_core\nprint(fire_core.__file__, report)"],
                           cwd=tmp_path, env={}, capture_output=True, text=True, check=True)  # fmt: skip
     assert done.stdout.startswith(str(python.parents[1])), "the wheel's, not the clone's"
-
-
-@pytest.mark.slow  # builds it a second time
-def test_an_editable_install_puts_the_clone_on_the_path(wheel: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "--target", str(tmp_path), "--editable", str(wheel.parent / "source")], check=True)
-    (line,) = (path.read_text().strip() for path in tmp_path.glob("*.pth"))
-    assert Path(line) == wheel.parent / "source", "so that the programs and type checkers find it, by no import hook"
-
-
-@pytest.mark.slow  # mypy reads all of torch
-def test_types_are_seen_from_outside(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "right.py").write_text(USER)
-    (tmp_path / "wrong.py").write_text(WRONG)
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", str(python)]
-    done = subprocess.run([*command, "right.py", "wrong.py"], cwd=tmp_path, env={}, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if "error:" in line]
-    assert [line.split(":")[:2] for line in lines] == [["wrong.py", "6"], ["wrong.py", "7"], ["wrong.py", "8"]], (
-        done.stdout + done.stderr
-    )
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fire_core.methods import Context
-from harness.config.errors import TrainingError
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At
@@ -164,8 +163,6 @@ def count_correct(task: Task, learner: Learner, index: int, chosen: np.ndarray, 
 def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     """The row that ends a displayed epoch."""
     check_finite(learner.step, learner.loss_sum)
-    if learner.seen == 0:
-        raise TrainingError(f"every step of the epoch before step {learner.step} was skipped (on_nan=skip): lower lr=")
     phase, earlier = task.phases[learner.phase], task.phases[: learner.phase]
     row: dict[str, Any] = {
         "step": learner.step,

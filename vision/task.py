@@ -24,10 +24,9 @@ from harness.config.checks import (
     check_optimizer_stays,
     check_options,
 )
-from harness.config.config import Trunk, autocast, resolve_device, set_up_torch
+from harness.config.config import Compile, Trunk, autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError, one_line
 from harness.config.groups import register
-from harness.config.memory import check_network_fits
 from harness.config.trigger import build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
@@ -52,14 +51,14 @@ class VisionConfig(Trunk):
     lr: Positive = 1e-3
     batch_size: Width = 256
     eval_batch_size: Width = 2048
+    tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
     grad_clip: Positive | None = 0.5
     warmup: Share = 0.1  # fraction of each phase
     schedule: Annotated[str, one_of("warmup", "reference")] = "warmup"
     metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at boundaries
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
     memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of images and filters
-    compile: bool = False  # torch.compile the training passes
-    cuda_graph: bool = False  # with compile=true on a GPU: replay them as CUDA graphs
+    compile: Compile = "off"  # the training passes
 
 
 register("vision", VisionConfig)
@@ -92,8 +91,6 @@ class Task:
         name, network = options.method["name"], f"model={options.model['name']}"
         stream = f"benchmark={options.benchmark['name']}"
         device = resolve_device(config.device)
-        if config.cuda_graph and not (config.compile and device.type == "cuda"):
-            raise ConfigError("cuda_graph=true needs compile=true and device=cuda")
         set_up_torch(device, config.threads, config.deterministic)
         data = build("dataset", config.dataset, ImageData) if data is None else data
         benchmark = build("benchmark", config.benchmark, Benchmark)
@@ -104,7 +101,6 @@ class Task:
         if not phases:
             raise ConfigError(f"{stream} has no phases")
         method = build("method", config.method, Method)
-        check_network_fits(network, lambda: build_model(options, data), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)
         trigger = build_trigger(options.trigger)
@@ -152,8 +148,8 @@ class Task:
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers; `cuda_graph` replays the same kernels."""
-        return identity(asdict(self.config), "cuda_graph")
+        """What shapes the run's numbers."""
+        return identity(asdict(self.config))
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of it that shapes the first phase, which is shared unless the method acts within it."""
@@ -256,10 +252,10 @@ def has_narrow_shortcut(model: nn.Module) -> bool:
     return any(c.kernel_size == (1, 1) and c.stride != (1, 1) and c.in_channels < 8 for c in convolutions)
 
 
-def compiled(model: nn.Module, cuda_graph: bool = False) -> nn.Module:
+def compiled(model: nn.Module, mode: str) -> nn.Module:
     """The network for training passes, compiled anew: a method's hooks differ between phases.
 
     Not in `vision.train`: launchers pickle what a main program names, and `torch.compiler.config` cannot be pickled.
     """
     torch.compiler.reset()
-    return torch.compile(model, mode="reduce-overhead" if cuda_graph else None)  # type: ignore[return-value]
+    return torch.compile(model, mode=mode)  # type: ignore[return-value]

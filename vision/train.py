@@ -5,8 +5,6 @@ A stream of phases; a method acts at each boundary between two, and may act with
 
 import contextlib
 import functools
-import logging
-import math
 from typing import Any
 
 import hydra
@@ -42,7 +40,6 @@ from vision.phase import (
 )
 from vision.task import METRICS, Task, compiled
 
-log = logging.getLogger(__name__)
 SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
 
 
@@ -62,7 +59,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)
-    probe = None if not config.compile else functools.partial(pass_probe, task, learner)
+    probe = None if config.compile == "off" else functools.partial(pass_probe, task, learner)
     losses = functools.partial(trigger_losses, task, learner)
     after = task.steps_before_trigger
     start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
@@ -76,8 +73,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 begin_phase(task, learner, index, run)
             asks = task.asks_in(index)
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
-            if config.compile and (acts or learner.forward is learner.model):
-                learner.forward = compiled(learner.model, config.cuda_graph)
+            if config.compile != "off" and (acts or learner.forward is learner.model):
+                learner.forward = compiled(learner.model, config.compile)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for batch in batches(task, index, start=learner.phase_step):
                     set_rate_factor(learner.optimizer, rate_factor(task, index, learner.phase_step))
@@ -132,14 +129,13 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
     )
 
 
-def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor], acts: bool) -> Tensor | None:
+def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor], acts: bool) -> Tensor:
     """One optimizer step on images and labels; `acts`: with the method's penalty and its hooks around the step.
 
     Returns:
-        The task's loss, on the device; None if the step was skipped.
+        The task's loss, on the device.
     """
     config, optimizer, (images, labels) = task.config, learner.optimizer, batch
-    kept = [(buffer, buffer.clone()) for buffer in learner.model.buffers()] if config.on_nan == "skip" else []
     with task.autocast():
         logits = learner.forward(images)
         loss = task.loss(logits, labels)
@@ -148,10 +144,8 @@ def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor], acts:
         with learner.method_meter:
             penalty = learner.method.penalty(learner.net)
         total = total if penalty is None else total + penalty.detach()
-    checks = task.device.type == "cpu" or config.on_nan == "skip"  # on a GPU, reading each loss would make it wait
-    if checks and not is_finite(learner, total, config.on_nan):
-        restore(kept)
-        return None
+    if task.device.type == "cpu":  # on a GPU, reading each loss would make it wait
+        check_finite(learner.step, total)
     trained = [p for group in optimizer.param_groups for p in group["params"]]  # quicker than a walk through modules
     for parameter in trained:
         parameter.grad = None  # quicker than zero_grad, which matters for small networks
@@ -159,11 +153,10 @@ def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor], acts:
     if penalty is not None:  # on its own, so that its time is the method's
         with learner.method_meter:
             penalty.backward()
-    if config.grad_clip is not None or config.on_nan == "skip":  # else a bad gradient shows in the next step's loss
-        norm = gradient_norm(trained, config.grad_clip)
-        if checks and not is_finite(learner, norm, config.on_nan):
-            restore(kept)
-            return None
+    if config.grad_clip is not None:
+        norm = nn.utils.clip_grad_norm_(trained, config.grad_clip)
+        if task.device.type == "cpu":  # without clipping, a bad gradient shows in the next step's loss
+            check_finite(learner.step, norm)
     if acts:
         with learner.method_meter:
             context = make_context(task, learner, "step", loss.detach())
@@ -178,28 +171,6 @@ def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor], acts:
             learner.correct += (logits.argmax(1) == labels).sum()
         learner.seen += len(labels)
     return loss.detach()
-
-
-def gradient_norm(parameters: list[nn.Parameter], clip: float | None) -> Tensor:
-    """The norm of all gradients together, which are scaled down to `clip` where it is larger."""
-    if clip is not None:
-        return nn.utils.clip_grad_norm_(parameters, clip)
-    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-
-
-def is_finite(learner: Learner, value: Tensor, on_nan: str) -> bool:
-    """Whether the step goes on with this loss or gradient norm; raises unless such steps are to be skipped."""
-    if math.isfinite(value.item()):
-        return True
-    if on_nan == "stop":
-        check_finite(learner.step, value)
-    return False
-
-
-def restore(kept: list[tuple[Tensor, Tensor]]) -> None:
-    """Undo what the forward pass of a step that is skipped did to buffers (the statistics of batch norm)."""
-    for buffer, old in kept:
-        buffer.copy_(old)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ a record is a `wandb_internal_pb2.Record`. What wandb wrote before it was killed
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from analysis.boundaries import place
 from analysis.runs import BadRun, LeftOut, Run
@@ -46,35 +44,43 @@ def read_run(files: list[Path]) -> Run:
     from wandb.proto import wandb_internal_pb2  # here: importing wandb takes a second, which run folders do not need
 
     config: dict[str, Any] = {}
-    rows: dict[tuple[float, float], dict[str, Any]] = {}  # a resumed run logs again what came after its checkpoint
-    meta: dict[str, Any] = {"name": files[0].stem, "config": config, "environment": {}, "finished": False}
-    done = False
+    rows: list[dict[str, Any]] = []
+    name, done, finished = files[0].stem, False, False
     for file in files:
-        meta["finished"] = False  # only the last part can have ended the run
+        finished = False  # only the last part can have ended the run
         for data in records(file.read_bytes()):
             record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]  # it is generated, without a stub
             record.ParseFromString(data)
             kind = record.WhichOneof("record_type")
             if kind == "run":
-                meta["name"] = record.run.display_name or record.run.run_id
+                name = record.run.display_name or record.run.run_id
                 config |= items(record.run.config.update)
             elif kind == "config":
                 config |= items(record.config.update)
             elif kind == "history":
-                row = items(record.history.item)
-                row.setdefault("step", row.get("_step"))
-                rows[place(row)] = row
+                rows.append(items(record.history.item))
             elif kind == "summary":
                 done |= any(key.startswith("final/") for key in items(record.summary.update))
-            elif kind == "environment":
-                meta["environment"] |= environment(record.environment)
             elif kind == "exit":
-                meta["finished"] = done and record.exit.exit_code == 0
+                finished = done and record.exit.exit_code == 0
     config.pop("_wandb", None)
-    if not rows:
-        raise BadRun("empty: no history in it")
-    columns, values = table([rows[at] for at in sorted(rows)])
-    return Run.of(meta["name"], str(files[0]), meta, pd.DataFrame(values, columns=columns, copy=False))
+    return run_of(name, str(files[0]), config, rows, finished)
+
+
+def run_of(name: str, source: str, config: dict[str, Any], rows: Iterable[dict[str, Any]], finished: bool) -> Run:
+    """A run from what it logged; a resumed one logs again what came after its checkpoint.
+
+    Raises:
+        BadRun: it logged nothing, or is no run of this project.
+    """
+    placed = {}
+    for row in rows:
+        row.setdefault("step", row.get("_step"))
+        placed[place(row)] = row
+    if not placed:
+        raise BadRun("empty: no history")
+    meta = {"config": config, "environment": {}, "finished": finished}
+    return Run.of(name, source, meta, table([placed[at] for at in sorted(placed)]))
 
 
 def records(raw: bytes) -> Iterator[bytes]:
@@ -107,16 +113,3 @@ def records(raw: bytes) -> Iterator[bytes]:
 def items(pairs: Any) -> dict[str, Any]:
     """Protobuf key/value items as a dict; a nested key of several parts is joined by dots."""
     return {pair.key or ".".join(pair.nested_key): json.loads(pair.value_json) for pair in pairs}
-
-
-def environment(record: Any) -> dict[str, Any]:
-    """What an environment record says about machine and code; wandb writes it in parts."""
-    known = {
-        "os": record.os,
-        "python": record.python,
-        "git_commit": record.git.commit,
-        "cpu": getattr(getattr(record, "cpu", None), "model", ""),  # not in every version of wandb
-        "cpu_count": record.cpu_count,
-        "gpu": record.gpu_type,
-    }
-    return {key: value for key, value in known.items() if value}

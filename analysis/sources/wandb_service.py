@@ -1,41 +1,32 @@
 """Runs of the wandb service, `wandb:entity/project`, through `wandb.Api` alone, as its wire format may change."""
 
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
-import pandas as pd
-
-from analysis.boundaries import place
 from analysis.runs import BadRun, LeftOut, Run, SourceError
-from analysis.sources.folders import table
+from analysis.sources.wandb_local import run_of
 
-T = TypeVar("T")
-PAUSES = (1.0, 4.0)  # seconds before the second and the third attempt; wandb itself retries too
 PAGE = 10_000  # history steps (not rows) a request
 
 
 def read(path: str, page: int = 50) -> Iterator[Run | LeftOut]:
-    """The runs of `entity/project`.
+    """The runs of `entity/project`; wandb itself asks again where the service does not answer.
 
     Raises:
-        SourceError: no such project, no key, or no answer after three attempts.
+        SourceError: no such project, no key, or no answer.
     """
     if path.count("/") != 1 or not all(path.split("/")):
         raise SourceError(f"wandb:{path}: write wandb:entity/project")
     import wandb
 
     try:
-        api = wandb.Api(timeout=30)
-        found = patiently(lambda: list(api.runs(path, per_page=page)))
-    except ValueError as error:
-        raise SourceError(f"wandb:{path}: {error}") from None
-    except wandb.errors.Error as error:
+        found = list(wandb.Api(timeout=30).runs(path, per_page=page))
+    except (ValueError, wandb.errors.Error) as error:
         raise SourceError(f"wandb:{path}: {str(error).splitlines()[0]}") from None
     for remote in found:
         source = f"wandb:{path}/{remote.id}"
         try:
-            yield patiently(lambda: read_run(remote, source))  # noqa: B023
+            yield read_run(remote, source)
         except BadRun as reason:
             yield LeftOut(source, str(reason))
         except wandb.errors.Error as error:
@@ -48,29 +39,6 @@ def read_run(remote: Any, source: str) -> Run:
     Raises:
         BadRun: it is no run of this project.
     """
-    rows: dict[tuple[float, float], dict[str, Any]] = {}
-    for row in remote.scan_history(page_size=PAGE):
-        row.setdefault("step", row.get("_step"))
-        rows[place(row)] = row
-    if not rows:
-        raise BadRun("empty: no history")
     config = {key: value for key, value in dict(remote.config).items() if not key.startswith("_")}
     done = any(key.startswith("final/") for key in dict(remote.summary))
-    environment = getattr(remote, "metadata", None) or {}
-    known = {key: environment[key] for key in ("os", "python", "git", "gpu", "cpu_count") if key in environment}
-    finished = remote.state == "finished" and done
-    columns, values = table([rows[at] for at in sorted(rows)])
-    meta = {"config": config, "environment": known, "finished": finished}
-    return Run.of(remote.name, source, meta, pd.DataFrame(values, columns=columns, copy=False))
-
-
-def patiently(call: Callable[[], T]) -> T:
-    """What `call` returns, asked again after a pause if the service does not answer."""
-    import wandb
-
-    for pause in PAUSES:
-        try:
-            return call()
-        except (wandb.errors.CommError, OSError):
-            time.sleep(pause)
-    return call()
+    return run_of(remote.name, source, config, remote.scan_history(page_size=PAGE), remote.state == "finished" and done)

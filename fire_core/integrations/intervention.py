@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 import logging
@@ -30,14 +29,14 @@ PREFIX = "fire/"
 
 
 class FireWith(Method):
-    """`fire_` with any of its options, and with `keep`: parameters that it excludes beside those."""
+    """`fire_` with any of its options."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         parameters = inspect.signature(fire_).parameters
         for name in options:
             if name not in parameters or name in ("model", "optimizer"):
                 raise TypeError(f"{name!r} is no option of fire_ that can be given here")
-        self.options, self.keep = dict(options), list[Tensor]()
+        self.options = dict(options)
         self.values = {name: p.default for name, p in parameters.items()} | self.options
 
     def check(self, net: Net) -> None:
@@ -57,18 +56,15 @@ class FireWith(Method):
         return self.values["scale"] == "match_init" or any(e.action == "reinit" for e in self._entries(net))
 
     def _entries(self, net: Net) -> list[Entry]:
-        names = ("layout", "include", "blocks", "transposed", "example", "strict", "trainable_only")
-        options = {name: self.values[name] for name in names}
-        return [e for module in net.modules.values() for e in resolve(module, **options, exclude=self._exclude(module))]
-
-    def _exclude(self, module: nn.Module) -> list[Any]:
-        own = {id(p) for p in module.parameters()}
-        return [*selectors_of("exclude", self.values["exclude"]), *(p for p in self.keep if id(p) in own)]
+        options = {name: self.values[name] for name in inspect.signature(resolve).parameters if name != "model"}
+        return [e for module in net.modules.values() for e in resolve(module, **options)]
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         reports = {}
         for name, module in net.modules.items():
-            options = {"init": net.init.get(name), **self.options, "exclude": self._exclude(module)}
+            spared = [p for p in module.parameters() if p in context.spared]
+            exclude = [*selectors_of("exclude", self.values["exclude"]), *spared]
+            options = {"init": net.init.get(name), **self.options, "exclude": exclude}
             reports[name] = fire_(module, optimizer=context.optimizers, **options)
         return BoundaryReport(weights=reports)
 
@@ -157,10 +153,9 @@ class Intervention:
                 raise ValueError(f"the optimizers hold none of the weights of {name} ({type(module).__name__})")
             for averaged in self.copies[name]:
                 weights_of(averaged, module)
-        kept = kept_tensors(modules, self.keep)
-        if isinstance(self.method, FireWith):
-            self.method.keep = kept
         self.method.check(self.net)
+        frozen = [p for p in self.net.parameters() if self.trainable_only and not p.requires_grad]
+        self.spared = frozenset([*kept_tensors(modules, self.keep), *frozen])
         if not isinstance(self.method, FireWith) or self.method.needs_init(self.net):
             self.net.init = self.init = self.init or Net.of(dict(modules)).init
         self._total, self._names_known = total_steps, metrics is not None
@@ -185,18 +180,15 @@ class Intervention:
         begin = time.perf_counter()
         followed = {name: module for name, module in self.net.modules.items() if self.copies[name]}
         before = {name: _cloned(named_weights(module)) for name, module in followed.items()}
-        kept = self._kept()
         digest = hashlib.sha256(f"{self.seed} {firing.step}".encode()).digest()  # torch takes 32 bits of a seed
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
         self.firings += 1
-        context = Context(self.firings, firing.step, generator, self.batches, self.loss, self.optimizers)
+        context = Context(
+            self.firings, firing.step, generator, self.batches, self.loss, self.optimizers, spared=self.spared
+        )
         done = self.method.at_boundary(self.net, context)
         self.report = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
         with torch.no_grad():
-            for p, value, states in kept:
-                p.copy_(value)
-                for optimizer, state in states:
-                    optimizer.state[p] = state
             for name, module in followed.items():
                 new = {key: w for key, w in named_weights(module).items() if not _equal(w, before[name][key])}
                 for averaged in self.copies[name]:
@@ -211,19 +203,6 @@ class Intervention:
         log.info("step %d, %s: %s", firing.step, firing.reason, ", ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
         if self.log is not None:
             self.log(firing.step, {PREFIX + name: value for name, value in numbers.items()})
-
-    def _kept(self) -> list[tuple[Tensor, Tensor, list[tuple[Optimizer, dict[str, Any]]]]]:
-        """(weight, its value, its states) of all that must stay, which `fire_` itself leaves alone."""
-        if isinstance(self.method, FireWith):
-            return []
-        chosen = {id(tensor): tensor for tensor in kept_tensors(self.net.modules, self.keep)}
-        if self.trainable_only:
-            chosen |= {id(p): p for p in self.net.parameters() if not p.requires_grad}
-        found = []
-        for tensor in chosen.values():
-            states = [(o, copy.deepcopy(o.state[tensor])) for o in self.optimizers if o.state.get(tensor)]
-            found.append((tensor, tensor.detach().clone(), states))
-        return found
 
     # --------------------------------------------------------------------------------------------------- its state
 

@@ -1,19 +1,18 @@
 """`keep=`: weights that stay as they are, chosen by the selectors that `exclude=` of `fire_` takes."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import Selector, matches, nothing_matches, prefixes, resolve, selectors_of
-from fire_core.weights.topology import clean_name
 
 Keep = Selector | Iterable[Selector]
 
 
 def kept_tensors(modules: Mapping[str, nn.Module], keep: Keep) -> list[Tensor]:
-    """Parameters and buffers that the selectors mean, whole.
+    """Parameters that the selectors mean, whole.
 
     A word of a layout that is the name of a module too (`head`) means both. Names may begin with the one under which
     the module is trained: `actor.latent_pi.*`.
@@ -26,7 +25,7 @@ def kept_tensors(modules: Mapping[str, nn.Module], keep: Keep) -> list[Tensor]:
         ValueError: something that is no selector; one that matches nothing, or a block of a fused weight and not the
             rest.
     """
-    named = [(name, entry) for name, module in modules.items() for entry in (*resolve(module, {}), *_buffers(module))]
+    named = [(name, entry) for name, module in modules.items() for entry in resolve(module, {})]
     tensors = []
     for selector in selectors_of("keep", keep):
         chosen = [e for name, e in named if matches(e, selector) or _is_named(name, e, selector)]
@@ -43,10 +42,3 @@ def kept_tensors(modules: Mapping[str, nn.Module], keep: Keep) -> list[Tensor]:
 def _is_named(module: str, entry: Entry, selector: Selector) -> bool:
     names = prefixes([*entry.aliases, *(f"{module}.{alias}" for alias in entry.aliases)])
     return isinstance(selector, str) and any(fnmatchcase(name, selector) for name in names)
-
-
-def _buffers(root: nn.Module) -> Iterator[Entry]:
-    for name, buffer in root.named_buffers():
-        path = name.split(".")[:-1]
-        owners = tuple(root.get_submodule(".".join(path[: i + 1])) for i in range(len(path)))
-        yield Entry(clean_name(name), buffer, "buffer", kind="vector", aliases=(clean_name(name),), modules=owners)

@@ -34,31 +34,28 @@ class FireCallback(BaseCallback):
 
     Args:
         trigger: when to act.
-        targets: follow, or copy: after an action target networks become copies of the trained ones.
         keep: selectors of weights to leave alone; None: the small head of a policy and its `log_std`, where there are
             such; () leaves none alone.
         options: of `Intervention` (`method`, `copies`, ...) and of `fire_`.
     """
 
-    def __init__(self, trigger: Trigger, *, targets: str = "follow", keep: Keep | None = None, **options: Any) -> None:
+    def __init__(self, trigger: Trigger, *, keep: Keep | None = None, **options: Any) -> None:
         super().__init__()
-        if targets not in ("follow", "copy"):
-            raise ValueError(f"targets={targets} is unknown; accepted: follow, copy")
         self.intervention = Intervention(trigger, keep=() if keep is None else keep, **options)
-        self._default_keep, self.targets = keep is None, targets
+        self._default_keep = keep is None
 
     def _on_training_start(self) -> None:
         names = [name for name in self.model.get_parameters() if name.endswith("optimizer")]
         optimizers = [reduce(getattr, name.split("."), self.model) for name in names]
         children = dict(self.model.policy.named_children())
-        self.pairs = {name: children[f"{name}_target"] for name in children if f"{name}_target" in children}
-        modules = {name: children[name] for name in self.pairs} or {"policy": self.model.policy}
+        pairs = {name: children[f"{name}_target"] for name in children if f"{name}_target" in children}
+        modules = {name: children[name] for name in pairs} or {"policy": self.model.policy}
         if "actor" in children:  # SAC's has no target
             modules["actor"] = children["actor"]
         if self._default_keep:
             names = [name for module in modules.values() for name in named_weights(module)]
             self.intervention.keep = [pattern for pattern in KEEP if fnmatch.filter(names, pattern)]
-        copies = {name: [target] for name, target in self.pairs.items()}
+        copies = {name: [target] for name, target in pairs.items()}
         train = {name for name in self.intervention.trigger.needs() if name.startswith("train/")}
         total = self.locals["total_timesteps"]
         self.intervention.begin(modules, optimizers, copies, [*EPISODES, *train], total, self._write)
@@ -74,10 +71,7 @@ class FireCallback(BaseCallback):
         episodes = self.model.ep_info_buffer or ()
         means = {name: safe_mean([info[key] for info in episodes]) for name, key in EPISODES.items() if episodes}
         logged = {name: value for name, value in self.logger.name_to_value.items() if name.startswith("train/")}
-        fired = self.intervention.ask(step, **means, **logged)
-        if fired is not None and self.targets == "copy":
-            for name, target in self.pairs.items():
-                target.load_state_dict(self.intervention.net.modules[name].state_dict())
+        self.intervention.ask(step, **means, **logged)
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Set
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fire_core.methods.layers import linear_layers
@@ -63,7 +63,7 @@ class Dash(Method):
         return {}
 
 
-def shrinkable(net: Net, spared: Set[nn.Parameter] = frozenset()) -> list[Tensor]:
+def shrinkable(net: Net, spared: Set[Tensor] = frozenset()) -> list[Tensor]:
     """Weights and biases of linear layers and convolutions that are trained and not spared, shared ones once."""
     layers = [layer for root in net.modules.values() for layer in linear_layers(root).values()]
     found = dict.fromkeys(p for layer in layers for p in (layer.weight, layer.bias) if p is not None)

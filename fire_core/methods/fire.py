@@ -1,6 +1,5 @@
 """FIRE: Frobenius-Isometry Reinitialization (Han et al., ICLR 2026, arXiv 2602.08040)."""
 
-import inspect
 from typing import Annotated, Any
 
 from fire_core.methods.layers import ChosenLayout
@@ -61,13 +60,8 @@ class Fire(Method):
             "trainable_only": trainable_only,
         }
 
-    def idle_options(self) -> dict[str, str]:
-        solver, defaults = self.options["solver"], inspect.signature(Fire).parameters
-        moved = [name for name in IDLE[solver] if self.options[name] != defaults[name].default]
-        return dict.fromkeys(moved, f"solver={solver}")
-
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
-        options = {name: value for name, value in self.options.items() if name not in self.idle_options()}
+        options = {name: value for name, value in self.options.items() if name not in IDLE[self.options["solver"]]}
         reports = {
             name: fire_(
                 module,

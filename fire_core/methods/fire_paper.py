@@ -228,22 +228,14 @@ class FirePaperCBP:
         self.state["age"][i][rows] = 0
 
 
-class FirePaperSilences(Saved):
-    """How long each unit has been silent, in samples, and from when on that is too long; as the FIRE authors' code.
-
-    Thresholds move every `every` steps, at the very first one too: to the percentile of the silences since the last
-    time if it is smaller, else by `growth`, within a window and `max_age`; a unit without a silence has a percentile
-    of 1. A step uses a window, the last `WINDOW` samples (whole batches), which ages the unit by all of it. At most
-    one silence ends in a step, so `every` numbers for each unit hold all of them.
+class UnitSilences(Saved):
+    """For how many samples each unit has been silent, and from how many on that is too long.
 
     Args:
         units: how many.
         percentile, every, max_age, growth: see `SelfNormalizedResets`.
         device: of the state.
     """
-
-    FIELDS = ("age", "threshold", "ended", "steps", "window")
-    WINDOW = 512
 
     def __init__(
         self,
@@ -255,10 +247,28 @@ class FirePaperSilences(Saved):
         device: torch.device | str = "cpu",
     ) -> None:
         self.percentile, self.every, self.max_age, self.growth = percentile, every, max_age, growth
-        self.steps = 0
         self.age = torch.zeros(units, dtype=torch.int64, device=device)
         self.threshold = torch.full_like(self.age, max_age // 2)
-        self.ended = self.age.new_zeros(every + 1, units)  # silences since the last update; 0: none. Row 0: right at it
+
+
+class FirePaperSilences(UnitSilences):
+    """How long each unit has been silent, in samples, and from when on that is too long; as the FIRE authors' code.
+
+    Thresholds move every `every` steps, at the very first one too: to the percentile of the silences since the last
+    time if it is smaller, else by `growth`, within a window and `max_age`; a unit without a silence has a percentile
+    of 1. A step uses a window, the last `WINDOW` samples (whole batches), which ages the unit by all of it. At most
+    one silence ends in a step, so `every` numbers for each unit hold all of them.
+    """
+
+    FIELDS = ("age", "threshold", "ended", "steps", "window")
+    WINDOW = 512
+
+    def __init__(self, *options: Any, **more: Any) -> None:
+        super().__init__(*options, **more)
+        self.steps = 0
+        self.ended = self.age.new_zeros(
+            self.every + 1, len(self.age)
+        )  # silences since the last update; 0: none. Row 0: right at it
         self.window: list[tuple[Tensor, int]] = []  # (fired, samples) of the batches before
 
     @torch.no_grad()

@@ -42,9 +42,9 @@ class Net:
         }
         return cls(modules, init, layout)
 
-    def parameters(self, spared: Collection[nn.Parameter] = ()) -> Iterator[nn.Parameter]:
+    def parameters(self, spared: Collection[Tensor] = ()) -> Iterator[nn.Parameter]:
         """Every parameter of every module but those that are spared, shared ones once."""
-        seen = set(spared)
+        seen: set[Tensor] = set(spared)
         for module in self.modules.values():
             for parameter in module.parameters():
                 if parameter not in seen:
@@ -80,7 +80,7 @@ class Context:
         loss: mean loss of the task for a batch.
         optimizers: those of the phase that ends; a method resets their state of the weights that it changes.
         spared: parameters that an act must not change: in a chain, those that another of its methods trains in a way of
-            its own.
+            its own; in the loops of others, those to keep.
     """
 
     phase: int
@@ -92,7 +92,7 @@ class Context:
     chunks: Callable[[], Iterator[Iterator[tuple[Tensor, Tensor]]]] | None = None
     last_tested: Callable[[int], Iterator[tuple[Tensor, Tensor]]] | None = None
     step_loss: Tensor | None = None
-    spared: frozenset[nn.Parameter] = frozenset()
+    spared: frozenset[Tensor] = frozenset()
 
 
 @dataclass
@@ -158,10 +158,6 @@ class Method(Saved):
         Raises:
             ValueError: the method cannot work on them.
         """
-
-    def idle_options(self) -> dict[str, str]:
-        """Options that differ from their defaults but have no effect, each with the option that makes it idle."""
-        return {}
 
     def overrides(self, hook: str) -> bool:
         """Whether the method does something in this hook."""

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fire_core.methods.fire_paper import FirePaperSilences, OutputWatch, chain, recycle_rows_
-from fire_core.methods.protocol import Context, Method, Net, Saved, Variant
+from fire_core.methods.fire_paper import FirePaperSilences, OutputWatch, UnitSilences, chain, recycle_rows_
+from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Count, at_least, checked, within
 from fire_core.units.find import unit_graph
 from fire_core.units.recycle import InitialDraw, at_hand, recycle_masked_
@@ -101,7 +101,7 @@ class SelfNormalizedResets(Method):
             self.silences.load_state_dict(state)
 
 
-class Silences(Saved):
+class Silences(UnitSilences):
     """How long each unit has been silent, in samples, and from when on that is too long.
 
     At an update a threshold goes to the percentile of the unit's silences since the last update if that is smaller,
@@ -112,30 +112,17 @@ class Silences(Saved):
     same as long as all batches have one size.
 
     Args:
-        units: how many.
-        percentile, every, max_age, growth: see `SelfNormalizedResets`.
+        *options, **more: of `UnitSilences`.
         batch: samples of a batch.
-        device: of the state.
     """
 
     FIELDS = ("age", "threshold", "counts", "epochs", "batch")
 
-    def __init__(
-        self,
-        units: int,
-        percentile: float,
-        every: int,
-        max_age: int,
-        growth: float,
-        batch: int,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.percentile, self.every, self.max_age, self.growth, self.batch = percentile, every, max_age, growth, batch
-        self.epochs = 0
-        self.age = torch.zeros(units, dtype=torch.int64, device=device)
-        self.threshold = torch.full_like(self.age, max_age // 2)
+    def __init__(self, *options: Any, batch: int, **more: Any) -> None:
+        super().__init__(*options, **more)
+        self.epochs, self.batch = 0, batch
         # [unit, n]: silences of n batches since the last update; column 0 takes units that fire again at once
-        self.counts = torch.zeros(units, max_age // batch + 2, dtype=torch.int32, device=device)
+        self.counts = torch.zeros(len(self.age), self.max_age // batch + 2, dtype=torch.int32, device=self.age.device)
 
     @torch.no_grad()
     def step(self, fired: Tensor, samples: int) -> Tensor:

@@ -24,7 +24,9 @@ from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
 from fire_core.weights.fused import Declared
 from fire_core.weights.layout import Layout, Selector, resolve
+from fire_core.weights.masters import Master, Masters, carried_to, find_masters
 from fire_core.weights.optimizer_state import holding, optimizers_of, parameters_of, reset_states
+from fire_core.weights.topology import unwrap
 
 # Options of `fire_` that a solver does not read.
 IDLE = {"newton_schulz": (), "muon": ("norm_init",), "exact": ("iterations", "norm_init")}
@@ -53,6 +55,7 @@ def fire_(
     tol: float | None = None,
     seed: int = 0,
     measure: bool = True,
+    masters: Masters | None = None,
 ) -> Report:
     """Project a model's weights, in place, to the nearest scaled isometries (FIRE, Han et al., ICLR 2026).
 
@@ -92,7 +95,8 @@ def fire_(
         norm_init: what divides W before the first step of "newton_schulz", see `PolarOptions`; refused with another
             solver if it is not the default.
         layout: which weights, cut how; see `layout.resolve`.
-        optimizer: optimizer(s) whose state of exactly the changed weights is reset. Give all that train the model.
+        optimizer: optimizer(s) whose state of exactly the changed weights is reset. Give all that train the model. The
+            float32 master copies of half-precision weights that they hold are found and changed too.
         init: copies of the initial weights by parameter name (`copy.deepcopy(model.state_dict())` at the start). Needed
             for `reinit` actions and the scales `match_init` and `init_norm`; fills the null space of rank-deficient and
             zero matrices.
@@ -120,6 +124,8 @@ def fire_(
         tol: stop Newton-Schulz early once the largest DfI of a batch lies below this.
         seed: of the Gaussian that fills the null space of a rank-deficient matrix when `init` cannot.
         measure: False leaves DfI, SFE and norms out of the report and saves about a tenth of the time.
+        masters: master copies that the optimizers do not show, by parameter name: the copy, or (flat tensor, offset)
+            for a part of a flat one; see `masters.find_masters`. A step would write them over the weights again.
 
     Returns:
         A `Report` with a row for each parameter or block.
@@ -150,14 +156,17 @@ def fire_(
         strict=strict,
         trainable_only=trainable_only,
     )
-    if optimizers and any(True for _ in model.parameters()) and not holding(optimizers, model.parameters()):
+    copies = find_masters(unwrap(model), optimizers, masters)
+    trained = holding(optimizers, model.parameters()) or copies
+    if optimizers and any(True for _ in model.parameters()) and not trained:
         raise ValueError("the optimizers hold none of the model's weights: give those that train it; of a copy, none")
-    report = _apply(model, entries, Solve(options, min_norm, blend, measure), scale, variance_factor, init)
+    with carried_to(copies):
+        report = _apply(model, entries, Solve(options, min_norm, blend, measure), scale, variance_factor, init)
     changed = [row for row in report.rows if row.action != "skip"]
     if optimizers:
         labels = {row.name for row in changed}
-        report.optimizer_states_reset, notes = _reset(optimizers, entries, labels)
-        report.warnings += [*notes, *_untrained(optimizers, entries, labels)]
+        report.optimizer_states_reset, notes = _reset(optimizers, entries, labels, copies)
+        report.warnings += [*notes, *_untrained(optimizers, entries, labels, copies)]
     report.statistics = running_statistics(model) if changed else 0
     report.warnings[:0] = entries.warnings
     if not any(row.action == "project" for row in changed) and (isinstance(layout, str) or not changed):
@@ -195,9 +204,11 @@ def check_options(
     return options
 
 
-def _untrained(optimizers: list[Optimizer], entries: list[Entry], changed: set[str]) -> list[str]:
+def _untrained(
+    optimizers: list[Optimizer], entries: list[Entry], changed: set[str], masters: list[Master]
+) -> list[str]:
     """A line if weights that were changed, and are not frozen, are in none of the optimizers."""
-    held = parameters_of(optimizers)
+    held = parameters_of(optimizers) | {id(master.weight) for master in masters}
     found = [e for e in entries if e.label in changed and e.parameter.requires_grad and id(e.parameter) not in held]
     names = list(dict.fromkeys(entry.name for entry in found))
     if not names:
@@ -271,17 +282,29 @@ def _reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
     )
 
 
-def _reset(optimizers: list[Optimizer], entries: list[Entry], changed: set[str]) -> tuple[int, list[str]]:
-    """Reset the optimizer state of what was changed: whole parameters, or the changed blocks of a fused one."""
+def _reset(
+    optimizers: list[Optimizer], entries: list[Entry], changed: set[str], masters: list[Master]
+) -> tuple[int, list[str]]:
+    """Reset the optimizer state of what was changed: whole parameters, or the changed blocks of a fused one.
+
+    The state of a weight with a master in an optimizer's groups is that of the master; of a part of a flat master it is
+    the whole weight's, whichever blocks were changed.
+    """
     parts: dict[int, list[Entry]] = {}
     for entry in entries:
         if entry.label in changed:
             parts.setdefault(id(entry.parameter), []).append(entry)
     sizes = {key: sum(entry.size for entry in siblings) for key, siblings in parts.items()}
+    copies = {id(master.weight): master for master in masters if master.start is None}
     whole = [siblings[0].parameter for key, siblings in parts.items() if sizes[key] == siblings[0].parameter.numel()]
-    count, notes = reset_states(optimizers, whole)
+    count, notes = reset_states(optimizers, [*whole, *(copies[id(p)].tensor for p in whole if id(p) in copies)])
     done = {id(parameter) for parameter in whole}
     for siblings in (siblings for key, siblings in parts.items() if key not in done):
-        counts = [reset_states(optimizers, [e.parameter], e.where, e.row_dim)[0] for e in siblings]
+        held = [siblings[0].parameter, *(copies[key].tensor for key in [id(siblings[0].parameter)] if key in copies)]
+        counts = [reset_states(optimizers, held, e.where, e.row_dim)[0] for e in siblings]
         count += max(counts)
+    for master in masters:
+        if master.start is not None and id(master.weight) in parts:
+            rows = slice(master.start, master.start + master.weight.numel())
+            count += reset_states(optimizers, [master.tensor], rows)[0]
     return count, notes

@@ -1,6 +1,6 @@
 """Shrink and perturb on a model."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,17 @@ from fire_core.reinit.checks import check_module
 from fire_core.reinit.initial import initial_of, initial_weights
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
+from fire_core.weights.masters import Master, carried_to
 from fire_core.weights.topology import clean_name, unwrap
 
 
 @torch.no_grad()
 def shrink_and_perturb_(
-    model: nn.Module, init: Mapping[str, Tensor], coef: float = 0.8, exclude: Collection[nn.Parameter] = ()
+    model: nn.Module,
+    init: Mapping[str, Tensor],
+    coef: float = 0.8,
+    exclude: Collection[Tensor] = (),
+    masters: Iterable[Master] = (),
 ) -> None:
     """Shrink and perturb (Ash and Adams, NeurIPS 2020) as the FIRE paper uses it: W <- (1 - coef) W + coef W_init.
 
@@ -28,6 +33,8 @@ def shrink_and_perturb_(
         init: copies of the initial weights by parameter name.
         coef: 0 changes nothing, 1 restores the initial parameters exactly.
         exclude: parameters to keep.
+        masters: float32 copies from which an optimizer writes half-precision weights after each step, as
+            `masters.find_masters(model, optimizers)` gives them; they are changed too.
 
     Raises:
         TypeError: `model` is no module.
@@ -42,8 +49,9 @@ def shrink_and_perturb_(
     for entry in entries:
         if not entry.parameter.is_floating_point() or entry.parameter.dtype.itemsize == 1:
             raise ValueError(f"{entry.name} is {entry.parameter.dtype}: only floating-point weights can be mixed")
-    for entry, start in zip(entries, starts, strict=True):
-        weight = distributed.full(entry.parameter)
-        dtype = working_dtype(weight)
-        mixed = (1 - coef) * weight.to(dtype) + coef * start.to(weight.device, dtype)
-        distributed.write_(entry.parameter, mixed)
+    with carried_to(masters):
+        for entry, start in zip(entries, starts, strict=True):
+            weight = distributed.full(entry.parameter)
+            dtype = working_dtype(weight)
+            mixed = (1 - coef) * weight.to(dtype) + coef * start.to(weight.device, dtype)
+            distributed.write_(entry.parameter, mixed)

@@ -20,7 +20,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
@@ -72,23 +71,19 @@ def matrices_of(one: Cut, named: bool = True) -> Iterator[tuple[str, Tensor]]:
         one: the tensor and its entries.
         named: nothing but its name and shape is known.
     """
-    stored = one.stored
-    if not stored.floating or len(stored.shape) < 2 or stored.numel == 0 or "the same numbers" in one.reason:
+    stored, weight = one.stored, one.stored.tensor
+    if not stored.floating or weight.ndim < 2 or weight.numel() == 0 or "the same numbers" in one.reason:
         return
     if named and len(one.entries) < 2:  # more: --blocks says how it is cut
-        if not stored.name.endswith("bias") and len(stored.shape) <= 5 and min(stored.shape[:2]) > 1:
-            weight = stored.read()[0]  # no vectors, depthwise convolutions, class tokens
-            if weight.ndim > 2:
+        if not stored.name.endswith("bias") and weight.ndim <= 5 and min(weight.shape[:2]) > 1:
+            if weight.ndim > 2:  # no vectors, depthwise convolutions, class tokens
                 yield stored.name, weight.flatten(2).movedim(-1, 0)
             else:
                 yield from _thirds(stored.name, weight)
         return
-    matrices = [
-        e for e in one.entries if e.kind not in ("vector", "locked") and min(e.shape) > 1 and e.role != "depthwise"
-    ]
-    weight = stored.read()[0] if matrices else torch.empty(0)
-    for entry in matrices:
-        yield entry.label, entry.view(weight).reshape(-1, *entry.shape)
+    for entry in one.entries:
+        if entry.kind not in ("vector", "locked") and min(entry.shape) > 1 and entry.role != "depthwise":
+            yield entry.label, entry.view(weight).reshape(-1, *entry.shape)
 
 
 THIRDS = {"qkv", "c_attn", "in_proj_weight", "Wqkv"}

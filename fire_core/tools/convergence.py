@@ -166,36 +166,17 @@ def count_steps(label: str, batches: Sequence[Tensor], norm_inits: Sequence[str]
 # ----------------------------------------------------------------------------------------------------------- writing
 
 
-def _number(value: object) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return "not finite" if not math.isfinite(value) else f"{value:.3g}"
-
-
-HEADER = ("solver", "norm_init", "steps", "DfI", "max DfI / n", "SFE", "sigma min", "sigma max", "GFLOP", "seconds")
-
-
-def _cells(row: Row) -> list[str]:
-    return [_number(getattr(row, field.name)) for field in fields(Row)][1:]
-
-
-def markdown(rows: Sequence[Row], steps: Sequence[Steps], command: str) -> str:
-    """All tables as one document."""
+def markdown(steps: Sequence[Steps], command: str) -> str:
+    """The step counts as a table."""
+    starts = list(steps[0].median)
     lines = ["# Convergence", "", f"Made by `{command}` with torch {torch.__version__}.", ""]
-    if steps:
-        starts = list(steps[0].median)
-        lines += [f"## Newton-Schulz steps until DfI / n <= {ARRIVED:g}: median (worst matrix)", ""]
-        lines += ["| weights | matrices | median condition | " + " | ".join(starts) + " |"]
-        lines += ["|---|---:|---:|" + "---:|" * len(starts)]
-        for entry in steps:
-            cells = [f"{entry.median[start]:g} ({entry.worst[start]})" for start in starts]
-            lines.append(f"| {entry.weights} | {entry.matrices} | {entry.condition:.3g} | " + " | ".join(cells) + " |")
-        lines += ["", "201: 200 steps were not enough.", ""]
-    for label in dict.fromkeys(row.weights for row in rows):
-        lines += [f"## {label}", "", "| " + " | ".join(HEADER) + " |", "|---|---|" + "---:|" * (len(HEADER) - 2)]
-        lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows if row.weights == label]
-        lines.append("")
-    return "\n".join(lines)
+    lines += [f"## Newton-Schulz steps until DfI / n <= {ARRIVED:g}: median (worst matrix)", ""]
+    lines += ["| weights | matrices | median condition | " + " | ".join(starts) + " |"]
+    lines += ["|---|---:|---:|" + "---:|" * len(starts)]
+    for entry in steps:
+        cells = [f"{entry.median[start]:g} ({entry.worst[start]})" for start in starts]
+        lines.append(f"| {entry.weights} | {entry.matrices} | {entry.condition:.3g} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", "201: 200 steps were not enough.", ""])
 
 
 def plot(rows: Sequence[Row], paths: Sequence[Path], width: str = "page") -> None:
@@ -243,7 +224,8 @@ def plot(rows: Sequence[Row], paths: Sequence[Path], width: str = "page") -> Non
 
 def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str, width: str = "page") -> None:
     """All files into `out`; without matplotlib, no pictures."""
-    (out / "convergence.md").write_text(markdown(rows, steps, command))
+    if steps:
+        (out / "convergence.md").write_text(markdown(steps, command))
     with (out / "convergence.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         writer.writeheader()
@@ -260,7 +242,6 @@ def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str, 
 def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) -> tuple[list[Row], list[Steps]]:
     """Everything the options ask for, on every set of weights."""
     rows, steps = [], []
-    print("weights", *HEADER, sep="\t")
     for label, batches in weights.items():
         for solver in options.solvers:
             starts = options.norm_inits if solver == "newton_schulz" else ["frobenius" if solver == "muon" else "-"]
@@ -269,7 +250,7 @@ def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) ->
                     start = NORM_INITS[0] if norm_init == "-" else norm_init
                     row = measure(label, batches, solver, start, iterations)
                     rows.append(Row(**(asdict(row) | {"norm_init": norm_init})))
-                    print(label, *_cells(rows[-1]), sep="\t", flush=True)
+                    print(f"{label}, {solver}, {norm_init}, {iterations}: DfI {row.dfi_mean:.4g}", flush=True)
         if "newton_schulz" in options.solvers:
             steps.append(count_steps(label, batches, options.norm_inits))
     return rows, steps

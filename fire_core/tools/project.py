@@ -5,15 +5,15 @@
 
 IN is a transformers folder (one file of weights, or several with their index), a .safetensors file, or a file of
 `torch.save` (.pt, .ckpt of Lightning). OUT is a copy of it in which the numbers of the projected weights are others,
-and nothing else: number formats, metadata, further tensors and a folder's other files stay byte for byte. What is
-projected, and how it is cut, is what `fire_` would do with the loaded model, as far as that has the file's names; see
-`checkpoint.cuts` and `checkpoint.skeleton`. What is not known is kept, and the report says why.
+and nothing else: number formats, metadata, further tensors and a folder's other files stay. What is projected, and how
+it is cut, is what `fire_` would do with the loaded model, as far as that has the file's names; see `checkpoint.cuts`
+and `checkpoint.skeleton`. What is not known is kept, and the report says why.
 
 Memory, whatever the checkpoint's size: what torch and transformers take themselves (0.9 GB) and some bytes for each
 number of the largest projected tensor: 20 for the default solver; for `exact` 20 if it is tall or wide, 40 if square,
-60 if square and rank-deficient.
+60 if square and rank-deficient. Of a file of `torch.save` its projected weights are in memory until it is saved.
 OUT appears at the end, whole, by a rename, with its report beside it. A run that is killed leaves a folder
-`.<OUT>.*.partial`, which the next one names.
+`.<OUT>.*.partial`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import fire_core
 from fire_core.polar.options import NORM_INITS, SOLVERS
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.report import Row
-from fire_core.tools.checkpoint import torch_file
+from fire_core.tools.checkpoint import safetensors_file
 from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
 from fire_core.tools.checkpoint.source import Checkpoint, load
 from fire_core.tools.checkpoint.stored import CheckpointError
@@ -86,8 +86,6 @@ def project(
     cuts = cut(checkpoint, model, layout, include, exclude, blocks, transposed)
     chosen = [one for one in cuts.cuts if any(entry.action == "project" for entry in one.entries)]
     _check_work(checkpoint, cuts, chosen, layout)
-    for left in target.parent.glob(f".{target.name}.*.partial"):
-        print(f"{left} is of a command that runs or was killed; if none runs, delete it", file=sys.stderr)
     with tempfile.TemporaryDirectory(".partial", f".{target.name}.", target.parent) as folder:  # the same file system
         copy = Path(folder) / target.name
         rows = _write(checkpoint, copy, chosen, options)
@@ -95,11 +93,8 @@ def project(
         report = _report(checkpoint, target, cuts, rows, given, time.perf_counter() - begin)
         text = Path(folder) / "report.json"
         text.write_text(json.dumps(report, indent=1, default=str) + "\n")
-        for path in (text, *sorted(path for path in (copy, *copy.rglob("*")) if path.is_file())):
-            _sync(path)
         os.replace(text, report_path(target))
         os.rename(copy, target)
-        _sync(target.parent)
     return report
 
 
@@ -133,42 +128,32 @@ def _check_work(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout: s
 
 
 def _write(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[str, Any]) -> list[Row]:
-    """Copy the checkpoint, then write the projected numbers over the old ones; the rows of `fire_`'s reports."""
+    """Copy the checkpoint, with projected numbers in the place of the old ones; the rows of `fire_`'s reports."""
     if checkpoint.path.is_dir():
-        for file in checkpoint.path.rglob("*"):
-            name = file.relative_to(checkpoint.path)
-            if file.is_file() and name not in checkpoint.stale:
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, copy / name)
+        shutil.copytree(checkpoint.path, copy)
+        for path in checkpoint.stale:
+            (copy / path).unlink()
     else:
         shutil.copyfile(checkpoint.path, copy)
     places = {file: copy / file.name if checkpoint.path.is_dir() else copy for file in checkpoint.files}
+    written = {
+        (file, stored.name): stored.tensor
+        for file, place in places.items()
+        if file not in checkpoint.contents
+        for stored in safetensors_file.tensors_of(place, writable=True)
+    }
     rows: list[Row] = []
     for one in progress(chosen, "weights"):
-        weight, buffer = one.stored.read()
         holder = nn.Module()
-        holder.weight = nn.Parameter(weight)
+        holder.weight = nn.Parameter(written.get((one.stored.file, one.stored.name), one.stored.tensor))
         entries = [dataclasses.replace(entry, parameter=holder.weight) for entry in one.entries]
         try:
             rows += fire_(holder, layout=entries, **options).rows
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        with places[one.stored.file].open("r+b") as out:
-            out.seek(one.stored.offset)
-            out.write(buffer)
-    for file, place in places.items():
-        changed = [one.stored for one in chosen if one.stored.file == file]
-        if changed and file.suffix != ".safetensors":
-            torch_file.rewrite_checksums(place, changed)
+    for file, content in checkpoint.contents.items():
+        torch.save(content, places[file])
     return rows
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 # -------------------------------------------------------------------------------------------------------- the report
@@ -181,7 +166,7 @@ def _report(
     for one in cuts.cuts:
         kept = {entry.label: entry.reason for entry in one.entries if entry.action == "keep"}
         for label, reason in (kept if one.entries else {one.stored.name: one.reason}).items():
-            if len(one.stored.shape) > 1:
+            if one.stored.tensor.ndim > 1:
                 reasons.setdefault(reason, []).append(label)
     notes = list(cuts.notes)
     if checkpoint.skipped:
@@ -196,7 +181,7 @@ def _report(
         "fire_core": fire_core.__version__,
         "torch": torch.__version__,
         "numbers": {
-            "all": sum(one.stored.numel for one in cuts.cuts if one.stored.floating),
+            "all": sum(one.stored.tensor.numel() for one in cuts.cuts if one.stored.floating),
             "projected": sum(e.size for one in cuts.cuts for e in one.entries if e.action == "project"),
         },
         "rows": [dataclasses.asdict(row) for row in rows],

@@ -61,10 +61,6 @@ class Seen(Measured):
         self._hooks = ExitStack()
         self._read = self._hooks.enter_context(self.watch(net, only_training))
 
-    def earliest(self, after: int = 0) -> float:
-        # Without a probe it is the pass after the step at which a measurement is due that is seen.
-        return super().earliest(after) + (self._probe is None)
-
     def measure(self, net: Net) -> Tensor | None:
         if self._probe is not None:
             with net.mode(training=False), torch.no_grad(), self.watch(net, only_training=False) as read:
@@ -100,7 +96,6 @@ class Dormancy(Seen):
     """
 
     name = "dormancy"
-    SPAN = (0.0, 1.0)
 
     @checked
     def __init__(
@@ -146,7 +141,6 @@ class EffectiveRank(Seen):
     """
 
     name = "effective_rank"
-    SPAN = (0.0, 1.0)
 
     @checked
     def __init__(self, below: Share, every: Count = 100, rearm: Share | None = None, cooldown: Steps = 0) -> None:

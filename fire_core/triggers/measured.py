@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from typing import Annotated, ClassVar
 
@@ -40,7 +39,6 @@ class Measured(Trigger):
     """
 
     FIELDS: ClassVar[tuple[str, ...]] = ("last", "due", "armed", "value", "acted_at")
-    SPAN: ClassVar[tuple[float, float]] = (0.0, math.inf)  # of the number
     missing = "there is nothing to measure"
 
     @checked
@@ -71,9 +69,6 @@ class Measured(Trigger):
         return f"{type(self).__name__}({self.side}={self.threshold:g}, every={self.every})"
 
     def earliest(self, after: int = 0) -> float:
-        lowest, highest = self.SPAN
-        if self.threshold >= highest if self.sign > 0 else self.threshold <= lowest:
-            return math.inf
         return (after // self.every + 1) * self.every
 
     def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
@@ -136,7 +131,6 @@ class Drift(Measured):
 
     name = "drift"
     FIELDS = (*Measured.FIELDS, "baseline")
-    SPAN = (-math.inf, math.inf)
 
     @checked
     def __init__(

@@ -13,7 +13,7 @@ from fire_core.ranges import Count, Positive, at_least, checked
 from fire_core.triggers.measured import Measured, Steps
 from fire_core.weights.distributed import full
 
-# (mini-batches, samples of each) -> the loss of each, a mean over its samples.
+# (mini-batches, samples of each) -> the loss of each, a mean over its samples, one after the other.
 Losses = Callable[[int, int], Iterable[Tensor]]
 
 
@@ -27,12 +27,15 @@ class Readiness(Measured):
     network's plasticity. What it said in our own runs: docs/results/triggers.md.
 
     Args:
-        losses: gives the loss of each mini-batch, a mean over its samples, one after the other: at least two, drawn
-            alike. The model is in evaluation mode meanwhile, and its gradients are left alone.
+        losses: gives the losses of mini-batches that are drawn alike. The model is in evaluation mode meanwhile, and
+            its gradients are left alone. None: the programs set them, on samples drawn uniformly with replacement from
+            the data of the phase or the replay, by a generator of the step's own.
         below: threshold.
         every: steps between two measurements.
         rearm: see `Measured`.
         cooldown: steps after an action in which it does not fire.
+        batches: mini-batches of a measurement, each of which costs a pass forward and backward.
+        samples: of each.
     """
 
     name = "readiness"
@@ -40,56 +43,8 @@ class Readiness(Measured):
     @checked
     def __init__(
         self,
-        losses: Callable[[], Iterable[Tensor]],
-        below: Positive,
-        every: Count = 10_000,
-        rearm: Positive | None = None,
-        cooldown: Steps = 0,
-    ) -> None:
-        super().__init__(None, below, every, rearm, cooldown)
-        self.losses = losses
-
-    def measure(self, net: Net) -> Tensor:
-        """The number; |g|^2 is estimated without bias, (n |mean of g_B|^2 - mean of |g_B|^2) / (n - 1), at least 0."""
-        parameters = [p for p in net.parameters() if p.requires_grad]
-        sums = [torch.zeros_like(p) for p in parameters]
-        squares, losses = [], []
-        with net.mode(training=False), torch.enable_grad():
-            for loss in self.losses():
-                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-                for total, gradient in zip(sums, gradients, strict=True):
-                    if gradient is not None:
-                        total += gradient
-                squares.append(torch.stack([full(g).square().sum() for g in gradients if g is not None]).sum())
-                losses.append(loss.detach())
-        n = len(losses)
-        if n < 2:
-            raise ValueError(f"Readiness: losses must give at least two mini-batches, got {n}")
-        batch = torch.stack(squares).mean()
-        mean = torch.stack([(full(total) / n).square().sum() for total in sums]).sum()
-        whole = ((n * mean - batch) / (n - 1)).clamp_min(0)
-        return whole.square() / (torch.stack(losses).mean() * batch).clamp_min(torch.finfo(torch.float32).tiny)
-
-
-class ReadinessOnBatches(Readiness):
-    """`Readiness` on mini-batches that a program draws from the data of the phase, or from the replay.
-
-    Samples are drawn uniformly with replacement by a generator of the step's own, so the run's random numbers stay
-    where they are, and a resumed run draws the same.
-
-    Args: those of `Readiness`, and in place of `losses`
-        batches: mini-batches of a measurement, each of which costs a pass forward and backward.
-        samples: of each.
-
-    Attributes:
-        draw: to be set before the first `ask`; `harness.training.firing.start` does.
-    """
-
-    draw: Losses
-
-    @checked
-    def __init__(
-        self,
+        losses: Losses | None = None,
+        *,
         below: Positive,
         every: Count = 10_000,
         rearm: Positive | None = None,
@@ -97,9 +52,25 @@ class ReadinessOnBatches(Readiness):
         batches: Annotated[int, at_least(2)] = 32,
         samples: Count = 16,
     ) -> None:
-        super().__init__(self.drawn, below, every, rearm, cooldown)
-        self.batches, self.samples = batches, samples
+        super().__init__(None, below, every, rearm, cooldown)
+        self.losses, self.batches, self.samples = losses, batches, samples
 
-    def drawn(self) -> Iterable[Tensor]:
-        """The losses of a measurement."""
-        return self.draw(self.batches, self.samples)
+    def measure(self, net: Net) -> Tensor:
+        """The number; |g|^2 is estimated without bias, (n |mean of g_B|^2 - mean of |g_B|^2) / (n - 1), at least 0."""
+        parameters = [p for p in net.parameters() if p.requires_grad]
+        sums = [torch.zeros_like(p) for p in parameters]
+        squares, losses = [], []
+        assert self.losses is not None
+        with net.mode(training=False), torch.enable_grad():
+            for loss in self.losses(self.batches, self.samples):
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for total, gradient in zip(sums, gradients, strict=True):
+                    if gradient is not None:
+                        total += gradient
+                squares.append(torch.stack([full(g).square().sum() for g in gradients if g is not None]).sum())
+                losses.append(loss.detach())
+        n = len(losses)
+        batch = torch.stack(squares).mean()
+        mean = torch.stack([(full(total) / n).square().sum() for total in sums]).sum()
+        whole = ((n * mean - batch) / (n - 1)).clamp_min(0)
+        return whole.square() / (torch.stack(losses).mean() * batch).clamp_min(torch.finfo(torch.float32).tiny)

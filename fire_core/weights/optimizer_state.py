@@ -14,25 +14,36 @@ from torch.optim import Optimizer
 
 from fire_core.errors import FireWarning
 from fire_core.weights import distributed
+from fire_core.weights.as_new import not_as_new
 
 Rows = Tensor | slice | Sequence[int]
-# Where wrappers keep the optimizer that they wrap: timm's and torch_optimizer's Lookahead, accelerate, Lightning, SAM.
+# Where wrappers keep the optimizer that they wrap: timm's and torch_optimizer's Lookahead, accelerate, Lightning, SAM;
+# and the several of a chain: Megatron's, torchtitan's and our own.
 _INNER = ("_base_optimizer", "base_optimizer", "optimizer", "_optimizer", "base")
-# Counters that some optimizers (timm's Lamb and Adan, schedule-free) keep for a whole group, with their first values.
-_GROUP_COUNTERS = {"step": 0, "k": 0, "weight_sum": 0.0, "lr_max": -1.0}
+_SEVERAL = ("chained_optimizers", "sub_optimizers", "optimizers", "parts")
+MASTER = "master_param"  # where TransformerEngine's FusedAdam keeps the float32 copy of a weight: no state to forget
+# Counters that some optimizers (timm's Lamb and Adan, schedule-free, torch_optimizer's Lookahead) keep for a whole
+# group, with their first values.
+_GROUP_COUNTERS = {"step": 0, "k": 0, "counter": 0, "weight_sum": 0.0, "lr_max": -1.0}
 
 
 def reset_optimizer_state(
-    optimizers: Optimizer | Iterable[Optimizer], params: Iterable[Tensor], rows: Rows | None = None, dim: int = 0
+    optimizers: Optimizer | Iterable[Optimizer],
+    params: Iterable[Tensor],
+    rows: Rows | None = None,
+    dim: int = 0,
+    *,
+    verify: bool = False,
 ) -> int:
     """Make optimizers treat parameters as if they had never seen them; all other state stays as it is.
 
     The next step then changes these parameters exactly as a new optimizer with the same settings would, step counters
     and bias correction included. Works with every `torch.optim` optimizer that makes its state at the first step (SGD,
     Adam, AdamW, RMSprop, Muon, ..., in their foreach, fused and capturable variants), with Adagrad, and with the
-    optimizer inside a wrapper (Lookahead, accelerate, Lightning): Lookahead's slow weights start again from the new
-    ones. Optimizers that count steps once for a group (timm's Lamb and Adan, schedule-free) are reset fully where all
-    parameters of the group are; else their bias correction continues, which a `FireWarning` says.
+    optimizers inside a wrapper or a chain (Lookahead, accelerate, Lightning, Megatron's chained ones): Lookahead's slow
+    weights start again from the new ones. Optimizers that count steps once for a group (timm's Lamb and Adan,
+    schedule-free) are reset fully where all parameters of the group are; else their bias correction continues, which a
+    `FireWarning` says.
 
     With `rows`, only these rows of the state tensors that have the parameter's shape (moments, momentum) become zero:
     for methods that replace single units. The step counter belongs to the whole parameter and is kept.
@@ -42,14 +53,26 @@ def reset_optimizer_state(
         params: the parameters, tied ones once or twice alike.
         rows: index, boolean mask or slice along `dim`, the same for all `params`; None for the whole state.
         dim: the dimension that `rows` counts along: 0 for the outputs of a layer, 1 for its inputs.
+        verify: build a new optimizer of the same kind beside each, on copies of the parameters, and warn of what is not
+            as in the new one: states, counters, or the change of a parameter by one step on the same gradient. Takes
+            the memory of the parameters and states three times.
 
     Returns:
         How many (optimizer, parameter) states were reset.
 
     Raises:
         TypeError: not optimizers, or not a list of parameters (a module, one bare tensor, names).
+        ValueError: `verify` with `rows`, whose other rows are not new.
     """
+    if verify and rows is not None:
+        raise ValueError("verify compares whole parameters with those of a new optimizer: not with rows=")
+    params = list(params) if not isinstance(params, (nn.Module, Tensor)) else params
     count, notes = reset_states(optimizers, params, rows, dim)
+    if verify:
+        for optimizer in optimizers_of(optimizers):
+            for part in with_inner(optimizer):
+                if len([*with_inner(part)]) == 1:  # a wrapper is no new one without what is inside
+                    notes += not_as_new(part, _parameters(params))
     for note in notes:
         warnings.warn(note, FireWarning, stacklevel=2)
     return count
@@ -122,6 +145,14 @@ def with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
         seen.add(id(part))
         yield part
         queue += [getattr(part, name, None) for name in _INNER]
+        queue += [one for name in _SEVERAL for one in _listed(getattr(part, name, None))]
+
+
+def _listed(optimizers: object) -> list[object]:
+    """The members of a list, tuple or mapping; nothing for anything else."""
+    if isinstance(optimizers, dict):
+        return [*optimizers.values()]
+    return [*optimizers] if isinstance(optimizers, (list, tuple)) else []
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> set[int]:
@@ -138,7 +169,7 @@ def holding(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> li
 
 def _reset_counters(optimizer: Optimizer, group: dict[str, Any], whole: bool) -> list[str]:
     """Set the counters of a group back if all its parameters were reset; otherwise a line that says what continues."""
-    steps = max(float(group.get("step") or 0), float(group.get("k") or 0))
+    steps = max(float(group.get(name) or 0) for name in ("step", "k", "counter"))
     if steps == 0:
         return []
     if not whole:
@@ -155,11 +186,16 @@ def _reset_counters(optimizer: Optimizer, group: dict[str, Any], whole: bool) ->
     return []
 
 
-def _forget(optimizer: Optimizer, group: dict[str, object], p: Tensor) -> None:
+def _forget(optimizer: Optimizer, group: dict[str, Any], p: Tensor) -> None:
     state = optimizer.state[p]
     if isinstance(optimizer, torch.optim.Adagrad):  # makes its state when built, never again
         state["step"].zero_()
         state["sum"].fill_(group["initial_accumulator_value"])
+        return
+    if MASTER in state:
+        for name, value in state.items():
+            if name != MASTER:
+                state[name] = value.zero_() if isinstance(value, Tensor) else 0
         return
     # A captured CUDA graph holds the addresses of these tensors, so they stay and become zero, where zero is new.
     if group.get("capturable") and set(state) <= {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}:
@@ -172,8 +208,8 @@ def _forget(optimizer: Optimizer, group: dict[str, object], p: Tensor) -> None:
 def _forget_rows(state: dict[str, object], p: Tensor, rows: Rows, dim: int) -> None:
     index = torch.as_tensor(rows, device=p.device) if not isinstance(rows, (slice, Tensor)) else rows
     where = (slice(None),) * dim + (index,)
-    for value in state.values():
-        if isinstance(value, Tensor) and value.shape == p.shape:
+    for name, value in state.items():
+        if name != MASTER and isinstance(value, Tensor) and value.shape == p.shape:
             if not distributed.is_sharded(value):
                 if (
                     isinstance(index, Tensor) and index.dtype == torch.bool

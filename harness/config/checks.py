@@ -19,7 +19,6 @@ from fire_core.methods import Method, Net
 from fire_core.ranges import Check, problem, shown
 from harness.config.build import build
 from harness.config.errors import ConfigError
-from harness.config.given import refuse_idle
 from harness.config.groups import PACKAGES, choices
 
 
@@ -83,22 +82,10 @@ def _problems(node: DictConfig, prefix: str) -> Iterator[str]:
 
 def _check_programs(config: DictConfig) -> None:
     """Refuse a choice of a group that belongs to another program."""
-    own = PACKAGES[config.program]
-    foreign = tuple({package for packages in PACKAGES.values() for package in packages} - set(own))
     for option in map(str, config):
-        value = config[option]
-        if isinstance(value, DictConfig) and any(target.startswith(foreign) for target in _targets(value)):
-            accepted = ", ".join(choices(option, config.program))
-            raise ConfigError(f"{option}={value.get('name')} is not for {config.program}; accepted: {accepted}")
-
-
-def _targets(node: DictConfig) -> Iterator[str]:
-    for key in node:
-        value = None if OmegaConf.is_missing(node, key) else node[key]
-        if isinstance(value, DictConfig):
-            yield from _targets(value)
-        elif key == "_target_" and isinstance(value, str):
-            yield value
+        name = config[option].get("name") if isinstance(config[option], DictConfig) else None
+        if name in choices(option) and name not in (accepted := choices(option, config.program)):
+            raise ConfigError(f"{option}={name} is not for {config.program}; accepted: {', '.join(accepted)}")
 
 
 def check_optimizer_stays(method: Method, *, name: str, stays: bool, why: str) -> None:
@@ -139,9 +126,8 @@ def check_method(
         without: hooks that the trainer has no place for, each with what to say to who wants them.
 
     Raises:
-        ConfigError: the method has such a hook, was given options without an effect, or cannot work on the networks.
+        ConfigError: the method has such a hook, or cannot work on the networks.
     """
-    refuse_idle(method)
     for hook, reason in (without or {}).items():
         if method.overrides(hook):
             raise ConfigError(f"method={name} {reason}")

@@ -15,6 +15,10 @@ from harness.config.errors import ConfigError
 OWN_THREADS = torch.get_num_threads()  # as the environment has it (OMP_NUM_THREADS)
 
 
+# Of `torch.compile`; reduce-overhead: CUDA graphs.
+Compile = Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotune")]
+
+
 @dataclass
 class Paths:
     """Folders, relative to where the program is started."""
@@ -43,7 +47,6 @@ class Trunk:
     # share of them in a sweep with hydra/launcher=joblib; numbers then differ between machines.
     threads: Threads = 1
     deterministic: bool | None = None  # null: true on CPU, false elsewhere
-    on_nan: Annotated[str, one_of("stop", "skip")] = "stop"
     # Of models and methods that have one; fire_paper: as the FIRE authors' code.
     variant: Annotated[str, one_of("original", "fire_paper")] = "original"
     progress: bool = True
@@ -52,7 +55,6 @@ class Trunk:
     tracker: Group = None
     trigger: Group = MISSING  # when the method acts
     cache: bool = True  # train the first phase, which does not depend on the method, once, and share it; or off
-    tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
     # Budgets alone: smoke (seconds: runs every part once), small (minutes on a CPU), paper (the paper's).
     scale: Annotated[str, one_of("smoke", "small", "paper")] = "small"
 

@@ -8,7 +8,6 @@
                      of a phase that a method acted before, a row {"kind": "boundary"} at the step of the row before it;
                      where a trigger fired, a row {"kind": "firing"}, after the row of the same step if there is one
     spectra.json     singular values of every weight before and after each boundary
-    weights.json     what a projection did to each weight at each boundary, for methods that report it (FIRE)
     checkpoints/     the newest two
     DONE             a JSON summary, written last
     FAILED           or one line that says why training stopped; gone when the run is started again
@@ -32,7 +31,7 @@ from harness.run.identity import described
 from harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
-KEPT_BOUNDARIES = 100  # of a run, whose singular values and rows about single weights are kept
+KEPT_BOUNDARIES = 100  # of a run, whose singular values are kept
 
 
 class Run:
@@ -207,25 +206,18 @@ class Run:
             raise OSError(str(error).split("\n")[0]) from error
 
     def keep_spectra(self, phase: int, before: dict[str, list[float]], after: dict[str, list[float]]) -> None:
-        """Write the singular values of the weights before and after a boundary into spectra.json."""
-        pairs = {key: {"before": before[key], "after": after[key]} for key in before if key in after}
-        self._keep("spectra.json", phase, pairs)
+        """Put the singular values of the weights before and after a boundary into spectra.json.
 
-    def keep_weights(self, phase: int, rows: dict[str, list[dict[str, Any]]]) -> None:
-        """Write rows about single weights at a boundary, by network, into weights.json."""
-        self._keep("weights.json", phase, rows)
-
-    def _keep(self, name: str, phase: int, content: dict[str, Any]) -> None:
-        """Put the content for a phase into a JSON file; a full disk does not stop the run.
-
-        The file is written anew each time, so that of a run with hundreds of boundaries only the first are kept.
+        The file is written anew each time, so that of a run with hundreds of boundaries only the first are kept. A full
+        disk does not stop the run.
         """
         if phase > KEPT_BOUNDARIES:
             return
-        path = self.folder / name
+        path = self.folder / "spectra.json"
+        pairs = {key: {"before": before[key], "after": after[key]} for key in before if key in after}
         try:
             kept = json.loads(path.read_text()) if path.exists() else {}
-            checkpoint.write_atomically(path, json.dumps({**kept, str(phase): content}).encode())
+            checkpoint.write_atomically(path, json.dumps({**kept, str(phase): pairs}).encode())
         except (OSError, ValueError) as error:
             log.warning("cannot write %s: %s", path, str(error).split("\n")[0])
 

@@ -13,13 +13,13 @@ from harness.run import NUMERICS
 # Where, when and for whom a run is recorded, and names of values that are there themselves: no part of what it is.
 NOT_IDENTITY = ("paths", "tracker", "cache", "checkpoint", "progress", "scale", "tuned")
 # How it is executed: part of its identity, as rounding depends on it, but not of what the analysis compares.
-EXECUTION = ("device", "threads", "deterministic", "on_nan", "parallel")
+EXECUTION = ("device", "threads", "deterministic", "parallel")
 PLACES = ("root", "download", "cache", "spare")  # of a data set: where its files are; a folder of images is its `path`
 
 
-def identity(config: dict[str, Any], *also_without: str) -> dict[str, Any]:
+def identity(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a resolved configuration that shapes a run's numbers, with the version of its program's numerics."""
-    part = without(config, (*NOT_IDENTITY, *also_without))
+    part = without(config, NOT_IDENTITY)
     if isinstance(part.get("dataset"), dict):
         part["dataset"] = without(part["dataset"], PLACES)
     if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers

@@ -1,6 +1,6 @@
 """Run folders from any source, of this version or of 0.2, read without running code in them.
 
-`rl.watch` and `language.sample` build networks and environments from the `config.yaml` of a folder that may come from
+`rl.watch` builds networks and environments from the `config.yaml` of a folder that may come from
 someone else. Hydra calls whatever `_target_` names, so here it must name a class or function of the packages below,
 with plain names and numbers as arguments. `trust=true` lifts that for one call.
 """
@@ -22,9 +22,8 @@ from harness.run import checkpoint
 log = logging.getLogger(__name__)
 # What a folder may have built, by the beginning of the module that defines it.
 BUILDABLE = (
-    "fire_core.methods.", "fire_core.triggers.", "harness.config.chain.", "harness.run.tracker.", "language.benchmark.",
-    "language.corpora.", "language.model.", "language.streams.", "rl.common.continual.", "rl.dqn.", "rl.sac.",
-    "torch.optim.",
+    "fire_core.methods.", "fire_core.triggers.", "harness.config.chain.", "harness.run.tracker.",
+    "rl.common.continual.", "rl.dqn.", "rl.sac.", "torch.optim.",
 )  # fmt: skip
 BUILT = ("model", "networks", "env", "benchmark", "method")  # groups that are built from a folder
 NAME = re.compile(r"[\w.+ -]*")  # no path, no `module:name`, no `${...}`
@@ -32,6 +31,7 @@ MOVED = {  # where the targets of 0.1 and 0.2 are today
     "fire_core.harness.options.": "harness.config.",
     "fire_core.harness.tracker.": "harness.run.tracker.",
     "fire_core.harness.": "harness.",
+    "fire_core.triggers.readiness.ReadinessOnBatches": "fire_core.triggers.readiness.Readiness",
 }
 TRUST = "trust=true builds it all the same, if you know who made this folder"
 

@@ -2,13 +2,11 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any, Literal, Protocol
 
 import torch
 
 from fire_core.methods import BoundaryReport, Context, Net
-from fire_core.reinit.report import Row
 from fire_core.triggers import Firing
 from harness.config.errors import TrainingError
 from harness.run.folder import Run
@@ -57,11 +55,10 @@ def act_at_boundary(
 
     The row has `kind` ("boundary"), `step`, `phase`, `boundary/<number>_before` and `_after` for DfI and what `measure`
     gives, `boundary/sfe`, what the method reports, and the seconds and the peak memory that it took. Singular values go
-    into spectra.json, and the rows of a projection's report, one for each weight, into weights.json. The layout is
-    resolved once, and again only if the method has put in new parameters.
+    into spectra.json. The layout is resolved once, and again only if the method has put in new parameters.
 
     Where a trigger fired, `kind` and prefix are `firing`, the trigger's numbers and its `reason` are in the row too,
-    and the two files are left alone: there may be thousands of firings.
+    and the file is left alone: there may be thousands of firings.
 
     Args:
         task: of the learner.
@@ -100,8 +97,6 @@ def act_at_boundary(
         both = spectra(found, old), spectra(found_after, new)
         if run is not None:
             run.keep_spectra(context.phase, *both)
-    if run is not None and report.weights and firing is None:
-        run.keep_weights(context.phase, {key: [_plain(row) for row in one] for key, one in report.weights.items()})
     numbers |= {f"{key}_before": value for key, value in before.items()}
     numbers |= {f"{key}_after": value for key, value in after.items()}
     numbers |= {**report.numbers, **(also or {}), **(firing.numbers if firing else {})}
@@ -135,12 +130,6 @@ def _of_weights(
         numbers["weight_stable_rank_before"] = weight_stable_rank(*before)
         numbers["weight_stable_rank_after"] = weight_stable_rank(*after)
     return numbers
-
-
-def _plain(row: Row) -> dict[str, Any]:
-    """A report's row without its times, so that it repeats, and without what was not measured."""
-    values = asdict(row).items()
-    return {key: v for key, v in values if key not in ("seconds", "measuring") and not (v != v or v is None)}
 
 
 def act_after_row(learner: LearnerBase, net: Net, context: Context, last: bool) -> None:

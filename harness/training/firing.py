@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fire_core.methods import Net
 from fire_core.triggers import Firing
-from fire_core.triggers.readiness import Losses, ReadinessOnBatches
+from fire_core.triggers.readiness import Losses, Readiness
 from harness.training.learner import LearnerBase
 
 
@@ -33,8 +33,8 @@ def start(
     """
     if learner.trigger is not None:
         net = learner.net if net is None else net
-        if isinstance(learner.trigger, ReadinessOnBatches):
-            learner.trigger.draw = losses
+        if isinstance(learner.trigger, Readiness):
+            learner.trigger.losses = losses
         learner.trigger.start(net, metrics=metrics, total_steps=total_steps, after=after, probe=probe)
 
 

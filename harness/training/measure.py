@@ -124,7 +124,7 @@ def check_finite(step: int, *values: Tensor) -> None:
         if not torch.isfinite(value).all():
             raise TrainingError(
                 f"the loss, its gradient or a weight is not finite at step {step}; the last checkpoint is from before. "
-                "Lower lr=, or skip such steps with on_nan=skip"
+                "Lower lr="
             )
 
 

@@ -5,7 +5,7 @@ Each task is the same environment, or the next of a list of environments with on
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -165,17 +165,6 @@ class ContinualControl:
         if self.size is not None and self.size < max(sizes):
             raise ConfigError(f"benchmark.size={self.size} is less than the {max(sizes)} numbers of env={env}")
         return max(sizes) if self.size is None else self.size
-
-    def check_physics(self, env: str, names: Collection[str]) -> None:
-        """Refuse parameters that an environment lacks.
-
-        Raises:
-            ConfigError: with those that it has.
-        """
-        for name in self.physics:
-            if name not in names:
-                has = ", ".join(names) or "none"
-                raise ConfigError(f"benchmark.physics.{name}: the model of env={env} has no such parameter; has: {has}")
 
 
 def fill_lengths(config: DictConfig, **lengths: int) -> None:

@@ -1,16 +1,25 @@
 """What the learners of both agents have."""
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fire_core.methods import Net
 from fire_core.triggers import Firing
-from harness.training.firing import ask
+from harness.run.folder import Run
+from harness.training.firing import ask, start
 from harness.training.learner import LearnerBase
+from harness.training.measure import check_finite
+from rl.common.boundary import METRICS
 from rl.common.continual import Returns
-from rl.common.replay_store import Ring
+from rl.common.replay_store import Ring, RingStore
+from rl.common.task import AgentTask
 
 
 @dataclass(kw_only=True)
@@ -18,36 +27,106 @@ class AgentLearner(LearnerBase):
     """All that changes while an agent trains. Steps are decisions, those of all environments counted.
 
     Attributes:
-        replay: its transitions; a checkpoint holds the names of the segments on disk (`rl.common.checkpoint`).
+        replay: its transitions; a checkpoint holds the names of the segments on disk (`save`).
         updates: optimizer steps of each network.
+        sums: over the updates since the last row, of what an update returns.
+        counted: these updates.
         returns: of training episodes that ended since the last row.
         of_tasks: of training episodes, in a stream of tasks.
     """
 
     replay: Ring
+    sums: Tensor
     updates: int = 0
+    counted: int = 0
     returns: list[float] = field(default_factory=list)
     of_tasks: Returns = field(default_factory=Returns)
 
-    PLAIN = (*LearnerBase.PLAIN, "updates", "returns", "begins")
+    PLAIN = (*LearnerBase.PLAIN, "updates", "sums", "counted", "returns")
     PARTS: ClassVar[tuple[str, ...]] = ("of_tasks",)
 
-    @property
-    def begins(self) -> list[int]:
-        """The first row of each environment that may be drawn from the replay."""
-        return self.replay.begins
-
-    @begins.setter
-    def begins(self, rows: list[int]) -> None:
-        self.replay.begins = list(rows)
-
-    def decisions(self, task: Any) -> int:
+    def decisions(self, task: AgentTask) -> int:
         """How many were made since the replay began to fill."""
         return self.phase_step if task.empties_replay else self.step
+
+    def clear_sums(self) -> None:
+        """Start counting for the next row."""
+        self.sums, self.counted, self.returns = torch.zeros_like(self.sums), 0, []
+
+    def summary(self) -> dict[str, Any]:
+        """What is kept of a run that has ended."""
+        evaluated = {key: value for key, value in self.row.items() if key.startswith("eval/")}
+        counts = {"steps": self.step, "updates": self.updates, "seconds": self.seconds}
+        return {**evaluated, **self.of_tasks.summary(), **counts}
+
+    def save(self, task: AgentTask, run: Run, replay_store: RingStore) -> None:
+        """Write the replay's new segments, then a checkpoint that names them, then remove segments that none names.
+
+        A finished run keeps no replay: nothing is sampled from it any more.
+
+        Raises:
+            TrainingError: a weight is not finite.
+            OSError: there is no room; the checkpoint before is as it was (`harness.training.loop` says what follows).
+        """
+        check_finite(self.step, self.sums, *self.net.parameters())
+        finished = self.step >= task.total_steps
+        manifest: dict[str, Any] = {"written": [], "segments": []} if finished else replay_store.save(self.replay)
+        run.checkpoint(self.step, {**self.state_dict(), "replay": manifest})
+        replay_store.committed(manifest, keep=1 if finished else run.keep)
+
+    def load_replay(self, replay_store: RingStore, state: dict[str, Any]) -> None:
+        """Fill the empty replay; segments of a shared first phase are taken from its folder, `state["origin"]`.
+
+        Raises:
+            TrainingError: a segment is missing or damaged.
+        """
+        if state["replay"]["segments"]:
+            origin = Path(state["origin"]) / "replay" if "origin" in state else None
+            replay_store.load(self.replay, state["replay"], origin)
 
     def close(self) -> None:
         """End the threads and close the environments."""
         raise NotImplementedError
+
+
+def start_row(task: AgentTask, learner: AgentLearner, running: Sequence[float]) -> dict[str, Any]:
+    """What the rows of both agents have; `running`: returns so far of the episodes under way."""
+    check_finite(learner.step, learner.sums)
+    row: dict[str, Any] = {
+        "step": learner.step,
+        "phase": learner.phase,
+        "updates": learner.updates,
+        "seconds": round(learner.seconds, 3),
+    }
+    if learner.returns:
+        row["train/return"] = float(np.mean(learner.returns))
+    if task.benchmark is not None:
+        phase = task.phases[learner.phase]
+        row |= learner.of_tasks.row(phase.end - phase.start, running, learner.step >= phase.end)
+    return row
+
+
+def start_trigger(
+    task: AgentTask, learner: AgentLearner, seen: Net, losses: Callable[..., Any], probe: Callable[..., Any]
+) -> None:
+    """Make the run's trigger ready, if it has one.
+
+    Args:
+        task: of the run.
+        learner: of the run.
+        seen: the networks that the trigger measures.
+        losses: (task, learner, seen, number, samples) -> losses of mini-batches of transitions of the replay.
+        probe: (task, learner, seen): passes some through these networks, for a trigger that looks at activations.
+    """
+    start(
+        learner,
+        net=seen,
+        metrics=METRICS,
+        total_steps=task.total_steps,
+        after=task.steps_before_trigger,
+        losses=functools.partial(losses, task, learner, seen),
+        probe=functools.partial(probe, task, learner, seen),
+    )
 
 
 def ask_trigger(learner: AgentLearner, seen: Net, loss: Tensor | None) -> Firing | None:

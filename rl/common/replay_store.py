@@ -1,8 +1,7 @@
 """The replay on disk, in segments, so that a checkpoint does not write everything again.
 
-A ring (`FrameReplay`, or whatever has `columns`, `written`, `rows` and `loaded`) only ever appends rows. So
-its history is cut into segments of some rows of one environment, each written once. Saving writes what is new, and
-returns a manifest of file names for the trainer's checkpoint.
+A ring only ever appends rows. So its history is cut into segments of some rows of one environment, each written once.
+Saving writes what is new, and returns a manifest of file names for the trainer's checkpoint.
 
 A segment is compressed (each row XORed with the one before it, then zlib) and named by its SHA-256, so one
 name always means the same rows; the name appears only once the whole segment is on the disk.
@@ -15,7 +14,7 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,22 +26,25 @@ from harness.run.checkpoint import write_atomically
 DIGITS = 32  # of the digest, in the file name
 
 
-class Ring(Protocol):
-    """What is stored.
+class Ring:
+    """What is stored: rings of rows, one for each environment.
 
     Attributes:
         columns: name -> (envs, rows, ...).
-        written: rows ever appended, for each environment.
         rows: length of a ring.
+        written: rows ever appended, for each environment.
         begins: the first row of each environment that may be drawn.
     """
 
-    columns: dict[str, Tensor]
-    written: list[int]
-    rows: int
-    begins: list[int]
+    def __init__(self, columns: dict[str, Tensor], rows: int, envs: int) -> None:
+        self.columns, self.rows = columns, rows
+        self.written, self.begins = [0] * envs, [0] * envs
 
-    def loaded(self, written: list[int]) -> None:
+    def forget(self) -> None:
+        """Draw nothing more of what was appended until now."""
+        self.begins = list(self.written)
+
+    def loaded(self) -> None:
         """Called after the columns were filled."""
 
 
@@ -87,7 +89,7 @@ class RingStore:
         self._full = {key: self._full[key] for key in held if key in self._full}
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="replay") as threads:
             names = list(threads.map(name_of, *zip(*held, strict=True))) if held else []
-        return {"written": list(ring.written), "segments": names}
+        return {"written": list(ring.written), "begins": list(ring.begins), "segments": names}
 
     def committed(self, manifest: dict[str, Any], keep: int) -> None:
         """The checkpoint with this manifest, the last save's, is written: remove what none of the last `keep` needs."""
@@ -119,7 +121,8 @@ class RingStore:
                 column[env, at] = value[first - start :].to(column.device)
             if stop - start == min(self.rows, ring.rows):
                 self._full[env, start] = name
-        ring.loaded(manifest["written"])
+        ring.written, ring.begins = list(manifest["written"]), list(manifest["begins"])
+        ring.loaded()
         self._manifests = [set(manifest["segments"])]
 
     def _fetch(self, name: str, elsewhere: Path | None) -> bytes:

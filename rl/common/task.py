@@ -11,7 +11,7 @@ from fire_core.ranges import one_of
 from fire_core.triggers import Trigger
 from harness.config.build import build
 from harness.config.checks import Group, OptionalGroup, check_method
-from harness.config.config import Trunk
+from harness.config.config import Compile, Trunk
 from harness.config.errors import ConfigError
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
@@ -28,8 +28,8 @@ class AgentConfig(Trunk):
     env: Group = MISSING
     benchmark: OptionalGroup = None  # a stream of tasks; null: two halves in one environment
     boundary: Boundary = MISSING
-    on_nan: Annotated[str, one_of("stop")] = "stop"
     metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at the midpoint
+    compile: Compile = "off"  # the updates
 
 
 @dataclass(kw_only=True)

@@ -21,8 +21,6 @@ NEVER = 1_000_000_000  # frames
 class Atari(Emulator):
     """An emulator of `rl.dqn.episodes`: grey 84x84 frames, the maximum of the last two of each four (Nature DQN).
 
-    With `colour` it returns the same game for viewing: frames (210, 160, 3), not stacked.
-
     Args:
         game: its name in any spelling (`beam_rider`, `BeamRider`).
         envs: how many at once.
@@ -31,14 +29,13 @@ class Atari(Emulator):
         fire_reset: press fire at an episode's start in games that wait for it.
         max_frames: length at which an episode is truncated.
         threads: of the emulator; None: one for each environment, at most one a core.
-        colour: frames for viewing.
 
     Raises:
         ConfigError: there is no such game.
     """
 
     stack = 4
-    frame: tuple[int, ...] = (84, 84)
+    frame = (84, 84)
     dtype = torch.uint8
 
     def __init__(
@@ -50,13 +47,8 @@ class Atari(Emulator):
         fire_reset: bool = False,
         max_frames: int = 108_000,
         threads: int | None = None,
-        colour: bool = False,
     ) -> None:
         self.envs = envs
-        picture: dict[str, Any] = {}
-        if colour:
-            self.stack, self.frame = 1, (210, 160, 3)
-            picture = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
         self.random = sticky > 0 or noop_max > 0
         # Episodes are truncated here: in one that ALE itself ends, the last frame is mixed with the one before. After
         # a termination that frame is not used, but after a truncation the learner bootstraps from it.
@@ -73,19 +65,16 @@ class Atari(Emulator):
             # `reset` starts the next episode, with its own seed, before the next step. So the environment's automatic
             # reset never happens, and the last frame of an episode is returned.
             autoreset_mode=AutoresetMode.NEXT_STEP,
-            **picture,
         )
         space: Any = self._env.single_action_space
         self.actions = int(space.n)
-        self._lives = np.zeros(envs, dtype=np.int64)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Start episodes; their first frames, (k, 84, 84)."""
         mask = np.zeros(self.envs, dtype=bool)
         mask[which] = True
         options = {} if mask.all() else {"reset_mask": mask}
-        observations, info = self._env.reset(seed=None if seeds is None else np.array(seeds), options=options)
-        self._lives[which] = info["lives"][which]
+        observations, _ = self._env.reset(seed=None if seeds is None else np.array(seeds), options=options)
         frames: np.ndarray = observations[which, -1]
         return frames
 
@@ -93,12 +82,11 @@ class Atari(Emulator):
         """Let all environments begin a step."""
         self._env.send(actions)
 
-    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Next frames (envs, 84, 84), rewards, terminated, truncated, and whether a life was lost."""
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Next frames (envs, 84, 84), rewards, terminated, truncated."""
         observations, rewards, terminated, _, info = self._env.recv()
-        lost, self._lives = info["lives"] < self._lives, info["lives"].copy()
         truncated = (info["episode_frame_number"] >= self._max_frames) & ~terminated
-        return observations[:, -1], rewards, terminated, truncated, lost
+        return observations[:, -1], rewards, terminated, truncated
 
     def close(self) -> None:
         """The threads end with the object."""
@@ -130,7 +118,6 @@ def make(
     sticky_per: Annotated[str, one_of("decision", "frame")] = "decision",
     noop_max: Annotated[int, within(0, 1_000_000)] = 0,
     fire_reset: bool = False,
-    life_loss: bool = False,
     max_frames: Annotated[int, within(1, NEVER)] = 108_000,
     threads: Threads = None,
 ) -> Episodes:
@@ -141,4 +128,4 @@ def make(
     """
     by_frame = sticky_per == "frame"
     emulator = Atari(game, envs, sticky if by_frame else 0.0, noop_max, fire_reset, max_frames, threads)
-    return Episodes(emulator, seed, purpose, 0.0 if by_frame else sticky, life_loss)
+    return Episodes(emulator, seed, purpose, 0.0 if by_frame else sticky)

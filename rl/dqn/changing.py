@@ -27,23 +27,19 @@ class Changing(Emulator):
     ) -> None:
         self.benchmark, self.emulators, self.seed = benchmark, list(emulators), seed
         first = self.emulators[0]
+        if benchmark.physics:
+            raise ConfigError("benchmark.physics is of MuJoCo's worlds, which rl.sac has")
         check_one_interface("actions", {name: e.actions for name, e in zip(names, emulators, strict=True)})
         for name, emulator in zip(names, emulators, strict=True):
-            benchmark.check_physics(name, emulator.parameters)
             if len(emulator.frame) != 1 and (changed := benchmark.changes_observations()):
                 off = " ".join(f"benchmark.{option}={'0' if option == 'offset' else 'false'}" for option in changed)
                 raise ConfigError(f"env={name} shows images, of which only vectors' numbers can be changed: {off}")
-            if (emulator.stack, emulator.dtype, len(emulator.frame)) != (first.stack, first.dtype, len(first.frame)):
-                raise ConfigError(f"benchmark.sequence: {name} and {names[0]} show different kinds of observations")
         self.vectors = len(first.frame) == 1
         self.envs, self.actions, self.dtype, self.stack = first.envs, first.actions, first.dtype, first.stack
         self.random = any(emulator.random for emulator in emulators)
-        self.parameters = first.parameters
         self.frame = first.frame
         if self.vectors:
             self.frame = (benchmark.size_for(names[0], [emulator.frame[0] for emulator in emulators]),)
-        elif len({emulator.frame[-2:] for emulator in emulators}) > 1:
-            raise ConfigError(f"benchmark.sequence: images of different sizes, {[e.frame for e in emulators]}")
         elif len(first.frame) == 3:  # channels, of which games have different numbers
             self.frame = (max(emulator.frame[0] for emulator in emulators), *first.frame[1:])
         self.begin_task(0)
@@ -52,7 +48,6 @@ class Changing(Emulator):
         """Be this task from now on; new episodes must begin."""
         self.change = self.benchmark.change(self.seed, task, self.frame[0])
         self.now = self.emulators[task % len(self.emulators)]
-        self.now.change_physics(self.change.physics)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first observations."""
@@ -62,10 +57,10 @@ class Changing(Emulator):
         """Let all environments begin a step."""
         self.now.send(actions)
 
-    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Wait for the step."""
-        frames, *rest = self.now.recv()
-        return self._observe(frames), *rest  # type: ignore[return-value]
+        frames, rewards, terminated, truncated = self.now.recv()
+        return self._observe(frames), rewards, terminated, truncated
 
     def close(self) -> None:
         """Let go of all."""

@@ -6,7 +6,6 @@ import torch
 
 from fire_core.ranges import Count, checked
 from harness.config.errors import ConfigError
-from rl.common.physics import Physics
 from rl.dqn.episodes import Emulator, Episodes
 
 
@@ -36,30 +35,18 @@ class Classic(Emulator):
         if not isinstance(seen, gymnasium.spaces.Box) or len(seen.shape) != 1:
             raise ConfigError(f"env.game={task}: observations must be a vector of numbers, not {seen}")
         self.frame: tuple[int, ...] = seen.shape
-        self._pending = np.zeros(envs, dtype=np.int64)
-        self._physics = [Physics(env) for env in self._envs]
-        self.parameters = self._physics[0].names
-
-    def change_physics(self, factors: dict[str, float]) -> None:
-        """Scale parameters of the simulation."""
-        for physics in self._physics:
-            physics.change(factors)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first observations."""
         assert seeds is not None, "these tasks are random"
         return np.stack([self._envs[env].reset(seed=seed)[0] for env, seed in zip(which, seeds, strict=True)])
 
-    def send(self, actions: np.ndarray) -> None:
-        """Store the actions; the tasks are too fast for a thread to pay."""
-        self._pending = actions
-
-    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Make the step."""
-        steps = [env.step(action) for env, action in zip(self._envs, self._pending, strict=True)]
+        steps = [env.step(action) for env, action in zip(self._envs, self._sent, strict=True)]
         frames, rewards, terminated, truncated, _ = zip(*steps, strict=True)
         ends = np.array(terminated)
-        return np.stack(frames), np.array(rewards), ends, np.array(truncated) & ~ends, np.zeros(self.envs, dtype=bool)
+        return np.stack(frames), np.array(rewards), ends, np.array(truncated) & ~ends
 
     def close(self) -> None:
         """Let go of them."""

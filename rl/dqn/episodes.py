@@ -26,7 +26,6 @@ class Emulator:
         dtype: of a frame.
         stack: frames in an observation.
         random: whether an episode depends on its seed.
-        parameters: of physics, which `change_physics` can scale.
     """
 
     envs: int
@@ -35,21 +34,17 @@ class Emulator:
     dtype: torch.dtype
     stack: int = 1
     random: bool = True
-    parameters: tuple[str, ...] = ()
-
-    def change_physics(self, factors: dict[str, float]) -> None:
-        """Scale parameters, by name, in the episodes that begin from now on."""
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first frames, (k, *frame)."""
         raise NotImplementedError
 
     def send(self, actions: np.ndarray) -> None:
-        """Let all environments begin a step, (envs,) int64."""
-        raise NotImplementedError
+        """Let all environments begin a step, (envs,) int64; those too fast for a thread to pay make it in `recv`."""
+        self._sent = actions
 
-    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Wait for the step: next frames, rewards, terminated, truncated, and whether a life was lost."""
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Wait for the step: next frames, rewards, terminated, truncated."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -84,17 +79,13 @@ class Episodes:
         seed: of all that is random in them.
         purpose: names the stream, so that evaluation does not share the training's.
         sticky: chance that a decision is ignored and the last executed action is repeated.
-        life_loss: treat the loss of a life as a termination for the learner; the game continues.
 
     Attributes:
         observations: (envs, stack, *frame) what the next actions are chosen for.
     """
 
-    def __init__(
-        self, emulator: Emulator, seed: int, purpose: str, sticky: float = 0.0, life_loss: bool = False
-    ) -> None:
-        self.emulator, self.seed, self.purpose = emulator, seed, purpose
-        self.sticky, self.life_loss = sticky, life_loss
+    def __init__(self, emulator: Emulator, seed: int, purpose: str, sticky: float = 0.0) -> None:
+        self.emulator, self.seed, self.purpose, self.sticky = emulator, seed, purpose, sticky
         envs = self.envs = emulator.envs
         self.numbers = [0] * envs  # episodes begun
         self.executed: list[list[int]] = [[] for _ in range(envs)]  # actions since their beginning
@@ -117,7 +108,7 @@ class Episodes:
 
     def recv(self) -> Step:
         """Wait for the step; where an episode ended the next one begins."""
-        frames, rewards, terminated, truncated, lost = self.emulator.recv()
+        frames, rewards, terminated, truncated = self.emulator.recv()
         self.returns += rewards
         ended = np.flatnonzero(terminated | truncated).tolist()
         returns = [float(self.returns[env]) for env in ended]
@@ -127,7 +118,7 @@ class Episodes:
         return Step(
             step,
             torch.from_numpy(rewards.astype(np.float32)),
-            torch.from_numpy(terminated | lost if self.life_loss else terminated),
+            torch.from_numpy(terminated),
             torch.tensor(ended, dtype=torch.int64),
             first,
             returns,
@@ -188,7 +179,7 @@ class Episodes:
                 at = [t - longest + len(done) for done in self.executed]
                 actions = [done[k] if k >= 0 else 0 for k, done in zip(at, self.executed, strict=True)]
                 self.emulator.send(np.array(actions, dtype=np.int64))
-                shown, _, terminated, truncated, _ = self.emulator.recv()
+                shown, _, terminated, truncated = self.emulator.recv()
                 frames = torch.from_numpy(np.ascontiguousarray(shown))
                 self.observations = torch.cat([self.observations[:, 1:], frames[:, None]], dim=1)
                 over = [env for env in everywhere if at[env] < 0 and (terminated[env] or truncated[env])]

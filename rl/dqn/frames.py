@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl.common.replay_store import Ring
+
 
 class Batch(NamedTuple):
     """Sampled transitions.
@@ -35,7 +37,7 @@ class Batch(NamedTuple):
     terminated: Tensor
 
 
-class FrameReplay:
+class FrameReplay(Ring):
     """The rings.
 
     Args:
@@ -46,12 +48,6 @@ class FrameReplay:
         stack: frames in an observation.
         device: where frames are kept. Ages stay on the CPU, so that sampling never waits for a GPU; rows are drawn by
             numpy, whose calls take less time than torch's.
-
-    Attributes:
-        columns: name -> (envs, rows, ...).
-        written: rows ever appended, for each environment.
-        begins: the first row that may be drawn, for each environment.
-        rows: length of a ring.
     """
 
     def __init__(
@@ -63,23 +59,19 @@ class FrameReplay:
         stack: int = 4,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.rows, self.envs, self.stack, self.shape = capacity // envs, envs, stack, tuple(shape)
-        if self.rows < stack + 2:
-            raise ValueError(f"capacity must be at least {envs * (stack + 2)} for {envs} environments, got {capacity}")
-        size = (envs, self.rows)
-        self.columns = {
+        rows, self.envs, self.stack, self.shape = capacity // envs, envs, stack, tuple(shape)
+        size = (envs, rows)
+        columns = {
             "frame": torch.zeros(*size, *shape, dtype=dtype, device=device),
             "action": torch.zeros(size, dtype=torch.uint8, device=device),
             "reward": torch.zeros(size, device=device),
             "terminated": torch.zeros(size, dtype=torch.bool, device=device),
             "age": torch.zeros(size, dtype=torch.int32),
         }
-        self.written = [0] * envs
-        self.begins = [0] * envs
+        super().__init__(columns, rows, envs)
         self._age = torch.zeros(envs, dtype=torch.int32)  # of the newest rows
         self._every = torch.arange(envs)
         self._back = np.arange(stack, -1, -1)  # stack, ..., 1, 0 rows back
-        self._out: dict[int, Tensor] = {}
 
     @staticmethod
     def bytes_each(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> int:
@@ -111,10 +103,6 @@ class FrameReplay:
     def _count(self, which: Tensor) -> None:
         for env in which.tolist():
             self.written[env] += 1
-
-    def forget(self) -> None:
-        """Draw nothing more of what was appended until now; new episodes must begin."""
-        self.begins = list(self.written)
 
     def __len__(self) -> int:
         """Rows held."""
@@ -152,15 +140,11 @@ class FrameReplay:
         return torch.from_numpy(env), torch.from_numpy(row)
 
     def gather(self, env: Tensor, row: Tensor) -> Batch:
-        """The transitions of these rows. The frames' memory is reused by the next call with as many rows."""
+        """The transitions of these rows."""
         rows = (row.numpy()[:, None] - self._back) % self.rows + env.numpy()[:, None] * self.rows  # (B, stack + 1)
-        frame = self.columns["frame"].view(self.envs * self.rows, -1)
-        out = self._out.get(len(row))
-        if out is None:
-            self._out[len(row)] = out = frame.new_empty(rows.size, frame.shape[1])
+        frame = self.columns["frame"].view(self.envs * self.rows, *self.shape)
         places = torch.from_numpy(rows).to(frame.device, non_blocking=True)
-        torch.index_select(frame, 0, places.flatten(), out=out)
-        frames = out.view(*rows.shape, *self.shape)
+        frames = frame.index_select(0, places.flatten()).view(*rows.shape, *self.shape)
         before = self._back > self.columns["age"].numpy().reshape(-1)[rows[:, -1:]]  # of the episode's first frame
         if before.any():
             frames[torch.from_numpy(before).to(frame.device)] = 0
@@ -172,8 +156,7 @@ class FrameReplay:
         """`size` uniformly drawn transitions, with replacement."""
         return self.gather(*self.draw(size, generator))
 
-    def loaded(self, written: list[int]) -> None:
-        """To be called after the columns were filled from outside (`rl.common.replay_store`)."""
-        self.written = list(written)
+    def loaded(self) -> None:
+        """Called after the columns were filled."""
         newest = (torch.tensor(self.written) - 1).clamp(min=0) % self.rows
         self._age = self.columns["age"][self._every, newest].clone()

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from rl.dqn.task import Task, make_env
 from rl.dqn.update import td_target
 
 log = logging.getLogger(__name__)
+NAMES = ("train/loss", "train/value")  # of an update; of the actions that were taken, the mean value
 
 
 @dataclass(kw_only=True)
@@ -32,12 +33,7 @@ class Learner(AgentLearner):
     env: Episodes
     exploring: torch.Generator
     sampling: torch.Generator
-    loss_sum: Tensor  # over the updates since the last row, as the next two
-    value_sum: Tensor  # of the mean value of the actions that were taken
-    updates_since: int = 0
-    evaluated: dict[str, float] = field(default_factory=dict)  # the last evaluation
 
-    PLAIN = (*AgentLearner.PLAIN, "loss_sum", "value_sum", "updates_since", "evaluated")
     GENERATORS = ("exploring", "sampling")
 
     @classmethod
@@ -60,8 +56,7 @@ class Learner(AgentLearner):
             env=make_env(config, config.num_envs, "train"),
             exploring=seeding.generator(config.seed, "exploration"),
             sampling=seeding.generator(config.seed, "replay"),
-            loss_sum=torch.zeros((), device=task.device),
-            value_sum=torch.zeros((), device=task.device),
+            sums=torch.zeros(len(NAMES), device=task.device),
         )
 
     @property
@@ -84,13 +79,8 @@ class Learner(AgentLearner):
         """End the environments' threads."""
         self.env.close()
 
-    def clear_sums(self) -> None:
-        """Start counting for the next row."""
-        self.loss_sum, self.value_sum = torch.zeros_like(self.loss_sum), torch.zeros_like(self.value_sum)
-        self.updates_since, self.returns = 0, []
-
     def state_dict(self) -> dict[str, Any]:
-        """All but the replay, see `rl.common.checkpoint`."""
+        """All but the replay, see `save`."""
         return {**super().state_dict(), "env": self.env.state_dict()}
 
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:

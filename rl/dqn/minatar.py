@@ -45,7 +45,6 @@ class MinAtar(Emulator):
         self.frame: tuple[int, ...] = (channels, height, width)
         self._max_frames = max_frames
         self._lengths = np.zeros(envs, dtype=np.int64)
-        self._pending = np.zeros(envs, dtype=np.int64)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first frames."""
@@ -58,17 +57,13 @@ class MinAtar(Emulator):
             self._lengths[env] = 0
         return np.stack([self._frame(env) for env in which])
 
-    def send(self, actions: np.ndarray) -> None:
-        """Store the actions; the games are too fast for a thread to pay."""
-        self._pending = actions
-
-    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Make the step."""
-        steps = [game.act(action) for game, action in zip(self._games, self._pending.tolist(), strict=True)]
+        steps = [game.act(action) for game, action in zip(self._games, self._sent.tolist(), strict=True)]
         self._lengths += 1
         rewards, ends = np.array([reward for reward, _ in steps], np.float64), np.array([end for _, end in steps], bool)
         frames = np.stack([self._frame(env) for env in range(self.envs)])
-        return frames, rewards, ends, (self._lengths >= self._max_frames) & ~ends, np.zeros(self.envs, dtype=bool)
+        return frames, rewards, ends, (self._lengths >= self._max_frames) & ~ends
 
     def _frame(self, env: int) -> np.ndarray:
         shown: np.ndarray = self._games[env].state().transpose(2, 0, 1).astype(np.uint8)

@@ -141,13 +141,11 @@ class MinAtarCNN(QNetwork):
         observation: shape of an observation.
         filters: of the convolution.
         hidden: units behind it.
-        width: multiplies both.
         norm: see `QNetwork`.
         activation: see `QNetwork`.
 
     Raises:
-        ValueError: `width` leaves a layer without a unit, the observations are of another kind, or `activation` is
-            unknown.
+        ValueError: the observations are of another kind, or `activation` is unknown.
     """
 
     @checked
@@ -157,15 +155,11 @@ class MinAtarCNN(QNetwork):
         observation: tuple[int, ...] = (1, 4, 10, 10),
         filters: Width = 16,
         hidden: Width = 128,
-        width: Annotated[float, within(0, 1000, open_low=True)] = 1.0,
         norm: bool = False,
         activation: Activation = "relu",
     ) -> None:
         if len(observation) != 4 or min(observation[2:]) < 3:
             raise ValueError(f"minatar_cnn needs small images of channels, got observations of shape {observation}")
-        filters, hidden = round(filters * width), round(hidden * width)
-        if min(filters, hidden) < 1:
-            raise ValueError(f"width={width} leaves a layer without a unit")
         conv = nn.Conv2d(observation[0] * observation[1], units_of(activation, filters), 3)
         before = {"planes": nn.Flatten(1, 2), "floats": ToFloat()}
         super().__init__(before, {"conv1": conv}, observation, hidden, actions, norm, activation)
@@ -178,7 +172,6 @@ class MLP(QNetwork):
         actions: number of actions.
         observation: shape of an observation.
         hidden: units of both hidden layers.
-        width: multiplies them.
         norm: see `QNetwork`.
         activation: see `QNetwork`.
 
@@ -192,13 +185,11 @@ class MLP(QNetwork):
         actions: Count,
         observation: tuple[int, ...],
         hidden: Width = 128,
-        width: Annotated[float, within(0, 1000, open_low=True)] = 1.0,
         norm: bool = False,
         activation: Activation = "relu",
     ) -> None:
         if len(observation) > 2:
             raise ValueError(f"q_mlp needs vectors, got observations of shape {tuple(observation)}")
-        hidden = max(1, round(hidden * width))
         first = nn.Linear(torch.Size(observation).numel(), units_of(activation, hidden))
         super().__init__({"flatten": nn.Flatten()}, {"fc0": first}, observation, hidden, actions, norm, activation)
 

@@ -5,24 +5,19 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fire_core.methods import Context, Net
-from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At
-from harness.training.firing import start
-from harness.training.measure import check_finite, weight_numbers
+from harness.training.measure import weight_numbers
 from harness.training.plasticity import plasticity
-from rl.common import checkpoint
-from rl.common.boundary import METRICS
-from rl.common.replay_store import RingStore
+from rl.common.learner import start_row
 from rl.dqn.changing import Changing
 from rl.dqn.evaluation import play
 from rl.dqn.frames import Batch
-from rl.dqn.learner import Learner, best_actions, on_device, targets_of
+from rl.dqn.learner import NAMES, Learner, best_actions, on_device, targets_of
 from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, epsilon, huber
 
@@ -30,25 +25,6 @@ PROBE = 256  # transitions on which plasticity is measured
 TENTH = 0.1
 ATARI = "rl.dqn.atari.make"
 BATCHES = 16  # for a method, at the midpoint or after a row
-
-
-def start_trigger(task: Task, learner: Learner) -> Net:
-    """Make the run's trigger ready, if it has one; the networks that it measures."""
-    start(
-        learner,
-        metrics=METRICS,
-        total_steps=task.total_steps,
-        after=task.steps_before_trigger,
-        losses=functools.partial(trigger_losses, task, learner),
-        probe=functools.partial(pass_probe, task, learner),
-    )
-    return learner.net
-
-
-def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:
-    """Write a checkpoint, unless a weight is not finite."""
-    check_finite(learner.step, learner.loss_sum, *learner.q.state_dict().values())
-    checkpoint.write(run, replay_store, learner, finished=learner.step >= task.total_steps)
 
 
 def crossed(step: int, by: int, every: int) -> bool:
@@ -79,29 +55,15 @@ def evaluate(task: Task, learner: Learner) -> dict[str, float]:
 
 def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, Any]:
     """The row at this step."""
-    check_finite(learner.step, learner.loss_sum)
-    row: dict[str, Any] = {
-        "step": learner.step,
-        "env_steps": learner.step,
-        "phase": learner.phase,
-        "updates": learner.updates,
-        "epsilon": exploration_rate(task, learner),
-        "train/episodes": len(learner.returns),
-        "seconds": round(learner.seconds, 3),
-    }
-    if learner.updates_since:
-        row["train/loss"] = learner.loss_sum.item() / learner.updates_since
-        row["train/value"] = learner.value_sum.item() / learner.updates_since
-    if learner.returns:
-        row["train/return"] = float(np.mean(learner.returns))
-    if task.benchmark is not None:
-        ended = learner.step >= task.phases[learner.phase].end
-        row |= learner.of_tasks.row(task.benchmark.steps, learner.env.returns.tolist(), ended)
-        if task.config.metrics != "off" and learner.updates:
-            row |= {f"plasticity/{key}": value for key, value in diagnose(task, learner).items()}
+    row = start_row(task, learner, learner.env.returns.tolist())
+    row |= {"env_steps": learner.step, "epsilon": exploration_rate(task, learner)}
+    row["train/episodes"] = len(learner.returns)
+    if learner.counted:
+        row |= {name: total / learner.counted for name, total in zip(NAMES, learner.sums.tolist(), strict=True)}
+    if task.benchmark is not None and task.config.metrics != "off" and learner.updates:
+        row |= {f"plasticity/{key}": value for key, value in diagnose(task, learner).items()}
     if with_evaluation:
-        learner.evaluated = evaluate(task, learner)
-        row |= learner.evaluated
+        row |= evaluate(task, learner)
     learner.clear_sums()
     return row
 
@@ -115,7 +77,7 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
         tenth of the transitions that the replay holds.
     """
     generator, net = seeding.generator(task.config.seed, "diagnose", learner.step), learner.net
-    loss = functools.partial(loss_of, learner, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
+    loss = functools.partial(loss_of, net, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
     numbers = plasticity(net, loss, "cheap", ranks=True) | weight_numbers(net, "cheap")
     trained = [parameter for parameter in learner.q.parameters() if parameter.requires_grad]
     with net.mode(training=False):
@@ -133,29 +95,30 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
 def measure(task: Task, learner: Learner) -> dict[str, float]:
     """How plastic the network is on some transitions of the replay."""
     generator = seeding.generator(task.config.seed, "probe", learner.phase)
-    loss = functools.partial(loss_of, learner, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
-    return plasticity(learner.net, loss, task.config.metrics)
+    net = learner.net
+    loss = functools.partial(loss_of, net, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
+    return plasticity(net, loss, task.config.metrics)
 
 
 def probe_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Tensor]:
     """Observations (B, stack, ...) on the device, and (B, 2): actions beside targets, since a loss needs both."""
     batch = on_device(task, batch)
     targets = targets_of(task, learner, batch)
-    return batch.frames[:, :-1].clone(), torch.stack([batch.actions.to(targets.dtype), targets], 1)
+    return batch.frames[:, :-1], torch.stack([batch.actions.to(targets.dtype), targets], 1)
 
 
-def pass_probe(task: Task, learner: Learner) -> None:
+def pass_probe(task: Task, learner: Learner, net: Net) -> None:
     """Pass some transitions of the replay through the network, for a trigger that looks at activations."""
     generator = seeding.generator(task.config.seed, "trigger", learner.step)
-    learner.q(on_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
+    net.modules["q"](on_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
 
 
-def trigger_losses(task: Task, learner: Learner, number: int, samples: int) -> Iterator[Tensor]:
+def trigger_losses(task: Task, learner: Learner, net: Net, number: int, samples: int) -> Iterator[Tensor]:
     """Losses of mini-batches of transitions of the replay, for a trigger."""
     generator = seeding.generator(task.config.seed, "trigger", learner.step)
     both = probe_batch(task, learner, learner.replay.sample(number * samples, generator))
     for observations, targets in zip(*(part.split(samples) for part in both), strict=True):
-        yield loss_of(learner, observations, targets)
+        yield loss_of(net, observations, targets)
 
 
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
@@ -176,18 +139,12 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         step=learner.updates,
         generator=seeding.generator(*((task.config.seed, "firing", learner.step) if at == "firing" else method)),
         batches=batches,
-        loss=functools.partial(loss_of, learner),
+        loss=functools.partial(loss_of, learner.net),
         optimizers=learner.optimizer_parts if sees else [],
         step_loss=step_loss,
     )
 
 
-def loss_of(learner: Learner, observations: Tensor, targets: Tensor) -> Tensor:
+def loss_of(net: Net, observations: Tensor, targets: Tensor) -> Tensor:
     """The loss of observations (B, stack, ...); `targets` (B, 2): actions and targets."""
-    return huber(chosen(learner.q, observations, targets[:, 0]), targets[:, 1])
-
-
-def summarise(learner: Learner) -> dict[str, Any]:
-    """What is kept of a run that has ended."""
-    counts = {"steps": learner.step, "updates": learner.updates, "seconds": learner.seconds}
-    return {**learner.evaluated, **learner.of_tasks.summary(), **counts}
+    return huber(chosen(net.modules["q"], observations, targets[:, 0]), targets[:, 1])

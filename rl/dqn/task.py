@@ -15,13 +15,13 @@ from harness.config.checks import Group, check_optimizer, check_options
 from harness.config.config import autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.groups import register
-from harness.config.memory import check_fits, check_network_fits
+from harness.config.memory import check_fits
 from harness.training import seeding
 from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl, Phase, fill_lengths, split
 from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method
 from rl.dqn.changing import Changing
-from rl.dqn.episodes import Episodes
+from rl.dqn.episodes import Emulator, Episodes
 from rl.dqn.frames import FrameReplay
 
 Envs = Annotated[int, within(1, 1024)]  # environments at once
@@ -89,9 +89,7 @@ class DQNConfig(AgentConfig):
     # Steps between two rows; an epoch for methods that count in those. Of a stream 0: a quarter of a task.
     log_every: Count = MISSING
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
-    memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of filters
-    # reduce-overhead: CUDA graphs.
-    compile: Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotune")] = "off"
+    tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
 
 
 register("dqn", DQNConfig)
@@ -104,19 +102,13 @@ class Task(AgentTask):
     Attributes:
         config: as of all tasks.
         replay_device: where frames are kept.
-        actions: how many there are.
-        frame: shape of a frame.
-        dtype: of a frame.
-        stack: frames in an observation.
+        emulator: closed; it tells the actions and the frames.
         model: the Q-network at its initial weights, of which learners take copies.
     """
 
     config: DQNConfig
     replay_device: torch.device
-    actions: int
-    frame: tuple[int, ...]
-    dtype: torch.dtype
-    stack: int
+    emulator: Emulator
     model: nn.Module
 
     @classmethod
@@ -140,25 +132,21 @@ class Task(AgentTask):
         with contextlib.closing(make_env(options, 1, "check")) as probe:
             emulator = probe.emulator
         observation, network = (emulator.stack, *emulator.frame), f"model={config.model.name}"
-        check_network_fits(network, lambda: build_network(options, emulator.actions, observation), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         task = cls(
             config=options,
             device=device,
             replay_device=device if config.replay.device == "auto" else resolve_device(config.replay.device),
-            actions=emulator.actions,
-            frame=emulator.frame,
-            dtype=emulator.dtype,
-            stack=emulator.stack,
+            emulator=emulator,
             phases=phases_of(config, benchmark),
             model=build_network(options, emulator.actions, observation),
             method=method,
             trigger=trigger,
             benchmark=benchmark,
         )
-        if config.replay.capacity < config.num_envs * (task.stack + 2):
+        if config.replay.capacity < config.num_envs * (emulator.stack + 2):
             raise ConfigError(f"replay.capacity={config.replay.capacity} is too small for num_envs={config.num_envs}")
-        each = FrameReplay.bytes_each(task.frame, task.dtype)
+        each = FrameReplay.bytes_each(emulator.frame, emulator.dtype)
         check_fits("replay.capacity", config.replay.capacity, each, task.replay_device)
         task.check_method(Net({"q": task.model}, {}), network)
         return task
@@ -170,9 +158,9 @@ class Task(AgentTask):
 
     def new_replay(self) -> FrameReplay:
         """An empty replay."""
-        config = self.config
+        config, seen = self.config, self.emulator
         return FrameReplay(
-            config.replay.capacity, config.num_envs, self.frame, self.dtype, self.stack, self.replay_device
+            config.replay.capacity, config.num_envs, seen.frame, seen.dtype, seen.stack, self.replay_device
         )
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
@@ -214,9 +202,7 @@ def build_network(config: DQNConfig | DictConfig, actions: int, observation: tup
     """The Q-network of `model=` at fresh weights, on the CPU."""
     options = {key: value for key, value in config.model.items() if key != "layout"}
     network: nn.Module = build("model", options, nn.Module, actions=actions, observation=observation)
-    if config.memory_format == "channels_last":
-        network.to(memory_format=torch.channels_last)
-    return network
+    return network.to(memory_format=torch.channels_last)
 
 
 def make_env(config: DQNConfig | DictConfig, envs: int, purpose: str) -> Episodes:
@@ -232,4 +218,4 @@ def make_env(config: DQNConfig | DictConfig, envs: int, purpose: str) -> Episode
     several = [one(game=name) for name in benchmark.sequence] if benchmark.sequence else [one()]
     names = benchmark.sequence or [str(config.env["name"])]
     emulator = Changing(benchmark, names, [episodes.emulator for episodes in several], config.seed)
-    return Episodes(emulator, config.seed, purpose, several[0].sticky, several[0].life_loss)
+    return Episodes(emulator, config.seed, purpose, several[0].sticky)

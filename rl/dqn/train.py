@@ -24,9 +24,8 @@ from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import act_after_row, act_at_boundary
 from harness.training.loop import Loop
-from rl.common import checkpoint
 from rl.common.boundary import update_targets
-from rl.common.learner import ask_trigger
+from rl.common.learner import ask_trigger, start_trigger
 from rl.common.replay_store import RingStore
 from rl.dqn.episodes import Step
 from rl.dqn.evaluation import epsilon_greedy
@@ -38,9 +37,8 @@ from rl.dqn.phase import (
     make_context,
     make_row,
     measure,
-    save,
-    start_trigger,
-    summarise,
+    pass_probe,
+    trigger_losses,
 )
 from rl.dqn.task import Task
 from rl.dqn.update import chosen, huber
@@ -62,11 +60,12 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     replay_store = RingStore(run.folder / "replay", config.replay.segment)
     if state is not None:
         with loading():
-            checkpoint.load_replay(replay_store, learner.replay, state)
+            learner.load_replay(replay_store, state)
             learner.load_state_dict(task, state)
-    seen = start_trigger(task, learner)
+    seen = learner.net
+    start_trigger(task, learner, seen, trigger_losses, pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
-    write_checkpoint = functools.partial(save, task, learner, run, replay_store)
+    write_checkpoint = functools.partial(learner.save, task, run, replay_store)
     with (
         contextlib.closing(learner),
         Loop(learner, run, task.total_steps, title, config.progress) as loop,
@@ -91,11 +90,11 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                             last = learner.step >= task.total_steps
                             act_after_row(learner, learner.net, make_context(task, learner, "row"), last)
                         run.log(learner.row)
-                        loop.show(**{"phase": index, "return": learner.evaluated.get("eval/return", float("nan"))})
+                        loop.show(**{"phase": index, "return": learner.row.get("train/return", float("nan"))})
                     if firing := ask_trigger(learner, seen, loss):
                         act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended)
-    return summarise(learner)
+    return learner.summary()
 
 
 PROGRAM = Program(Task.from_config, train, groups=("env",))
@@ -174,7 +173,7 @@ def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
     best = torch.zeros(env.envs, dtype=torch.int64)
     if rate < 1:
         best = best_actions(task, learner, env.observations, acts)
-    return epsilon_greedy(best, task.actions, rate, learner.exploring, task.config.exploration == "shared")
+    return epsilon_greedy(best, task.emulator.actions, rate, learner.exploring, task.config.exploration == "shared")
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor | None:
@@ -212,9 +211,8 @@ def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor
     if acts:
         with learner.method_meter:
             learner.method.after_step(learner.net, context)
-    learner.loss_sum += loss.detach()
-    learner.value_sum += values.detach().mean()
-    learner.updates_since += 1
+    learner.sums += torch.stack([loss.detach(), values.detach().mean()])
+    learner.counted += 1
     return loss.detach()
 
 

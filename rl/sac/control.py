@@ -4,26 +4,22 @@ An episode is a function of its seed and its actions, so a checkpoint keeps thes
 in a second or less, and all state of MuJoCo, the wrappers and the task is as before, also state that cannot be read.
 """
 
-import difflib
 import importlib
-import importlib.util
-import logging
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor
 
-from fire_core.ranges import check_arguments, within
+from fire_core.ranges import check_arguments, one_of, within
 from harness.config.errors import ConfigError, one_line
 
-log = logging.getLogger(__name__)
-MUJOCO = 'pip install "mujoco>=3.1.6,<4" imageio'
 BENCH = (
     "HumanoidBench is not on the package index and works with mujoco 3.1.6, not with 3.2 or later: "
     'pip install "mujoco==3.1.6" "dm_control==1.0.20" "numpy<2" jax flax, then git clone '
@@ -45,11 +41,10 @@ class Control:
         options: further arguments of the environment.
 
     Raises:
-        ConfigError: a package is missing or has another version; the task is unknown.
-        ValueError: `action_repeat` is below 1.
+        ValueError: `suite` is unknown or `action_repeat` below 1.
     """
 
-    suite: str
+    suite: Annotated[str, one_of("gymnasium", "dmc", "humanoid_bench")]
     task: str
     action_repeat: Annotated[int, within(1, 1000)] = 1
     twin: bool = True
@@ -57,92 +52,47 @@ class Control:
 
     def __post_init__(self) -> None:
         check_arguments(Control, vars(self))
-        if self.suite not in SUITES:
-            raise ValueError(f"suite={self.suite} is unknown; accepted: {', '.join(SUITES)}")
-        SUITES[self.suite].check(self.task)
 
     def make(self, render: bool = False) -> Any:
-        """A new environment with Gymnasium's `reset(seed=)` and `step`; `render`: its `render()` gives RGB arrays."""
-        return SUITES[self.suite].make(self.task, render, self.options or {})
+        """A new environment with Gymnasium's `reset(seed=)` and `step`; `render`: its `render()` gives RGB arrays.
 
-
-# ------------------------------------------------------------------------------------------------------------- suites
-
-
-class Suite(NamedTuple):
-    """How to check for and make the environments of one package."""
-
-    check: Callable[[str], None]
-    make: Callable[[str, bool, dict[str, Any]], Any]
-
-
-def require(option: str, *packages: str, how: str) -> None:
-    """Check that packages can be imported.
-
-    Raises:
-        ConfigError: one cannot; the message says what to install.
-    """
-    absent = [name for name in packages if importlib.util.find_spec(name) is None]
-    if absent:
-        raise ConfigError(f"{option} needs {' and '.join(absent)}: {how}")
-
-
-def unknown(option: str, name: str, accepted: list[str]) -> ConfigError:
-    """An error with the nearest names, or all."""
-    near = difflib.get_close_matches(name, accepted, 5, 0.4)
-    return ConfigError(f"{option}={name} is unknown; " + (f"near: {', '.join(near or accepted)}"))
-
-
-def check_gymnasium(task: str) -> None:
-    """Gymnasium's MuJoCo environments, version 4 and 5."""
-    require(f"env.task={task}", "mujoco", "imageio", how=MUJOCO)
-    import gymnasium
-
-    known = [
-        name
-        for name, spec in gymnasium.registry.items()
-        if str(spec.entry_point).startswith("gymnasium.envs.mujoco") and (spec.version or 0) >= 4
-    ]
-    if task not in known:
-        raise unknown("env.task", task, sorted(known))
+        Raises:
+            ConfigError: a package is missing or has another version; the task is unknown or its actions are discrete.
+        """
+        env = SUITES[self.suite](self.task, render, self.options or {})
+        if not isinstance(env.action_space, Box):
+            raise ConfigError(f"env.task={self.task}: SAC needs a task with continuous actions")
+        return env
 
 
 def make_gymnasium(task: str, render: bool, options: dict[str, Any]) -> Any:
-    import gymnasium
-
+    """An environment of Gymnasium, whose messages name near tasks and what is to be installed."""
     try:
         drawn: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
         return gymnasium.make(task, disable_env_checker=True, **drawn, **options)
-    except TypeError as error:
-        raise ConfigError(f"env.options: {error}") from error
-
-
-def check_dmc(task: str) -> None:
-    """DeepMind Control: domain-task, such as humanoid-walk."""
-    require(f"env=dmc env.task={task}", "dm_control", how='pip install -e ".[dmc]" (or pip install dm_control)')
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it opens a display, which only rendering needs
-        from dm_control import suite
-
-    known = [f"{domain}-{name}" for domain, name in suite.ALL_TASKS]
-    if task not in known:
-        raise unknown("env.task", task, known)
+    except (gymnasium.error.Error, TypeError) as error:
+        raise ConfigError(f"env.task={task}: {one_line(error)}") from error
 
 
 class DmControl:
     """A task of DeepMind Control with Gymnasium's interface: flat observations, time limits as truncations."""
 
     def __init__(self, task: str, render: bool, options: dict[str, Any]) -> None:
-        from dm_control import suite
-        from gymnasium.spaces import Box
-
         domain, _, name = task.partition("-")
-        self.env = suite.load(domain, name, environment_kwargs={"flat_observation": False}, **options)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it opens a display, which only rendering needs
+                suite: Any = importlib.import_module("dm_control.suite")
+            self.env = suite.load(domain, name, environment_kwargs={"flat_observation": False}, **options)
+        except ImportError:
+            raise ConfigError(f'env=dmc env.task={task} needs dm_control: pip install -e ".[dmc]"') from None
+        except ValueError as error:
+            raise ConfigError(f"env.task={task}: {one_line(error)}") from None
         bounds = self.env.action_spec()
         self.action_space = Box(bounds.minimum.astype(np.float32), bounds.maximum.astype(np.float32))
         size = sum(int(np.prod(spec.shape)) for spec in self.env.observation_spec().values())
         self.observation_space = Box(-np.inf, np.inf, (size,))
-        self.max_steps, self.dt = int(self.env._step_limit), self.env.control_timestep()
+        self.max_steps = int(self.env._step_limit)
 
     def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
         self.env.task._random = np.random.RandomState(seed % 2**32)
@@ -165,38 +115,22 @@ class DmControl:
         self.env.close()
 
 
-def check_humanoid_bench(task: str) -> None:
-    """HumanoidBench: what it needs, then the task."""
-    option = f"env=humanoid_bench env.task={task}"
-    require(option, "mujoco", "dm_control", "humanoid_bench", "jax", "flax", how=BENCH)
-    version, backend = metadata.version("mujoco"), os.environ.get("MUJOCO_GL", "")
-    if not version.startswith("3.1."):
-        raise ConfigError(f"{option}: mujoco {version} is installed. {BENCH}")
-    import gymnasium
-
+def make_humanoid_bench(task: str, render: bool, options: dict[str, Any]) -> Any:
+    """An environment of HumanoidBench."""
     try:
+        if not (version := metadata.version("mujoco")).startswith("3.1."):
+            raise ImportError(f"mujoco {version} is installed")
         importlib.import_module("humanoid_bench")
     except Exception as error:  # a part that is not installed, or OpenGL, of which each backend fails in its own way
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise ConfigError(f"{option} does not work with MUJOCO_GL={backend} ({reason}). {BENCH}") from error
-    known = [name for name, spec in gymnasium.registry.items() if "humanoid_bench" in str(spec.entry_point)]
-    if task not in known:
-        raise unknown("env.task", task, sorted(known))
-
-
-def make_humanoid_bench(task: str, render: bool, options: dict[str, Any]) -> Any:
-    importlib.import_module("humanoid_bench")
+        reason = f"with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')}: {type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"env=humanoid_bench env.task={task} does not work ({reason}). {BENCH}") from error
     env = make_gymnasium(task, render, options)
     inner = env.unwrapped
     inner.render = lambda: inner.mujoco_renderer.render("rgb_array")  # its own is for gymnasium 0.29
     return env
 
 
-SUITES = {
-    "gymnasium": Suite(check_gymnasium, make_gymnasium),
-    "dmc": Suite(check_dmc, DmControl),
-    "humanoid_bench": Suite(check_humanoid_bench, make_humanoid_bench),
-}
+SUITES = {"gymnasium": make_gymnasium, "dmc": DmControl, "humanoid_bench": make_humanoid_bench}
 
 
 def time_limit(env: Any) -> int:
@@ -212,16 +146,13 @@ class Statistics:
 
     Args:
         size: numbers in an observation.
-        enabled: False: observations stay as they are.
     """
 
-    def __init__(self, size: int, enabled: bool = True) -> None:
-        self.mean, self.variance, self.enabled, self.count = np.zeros(size), np.ones(size), enabled, 1e-4
+    def __init__(self, size: int) -> None:
+        self.mean, self.variance, self.count = np.zeros(size), np.ones(size), 1e-4
 
     def update(self, x: np.ndarray) -> None:
         """Take in observations (k, size)."""
-        if not self.enabled:
-            return
         mean, variance, count = x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64), len(x)
         apart, total = mean - self.mean, self.count + count
         squares = self.variance * self.count + variance * count + apart**2 * self.count * count / total

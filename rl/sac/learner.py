@@ -1,5 +1,6 @@
 """All that changes while SAC trains, and its checkpoint."""
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from rl.sac.control import Statistics
 from rl.sac.networks import Actor, Critics, part, plain_critic
 from rl.sac.task import Task
 from rl.sac.transitions import Transitions
-from rl.sac.update import NAMES, Batch, CudaGraph, Temperature, Update, adamw, compiled
+from rl.sac.update import NAMES, Batch, Temperature, Update, adamw, compiled
 from rl.sac.workers import Workers
 
 
@@ -34,11 +35,7 @@ class Learner(AgentLearner):
     agent: Update = field(init=False)  # the networks' update, with the optimizers
     update: Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor] = field(init=False)  # it as it is called
     separate: Net = field(init=False)  # the actor and each critic alone, as views into the batched tensors
-    waited: float = 0.0  # of `seconds`, for environments
-    sums: Tensor  # over the updates since the last row, of what `NAMES` says
-    counted: int = 0  # these updates
 
-    PLAIN = (*AgentLearner.PLAIN, "waited", "sums", "counted")
     PARTS = (*AgentLearner.PARTS, "temperature", "statistics", "workers")
     GENERATORS = ("generator",)
 
@@ -55,7 +52,7 @@ class Learner(AgentLearner):
             trigger=copy.deepcopy(task.trigger),
             temperature=Temperature(config.temperature).to(task.device),
             replay=Transitions(config.replay_size, config.num_envs, task.observations, task.actions, task.device),
-            statistics=Statistics(task.observations, config.normalize_observations),
+            statistics=Statistics(task.observations),
             workers=Workers(task.control, config.num_envs, config.seed, task.tasks),
             generator=seeding.generator(config.seed, "stream", 0),
             sums=torch.zeros(len(NAMES), device=task.device),
@@ -65,10 +62,12 @@ class Learner(AgentLearner):
         return learner
 
     def renew_optimizers(self, task: Task) -> None:
-        """A new optimizer for each network and the temperature."""
+        """A new optimizer for each network, which the method may choose, and for the temperature."""
         config = task.config
+        default = functools.partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
+        chooses = task.method_optimizes(self.phase)
         self.optimizers = {
-            name: adamw(module.parameters(), config.lr, config.weight_decay)
+            name: self.method.optimizer(alone(self.net, name), default) if chooses else default(module.parameters())
             for name, module in self.net.modules.items()
         }
         self.optimizers["temperature"] = adamw(self.temperature.parameters(), config.lr, 0.0)
@@ -84,16 +83,10 @@ class Learner(AgentLearner):
         entropy = config.target_entropy * task.actions
         self.agent = Update(actor, critic, target, self.temperature, self.optimizers, task.gamma, config.tau, entropy)
         if task.method_acts_in(self.phase):
-            # Within an update that is compiled or recorded, the method's time cannot be taken.
-            meter = None if task.compiles or task.records else self.method_meter
+            # Within an update that is compiled, the method's time cannot be taken.
+            meter = self.method_meter if config.compile == "off" else None
             self.agent.penalty = functools.partial(penalty, self.method, self.net, meter)
-        self.update = compiled(self.agent) if task.compiles else self.agent
-        if task.records:
-            self.update = CudaGraph(self.update)
-
-    def clear_sums(self) -> None:
-        """Start counting for the next row."""
-        self.sums, self.counted, self.returns, self.waited = torch.zeros_like(self.sums), 0, [], 0.0
+        self.update = self.agent if config.compile == "off" else compiled(self.agent, config.compile)
 
     def close(self) -> None:
         """End the threads and close the environments."""
@@ -121,11 +114,13 @@ def penalty(method: Method, net: Net, meter: Meter | None, name: str) -> Tensor 
     """The method's, of one network; `meter` takes its time."""
     if name not in net.modules:
         return None
-    alone = Net({name: net.modules[name]}, {name: net.init[name]}, net.layout)
-    if meter is None:
-        return method.penalty(alone)
-    with meter:
-        return method.penalty(alone)
+    with contextlib.nullcontext() if meter is None else meter:
+        return method.penalty(alone(net, name))
+
+
+def alone(net: Net, name: str) -> Net:
+    """One network of several."""
+    return Net({name: net.modules[name]}, {name: net.init[name]}, net.layout)
 
 
 def separated(net: Net) -> Net:

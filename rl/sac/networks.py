@@ -10,13 +10,13 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fire_core.ranges import Depth, Width, check_arguments
+from fire_core.ranges import Depth, Width, check_arguments, one_of
 from fire_core.units.graph import Units, between
 
 EPS = 1e-6  # of every layer norm
@@ -71,12 +71,9 @@ class BatchedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return affine(x, self.weight, self.bias)
 
-    def member(self, i: int) -> nn.Linear:
-        """Layer i, a view."""
-        layer = nn.Linear(self.in_features, self.out_features, device="meta")
-        layer.weight = nn.Parameter(part(self.weight.detach(), i, self.n))
-        layer.bias = nn.Parameter(part(self.bias.detach(), i, self.n))
-        return layer
+    def plain(self) -> nn.Linear:
+        """One of these layers, without weights."""
+        return nn.Linear(self.in_features, self.out_features, device="meta")
 
 
 class BatchedLayerNorm(nn.Module):
@@ -92,12 +89,9 @@ class BatchedLayerNorm(nn.Module):
         scaled = F.layer_norm(x, (self.width,), eps=EPS) * self.weight.view(self.n, 1, -1)
         return scaled + self.bias.view(self.n, 1, -1)
 
-    def member(self, i: int) -> nn.LayerNorm:
-        """Norm i, a view."""
-        layer = nn.LayerNorm(self.width, eps=EPS, device="meta")
-        layer.weight = nn.Parameter(part(self.weight.detach(), i, self.n))
-        layer.bias = nn.Parameter(part(self.bias.detach(), i, self.n))
-        return layer
+    def plain(self) -> nn.LayerNorm:
+        """One of these norms, without weights."""
+        return nn.LayerNorm(self.width, eps=EPS, device="meta")
 
 
 def linear(n: int, d_in: int, d_out: int) -> nn.Linear:
@@ -242,7 +236,7 @@ class Networks:
         ValueError: a size is below 1 or the kind unknown.
     """
 
-    kind: str = "simba"
+    kind: Annotated[str, one_of("simba", "mlp")] = "simba"
     actor_width: Width = 128
     actor_depth: Depth = 1
     critic_width: Width = 512
@@ -251,8 +245,6 @@ class Networks:
 
     def __post_init__(self) -> None:
         check_arguments(Networks, vars(self))
-        if self.kind not in ENCODERS:
-            raise ValueError(f"kind={self.kind} is unknown; accepted: {', '.join(ENCODERS)}")
 
     def actor(self, observations: int, actions: int) -> Actor:
         """A new actor."""
@@ -275,7 +267,10 @@ def plain_critic(critics: Critics, i: int) -> Critics:
     plain.n, plain.name = 0, f"{critics.name}{i}"
     for path, module in critics.named_modules():
         if isinstance(module, (BatchedLinear, BatchedLayerNorm)):
-            plain.set_submodule(path, module.member(i))
+            layer = module.plain()
+            layer.weight = nn.Parameter(part(module.weight.detach(), i, module.n))
+            layer.bias = nn.Parameter(part(module.bias.detach(), i, module.n))
+            plain.set_submodule(path, layer)
     return plain
 
 

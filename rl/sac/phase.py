@@ -9,42 +9,20 @@ import torch
 from torch import Tensor
 
 from fire_core.methods import Context, Net
-from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At
-from harness.training.firing import start
-from harness.training.measure import check_finite
-from rl.common import checkpoint
-from rl.common.boundary import METRICS
-from rl.common.replay_store import RingStore
+from harness.training.measure import weight_numbers
+from harness.training.plasticity import plasticity
+from rl.common.learner import start_row
 from rl.sac.learner import Learner, share_state
-from rl.sac.probe import diagnose, pass_probe, probe_batch, probe_loss, trigger_losses
 from rl.sac.task import Task
-from rl.sac.update import NAMES, normalised, squash
+from rl.sac.transitions import batch_at
+from rl.sac.update import NAMES, Batch, actor_loss, critic_loss, normalised, squash
 from rl.sac.workers import play_episodes
 
 LOOKED_AT = 8192  # transitions that a method gets, in batches
-
-
-def save(task: Task, learner: Learner, run: Run, replay_store: RingStore) -> None:
-    """Write a checkpoint, unless a weight is not finite."""
-    check_finite(learner.step, learner.sums, *learner.net.parameters())
-    checkpoint.write(run, replay_store, learner, finished=learner.step >= task.total_steps)
-
-
-def start_trigger(task: Task, learner: Learner) -> Net:
-    """Make the run's trigger ready, if it has one; the networks that it measures, each critic alone."""
-    seen = learner.separate
-    start(
-        learner,
-        net=seen,
-        metrics=METRICS,
-        total_steps=task.total_steps,
-        after=task.steps_before_trigger,
-        losses=functools.partial(trigger_losses, task, learner, seen),
-        probe=functools.partial(pass_probe, task, learner, seen),
-    )
-    return seen
+PROBE = 512  # transitions on which plasticity is measured
+TENTH = 0.1
 
 
 @torch.inference_mode()
@@ -71,26 +49,16 @@ def evaluate(task: Task, learner: Learner) -> dict[str, float]:
 
 def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     """The row at this step, with an evaluation."""
-    if learner.counted:
-        check_finite(learner.step, learner.sums)
-    means = (learner.sums / max(learner.counted, 1)).tolist()
-    row: dict[str, Any] = {
-        "step": learner.step,
-        "phase": learner.phase,
+    row = start_row(task, learner, [worker.total for worker in learner.workers.workers])
+    row |= {
         "env_steps": learner.step * task.control.action_repeat,
-        "updates": learner.updates,
         **evaluate(task, learner),
-        **(dict(zip(NAMES, means, strict=True)) if learner.counted else {}),
         "train/temperature": learner.temperature().item(),
-        **({"train/return": float(np.mean(learner.returns))} if learner.returns else {}),
         "lr": task.config.lr,
-        "seconds": round(learner.seconds, 3),
-        "seconds/waiting": round(learner.waited, 3),
     }
-    if task.tasks is not None:
-        phase, running = task.phases[learner.phase], [worker.total for worker in learner.workers.workers]
-        row |= learner.of_tasks.row(phase.end - phase.start, running, learner.step == phase.end)
-        if task.config.metrics != "off" and learner.counted:
+    if learner.counted:
+        row |= zip(NAMES, (learner.sums / learner.counted).tolist(), strict=True)
+        if task.tasks is not None and task.config.metrics != "off":
             row |= {f"plasticity/{key}": value for key, value in diagnose(task, learner).items()}
     learner.clear_sums()
     return row
@@ -125,7 +93,86 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
     )
 
 
-def summarise(learner: Learner) -> dict[str, Any]:
-    """What is kept of a run that has ended."""
-    counts = {"steps": learner.step, "updates": learner.updates, "seconds": learner.seconds}
-    return {"eval/return": learner.row["eval/return"], **learner.of_tasks.summary(), **counts}
+def pass_probe(task: Task, learner: Learner, net: Net) -> None:
+    """Pass some transitions of the replay through the networks, for a trigger that looks at activations."""
+    generator = seeding.generator(task.config.seed, "trigger", learner.turns)
+    batch = batch_at(learner.replay.sample(1, PROBE, generator), 0)
+    observation = normalised(batch.observation, learner.statistics.tensors(task.device))
+    for name, module in net.modules.items():
+        module(observation) if name == "actor" else module(observation, batch.action)
+
+
+def trigger_losses(task: Task, learner: Learner, net: Net, number: int, samples: int) -> Iterator[Tensor]:
+    """The critics' losses of mini-batches of transitions of the replay, for a trigger."""
+    generator = seeding.generator(task.config.seed, "trigger", learner.turns)
+    for _ in range(number):
+        yield probe_loss(task, net, *probe_batch(task, learner, samples, generator))
+
+
+def probe_batch(task: Task, learner: Learner, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`targets_for` transitions of the replay."""
+    return targets_for(task, learner, batch_at(learner.replay.sample(1, size, generator), 0), generator)
+
+
+def probe_loss(task: Task, net: Net, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The critics' loss; the actor runs too, so that its units can be measured."""
+    observation, action = torch.split(inputs, [task.observations, task.actions], 1)
+    net.modules["actor"](observation)
+    critics = [module for name, module in net.modules.items() if name != "actor"]
+    values = [critic(observation, action) for critic in critics]  # (n, batch), or (batch,) of each critic
+    q = values[0] if values[0].ndim == 2 else torch.stack(values)
+    return critic_loss(q, targets)
+
+
+def measure(task: Task, learner: Learner) -> dict[str, float]:
+    """How plastic the networks are, on transitions of the replay."""
+    inputs, targets = probe_batch(task, learner, PROBE, seeding.generator(task.config.seed, "probe", learner.phase))
+    net, level = learner.separate, task.config.metrics
+    features = plasticity(net, lambda: probe_loss(task, net, inputs, targets), level)
+    return features | weight_numbers(net, level)  # of each critic alone
+
+
+def diagnose(task: Task, learner: Learner) -> dict[str, float]:
+    """How plastic the networks of a stream are now; nothing in them changes.
+
+    Returns:
+        dormant_ratio, dfi, and the ranks of the features of the last critic's head (`plasticity`), over the actor and
+        each critic; gradient_norm and gradient_norm_actor, of the critics' and the actor's loss on transitions of the
+        replay; td_fresh and td_old: the mean absolute errors of the critics' values on the newest and on the oldest
+        tenth of the transitions that the replay holds.
+    """
+    generator = seeding.generator(task.config.seed, "diagnose", learner.turns)
+    batch = batch_at(learner.replay.sample(1, PROBE, generator), 0)
+    inputs, targets = targets_for(task, learner, batch, generator)
+    net = learner.separate
+    loss = functools.partial(probe_loss, task, net, inputs, targets)
+    numbers = plasticity(net, loss, "cheap", ranks=True) | weight_numbers(net, "cheap")
+
+    observation, action = torch.split(inputs, [task.observations, task.actions], 1)
+    mean, log_std = learner.actor(observation)
+    noise = torch.randn(PROBE, task.actions, generator=generator).to(task.device)
+    chosen, log_p = squash(mean, log_std, noise)
+    critic = learner.agent.critic
+    of_actor = actor_loss(critic(observation, chosen), log_p, learner.temperature().detach())
+    of_critics = critic_loss(critic(observation, action), targets)
+    losses = {"gradient_norm": (critic, of_critics), "gradient_norm_actor": (learner.actor, of_actor)}
+    for name, (module, value) in losses.items():
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(value, trained)
+        numbers[name] = torch.nn.utils.get_total_norm(gradients).item()
+    for name, part in (("td_old", (0.0, TENTH)), ("td_fresh", (1 - TENTH, 1.0))):
+        drawn = learner.replay.sample_part(PROBE, generator, part)
+        inputs, y = targets_for(task, learner, drawn, generator)
+        with torch.no_grad():
+            observation, action = torch.split(inputs, [task.observations, task.actions], 1)
+            numbers[name] = (critic(observation, action) - y).abs().mean().item()
+    return numbers
+
+
+@torch.no_grad()
+def targets_for(task: Task, learner: Learner, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Normalised observations with their actions, (B, o + a), and the critics' targets, (B,)."""
+    statistics = learner.statistics.tensors(task.device)
+    noise = torch.randn(len(batch.reward), task.actions, generator=generator).to(task.device)
+    y = learner.agent.target_values(batch, normalised(batch.next_observation, statistics), noise)
+    return torch.cat([normalised(batch.observation, statistics), batch.action], 1), y

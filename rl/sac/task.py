@@ -15,7 +15,7 @@ from harness.config.checks import Group, check_options
 from harness.config.config import resolve_device, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.groups import register
-from harness.config.memory import check_fits, check_network_fits
+from harness.config.memory import check_fits
 from harness.training import seeding
 from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl, Phase, fill_lengths, split
@@ -62,15 +62,13 @@ class SacConfig(AgentConfig):
     eval_every: Count = MISSING  # environment steps
     eval_episodes: Annotated[int, within(1, 1000)] = 10
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: within residual blocks
-    compile: bool | None = None  # torch.compile the update; null: on a GPU
-    cuda_graph: bool | None = None  # replay the update as one CUDA graph; null: on a GPU
 
 
-REFUSED = (
-    "has a hook ({hook}) that rl.sac has no place for (docs/methods.md says why); it runs methods that act at the "
-    "midpoint, by a penalty, after a step or after a row, such as full_reset, snp, pi, fire, redo and l2init"
-)
-NO_PLACE = {hook: REFUSED.format(hook=hook) for hook in ("optimizer", "watch", "before_step")}
+NO_PLACE = {
+    "watch": "watches the passes of each network, and rl.sac's critics train as one (docs/methods.md)",
+    "before_step": "acts when all gradients are there, and rl.sac's three steps follow each other (docs/methods.md)",
+    "owned": "trains a weight as one matrix, and those of rl.sac's critics are stacks of them (docs/methods.md)",
+}
 register("sac", SacConfig)
 
 
@@ -113,8 +111,6 @@ class Task(AgentTask):
             if config.replay_size < config[option]:
                 raise ConfigError(f"replay_size={config.replay_size} must be at least {option}={config[option]}")
         device = resolve_device(config.device)
-        if config.cuda_graph and device.type != "cuda":
-            raise ConfigError("cuda_graph=true needs device=cuda")
         set_up_torch(device, config.threads, config.deterministic)
         control: Control = build("env", config.env, Control)
         networks: Networks = build("networks", config.networks, Networks)
@@ -131,8 +127,6 @@ class Task(AgentTask):
         assert isinstance(options, SacConfig)
         network = f"networks={config.networks.name}"
         twins = 2 if control.twin else 1
-        check_network_fits(network, lambda: networks.actor(*sizes), device)
-        check_network_fits(network, lambda: networks.critics(*sizes, twins), device)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         actor, critics = networks.actor(*sizes), networks.critics(*sizes, twins)
         task = cls(
@@ -163,16 +157,6 @@ class Task(AgentTask):
         """Decisions from one row to the next."""
         envs = self.config.num_envs
         return int(max(1, self.config.eval_every // (self.control.action_repeat * envs)) * envs)
-
-    @property
-    def compiles(self) -> bool:
-        """Whether updates are compiled."""
-        return self.device.type == "cuda" if self.config.compile is None else self.config.compile
-
-    @property
-    def records(self) -> bool:
-        """Whether updates are recorded as a CUDA graph."""
-        return self.device.type == "cuda" and self.config.cuda_graph is not False
 
     @functools.cached_property
     def eval_envs(self) -> list[Worker]:

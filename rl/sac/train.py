@@ -6,7 +6,6 @@ Two phases of equal length in one task; a method acts between them. Read from `m
 import contextlib
 import functools
 import sys
-import time
 from typing import Any
 
 import hydra
@@ -25,14 +24,12 @@ from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import act_after_row, act_at_boundary
 from harness.training.loop import Loop
-from rl.common import checkpoint
 from rl.common.boundary import update_targets
-from rl.common.learner import ask_trigger
+from rl.common.learner import ask_trigger, start_trigger
 from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner
-from rl.sac.phase import make_context, make_row, policy, save, start_trigger, summarise
-from rl.sac.probe import measure
+from rl.sac.phase import make_context, make_row, measure, pass_probe, policy, trigger_losses
 from rl.sac.task import Task
 from rl.sac.transitions import batch_at
 from rl.sac.update import Batch, Drawn, Temperature
@@ -55,11 +52,12 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     replay_store = RingStore(run.folder / "replay")
     if state is not None:
         with loading():
-            checkpoint.load_replay(replay_store, learner.replay, state)
+            learner.load_replay(replay_store, state)
             learner.load_state_dict(task, state)
-    seen = start_trigger(task, learner)
+    seen = learner.separate  # each critic alone
+    start_trigger(task, learner, seen, trigger_losses, pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
-    write_checkpoint = functools.partial(save, task, learner, run, replay_store)
+    write_checkpoint = functools.partial(learner.save, task, run, replay_store)
     with (
         contextlib.closing(learner),
         contextlib.closing(task),
@@ -87,7 +85,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 if firing := ask_trigger(learner, seen, loss):
                     act(task, learner, run, firing)
                 loop.end_step(write_checkpoint, ended)
-    return summarise(learner)
+    return learner.summary()
 
 
 PROGRAM = Program(Task.from_config, train, groups=("env",))
@@ -109,7 +107,7 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
         if task.empties_replay:
             learner.replay.forget()
         if task.restarts_at_boundaries and config.boundary.statistics == "new":
-            learner.statistics = Statistics(task.observations, config.normalize_observations)
+            learner.statistics = Statistics(task.observations)
         if task.tasks is not None:
             begin_task(task, learner)
     learner.clear_sums()
@@ -155,9 +153,7 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     learner.workers.send(actions)
     if learner.decisions(task) >= config.random_steps:
         loss = learn(task, learner, acts)
-    before = time.monotonic()
     stepped = learner.workers.receive()
-    learner.waited += time.monotonic() - before
     learner.step += config.num_envs
     learner.phase_step += config.num_envs
     remember(task, learner, actions, stepped)
@@ -168,7 +164,8 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
     """An action in [-1, 1] for each environment, (environments, actions): random at first, then from the policy."""
     observations = learner.workers.observations
-    learner.statistics.update(observations)
+    if task.config.normalize_observations:
+        learner.statistics.update(observations)
     shape = (len(observations), task.actions)
     if learner.decisions(task) < task.config.random_steps:
         return (torch.rand(shape, generator=learner.generator) * 2 - 1).numpy()

@@ -4,10 +4,11 @@ import math
 
 import torch
 
+from rl.common.replay_store import Ring
 from rl.sac.update import Batch
 
 
-class Transitions:
+class Transitions(Ring):
     """The newest transitions of each environment; `rl.common.replay_store` writes them to disk.
 
     Args:
@@ -21,21 +22,16 @@ class Transitions:
     def __init__(
         self, capacity: int, envs: int, observations: int, actions: int, device: torch.device | str = "cpu"
     ) -> None:
-        self.rows, self.device = capacity // envs, torch.device(device)
+        rows, self.device = capacity // envs, torch.device(device)
         shapes = Batch((observations,), (actions,), (), (), (observations,))  # type: ignore[arg-type]
-        self.columns = {
-            name: torch.zeros(envs, self.rows, *shape, device=device)
+        columns = {
+            name: torch.zeros(envs, rows, *shape, device=device)
             for name, shape in zip(Batch._fields, shapes, strict=True)
         }
-        self.written = [0] * envs  # since the start of the run; the same for all
-        self.begins = [0] * envs  # the first row that may be drawn
+        super().__init__(columns, rows, envs)  # all write at the same time
 
     def __len__(self) -> int:
         return len(self.written) * min(self.written[0] - self.begins[0], self.rows)
-
-    def forget(self) -> None:
-        """Draw nothing more of what was appended until now."""
-        self.begins = list(self.written)
 
     def add(self, batch: Batch) -> None:
         """Append a transition of each environment, (envs, ...), over its oldest one once the ring is full."""
@@ -52,13 +48,9 @@ class Transitions:
             size: of one.
             generator: on the CPU.
         """
-        return self.gather(self.draw((batches, size), generator))
-
-    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Places of transitions, uniform with replacement, for `gather`."""
-        index = torch.randint(len(self), shape, generator=generator).to(self.device, non_blocking=True)
+        index = torch.randint(len(self), (batches, size), generator=generator).to(self.device, non_blocking=True)
         filled = min(self.written[0] - self.begins[0], self.rows)
-        return index // filled * self.rows + (index % filled + self.begins[0]) % self.rows
+        return self.gather(index // filled * self.rows + (index % filled + self.begins[0]) % self.rows)
 
     def gather(self, places: torch.Tensor) -> Batch:
         """The transitions at these places, (*places.shape, ...)."""
@@ -72,10 +64,6 @@ class Transitions:
         row = torch.randint(first, end, (size,), generator=generator)
         env = torch.randint(len(self.written), (size,), generator=generator)
         return self.gather((env * self.rows + row % self.rows).to(self.device))
-
-    def loaded(self, written: list[int]) -> None:
-        """Called by `rl.common.replay_store` once the columns are filled."""
-        self.written = list(written)
 
 
 def batch_at(batch: Batch, i: int) -> Batch:

@@ -1,7 +1,6 @@
 """One update of soft actor-critic (Haarnoja et al., arXiv 1812.05905): actor, temperature, critics, target.
 
-Everything random comes in as an argument and nothing asks the device for a number, so the whole update can be compiled
-and, on a GPU, be replayed as one CUDA graph.
+Everything random comes in as an argument and nothing asks the device for a number, so the whole update can be compiled.
 """
 
 import math
@@ -204,39 +203,7 @@ class Update:
         self.optimizers[name].step()
 
 
-def compiled(update: Update) -> Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor]:
+def compiled(update: Update, mode: str) -> Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor]:
     """The update through `torch.compile`, compiled again: networks differ before and after a boundary."""
     torch.compiler.reset()
-    return torch.compile(update.__call__)
-
-
-class CudaGraph:
-    """A function that is recorded after some calls and replayed from then on, without Python and launches between.
-
-    Args:
-        function: of tensors at fixed shapes; works in place and asks the device for nothing.
-        calls: made as they are, on a stream of their own, before the recording.
-    """
-
-    def __init__(self, function: Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor], calls: int = 5) -> None:
-        self.function, self.calls = function, calls
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.stream = torch.cuda.Stream()
-
-    def __call__(self, batch: Batch, noise: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
-        if self.calls > 0:
-            self.calls -= 1
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                out = self.function(batch, noise, statistics)
-            torch.cuda.current_stream().wait_stream(self.stream)
-            return out
-        given = [*batch, noise, *statistics]
-        if self.graph is None:
-            self.given = [tensor.clone() for tensor in given]
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):  # records, does not compute
-                self.out = self.function(Batch(*self.given[:5]), self.given[5], (self.given[6], self.given[7]))
-        torch._foreach_copy_(self.given, given)  # one launch for all; torch has no public name for it
-        self.graph.replay()
-        return self.out
+    return torch.compile(update.__call__, mode=mode)

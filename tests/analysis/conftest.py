@@ -1,4 +1,4 @@
-"""Pictures are drawn as PNG alone, and coarsely where they are not compared with committed ones."""
+"""Pictures are drawn coarsely, and as PNG alone, where they are not compared with committed ones."""
 
 import pytest
 

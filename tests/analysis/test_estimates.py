@@ -15,10 +15,18 @@ def test_t_interval_is_the_textbook_one():
     assert (got.low, got.high) == pytest.approx((3 - half, 3 + half))
 
 
-def test_intervals_cover_the_mean_at_their_rate():
-    rng = np.random.default_rng(0)
-    hits = [e.low <= 0 <= e.high for e in (estimates.mean(rng.normal(size=5)) for _ in range(2000))]
-    assert np.mean(hits) == pytest.approx(0.95, abs=0.015)
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [5, 20])
+@pytest.mark.parametrize("kind", ["t", "iqm"])
+def test_intervals_hold_the_truth_at_their_rate(n, kind, monkeypatch):
+    """By simulation, on skewed data: t 0.93 and 0.94 of the cases, the IQM's 0.93 and 0.96."""
+    monkeypatch.setattr(rl, "RESAMPLES", 500)
+    rng, count = np.random.default_rng(n), {"t": 4000, "iqm": 200}[kind]
+    truth = 4.0 if kind == "t" else rl.iqm([rng.gamma(4, size=1_000_000)])
+    draws = [rng.gamma(4, size=n) for _ in range(count)]
+    found = [estimates.mean(x) if kind == "t" else rl.stratified(rl.iqm, [x]) for x in draws]
+    noise = 2 * np.sqrt(0.95 * 0.05 / count)
+    assert 0.92 - noise < np.mean([one.low <= truth <= one.high for one in found]) < 0.97 + noise
 
 
 def test_few_or_odd_values_have_no_made_up_interval():
@@ -26,24 +34,23 @@ def test_few_or_odd_values_have_no_made_up_interval():
     assert np.isnan(estimates.mean([]).mean)
     got = estimates.mean([1.0, np.nan, 3.0, np.inf])
     assert (got.mean, got.n) == (2, 2)
-    assert np.isnan(estimates.mean([0.5, 0.5], "bootstrap").low)
+    assert np.isnan(estimates.mean([0.5] * 20).low), "agreement is no certainty"
 
 
-def test_bootstrap_interval_agrees_with_t_on_many_values():
-    values = np.random.default_rng(1).normal(size=400)
-    one, other = estimates.mean(values), estimates.mean(values, "bootstrap")
-    assert (other.low, other.high) == pytest.approx((one.low, one.high), abs=0.01)
+def test_few_scores_and_scores_that_agree_have_no_resampled_interval():
+    few, many = [np.arange(4.0)], [np.arange(5.0)]
+    assert np.isnan(rl.stratified(rl.iqm, few).low)
+    assert np.isfinite(rl.stratified(rl.iqm, many).low)
+    assert np.isnan(rl.stratified(rl.probability_of_improvement, many, [many[0] + 10]).low), "0 [0, 0] claims certainty"
 
 
 def test_pairs_are_formed_over_common_seeds_only():
     ours, theirs = {0: 0.5, 1: 0.6, 2: 0.8, 9: 100.0}, {2: 0.6, 1: 0.5, 0: 0.2, 7: -100.0}
     got = estimates.paired(ours, theirs)
-    d = np.array([0.3, 0.1, 0.2])
     assert got.difference.n == 3
     assert got.difference.mean == pytest.approx(0.2)
     assert got.effect == pytest.approx(0.2 / 0.1)
     assert got.p == pytest.approx(stats.ttest_rel([0.5, 0.6, 0.8], [0.2, 0.5, 0.6]).pvalue)
-    assert estimates.paired(ours, theirs, "wilcoxon").p == pytest.approx(stats.wilcoxon(d).pvalue)
     assert estimates.paired({0: 1.0}, {1: 1.0}) is None
     assert np.isnan(estimates.paired({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.5}).p)  # no spread, no test
 
@@ -55,22 +62,12 @@ def test_holm_is_the_worked_example():
     assert estimates.holm([0.9, 0.8]).max() == 1
 
 
-@pytest.mark.parametrize("kind", ["sem", "bootstrap", "minmax"])
-def test_bands_skip_missing_seeds(kind):
+def test_bands_skip_missing_seeds():
     values = np.array([[1.0, 2.0, np.nan], [3.0, np.nan, np.nan]] * 3)
-    low, high = estimates.band(values, kind)
+    low, high = estimates.band(values)
     assert low[1] == high[1] == 2
     assert np.isnan([low[2], high[2]]).all()
-    expected = {"sem": 1 / np.sqrt(5), "minmax": 1, "bootstrap": 1}[kind]  # 1, three times, and 3: sd sqrt(6/5)
-    assert (low[0], high[0]) == pytest.approx((2 - expected, 2 + expected))
-
-
-def test_bootstrap_band_agrees_with_scipy():
-    values = np.random.default_rng(2).normal(size=(30, 4))
-    low, high = estimates.band(values, "bootstrap")
-    got = stats.bootstrap((values,), np.mean, method="percentile", rng=np.random.default_rng(3), axis=0)
-    assert low == pytest.approx(got.confidence_interval.low, abs=0.05)
-    assert high == pytest.approx(got.confidence_interval.high, abs=0.05)
+    assert (low[0], high[0]) == pytest.approx((2 - 1 / np.sqrt(5), 2 + 1 / np.sqrt(5)))  # 1, three times, and 3
 
 
 def test_iqm_drops_the_outer_quarters_of_all_scores_together():

@@ -1,10 +1,19 @@
-"""A row is called FIRE if its runs had the paper's form, by what its search chose."""
+"""A line or row is called FIRE if its runs had the paper's form, wherever it is named."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
 
-from analysis.forms import PAPER, label, names, winners
+from analysis import figures, make_report, plotting, rl, style, tables
+from analysis.forms import PAPER, STEPS, label, label_of_config, names, winners
+from analysis.runs import settings
+from analysis.sources import load
+from tests.analysis.synthetic import rows, write_run
 from tests.zygote import ROOT
 
 OTHER_FORMS = [
@@ -14,6 +23,10 @@ OTHER_FORMS = [
     ("scale", "keep_norm"),
     ("scale", "match_init"),
 ]
+FIRE = {"name": "fire", "solver": "newton_schulz", "iterations": 10, "norm_init": "frobenius", "scale": "modular",
+        "blend": 1.0, "variance_factor": 1.0, "tol": None, "layout": None}  # fmt: skip
+EXACT = {"name": "fire_exact", "solver": "exact", "scale": "modular", "blend": 1.0}
+CHAIN = {"name": "fire+muon", "of": "fire+muon", "parts": {"fire": FIRE | {"blend": 0.5}, "muon": {}, "snp": {}}}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +35,7 @@ OTHER_FORMS = [
         ("fire", "", "FIRE"),
         ("fire", "lr=0.1", "FIRE"),
         ("fire", "lr=0.1 method.scale=modular method.blend=1 method.norm_init=frobenius", "FIRE"),
+        ("fire", "method.iterations=10", "FIRE"),
         ("fire", "method.iterations=9 method.blend=1.0", "FIRE, 9 steps"),
         ("fire", "method.blend=0.75", "FIRE searched"),
         ("fire", "method.iterations=9 method.norm_init=spectral", "FIRE searched"),
@@ -34,23 +48,76 @@ OTHER_FORMS = [
         ("snp", "method.coef=0.5", "S&P"),
     ],
 )
-def test_names_follow_the_options(method: str, options: str, name: str) -> None:
+def test_names_follow_the_options_of_a_search(method: str, options: str, name: str) -> None:
     assert label(method, options) == name
+
+
+@pytest.mark.parametrize(
+    ("config", "detail", "name"),
+    [
+        ({"method": "fire"}, "", "FIRE"),
+        ({"method": FIRE}, "", "FIRE"),
+        ({"method": FIRE | {"layout": "qk"}}, "layout=qk", "FIRE (layout=qk)"),
+        ({"method": FIRE | {"iterations": 5}, "program": "language"}, "", "FIRE"),
+        ({"method": FIRE, "program": "language"}, "", "FIRE (iterations=10)"),
+        ({"method": FIRE | {"iterations": 5}}, "", "FIRE (iterations=5)"),
+        ({"method": FIRE | {"iterations": 5}}, "iterations=5", "FIRE (iterations=5)"),
+        ({"method": FIRE | {"norm_init": "spectral"}}, "", "FIRE (norm_init=spectral)"),
+        ({"method": FIRE | {"norm_init": "spectral"}}, "layout=qk", "FIRE (norm_init=spectral, layout=qk)"),
+        ({"method": FIRE | {"tol": 0.1}}, "", "FIRE (tol=0.1)"),
+        ({"method": FIRE, "tuned": "searched"}, "", "FIRE"),
+        ({"method": FIRE | {"iterations": 9}, "tuned": "searched"}, "", "FIRE, 9 steps"),
+        ({"method": FIRE | {"scale": "orthogonal"}, "tuned": "searched"}, "", "FIRE searched"),
+        ({"method": EXACT}, "", "FIRE exact"),
+        ({"method": EXACT | {"blend": 0.5}, "tuned": "searched"}, "", "FIRE exact, searched"),
+        ({"method": CHAIN}, "", "FIRE (blend=0.5) + Muon"),
+        ({"method": CHAIN, "tuned": "searched"}, "", "FIRE searched + Muon"),
+        ({"method": {"name": "snp", "scale": "orthogonal"}, "tuned": "searched"}, "", "S&P"),
+    ],
+)
+def test_names_follow_the_options_of_a_run(config: dict[str, Any], detail: str, name: str) -> None:
+    assert label_of_config(config, detail) == name
 
 
 def test_the_paper_s_form_is_the_default() -> None:
     default = yaml.safe_load((ROOT / "conf/method/fire.yaml").read_text())
     assert {option: str(default[option]).removesuffix(".0") for option in PAPER} == PAPER
+    assert str(default["iterations"]) == STEPS
+
+
+def test_figures_tables_and_reports_take_their_names_there(tmp_path: Path) -> None:
+    """Of runs with a search's options, as `tuned=searched` gives them."""
+    style.use()
+    searched = FIRE | {"norm_init": "spectral", "scale": "keep_norm"}
+    for seed in range(2):
+        write_run(tmp_path, "base", seed, metric="eval/return", rows_=rows("base", seed, 3, "eval/return"))
+        write_run(tmp_path, "fire", seed, hyper=searched, tuned="searched", metric="eval/return",
+                  rows_=rows("fire", seed, 3, "eval/return"))  # fmt: skip
+    runs, left_out = load([str(tmp_path)])
+    (setting,) = found = settings(runs)
+    named = ["Base", "FIRE searched"]
+    assert list(tables.results(setting)["method"]) == named
+    assert list(tables.results(setting))[-2:] == ["vs Base", "vs FIRE searched"]
+    for frame in (tables.convergence(found), tables.at_boundaries(setting), rl.table(found)):
+        assert list(frame["method"]) == named
+    palette = style.Palette(["base", "fire"])
+    grid = figures.with_others(figures.Grid("figure4a", "", ((),), program=""), found)
+    assert grid.rows == ((),)
+    panel = figures.Grid("x", "x", ((figures.Panel("x", "rl", setting.dataset),),))
+    for figure in (plotting.setting_figure(setting, palette), figures.grid_figure(panel, found, palette)):
+        assert sorted(text.get_text() for text in figure.legends[0].texts) == named
+        plotting.plt.close(figure)
+    text = make_report.report_page(runs, left_out)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])  # type: ignore[index]
+    assert [group["label"] for group in data["settings"][0]["groups"]] == named
+    assert not re.search(r'"FIRE"|>FIRE<', text)
 
 
 def test_the_first_of_the_best_trials_decides() -> None:
-    rows = [
-        ("fire", 2, "method.blend=0.5", 0.9),
-        ("fire", 1, "lr=1", 0.9),
-        ("fire", 0, None, 0.1),
-        ("snp", 0, None, 0.3),
-    ]
-    trials = pd.DataFrame(rows, columns=["method", "trial", "options", "score"])
+    trials = pd.DataFrame(
+        [("fire", 2, "method.blend=0.5", 0.9), ("fire", 1, "lr=1", 0.9), ("fire", 0, None, 0.1), ("snp", 0, None, 0.3)],
+        columns=["method", "trial", "options", "score"],
+    )
     assert winners(trials, more=True) == {"fire": "lr=1", "snp": ""}
     assert winners(trials, more=False) == {"fire": "", "snp": ""}
 
@@ -63,8 +130,8 @@ def test_a_table_of_several_streams_says_searched_if_one_was() -> None:
 @pytest.mark.parametrize("page", ["plasticity.md", "plasticity/earlier/search_of_nine.md"])
 def test_no_row_of_a_search_calls_another_form_fire(page: str) -> None:
     text = (ROOT / "docs/results" / page).read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| FIRE") and "method." in line]
-    assert rows
-    for line in rows:
+    found = [line for line in text.splitlines() if line.startswith("| FIRE") and "method." in line]
+    assert found
+    for line in found:
         other_form = any(f"{option}={value}" in line for option, value in OTHER_FORMS)
         assert ("searched" in line.split("|")[1]) == other_form, line

@@ -10,7 +10,6 @@ from scipy import stats
 
 from analysis import make_tables
 from analysis.make_tables import AGENTS, GAMES, PAGES, STREAM, TEXTS, Page, outcome_of_triggers
-from analysis.result_figures import NUMBERED, split_rows
 from analysis.runs import BadRun, Run
 from analysis.sources import load
 from analysis.stream_rows import TEXT_COLUMNS, of_streams, of_texts, rows_of_text
@@ -240,13 +239,6 @@ def test_a_seed_of_a_search_is_not_reported(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "search_a_digits.csv").write_text("setting,method,trial,options,score,seed 3\nab,base,0,,1,1\n")
     assert make_tables.main(["plasticity", "--results", str(tmp_path), "--page", "none"]) == 1
     assert "options were chosen on seed 3, which is reported" in capsys.readouterr().err
-
-
-def test_a_figure_of_many_texts_numbers_those_that_combine_least() -> None:
-    rows = pd.DataFrame({"method": [*(f"a-{i}" for i in range(NUMBERED)), "a", "a-b-c", "b"]})
-    shown, others = split_rows(rows)
-    assert shown["method"].tolist() == [*(f"a-{i}" for i in range(NUMBERED - 2)), "a", "b"]
-    assert others["method"].tolist() == [f"a-{NUMBERED - 2}", f"a-{NUMBERED - 1}", "a-b-c"]
 
 
 def test_no_table_and_no_number_of_the_documentation_is_stale(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ def test_a_stale_number_is_found_and_written_anew(tmp_path, monkeypatch) -> None
     new, wrong = numbers.renewed(text)
     assert new == text.replace("0.70", "0.71")
     assert wrong == ["a.md; FIRE; final; .2f: 0.70 is 0.71 now"]
-    parts = {"low": "0.61", "high": "0.82", "n": "20.00", "d": "-1.50", "p": "0.00"}
+    parts = {"low": "0.61", "high": "0.82", "n": "20.00", "p": "0.00"}
     assert {part: numbers.value(f"a.md; FIRE; final; {part}; .2f") for part in parts} == parts
 
 
@@ -42,7 +42,6 @@ def test_numbers_from_committed_rows(tmp_path, monkeypatch) -> None:
     for key, wanted in {
         "method=a; value; low; .3f": f"{3 - half:.3f}",
         "method=a; value; high; .3f": f"{3 + half:.3f}",
-        "method=a; value; se; .1f": "1.0",
         "method=a; value; n; .0f": "2",
         "method=a & task<=1; value; least; .0f": "1",
         "method=a minus method=b; value; .1f": "1.5",

@@ -55,7 +55,7 @@ def test_what_starts_anew_beside_the_weights_belongs_to_the_method(tmp_path):
     write_run(tmp_path, "fire", boundary={"target": "copy"})
     write_run(tmp_path, "fire", 1, boundary={"target": "keep"})
     (setting,) = settings(load([str(tmp_path)])[0])
-    assert [group.label for group in setting.groups] == ["base", "fire (target=copy)", "fire (target=keep)"]
+    assert [group.label for group in setting.groups] == ["Base", "FIRE (target=copy)", "FIRE (target=keep)"]
 
 
 @pytest.mark.parametrize("identified", [True, False])

@@ -4,8 +4,12 @@ import json
 import re
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import pytest
 
 
 class StandIn(ThreadingHTTPServer):
@@ -13,27 +17,15 @@ class StandIn(ThreadingHTTPServer):
 
     Args:
         runs: each {"name", "state", "config", "rows", "summary"}.
-        failures: how many requests for a list of runs get status 500 before one is answered.
     """
 
     daemon_threads = True
 
-    def __init__(self, runs: list[dict[str, Any]], failures: int = 0) -> None:
+    def __init__(self, runs: list[dict[str, Any]]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.runs, self.failures = runs, failures
+        self.runs = runs
+        self.failures = 0  # requests for a list of runs that get status 500 before one is answered
         self.asked: Counter[str] = Counter()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def __enter__(self) -> "StandIn":
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
 
     def answer(self, query: str, variables: dict[str, Any]) -> dict[str, Any] | None:
         """The data for a query; None to fail."""
@@ -57,7 +49,6 @@ class StandIn(ThreadingHTTPServer):
         wanted = variables.get("run") or variables.get("name") or variables.get("runName")
         run = next((run for run in self.runs if run["name"] == wanted), None)
         if run is None:
-            print("?", query, variables)
             return {}
         out = node(run)
         if "parquetHistory" in query:
@@ -66,6 +57,19 @@ class StandIn(ThreadingHTTPServer):
             low, high = int(variables["minStep"]), int(variables["maxStep"])
             out["history"] = [json.dumps(row) for row in run["rows"] if low <= row["_step"] < high]
         return {"project": project | {"run": out}}
+
+
+@contextmanager
+def service_of(runs: list[dict[str, Any]]) -> Iterator[StandIn]:
+    """A service with these runs, which `wandb.Api` asks."""
+    with pytest.MonkeyPatch.context() as patch, StandIn(runs) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        patch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_address[1]}")
+        patch.setenv("WANDB_API_KEY", "x" * 40)
+        patch.setenv("WANDB_SILENT", "true")
+        patch.setenv("WANDB_ERROR_REPORTING", "false")
+        yield server
+        server.shutdown()
 
 
 def node(run: dict[str, Any]) -> dict[str, Any]:

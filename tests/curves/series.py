@@ -24,7 +24,7 @@ SETTINGS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")  # of the l
 # Columns that were recorded under another name than they have now: {program: {recorded: now}}.
 RENAMED: dict[str, dict[str, str]] = {"vision": {}, "language": {"epoch": "iteration"}, "dqn": {}, "sac": {}}
 # Differ from run to run, or say where a row stands.
-IGNORED = ("seconds", "method/seconds", "method/peak_bytes", "seconds/waiting", "tokens_per_second", "mfu")
+IGNORED = ("seconds", "method/seconds", "method/peak_bytes", "seconds/waiting", "tokens_per_second")
 IGNORED += ("boundary/seconds", "boundary/peak_bytes", "step", "kind")
 # Elsewhere than where they were recorded (another torch, CPU or setting) numbers may differ: measured by recording with
 # ATEN_CPU_CAPABILITY=default and avx2 and comparing with AVX512. Worst: the loss of Muon 2.5e-4, the sharpness (a power

@@ -1,8 +1,5 @@
 """`keep=` takes the selectors of `exclude=`, whatever the method; what matches nothing is refused at the start."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -66,18 +63,6 @@ def test_selectors(options, keep, kept):
         assert {row.name.partition("[")[0] for row in fire_(MODEL, exclude=keep)} == (HEAD | BODY | ATTENTION) - kept
 
 
-def test_the_example_of_the_documentation():
-    page = (Path(__file__).parents[2] / "docs/in_your_loop.md").read_text()
-    (code,) = re.findall(r"```python\n([^`]*keep=[^`]*)```", page)
-    model = Model()
-    names = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
-    exec(code, names)
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    assert names["hook"].intervention.ask(1000) is not None
-    same = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
-    assert {name for name in same if "weight" in name and "body.1" not in name} == HEAD
-
-
 @pytest.mark.filterwarnings("ignore:nothing was projected")  # in the critic
 @pytest.mark.parametrize("options", METHODS, ids=["fire", "snp"])
 def test_names_of_several_networks(options):
@@ -100,18 +85,3 @@ def test_what_matches_nothing_is_refused_at_the_start(options, keep, message):
     model = Model()
     with pytest.raises(ValueError, match=message):
         Intervention(At(5), keep=keep, **options).begin({"model": model}, [torch.optim.SGD(model.parameters(), lr=0.1)])
-
-
-def test_buffers_are_kept_of_other_methods():
-    class Clear(ShrinkAndPerturb):
-        def at_boundary(self, net, context):
-            for module in net.modules.values():
-                for b in module.buffers():
-                    b.zero_()
-            return {}
-
-    for keep in ("body.1.running_var", nn.BatchNorm1d):
-        model = Model()
-        moved({"model": model}, keep, method=Clear())
-        assert torch.equal(model.body[1].running_var, torch.ones(6))
-        assert keep == nn.BatchNorm1d or model.body[1].num_batches_tracked == 0

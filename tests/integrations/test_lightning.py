@@ -104,16 +104,6 @@ def test_two_in_one_trainer_keep_states_of_their_own(tmp_path):
     assert [callback.intervention.firings for callback in again] == [1, 1]
 
 
-def test_what_was_due_at_the_last_step_comes_when_the_run_is_extended(tmp_path):
-    first = trainer(tmp_path, FireCallback(At([5, 20])), logger=False, max_epochs=2)
-    first.fit(Digits(), loader())
-    first.save_checkpoint(tmp_path / "end.ckpt")
-    model, again = Digits(), FireCallback(At([5, 20]), solver="exact")
-    trainer(tmp_path, again, logger=False, max_epochs=3).fit(model, loader(), ckpt_path=tmp_path / "end.ckpt")
-    assert again.intervention.firings == 2
-    assert [step for step, (fired, _) in model.seen.items() if fired] == [21]
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_the_averaged_model_of_lightning_follows(tmp_path, first):
     """Whichever of the two callbacks comes first."""

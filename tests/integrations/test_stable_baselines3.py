@@ -8,7 +8,7 @@ from torch import nn
 
 from fire_core.methods.full_reset import FullReset
 from fire_core.methods.snp import ShrinkAndPerturb
-from fire_core.triggers import At, Dormancy, EffectiveRank, Every, Plateau
+from fire_core.triggers import At, Dormancy, Every, Plateau
 from tests.integrations.digits import deviation
 
 sb3 = pytest.importorskip("stable_baselines3")
@@ -77,36 +77,6 @@ def test_numbers_go_to_the_models_logger(tmp_path):
     assert [line.split(",")[column] != "" for line in lines] == [False, False, True, False, True]
 
 
-def test_targets_follow_or_become_copies():
-    """DQN's target has its own biases: FIRE leaves them alone if it follows."""
-    biases = {}
-    for targets in ("follow", "copy"):
-        model = make("dqn")
-        model.learn(110, callback=FireCallback(At(100), solver="exact", targets=targets))
-        net, target = model.policy.q_net, model.policy.q_net_target
-        biases[targets] = [float(module.q_net[0].bias.abs().max()) for module in (net, target)]
-        weights = [module.q_net[0].weight for module in (net, target)]
-        assert (weights[0] - weights[1]).abs().max() < 2e-3, "five small steps later"
-        with torch.no_grad():
-            gap = float((net.q_net[0].bias - target.q_net[0].bias).abs().max())
-        biases[targets] = gap
-    assert biases["copy"] < biases["follow"]
-    with pytest.raises(ValueError, match="targets=keep is unknown; accepted: follow, copy"):
-        FireCallback(At(100), targets="keep")
-
-
-def test_the_head_is_projected_if_asked_for():
-    model = make("ppo")
-    model.learn(150, callback=[FireCallback(At(100), solver="exact", keep=()), see := See()])
-    assert all(see.seen[101].values())
-
-
-def test_what_is_named_in_keep_must_be_there():
-    for name in ("ppo", "dqn"):
-        with pytest.raises(ValueError, match=r"keep: no parameter matches 'action_nett'"):
-            make(name).learn(150, callback=FireCallback(At(100), keep="action_nett"))
-
-
 def test_other_methods_leave_the_head_alone_too():
     model = make("ppo", learning_rate=0.0)
     head, other = (model.policy.action_net.weight.clone(), model.policy.value_net.weight.clone())
@@ -137,13 +107,10 @@ def test_a_resumed_run_does_not_fire_again(name, tmp_path):
     assert all(any(v.shape == p.shape and torch.equal(v, p) for p in initial) for v in values), "those of the first run"
 
 
-def test_plateau_of_the_reward_and_effective_rank():
+def test_plateau_of_the_reward():
     callback = FireCallback(Plateau("rollout/ep_rew_mean", every=100, patience=2, mode="max", min_delta=0.9))
     make("dqn").learn(600, callback=callback)
     assert callback.intervention.firings >= 1
-    callback = FireCallback(EffectiveRank(below=1.0, rearm=1.0, every=50))
-    make("sac").learn(200, callback=callback)
-    assert 0 < callback.intervention.trigger.value < 1, "seen in training passes alone"
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,6 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
-def test_copies_follow(tmp_path):
-    model, average = Digits(), Digits()
-    fit(tmp_path, FireCallback(At(6), solver="exact", copies=[average]), model=model, max_steps=7)
-    assert all(isometric(average))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -79,8 +79,7 @@ def edit(**change: object):
     ("damage", "cause"),
     [
         (flip, "does not match its checksum"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-3]), "truncated"),
-        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "too long"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-3]), "its header says"),
         (lambda path: path.unlink(), "is missing"),
         (lambda path: path.with_suffix(".json").write_text("{"), "is damaged"),
         (edit(dtype="uint16"), "dtype=uint16"),

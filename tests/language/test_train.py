@@ -14,7 +14,6 @@ import torch
 from fire_core.methods import Net
 from harness.config.errors import ConfigError
 from language.model import GPT
-from language.sample import generate
 from language.task import Task
 from tests.language.conftest import Runs
 from tests.programs import LANGUAGE, final_state, only_run, rows, same, wait_for
@@ -55,7 +54,7 @@ def test_a_compiled_run_is_the_same_run(undisturbed, runs, tmp_path, method):
     plain = undisturbed if method == "fire" else tmp_path / "plain"
     if method != "fire":
         assert runs(plain, f"method={method}").code == 0
-    answer = runs(tmp_path / "traced", f"method={method}", "compile=true", before="traces_only")
+    answer = runs(tmp_path / "traced", f"method={method}", "compile=default", before="traces_only")
     assert answer.code == 0, answer.err
     one, other = only_run(plain / "runs"), only_run(tmp_path / "traced" / "runs")
     losses = [[row["val/loss"] for row in rows(run) if "kind" not in row] for run in (one, other)]
@@ -181,7 +180,7 @@ def test_tied_matrix_is_projected_unless_kept():
         (["model.n_head=3"], "model.n_embd must be a multiple of n_head=3"),
         (["model.block_size=100000"], "too few for model.block_size=100000"),
         (["dataset=wiki_owt"], "python -m language.prepare dataset=wikitext103"),
-        (["method=cbp", "compile=true"], "compile=false"),
+        (["method=cbp", "compile=default"], "compile=off"),
         (["dataset=texts"], "dataset=text needs path="),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, list) else "",
@@ -198,32 +197,6 @@ def test_divergence_ends_a_run_in_one_line(runs, tmp_path):
     (line,) = [line for line in answer.err.splitlines() if line.startswith("error:")]
     assert "not finite" in line
     assert "Traceback" not in answer.err
-
-
-def test_sample(undisturbed, zygote):
-    run = only_run(undisturbed / "runs").relative_to(undisturbed)
-    answer = zygote.run(undisturbed, "language.sample", f"run={run}", "prompt=def", "tokens=30", "samples=2")
-    assert answer.code == 0, answer.err
-    assert answer.out.startswith("def")
-    assert answer.out.count("def") >= 2
-    answer = zygote.run(undisturbed, "language.sample", f"run={run}", "checkpoint=nope")
-    assert answer.code == 2
-    assert "checkpoint=nope is not in" in answer.err
-    entry = cache_of(undisturbed)
-    answer = zygote.run(undisturbed, "language.sample", f"run={entry}", "checkpoint=best", "tokens=5")
-    assert answer.code == 0, answer.err
-
-
-def test_greedy_samples_are_the_most_probable_tokens():
-    torch.manual_seed(0)
-    model = GPT(16, 8, 1, 2, 16).eval()
-    start = torch.randint(16, (2, 3))
-    out = generate(model, start, 9, temperature=0)
-    assert out.shape == (2, 12)
-    for i in range(3, 12):
-        logits, _ = model(out[:, max(0, i - 8) : i])
-        assert torch.equal(out[:, i], logits[:, -1].argmax(1))
-    assert torch.equal(generate(model, start, 9, temperature=1.0, top_k=1), out)
 
 
 # ---- several processes

@@ -16,7 +16,7 @@ from fire_core.units.graph import Units, between
 from fire_core.weights.optimizer_state import parts_of
 from harness.config.build import build
 
-PHASE = 30  # steps
+PHASE = 15  # steps
 
 
 class Layers(nn.Sequential):

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from fire_core.methods import Net
 from fire_core.methods.contrib.adamo import AdamO
-from harness.config.errors import ConfigError
 from rl.sac.networks import BatchedLinear
-from tests.programs import SAC, VISION, compose, rows
+from tests.programs import VISION, compose, rows
 
 
 class Network(nn.Module):
@@ -59,21 +58,6 @@ def test_steps_are_those_of_the_formula(memory: torch.memory_format) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12, msg=name)
 
 
-def test_without_strength_it_is_adam_bit_for_bit() -> None:
-    torch.manual_seed(0)
-    model = Network()
-    other = copy.deepcopy(model)
-    one = AdamO(lr=0.1, coef=0.0).optimizer(Net({"m": model}, {}), torch.optim.SGD)
-    two = torch.optim.Adam(other.parameters(), lr=0.1)
-    for _ in range(3):
-        for a, b in zip(model.parameters(), other.parameters(), strict=True):
-            a.grad = torch.randn_like(a)
-            b.grad = a.grad.clone()
-        one.step()
-        two.step()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-
-
 def test_it_leads_to_isometries_and_spares_what_is_not_trained() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4), nn.Linear(4, 4))
@@ -95,10 +79,8 @@ def test_refused() -> None:
 
 
 def test_in_programs(tmp_path: Path) -> None:
-    """The trainer's rate and its schedule are AdamO's; SAC has no place for it."""
+    """The trainer's rate and its schedule are AdamO's."""
     stream = ("benchmark=permuted", "benchmark.tasks=1", "lr=0.004", "warmup=0.5", "epochs=1")
     (row,) = [row for row in rows(VISION.run(tmp_path, "method=adamo", *stream)) if "kind" not in row]
     assert row["lr"] > 0
     assert compose("vision", "method=adamo", "lr=0.004").method.lr == 0.004
-    with pytest.raises(ConfigError, match="has no place for"):
-        SAC.run(tmp_path, "method=adamo")

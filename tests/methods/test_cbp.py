@@ -66,28 +66,6 @@ def test_every_step_is_the_definition() -> None:
     np.testing.assert_allclose(method.state["utility"].numpy(), uses, rtol=1e-4, atol=1e-7)
 
 
-def test_a_young_unit_is_not_replaced_for_its_short_average() -> None:
-    """The bias correction: of two units of equal use, one just mature, neither looks worse by its age."""
-    torch.manual_seed(0)
-    model = perceptron()
-    net = Net.of({"model": model})
-    method = ContinualBackprop(rate=0.0, maturity=2, decay=0.99)
-    with torch.no_grad():
-        for layer in (model[0], model[2]):  # units 0 and 1 are twins
-            layer.bias[0] = 1
-            layer.weight[1], layer.bias[1] = layer.weight[0], layer.bias[0]
-        model[2].weight[:, 1] = model[2].weight[:, 0]
-    with method.watch(net):
-        for step in range(30):
-            if step == 20:
-                method.state["age"][1] = method.state["utility"][1] = 0
-            model(torch.ones(4, 5))
-            method.after_step(net, moment(step))
-    corrected = method.state["utility"] / (1 - method.decay ** method.state["age"])
-    assert method.state["utility"][1] < 0.5 * method.state["utility"][0]
-    torch.testing.assert_close(corrected[1], corrected[0], rtol=1e-4, atol=0)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_outgoing_weights_through_any_graph(name: str) -> None:
     """Mean |weight| over all that read a unit, gathered number by number."""

@@ -115,15 +115,6 @@ def test_layouts_are_fires_own() -> None:
     assert [label for label in after if not torch.equal(after[label], before[label])] == ["head.weight"]
 
 
-def test_a_frozen_weight_stays_unless_it_is_asked_for() -> None:
-    for spared in (True, False):
-        net, _ = trained()
-        weight = net.modules["model"].up.weight.requires_grad_(False)
-        before = weight.clone()
-        RandomIsometry(trainable_only=spared).at_boundary(net, moment())
-        assert torch.equal(weight, before) == spared
-
-
 def test_a_network_without_matrices_is_refused() -> None:
     for model in (nn.LayerNorm(5), nn.Embedding(4, 3)):
         with pytest.raises(ValueError, match="takes no matrix"):
@@ -165,12 +156,6 @@ def test_every_network_s_optimizer_is_reset_and_no_other() -> None:
     done = OptimizerReset().at_boundary(Net.of(models), moment(0, *optimizers))
     assert done == {"optimizer_states_reset": 4}
     assert [len(optimizer.state) for optimizer in optimizers] == [0, 0, 1]
-
-
-def test_plain_gradient_descent_has_nothing_to_forget() -> None:
-    net, _ = trained()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    assert OptimizerReset().at_boundary(net, moment(0, optimizer)) == {"optimizer_states_reset": 0}
 
 
 def test_programs_refuse_it_where_the_next_phase_has_a_new_optimizer(tmp_path: Path) -> None:

@@ -39,40 +39,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"percentile": 0.5, "every": 2, "max_age": 64, "variant": "fire_paper"},
     ],
 }
-# Values just outside of what an option accepts.
+# What more than an annotation refuses; that refuses all options alike, see tests/test_ranges.py.
 REFUSED = {
-    "adamo": ["lr=0", "coef=-1", "betas=[1.0,0.9]", "eps=0"],
-    "c_chain": ["scale=-1", "coef=-1", "warmup=0", "window=0"],
-    "cbp": ["rate=1.5", "decay=-1", "maturity=-1", "variant=x"],
-    "cpr": ["rate=2", "every=0", "transform=step"],
-    "dash": ["alpha=2", "minimum=-1", "mode=both", "variant=x"],
-    "fire": ["iterations=0", "norm_init=x", "layout=x", "scale=x", "blend=2", "solver=x", "variance_factor=2.0"],
-    "fuse": ["keep=1.0", "keep=-0.1", "weights=3"],
-    "hare_tortoise": ["momentum=1", "every=0"],
-    "l2_er": ["weight_decay=-1", "lr=-1", "every=0"],
-    "l2init": ["coef=-1"],
-    "muon": ["variant=x", "lr=0"],
-    "nap": ["every=0"],
-    "parseval": ["coef=-1", "scale=0"],
+    "fire": ["norm_init=x", "layout=x", "scale=x", "blend=2", "solver=x", "variance_factor=2.0"],
     "random_isometry": ["layout=x", "scale=x", "variance_factor=2.0"],
-    "redo": ["threshold=-1", "every=0", "samples=0", "variant=x"],
-    "regrama": ["threshold=-1", "every=0"],
-    "snp": ["perturb=2", "perturb=0.1 coef=0", "variant=x", "layout=x"],
-    "snr": ["percentile=1.0", "every=0", "variant=x"],
-    "spectral": ["coef=-1", "k=0", "iterations=0"],
-    "swr": [
-        "factor=0",
-        "factor=1.5 pruning=proportional",
-        "every=0",
-        "utility=random",
-        "pruning=x",
-        "reinit=x",
-        "decay=1",
-    ],
-    "trac": ["scale=0", "eps=0"],
-    "upgd": ["lr=0", "beta=1", "sigma=-1"],
-    "weight_clipping": ["zeta=0"],
-    "weight_decay": ["coef=-1"],
+    "snp": ["perturb=0.1 coef=0", "layout=x"],
+    "swr": ["factor=1.5 pruning=proportional"],
 }
 
 
@@ -108,7 +80,7 @@ def test_every_number_has_an_effect_and_a_resume_has_none(name: str) -> None:
     settings = [options(name) | setting for setting in SETTINGS.get(name, [{}])]
     usual = [trained(setting) for setting in settings]
     for setting, expected in zip(settings, usual, strict=True):
-        again = trained(setting, cut=PHASE + 7)
+        again = trained(setting, cut=PHASE + 6)
         assert not differ(expected, again), f"{setting}: a run that is cut and resumed ends otherwise"
     without = set()
     for number in sorted({key for setting in settings for key, _ in moves(setting)}):

@@ -11,19 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import language.train
 import vision.train
-from language.model import GPT
-from tests.programs import LANGUAGE, VISION, assert_same, final_state, rows
+from tests.programs import VISION, assert_same, final_state, rows
 
 OPTIONS = ("benchmark=continual", "benchmark.chunks=2", "dataset.train_size=512", "model.stages=2")
-METHODS = {
-    "snr fire_paper": ("percentile=0.5", "max_age=200", "every=2", "variant=fire_paper"),
-    "muon": (),
-    "c_chain": ("warmup=4", "window=6", "scale=1.0"),
-}
-
-ROUGH = {"snr": ("batch_size=32", "lr=1.0")}  # units do fall silent then
 
 
 class Headed(nn.Module):
@@ -40,12 +31,6 @@ class Headed(nn.Module):
         return logits
 
 
-class InjectableGPT(GPT):
-    """A GPT in which the second layer of an MLP may be injected, since its head is tied to the embedding."""
-
-    injectable = ("transformer.h.0.mlp.c_proj",)
-
-
 class Cut(Exception):
     """The end of the first process."""
 
@@ -55,18 +40,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("case", METHODS)
-def test_cut_and_go_on(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = case.split()[0]
-    method = [f"method={name}", *(f"method.{option}" for option in METHODS[case]), *ROUGH.get(name, ())]
-    calm = VISION.run(tmp_path / "calm", *OPTIONS, *method)
-    base = VISION.run(tmp_path / "base", *OPTIONS, *ROUGH.get(name, ()), "method=base")
-    assert rows(base)[-1]["train/loss"] != rows(calm)[-1]["train/loss"], "the method did nothing here"
+def test_cut_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = (*OPTIONS, "method=snr", "method.percentile=0.5", "method.max_age=200", "method.every=2")
+    options += ("method.variant=fire_paper", "batch_size=32", "lr=1.0")  # units do fall silent then
+    calm = VISION.run(tmp_path / "calm", *options)
     cut_before_end(monkeypatch, vision.train, rows(calm)[-1]["step"])
     with pytest.raises(Cut):
-        VISION.run(tmp_path / "rough", *OPTIONS, *method)
-    rough = VISION.run(tmp_path / "rough", *OPTIONS, *method)
-    assert_same(rough, calm)
+        VISION.run(tmp_path / "rough", *options)
+    assert_same(VISION.run(tmp_path / "rough", *options), calm)
 
 
 def cut_before_end(monkeypatch: pytest.MonkeyPatch, trainer: ModuleType, last: int) -> None:
@@ -84,25 +65,20 @@ def cut_before_end(monkeypatch: pytest.MonkeyPatch, trainer: ModuleType, last: i
     monkeypatch.setattr(trainer.Run, "checkpoint_due", property(lambda _: steps % 3 == 0))
 
 
-@pytest.mark.parametrize("program", ["vision", "language"])
 def test_a_network_with_injected_modules_is_resumed(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The method has put modules into a model of the user's own: a resume puts them there before it loads weights."""
-    kind, trainer, model, head = {
-        "vision": (VISION, vision.train, Headed, "head"),
-        "language": (LANGUAGE, language.train, InjectableGPT, InjectableGPT.injectable[0]),
-    }[program]
-    options = ["method=pi", f"model._target_={__name__}.{model.__name__}"]
-    calm = kind.run(tmp_path / "calm", *options)
-    assert f"{head}.new.weight" in final_state(calm)["modules"]["model"], "nothing was injected"
+    options = ["method=pi", f"model._target_={__name__}.Headed"]
+    calm = VISION.run(tmp_path / "calm", *options)
+    assert "head.new.weight" in final_state(calm)["modules"]["model"], "nothing was injected"
     last = rows(calm)[-1]["step"]
-    cut_before_end(monkeypatch, trainer, last)
+    cut_before_end(monkeypatch, vision.train, last)
     with pytest.raises(Cut):
-        kind.run(tmp_path / "rough", *options)
+        VISION.run(tmp_path / "rough", *options)
     caplog.clear()
     with caplog.at_level("INFO"):
-        rough = kind.run(tmp_path / "rough", *options)
+        rough = VISION.run(tmp_path / "rough", *options)
     (resumed,) = (int(step) for step in re.findall(r"resumed at step (\d+)", caplog.text))
     assert resumed > last - 6, "the newest checkpoint could not be loaded"
     assert_same(rough, calm)

@@ -45,28 +45,6 @@ def test_upgd() -> None:
     replay("upgd", method, torch.optim.SGD, 1e-5, 1e-6)
 
 
-def test_upgd_s_noise_goes_to_useless_weights() -> None:
-    """Of two weights without gradient, the one of greatest utility moves by 1 - sigmoid(1) of the noise."""
-    torch.manual_seed(0)
-    moves = []
-    for _ in range(2000):
-        weight = nn.Parameter(torch.tensor([1.0, 0.0]))
-        optimizer = UPGD(lr=1.0, weight_decay=0.0, beta=0.0, sigma=0.1).optimizer(
-            Net({"m": Wrapped(weight)}, {}), torch.optim.SGD
-        )
-        weight.grad = torch.tensor([-1e-6, 0.0])
-        optimizer.step()
-        moves.append((weight.detach() - torch.tensor([1.0, 0.0])).clone())
-    spread = torch.stack(moves).std(0) / 0.1
-    torch.testing.assert_close(spread, torch.tensor([1 - 1 / (1 + math.exp(-1)), 0.5]), rtol=0.06, atol=0)
-
-
-class Wrapped(nn.Module):
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
-
-
 def test_weight_clipping() -> None:
     data = public.load("clipping")
     replay("clipping", WeightClipping(data["option.zeta"]), torch.optim.Adam, 1e-5, 1e-6, lr=data["option.lr"])
@@ -161,20 +139,6 @@ def test_swr_leaves_alone_what_the_step_did_not_train_and_the_optimizers_state()
     method.after_step(own, moment(optimizers=[optimizer]))
     assert [name for name, p in net.named_parameters() if not torch.equal(p, before[name])] == ["1.weight", "1.bias"]
     assert all(torch.equal(state["exp_avg"], old) for state, old in zip(optimizer.state.values(), moments, strict=True))
-
-
-def test_swr_takes_the_share_on_average() -> None:
-    """0.3 of one weight: in three of ten times."""
-    net, counts = nn.Linear(1, 1, bias=False), 0
-    own = Net.of({"m": net})
-    for t in range(2000):
-        with torch.no_grad():
-            net.weight.fill_(5.0)
-        net.weight.grad = torch.ones_like(net.weight)
-        method = SelectiveWeightReinitialization("magnitude", "proportional", 0.3, 1)
-        method.after_step(own, moment(t))
-        counts += int(net.weight.item() != 5.0)
-    assert counts / 2000 == pytest.approx(0.3, abs=0.04)
 
 
 def test_trac() -> None:

@@ -64,25 +64,6 @@ def test_many_units_are_many_lists(every: int, batch: int) -> None:
     assert resets > 20
 
 
-@pytest.mark.parametrize("percentiles", [(0.92, 0.99), (0.5, 0.9)])
-def test_the_percentile_has_an_effect(percentiles: tuple[float, float]) -> None:
-    """On 400 units that fire at random, where the FIRE authors' code, which keeps 16 silences, knows no difference."""
-    resets, ends = [], []
-    for percentile in percentiles:
-        generator = torch.Generator().manual_seed(0)
-        silences = Silences(400, percentile, 1, 20_000, 2.0, batch=256)
-        chance = torch.rand(400, generator=generator)
-        total = torch.zeros(400)
-        for _ in range(4):
-            for _ in range(400):
-                total += silences.step(torch.rand(400, generator=generator) < chance, 256)
-            silences.end_epoch()
-        resets.append(total)
-        ends.append(silences.threshold)
-    assert (ends[0] < ends[1]).float().mean() > 0.3
-    assert resets[0].sum() > 1.5 * resets[1].sum()
-
-
 def test_a_unit_that_falls_silent_is_recycled() -> None:
     torch.manual_seed(0)
     model = perceptron()

@@ -207,21 +207,6 @@ def test_plasticity_injection() -> None:
     close(q(stack("obs")), "pi.q_after_2_steps")
 
 
-def test_injection_is_rebuilt_on_a_resume() -> None:
-    net, optimizer = golden_net()
-    config = compose("pi")
-    method = build("method", config.method)
-    act(method, net, optimizer, config)
-    fresh, _ = golden_net()
-    again = build("method", config.method)
-    again.load_state_dict(method.state_dict())
-    again.reshape(fresh)
-    for one, other in ((net.modules, fresh.modules), (net.targets, fresh.targets)):
-        assert other["q"].state_dict().keys() == one["q"].state_dict().keys()
-        other["q"].load_state_dict(one["q"].state_dict())
-        assert torch.equal(one["q"](stack("obs")), other["q"](stack("obs")))
-
-
 def test_human_normalised_scores() -> None:
     games, raw = DATA["hns.games"], DATA["hns.raw"]
     for i, game in enumerate(games):

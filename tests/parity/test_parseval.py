@@ -73,16 +73,3 @@ def test_of_rows_of_unit_norm() -> None:
     torch.testing.assert_close(
         Parseval(coef=1.0, variant="fire_paper").penalty(net).detach(), expected, rtol=RTOL, atol=0
     )
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_each_term(scale: str) -> None:
-    """Of a single layer; its bias brings nothing."""
-    net = network()
-    terms = golden.tensors("reg", f"parseval_s{scale}.term.")
-    for name in terms.keys() - group_norms(net).keys():
-        layer = name.rpartition(".")[0]
-        state = net.modules["model"].state_dict()
-        alone = module_from({key: value for key, value in state.items() if key.rpartition(".")[0] == layer})
-        penalty = Parseval(coef=1.0, scale=float(scale), variant="fire_paper").penalty(Net({"model": alone}, {}))
-        torch.testing.assert_close(penalty.detach(), terms[name], rtol=RTOL, atol=0)

@@ -10,10 +10,6 @@ from tests.zygote import ROOT, Zygote
 
 # Arguments, and a word of what it prints.
 SCRIPTS = {
-    "bench_dqn": (
-        "--rounds 1 --steps 2 --threads 1 --capacity 3000 model.width=0.125 num_envs=2",
-        "x plain loop",
-    ),
     "bench_projection": ("--models dqn --rounds 1 --threads 1", "dqn"),
     "bench_sac": ("--actor-width 8 --critic-width 8 --batch 4 --updates 2 --threads 1 --rounds 1", "x plain"),
     "bench_methods": ("--methods base,fire --rounds 1 benchmark.tasks=2 epochs=1", "x base"),

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import fire_, resolve
-from fire_core.tools import audit, command
+from fire_core import resolve
+from fire_core.tools import audit
 from fire_core.tools.spectra import Finding
-from tests.networks import GPT, GroupedQueryAttention
 from tests.tools.test_checkpoint import Runs
 from tests.tools.tiny import MODELS, loaded, saved
 
@@ -58,28 +57,6 @@ def test_numbers_are_those_of_the_definitions(tmp_path):
             assert finding.condition == pytest.approx((spectra[:, 0] / spectra[:, -1]).max())
 
 
-def test_what_would_benefit(tmp_path):
-    findings = {name: found.benefits for name, found in findings_of(weights(), tmp_path).items()}
-    assert findings == {"conv.weight": False, "good.weight": False, "collapsed.weight": True, "dead.weight": True}
-
-
-def test_fresh_networks_and_projected_ones_need_nothing(tmp_path):
-    torch.manual_seed(0)
-    model = GPT(n_embd=48)
-    assert not any(found.benefits for found in findings_of(model.state_dict(), tmp_path).values())
-    fire_(model, solver="exact")
-    findings = findings_of(model.state_dict(), tmp_path)
-    finding = findings["transformer.h.0.attn.c_attn.weight[q]"]
-    assert finding.dfi < 1e-8
-    assert finding.condition == pytest.approx(1, abs=1e-4)
-    assert finding.stable_rank == pytest.approx(48, rel=1e-4)
-
-
-def test_unequal_blocks_stay_one_matrix_without_a_model(tmp_path):
-    found = findings_of({**GPT(n_layer=1).state_dict(), **GroupedQueryAttention().state_dict()}, tmp_path)
-    assert {"qkv_proj.weight", "transformer.wte.weight"} < found.keys()
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_folder_is_cut_as_fire_cuts_the_loaded_model(name, tmp_path):
     folder = saved(name, tmp_path / "model")
@@ -100,14 +77,6 @@ def test_tied_copies_count_once(tmp_path):
     torch.save(model.state_dict(), tmp_path / "both.pt")
     findings = audit.examine(audit.read_cuts(tmp_path / "both.pt", str(folder)))[0]
     assert len([found for found in findings if found.shape == (96, 32)]) == 1
-
-
-def test_progress_goes_to_stderr(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "SECONDS", -1.0)
-    findings_of(weights(), tmp_path)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.splitlines()[1] == "weights: 1 of 6, 0 s"
 
 
 def test_not_finite_weights_are_named(tmp_path):

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from fire_core import fire_
@@ -60,12 +60,13 @@ def test_the_header_and_what_is_kept_stay_byte_for_byte(tmp_path: Path) -> None:
     report = project(source, target, layout="qk", include=["*.embed_tokens.weight"])
     changed = {row["name"] for row in report["rows"]}
     assert len(changed) == 5
-    for old, new in zip(load(source).tensors, load(target).tensors, strict=True):
-        assert (old.name, old.offset, old.dtype, old.shape) == (new.name, new.offset, new.dtype, new.shape)
-        assert (old.read()[1] == new.read()[1]) == (old.name not in changed)
+    old, new = ({stored.name: stored.tensor for stored in load(folder).tensors} for folder in (source, target))
+    assert old.keys() == new.keys()
+    assert {name for name, tensor in old.items() if not torch.equal(tensor, new[name])} == changed
     for file in load(source).files:
-        first = load(file).tensors[0].offset
-        assert file.read_bytes()[:first] == (target / file.name).read_bytes()[:first]
+        before, after = file.read_bytes(), (target / file.name).read_bytes()
+        start = 8 + int.from_bytes(before[:8], "little")
+        assert (before[:start], len(before)) == (after[:start], len(after))
 
 
 def checkpoint(path: Path) -> nn.Module:
@@ -101,16 +102,10 @@ def test_a_file_of_a_training_loop(tmp_path: Path) -> None:
         assert archive.testzip() is None, "checksums are right"
 
 
-@pytest.mark.parametrize("crc", [True, False])
-def test_checksums_and_turned_and_shared_weights(crc: bool, tmp_path: Path) -> None:
+def test_turned_and_shared_weights(tmp_path: Path) -> None:
     whole = torch.randn(12, 6)
     state = {"a.q_proj.weight": whole[2:8], "a.k_proj.weight": torch.randn(5, 7).T, "b.fc1.weight": torch.randn(9, 6)}
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(crc)
-    try:
-        torch.save({**state, "step": 3}, tmp_path / "in.pt")
-    finally:
-        torch.serialization.set_crc32_options(before)
+    torch.save({**state, "step": 3}, tmp_path / "in.pt")
     project(tmp_path / "in.pt", tmp_path / "out.pt", layout="qk", solver="exact")
     new = torch.load(tmp_path / "out.pt", weights_only=True)
     for name in ("a.q_proj.weight", "a.k_proj.weight"):
@@ -142,36 +137,6 @@ def test_declared_blocks_are_cut_without_a_model(tmp_path: Path, capsys: pytest.
     seen = {finding.name: finding for finding in audit.examine(cuts)[0]}
     for name in ("a.qkv.weight[q]", "a.qkv.weight[k]", "a.qkv.weight[v]", "b.c_attn.weight[0]"):
         assert seen[name].condition == pytest.approx(1, abs=1e-3)
-
-
-def test_scales_that_need_no_initial_weights(tmp_path: Path) -> None:
-    old = {"a.qkv.weight": 3 * torch.randn(24, 8), "b.fc1.weight": torch.randn(5, 8) / 7}
-    torch.save(old, tmp_path / "in.pt")
-    given = [str(tmp_path / "in.pt"), "--solver", "exact", "--blocks", "a.qkv.weight=12,4,8"]
-    assert main([*given, str(tmp_path / "norm.pt"), "--scale", "keep_norm"]) == 0
-    assert main([*given, str(tmp_path / "factor.pt"), "--scale", "variance_factor", "--variance-factor", "2"]) == 0
-    kept, factor = (torch.load(tmp_path / name, weights_only=True) for name in ("norm.pt", "factor.pt"))
-    for name, heights in (("a.qkv.weight", (12, 4, 8)), ("b.fc1.weight", (5,))):
-        cuts = zip(*(state[name].double().split(heights) for state in (old, kept, factor)), strict=True)
-        for before, same, scaled in cuts:
-            values = torch.linalg.svdvals(same)
-            assert float(same.norm()) == pytest.approx(float(before.norm()), rel=1e-5)
-            torch.testing.assert_close(values, values.mean().expand_as(values), rtol=1e-5, atol=0)
-            wanted = (2 * max(before.shape) / before.shape[1]) ** 0.5
-            torch.testing.assert_close(torch.linalg.svdvals(scaled), torch.full_like(values, wanted))
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved("GPT2LMHeadModel", tmp_path / "in")
-    arguments = [str(tmp_path / "in"), str(tmp_path / "out"), "--layout", "qk", "--solver", "exact"]
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("4 matrices of 4 weights projected, ")
-    assert "\nkept, " in out
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "exists already" in err
 
 
 def small(path: Path, **more: torch.Tensor) -> Path:
@@ -221,40 +186,25 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
         assert not list(tmp_path.glob(".*partial"))
 
 
-# Hangs where the test says, with the rest of the program as it is.
-HANG = """
-import os, sys, time
-from fire_core.tools import project as tool
-def hang(*arguments, **options):
-    open(sys.argv[4], "w").close()
-    time.sleep(600)
-if sys.argv[3] == "first weight":
-    tool.fire_ = hang
-else:
-    os.rename = hang
-tool.project(sys.argv[1], sys.argv[2], solver="exact")
+# Is killed before the last rename.
+KILLED = """
+import os, signal, sys
+from fire_core.tools.project import project
+os.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+project(sys.argv[1], sys.argv[2], solver="exact")
 """
 
 
-@pytest.mark.parametrize("moment", [pytest.param("first weight", marks=pytest.mark.slow), "last rename"])
-def test_killed_and_repeated(moment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_and_repeated(tmp_path: Path) -> None:
     source, target = tmp_path / "in", tmp_path / "out"
     source.mkdir()
     small(source / "pytorch_model.bin")
     project(source, tmp_path / "calm", solver="exact")
     before = digests(source)
-    child = subprocess.Popen([sys.executable, "-c", HANG, source, target, moment, tmp_path / "mark"])
-    try:
-        while not (tmp_path / "mark").exists():
-            assert child.poll() is None
-            time.sleep(0.05)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+    assert subprocess.run([sys.executable, "-c", KILLED, source, target]).returncode == -signal.SIGKILL
     assert not target.exists()
     (left,) = tmp_path.glob(".out.*.partial")
     project(source, target, solver="exact")
-    assert f"{left} is of a command" in capsys.readouterr().err
     assert digests(source) == before
     assert digests(target) == digests(tmp_path / "calm")
     assert [*tmp_path.glob(".out.*.partial")] == [left]
@@ -284,17 +234,13 @@ print(int(line.split()[1]) // 1024)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-@pytest.mark.parametrize("ending", ["pt", "safetensors"])
-def test_memory_is_that_of_the_largest_projected_tensor(ending: str, tmp_path: Path) -> None:
+def test_memory_is_that_of_the_largest_projected_tensor(tmp_path: Path) -> None:
     peaks = []
     for rows, others in ((64, 1), (8192, 60)):
         tensors = {f"{i}.thing.weight": torch.randn(1024, 1024) for i in range(others)}
         tensors["a.fc1.weight"] = torch.randn(rows, 512).bfloat16()
-        path, out = tmp_path / f"{others}.{ending}", tmp_path / f"out-{others}.{ending}"
-        if ending == "pt":
-            torch.save(tensors, path)
-        else:
-            pytest.importorskip("safetensors.torch").save_file(tensors, path)
+        path, out = tmp_path / f"{others}.safetensors", tmp_path / f"out-{others}.safetensors"
+        save_file(tensors, path)
         done = subprocess.run([sys.executable, "-c", MEMORY, path, out], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout))
     assert peaks[1] - peaks[0] < 24 * 8192 * 512 / 2**20 + 16, f"{peaks} MB for a file of 4 and one of 248 MB"

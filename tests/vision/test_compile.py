@@ -1,28 +1,20 @@
-"""`compile=true` changes how fast a run is, and rounding, but neither what it is nor what it leaves."""
+"""`compile=default` changes how fast a run is, and rounding, but neither what it is nor what it leaves."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from harness.config.errors import ConfigError
 from tests.programs import VISION, final_state, only_run, rows
 from tests.zygote import Zygote
-from vision.task import Task
-
-
-@pytest.mark.parametrize("options", [("cuda_graph=true", "device=cpu", "compile=true"), ("cuda_graph=true",)])
-def test_cuda_graphs_are_refused_without_a_gpu(options: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"^cuda_graph=true needs compile=true and device=cuda$"):
-        Task.from_config(VISION.compose(*options))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_run_replayed_as_cuda_graphs_is_the_same_run(tmp_path: Path) -> None:
     losses = []
-    for replayed in (False, True):
-        options = ("device=cuda", "compile=true", f"cuda_graph={replayed}", "method=cbp", "epochs=3", "cache=off")
-        losses.append(rows(VISION.run(tmp_path / str(replayed), *options))[-1]["train/loss"])
+    for mode in ("default", "reduce-overhead"):
+        options = ("device=cuda", f"compile={mode}", "method=cbp", "epochs=3", "cache=off")
+        losses.append(rows(VISION.run(tmp_path / mode, *options))[-1]["train/loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
@@ -30,11 +22,11 @@ def test_a_run_replayed_as_cuda_graphs_is_the_same_run(tmp_path: Path) -> None:
     "method", ["fire", *(pytest.param(name, marks=pytest.mark.slow) for name in ("redo", "parseval"))]
 )
 def test_a_compiled_run_is_the_same_run(method: str, tmp_path: Path, zygote: Zygote) -> None:
-    for traced in (False, True):
-        options = VISION.tiny(f"method={method}", f"compile={traced}", "epochs=3", "cache=off")
-        answer = zygote.run(tmp_path / str(traced), "vision.train", *options, before="traces_only")
+    for mode in ("off", "default"):
+        options = VISION.tiny(f"method={method}", f"compile={mode}", "epochs=3", "cache=off")
+        answer = zygote.run(tmp_path / mode, "vision.train", *options, before="traces_only")
         assert answer.code == 0, answer.err
-    plain, traced = (only_run(tmp_path / name / "runs") for name in ("False", "True"))
+    plain, traced = (only_run(tmp_path / name / "runs") for name in ("off", "default"))
     for one, other in zip(rows(plain), rows(traced), strict=True):
         assert one.keys() == other.keys()
         if "kind" not in one:  # a boundary has no loss

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import vision.train as trainer
+from harness.config.errors import ConfigError
 from harness.training import seeding
 from tests.programs import Program, assert_same, rows, summary
 from vision.data import load_bits, load_digits
@@ -176,6 +177,20 @@ def test_the_optimizer_s_state_survives_a_boundary_unless_the_method_resets_it()
         trainer.begin_phase(task, learner, 1, None)
         assert learner.optimizer is before
         assert bool(before.state) == kept  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("benchmark.samples=1281", r"^benchmark.samples=1281 is more than the 1280 training images"),
+        ("benchmark=slowly_changing_regression", r"^benchmark=slowly_changing_regression has no images: it needs"),
+        ("benchmark=permuted_online epochs=3", r"^benchmark.online=true sees each image once in a task: epochs"),
+        ("dataset=bits", r"^dataset=bits has fewer than two classes: benchmark=random_labels has"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(options: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        trainer.Task.from_config(TINY.compose(*options.split()))
 
 
 @pytest.mark.parametrize("stream", STREAMS)

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from filelock import FileLock
 from PIL import Image, ImageOps
@@ -24,8 +23,7 @@ log = logging.getLogger(__name__)
 # Those of torchvision's ImageFolder; others (EPS) would start external programs.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 BACKGROUND = (255, 255, 255)  # behind transparent pixels
-FORMAT = 4  # of cached images; raise it when `decode` gives other pixels
-PHOTOMETRIC, WHITE_IS_ZERO = 262, 0  # a TIFF tag and one of its values
+FORMAT = 5  # of cached images; raise it when `decode` gives other pixels
 SPLITS = ("train_images", "test_images")
 Samples = Sequence[tuple[Path, int]]  # files with their labels
 
@@ -33,8 +31,8 @@ Samples = Sequence[tuple[Path, int]]  # files with their labels
 def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
     """Read images; one of another size is cut to its central square and resized.
 
-    EXIF orientation is applied, transparent pixels are shown on white, palettes are looked up. Grey pixels of 16 bits
-    are scaled to [0, 255]. (Pillow reads colour of 16 bits by its high byte, which may be 1 below the rounded value.)
+    EXIF orientation is applied, transparent pixels are shown on white, palettes are looked up. Grey of 16 bits is
+    refused; Pillow reads colour of 16 bits by its high byte.
 
     Args:
         files: JPEG, PNG, PPM, BMP, TIFF or WEBP files.
@@ -71,29 +69,16 @@ def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
 
 
 def _flat(image: Image.Image) -> Image.Image:
-    """An image of 8 bits a channel without transparency."""
-    if image.mode == "F" or image.mode.startswith("I"):
-        pixels = _scaled(image)
-        if (clear := image.info.get("transparency")) is not None:
-            pixels[np.asarray(image) == clear] = BACKGROUND[0]
-        return Image.fromarray(pixels)
-    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
-        colour = image.convert("LA").convert("RGBA") if image.mode == "La" else image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, BACKGROUND), colour)
-    return image
-
-
-def _scaled(image: Image.Image) -> npt.NDArray[np.uint8]:
-    """Pixels of 16 bits, (H, W), as uint8.
+    """An image without transparency.
 
     Raises:
-        ValueError: they have another type, of which no value is known to be white.
+        ValueError: it has more than 8 bits a channel, of which no value is known to be white.
     """
-    if not image.mode.startswith("I;16") and (image.mode != "I" or image.format not in ("PNG", "PPM")):
-        raise ValueError(f"its pixels are of Pillow's mode {image.mode}: save it with 8 or 16 bits")
-    scaled: npt.NDArray[np.uint8] = (np.asarray(image) * (255 / (2**16 - 1))).round().astype(np.uint8)
-    turned = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO  # Pillow turns pixels of 8 bits alone
-    return 255 - scaled if turned else scaled
+    if image.mode == "F" or image.mode.startswith("I"):
+        raise ValueError(f"its pixels are of Pillow's mode {image.mode}: save it with 8 bits")
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa"):
+        return Image.alpha_composite(Image.new("RGBA", image.size, BACKGROUND), image.convert("RGBA"))
+    return image
 
 
 def decoded(

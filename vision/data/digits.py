@@ -5,9 +5,9 @@ from typing import Annotated
 import sklearn.datasets
 import torch
 from sklearn.model_selection import train_test_split
+from torch import Tensor
 
-from fire_core.ranges import Seed, Share, checked, within
-from vision.data.corruption import noisy_labels, noisy_pixels
+from fire_core.ranges import Seed, checked, within
 from vision.data.images import ImageData
 
 BRIGHTEST = 16  # pixels are whole numbers from 0 to 16
@@ -17,7 +17,6 @@ SPLIT_SEED = 0  # the test set is the same for every run, whatever its seed
 @checked
 def load_digits(
     train_size: Annotated[int, within(10, 1787)] = 1280,
-    label_noise: Share = 0.0,
     pixel_noise: Annotated[float, within(0, 1000)] = 0.0,
     noise_seed: Seed = 0,
 ) -> ImageData:
@@ -25,9 +24,8 @@ def load_digits(
 
     Args:
         train_size: training images; the rest of the 1,797 test. The split is the same for every seed.
-        label_noise: fraction of the training labels that are replaced by wrong ones.
         pixel_noise: deviation of Gaussian noise on all images, as a fraction of the brightest pixel.
-        noise_seed: of both kinds of noise; drawn once, so that every run sees the same data.
+        noise_seed: of the noise, drawn once, so that every run sees the same data.
 
     Returns:
         uint8 images (N, 1, 8, 8) with values from 0 to 16.
@@ -40,8 +38,21 @@ def load_digits(
     images = torch.from_numpy(pixels).to(torch.uint8).reshape(-1, 1, 8, 8)
     targets = torch.from_numpy(labels)
     if pixel_noise:
-        images = noisy_pixels(images, pixel_noise, noise_seed, BRIGHTEST)
-    train_labels = targets[train]
-    if label_noise:
-        train_labels = noisy_labels(train_labels, 10, label_noise, noise_seed)
-    return ImageData.of((images[train], train_labels), (images[test], targets[test]), num_classes=10)
+        images = noisy_pixels(images, pixel_noise, noise_seed)
+    return ImageData.of((images[train], targets[train]), (images[test], targets[test]), num_classes=10)
+
+
+def noisy_pixels(images: Tensor, sigma: float, seed: int) -> Tensor:
+    """Add Gaussian noise to every pixel, round, and cut off at 0 and `BRIGHTEST`.
+
+    Args:
+        images: uint8 (N, C, H, W).
+        sigma: standard deviation of the noise, as a fraction of `BRIGHTEST`.
+        seed: of the noise.
+
+    Returns:
+        New uint8 images.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(images.shape, generator=generator) * (sigma * BRIGHTEST)
+    return (images.float() + noise).round_().clamp_(0, BRIGHTEST).to(torch.uint8)

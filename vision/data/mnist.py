@@ -2,7 +2,7 @@
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +44,11 @@ def load_mnist(root: str = "data", download: bool = False, test_statistics: Stat
     """
     places = [Path(root) / "MNIST" / "raw", Path(root)]
     hint = f"put {MIRROR}{{}} and the other three files into {places[0]}, or let dataset.download=true fetch them"
-
-    def find(archive: str) -> Path:
-        if download and _found(places, archive) is None:
-            return _fetched(root, places[0], archive)
-        return _needed(places, archive, f"dataset=mnist is not there: {hint.format(archive)}")
-
-    return ImageData.of(_split(find, "train"), _split(find, "t10k"), 10, test_statistics)
+    if download:
+        for archive in MD5:
+            if _found(places, archive) is None:
+                _fetch(places[0], archive)
+    return _load("mnist", places, hint, test_statistics)
 
 
 @checked
@@ -70,10 +68,17 @@ def load_fashion_mnist(root: str = "data", test_statistics: Statistics = "train"
         ValueError: if `test_statistics` is unknown.
     """
     places = [Path(root) / "FashionMNIST" / "raw", Path(root), DEBIAN]
+    hint = f"apt-get install dataset-fashion-mnist brings it, or put {{}} and the other three into {places[0]}"
+    return _load("fashion_mnist", places, hint, test_statistics)
+
+
+def _load(name: str, places: Sequence[Path], hint: str, test_statistics: str) -> ImageData:
+    """The data set whose files lie in these folders; `hint` says what to do where one does not."""
 
     def find(archive: str) -> Path:
-        hint = f"apt-get install dataset-fashion-mnist brings it, or put {archive} and the other three into {places[0]}"
-        return _needed(places, archive, f"dataset=fashion_mnist is not there: {hint}")
+        if (path := _found(places, archive)) is None:
+            raise ConfigError(f"dataset={name} is not there: {hint.format(archive)}; dataset.root= looks elsewhere")
+        return path
 
     return ImageData.of(_split(find, "train"), _split(find, "t10k"), 10, test_statistics)
 
@@ -97,21 +102,13 @@ def _found(places: Iterable[Path], archive: str) -> Path | None:
     return next((place / name for place in places for name in names if (place / name).is_file()), None)
 
 
-def _needed(places: Iterable[Path], archive: str, message: str) -> Path:
-    """The same; raises where there is none."""
-    if (path := _found(places, archive)) is None:
-        raise ConfigError(f"{message}; dataset.root= looks elsewhere")
-    return path
-
-
-def _fetched(root: str, folder: Path, archive: str) -> Path:
+def _fetch(folder: Path, archive: str) -> None:
     """MNIST's file, from its mirror."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"dataset=mnist: cannot write below {root}: {error}") from error
+        raise ConfigError(f"dataset=mnist: cannot write below {folder}: {error}") from error
     fetch(MIRROR + archive, folder / archive, MD5[archive])
-    return folder / archive
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:

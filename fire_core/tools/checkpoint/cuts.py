@@ -119,17 +119,17 @@ def _cut(stored: Stored, place: str, parameters: Mapping[str, list[Entry]]) -> C
     group = parameters.get(place)
     if group is None:
         return Cut(stored, reason="no parameter of the model has this name")
-    if tuple(group[0].parameter.shape) != stored.shape:
+    if group[0].parameter.shape != stored.tensor.shape:
         wanted = "x".join(map(str, group[0].parameter.shape))
         return Cut(stored, reason=f"the model has {wanted} here")
     if not stored.floating:
-        return Cut(stored, reason=f"stored as {stored.dtype or 'a format that torch has not'}, which is left alone")
+        return Cut(stored, reason="its number format is one that a projection does not write")
     return Cut(stored, tuple(replace(entry, name=stored.name) for entry in group))
 
 
 def _known_by_name(one: Cut) -> Cut:
     """Of a matrix that is kept because its name alone is known, what is missing."""
-    if len(one.stored.shape) < 2:
+    if one.stored.tensor.ndim < 2:
         return one
     hint = "its name does not say what it is: give --model, --include or --blocks"
     entries = tuple(replace(e, reason=hint) if e.role in ("other", "fused") and e.reason else e for e in one.entries)
@@ -139,16 +139,16 @@ def _known_by_name(one: Cut) -> Cut:
 def _without_copies(cuts: list[Cut]) -> list[Cut]:
     """Of tensors that share numbers in a file the first stands for all if they are one parameter, else none is cut."""
     runs: list[list[Cut]] = []
-    end, file = 0, None
-    for one in sorted((c for c in cuts if c.stored.bytes), key=lambda c: (str(c.stored.file), c.stored.offset)):
-        if one.stored.file != file or one.stored.offset >= end:
+    end = 0
+    for one in sorted((c for c in cuts if c.stored.floating and c.stored.tensor.numel()), key=lambda c: c.stored.place):
+        start, stop = one.stored.place
+        if start >= end:
             runs.append([])
-            end, file = 0, one.stored.file
         runs[-1].append(one)
-        end = max(end, one.stored.offset + one.stored.bytes)
+        end = max(end, stop)
     reasons: dict[int, str] = {}
     for run in (run for run in runs if len(run) > 1):
-        alike = len({(c.stored.offset, c.stored.shape, c.stored.stride) for c in run}) == 1
+        alike = len({(c.stored.place, c.stored.tensor.shape, c.stored.tensor.stride()) for c in run}) == 1
         one_parameter = alike and len({id(entry.parameter) for c in run for entry in c.entries}) <= 1
         first = next((c for c in run if c.entries), run[0])
         for one in run:

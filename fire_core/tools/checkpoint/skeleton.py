@@ -153,11 +153,12 @@ def model_of_names(tensors: list[Stored], declared: Iterable[str] = ()) -> nn.Mo
                     is_linear = ".".join(path[: i + 1]) in linear
                     holder.add_module(part, nn.Linear(1, 1, bias=False, device="meta") if is_linear else nn.Module())
                 holder = holder.get_submodule(part)
-            holder.register_parameter(last, nn.Parameter(torch.empty(stored.shape, device="meta", dtype=stored.dtype)))
+            weight = torch.empty(stored.tensor.shape, device="meta", dtype=stored.tensor.dtype)
+            holder.register_parameter(last, nn.Parameter(weight))
     return root
 
 
 def _is_linear(stored: Stored, declared: Iterable[str]) -> bool:
     parts = stored.name.split(".")
     known = parts[-2:-1] and (parts[-2] in LINEAR or any(fnmatchcase(stored.name, pattern) for pattern in declared))
-    return len(stored.shape) == 2 and parts[-1] == "weight" and bool(known)
+    return stored.tensor.ndim == 2 and parts[-1] == "weight" and bool(known)

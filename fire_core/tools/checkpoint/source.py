@@ -27,6 +27,7 @@ class Checkpoint:
         tensors: in the order of the files; without optimizer states.
         files: those that hold the tensors.
         config: of its config.json; None without one.
+        contents: what each file of `torch.save` holds, beside tensors too.
         skipped: names of tensors of optimizers.
         stale: in a folder, copies of the weights in other files or formats, and optimizers: not to lie beside projected
             weights.
@@ -37,13 +38,14 @@ class Checkpoint:
     tensors: list[Stored]
     files: list[Path]
     config: dict[str, Any] | None = None
+    contents: dict[Path, Any] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     stale: list[Path] = field(default_factory=list)
     parts: list[Path] = field(default_factory=list)
 
 
 def load(path: str | Path) -> Checkpoint:
-    """Look at a checkpoint; no number is read.
+    """Look at a checkpoint; its numbers are mapped into memory.
 
     Args:
         path: a folder with config.json and weights (one file, or several with their index), a .safetensors file, or a
@@ -58,11 +60,14 @@ def load(path: str | Path) -> Checkpoint:
     files, placed, index = _weights(path) if path.is_dir() else ([path], {}, None)
     tensors: list[Stored] = []
     skipped: list[str] = []
+    contents: dict[Path, Any] = {}
     for file in files:
-        safetensors = file.suffix == ".safetensors"
-        found, more = (safetensors_file.tensors_of(file), []) if safetensors else torch_file.tensors_of(file)
+        if file.suffix == ".safetensors":
+            found = safetensors_file.tensors_of(file)
+        else:
+            contents[file], found, of_optimizers = torch_file.tensors_of(file)
+            skipped += of_optimizers
         tensors += [stored for stored in found if placed.get(stored.name, file.name) == file.name]
-        skipped += more
     if missing := sorted(set(placed) - {stored.name for stored in tensors}):
         raise CheckpointError(f"{path}: the index names {missing[0]}, which is not in {placed[missing[0]]}")
     if not tensors:
@@ -72,7 +77,8 @@ def load(path: str | Path) -> Checkpoint:
     weights = [p for p in below if p.name.endswith(other) and not p.name.startswith(KEPT)]
     stale = [p.relative_to(path) for p in weights if p.parent == path]
     parts = [p.relative_to(path) for p in weights if p.parent != path]
-    return Checkpoint(path, tensors, files, read_config(path if path.is_dir() else path.parent), skipped, stale, parts)
+    config = read_config(path if path.is_dir() else path.parent)
+    return Checkpoint(path, tensors, files, config, contents, skipped, stale, parts)
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:

@@ -1,8 +1,7 @@
-"""One tensor of a file: where its bytes lie, read alone and written back alone."""
+"""One tensor of a file, mapped into memory: its numbers are read when they are used."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,49 +22,21 @@ class Stored:
     Attributes:
         name: in the file; nested dictionaries joined by dots.
         file: that holds it.
-        dtype: None for one that torch has not.
-        shape: of the tensor.
-        stride: in elements.
-        offset: of the tensor's first element in the file, in bytes.
+        tensor: its numbers; on the meta device where torch has not their format.
     """
 
     name: str
     file: Path
-    dtype: torch.dtype | None
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    @property
-    def numel(self) -> int:
-        """How many numbers the tensor holds."""
-        return math.prod(self.shape)
+    tensor: Tensor
 
     @property
     def floating(self) -> bool:
         """Whether the numbers are floats that a projection can write (float8 is not)."""
-        return self.dtype in FLOATS
+        return self.tensor.dtype in FLOATS and self.tensor.layout == torch.strided and not self.tensor.is_meta
 
     @property
-    def bytes(self) -> int:
-        """Length of the part of the file from the first to the last element."""
-        if self.numel == 0 or self.dtype is None:
-            return 0
-        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
-        return (last + 1) * self.dtype.itemsize
-
-    def read(self) -> tuple[Tensor, bytearray]:
-        """The tensor, and the buffer that it lies in: change the tensor in place and the buffer is what to write back.
-
-        Raises:
-            CheckpointError: the file ends before the tensor does, or torch has no such dtype.
-        """
-        if self.dtype is None:
-            raise CheckpointError(f"{self.name}: torch has no such number format")
-        buffer = bytearray(self.bytes)
-        with self.file.open("rb") as file:
-            file.seek(self.offset)
-            if file.readinto(buffer) < len(buffer):
-                raise CheckpointError(f"{self.file}: ends within {self.name}")
-        numbers = torch.frombuffer(buffer, dtype=self.dtype) if buffer else torch.empty(0, dtype=self.dtype)
-        return numbers.as_strided(self.shape, self.stride), buffer
+    def place(self) -> tuple[int, int]:
+        """Where in memory the first and behind the last of its numbers lie."""
+        t = self.tensor
+        last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size() * bool(t.numel())

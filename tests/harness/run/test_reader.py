@@ -11,19 +11,17 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import language.train  # noqa: F401  registers its options, as the next two do
 import rl.dqn.train
 import rl.sac.train  # noqa: F401
 from harness.config.build import build
 from harness.config.errors import ConfigError
 from harness.run.reader import building, newest_state, read_config
 from harness.run.tracker import Tracker
-from language.sample import load_run
-from rl.dqn.watch import load_network
+from rl.watch import build_network, load_weights
 from tests.programs import DQN, assert_same, compose, same
 from tests.zygote import Zygote
 
-PROGRAMS = ("language", "dqn", "sac")
+PROGRAMS = ("dqn", "sac")
 SHELL = "__import__('os').system('touch owned')"
 
 
@@ -108,7 +106,8 @@ def test_checkpoints_of_0_2_are_read_and_a_run_of_0_2_begins_anew(tmp_path: Path
         path.rename(path.with_name(f"{path.name.rsplit('-', 1)[0]}-{digest}.pt"))
     state = newest_state(folder)
     assert same(state["modules"]["q"], network)
-    load_network(read_config(folder, ("dqn",)), state, 2, (4,))
+    trained = read_config(folder, ("dqn",))
+    load_weights(build_network(trained, 2, (4,)), "q", trained, state)
     assert DQN.run(tmp_path, *options) == folder, "a finished one is skipped"
     assert (folder / "metrics.jsonl").read_text() == rows
     (folder / "DONE").unlink()
@@ -146,15 +145,16 @@ def test_checkpoints_run_nothing_and_states_that_do_not_fit_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, good("language"))
+    write(tmp_path, good("dqn", "env=cartpole"))
     checkpoint(tmp_path, 2, pickle.dumps(Payload()))
     with pytest.raises(ConfigError, match="has no whole checkpoint"):
         newest_state(tmp_path)
     assert not (tmp_path / "owned").exists()
     torch.save({"format": 3, "state": {"trainer": {"model": {"wte": torch.zeros(2)}}}}, tmp_path / "state")
     checkpoint(tmp_path, 1, (tmp_path / "state").read_bytes())
+    trained = read_config(tmp_path, ("dqn",))
     with pytest.raises(ConfigError, match="configuration and checkpoint fail"), building(tmp_path):
-        load_run(tmp_path, "newest", torch.device("cpu"), False)
+        load_weights(build_network(trained, 2, (4,)), "q", trained, newest_state(tmp_path))
 
 
 def test_the_programs_refuse(tmp_path: Path, zygote: Zygote) -> None:

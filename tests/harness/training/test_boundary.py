@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
 from fire_core.methods import Net
 from harness.run.folder import Run
 from harness.training.measure import KEPT, find_matrices, spectra
-from tests.programs import VISION, boundary
+from tests.programs import VISION
 
 
 def spectra_of(modules: dict[str, nn.Module]) -> dict[str, list[float]]:
@@ -47,16 +46,6 @@ def test_a_run_keeps_its_spectra(tmp_path: Path) -> None:
         before, after = both["before"], both["after"]
         assert max(after) / min(after) < 1 + 1e-4 < max(before) / min(before), name
         assert before == sorted(before, reverse=True)
-
-
-def test_a_run_keeps_what_a_projection_did_to_each_weight(tmp_path: Path) -> None:
-    folder = VISION.run(tmp_path / "runs", "method=fire")
-    measured = boundary(folder)
-    weights = json.loads((folder / "weights.json").read_text())["1"]["model"]
-    for number in ("dfi_before", "dfi_after", "sfe"):
-        assert sum(row[number] for row in weights) == pytest.approx(measured[f"boundary/{number}"], rel=1e-5)
-    assert {row["name"] for row in weights} == set(json.loads((folder / "spectra.json").read_text())["1"])
-    assert all(row["iterations"] == 10 and "seconds" not in row and "rank" not in row for row in weights)
 
 
 def test_spectra_of_each_boundary(tmp_path: Path) -> None:

@@ -123,7 +123,6 @@ def test_what_is_refused() -> None:
             r"^trigger=every: Every\(40\) cannot fire within 40 steps from step 11 on",
         ),
         ("drift", {}, r"^trigger=drift: Drift\(above=0.5, every=100\) cannot fire within 40 steps"),
-        ("rank", {"every": 39}, r"cannot fire within 40 steps"),  # the measurement would be of the last step
         ("plateau", {"metric": "los"}, r"^trigger=plateau: .* no metric 'los'; metrics of this loop: loss$"),
         ("every", {"steps": 0}, r"^trigger.steps must be at least 1, got 0$"),
         ("dormancy", {"above": 2}, r"^trigger.above must be in \[0, 1\], got 2$"),

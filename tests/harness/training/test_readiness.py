@@ -7,7 +7,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 from fire_core.methods.fire import Fire
-from fire_core.triggers.readiness import ReadinessOnBatches
+from fire_core.triggers.readiness import Readiness
 from harness.config.errors import ConfigError
 from harness.training import seeding
 from harness.training.firing import start
@@ -26,7 +26,7 @@ def test_it_measures_the_phase_and_moves_no_random_number() -> None:
     begin_phase(task, learner, 0, None)
     learner.step = 6
     trigger, before = learner.trigger, torch.get_rng_state()
-    assert isinstance(trigger, ReadinessOnBatches)
+    assert isinstance(trigger, Readiness)
     start(
         learner,
         metrics=("loss",),
@@ -84,7 +84,7 @@ def test_a_firing_is_a_row_and_what_was_before_it_is_as_without_a_trigger(
 def test_what_is_refused() -> None:
     check("readiness", Fire(), every=39)
     for options, says in (
-        ({"every": 40}, r"^trigger=readiness: ReadinessOnBatches\(below=0.01, every=40\) cannot fire within 40 steps"),
+        ({"every": 40}, r"^trigger=readiness: Readiness\(below=0.01, every=40\) cannot fire within 40 steps"),
         ({"batches": 1}, r"^trigger.batches must be at least 2, got 1$"),
         ({"below": 0}, r"^trigger.below must be positive, got 0$"),
     ):

@@ -32,7 +32,7 @@ def test_injection_alone_departs_from_the_policy() -> None:
         assert bool(restarts) == (path.stem == "pi"), path.stem
 
 
-@pytest.mark.parametrize("method", ["base", "fire", "chain", "pi"])
+@pytest.mark.parametrize("method", ["base", "pi"])
 def test_one_policy_for_every_method_and_for_base(method: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     injects = method == "pi"

@@ -4,7 +4,6 @@ import gymnasium
 import numpy as np
 import pytest
 
-from harness.config.errors import ConfigError
 from rl.common.continual import ContinualControl, Returns
 from rl.common.physics import Physics
 
@@ -37,36 +36,11 @@ def test_what_is_off_changes_nothing() -> None:
     np.testing.assert_array_equal(plain.change(0, 5, 3).observe(x), x)
 
 
-def cartpole_by_hand(state: np.ndarray, action: int, gravity: float, mass: float, force: float) -> list[float]:
-    """One Euler step of Barto, Sutton and Anderson's cart and pole."""
-    x, v, angle, w = state
-    cart, pole, half = 1.0 * mass, 0.1 * mass, 0.5
-    push = force if action == 1 else -force
-    part = (push + pole * half * w**2 * np.sin(angle)) / (cart + pole)
-    turn = (gravity * np.sin(angle) - np.cos(angle) * part) / (
-        half * (4 / 3 - pole * np.cos(angle) ** 2 / (cart + pole))
-    )
-    slide = part - pole * half * turn * np.cos(angle) / (cart + pole)
-    return [x + 0.02 * v, v + 0.02 * slide, angle + 0.02 * w, w + 0.02 * turn]
-
-
-def test_cartpole_s_physics_are_scaled() -> None:
-    env = gymnasium.make("CartPole-v1")
-    physics = Physics(env)
-    assert physics.names == ("gravity", "mass", "actuator")
-    physics.change({"gravity": 2.0, "mass": 3.0})
-    physics.change({"gravity": 0.5, "actuator": 2.0, "mass": 1.5})  # from the first, not from what was before
-    state, _ = env.reset(seed=0)
-    following = env.step(1)[0]
-    np.testing.assert_allclose(following, cartpole_by_hand(state, 1, 4.9, 1.5, 20.0), rtol=1e-5)
-
-
 def test_mujoco_s_physics_are_scaled() -> None:
     env = gymnasium.make("Hopper-v5")
     model = env.unwrapped.model  # type: ignore[attr-defined]
     mass, gear, friction = model.body_mass.copy(), model.actuator_gear.copy(), model.geom_friction.copy()
     physics = Physics(env)
-    assert physics.names == ("gravity", "friction", "mass", "actuator")
     physics.change({"gravity": 0.5, "mass": 2.0, "friction": 0.3, "actuator": 1.5})
     assert model.opt.gravity[2] == pytest.approx(-9.81 / 2)
     np.testing.assert_allclose(model.body_mass, 2 * mass)
@@ -99,11 +73,6 @@ def test_factors_are_even_in_the_logarithm() -> None:
 def test_wrong_options_are_named(options: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ContinualControl(**options)  # type: ignore[arg-type]
-
-
-def test_a_model_without_a_parameter_is_named() -> None:
-    with pytest.raises(ConfigError, match="the model of env=acrobot has no such parameter; has: mass, actuator"):
-        ContinualControl(physics={"gravity": [1.0, 2.0]}).check_physics("acrobot", ("mass", "actuator"))
 
 
 def test_a_task_s_return_is_that_of_its_last_quarter() -> None:

@@ -1,6 +1,5 @@
 """The vector environment against one game stepped frame by frame, and what the trainer sees of episodes."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from harness.config.errors import ConfigError
 from rl.dqn import atari, classic
 from rl.dqn.atari import Atari, find_game
 from rl.dqn.episodes import Episodes, Step
@@ -28,9 +26,7 @@ def random_steps(env: Episodes, steps: int, seed: int = 0) -> Iterator[tuple[tor
         yield actions, env.recv()
 
 
-@pytest.mark.parametrize(("game", "sticky", "max_frames"), [
-    ("breakout", 0.25, 100_000), ("asterix", 0.0, 240), ("pong", 0.25, 4 * 33), ("demon_attack", 0.0, 100_000),
-])  # fmt: skip
+@pytest.mark.parametrize(("game", "sticky", "max_frames"), [("breakout", 0.25, 100_000), ("asterix", 0.0, 240)])
 def test_every_step_equals_the_slow_environment_s(game: str, sticky: float, max_frames: int) -> None:
     """Pixels (rounding apart), rewards and ends, over several episodes; the emulator's own stickiness included."""
     seed, envs = 11, 2
@@ -44,7 +40,7 @@ def test_every_step_equals_the_slow_environment_s(game: str, sticky: float, max_
             assert np.abs(frames[i].astype(int) - stacks[i][-1]).max() <= 1
         actions = dice.integers(fast.actions, size=envs)
         fast.send(actions)
-        frames, rewards, terminated, truncated, _ = fast.recv()
+        frames, rewards, terminated, truncated = fast.recv()
         frames = frames.copy()
         for i, env in enumerate(slow):
             stacks[i], reward, end, cut = env.step(actions[i])
@@ -52,7 +48,7 @@ def test_every_step_equals_the_slow_environment_s(game: str, sticky: float, max_
             if end or cut:
                 ends += 1
                 frames[i], stacks[i] = fast.reset([i], None)[0], env.reset()
-    assert ends >= 2 or max_frames > STEPS * 4
+    assert ends >= 2
 
 
 @pytest.mark.parametrize("options", [{}, {"noop_max": 30, "fire_reset": True}])
@@ -98,18 +94,6 @@ def played(env: Episodes, steps: int, replay: FrameReplay | None = None) -> tupl
     return replay, seen
 
 
-def test_the_replay_gives_back_the_observations_that_were_acted_on() -> None:
-    env = atari.make(2, 0, "test", "asterix", max_frames=4 * 25)
-    replay, seen = played(env, 80)
-    batch = replay.sample(300, torch.Generator().manual_seed(0))
-    observed = {stack.numpy().tobytes() for step in seen for stack in step}
-    assert all(frames[:-1].numpy().tobytes() in observed for frames in batch.frames)
-    after = [frames[1:].numpy().tobytes() in observed for frames in batch.frames]
-    assert not all(after)  # the last one of an episode is nobody's to act on
-    assert sum(after) > 0.9 * len(after)
-    assert not batch.terminated.any()  # all episodes were cut by the limit
-
-
 def same_steps(one: Episodes, other: Episodes, steps: int) -> None:
     pairs = zip(random_steps(one, steps, 5), random_steps(other, steps, 5), strict=True)
     for (_, a), (_, b) in pairs:
@@ -119,19 +103,19 @@ def same_steps(one: Episodes, other: Episodes, steps: int) -> None:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {"sticky_per": "frame"},
+    {"sticky_per": "frame", "max_frames": 4 * 25},
     {"noop_max": 30, "fire_reset": True, "sticky": 0.0},
-    {"life_loss": True, "max_frames": 4 * 37},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_resumed_environment_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
+    """With another number of threads."""
     env = atari.make(3, 4, "train", "breakout", **options)
-    played(env, 130)
+    played(env, 70)
     again = atari.make(3, 4, "train", "breakout", threads=1, **options)
     assert again.load_state_dict(env.state_dict())
-    same_steps(env, again, 90)
+    same_steps(env, again, 40)
     env.close()
     again.close()
 
@@ -144,38 +128,13 @@ def test_an_emulator_that_answers_otherwise_is_noticed() -> None:
     assert not atari.make(2, 4, "train", "breakout").load_state_dict(state)
 
 
-def test_more_threads_change_nothing() -> None:
-    one, many = (atari.make(4, 0, "train", "asterix", threads=n) for n in (1, min(2, os.cpu_count() or 1)))
-    for env in (one, many):
-        env.begin()
-    same_steps(one, many, 60)
-
-
 def test_stickiness_repeats_a_quarter_of_decisions() -> None:
     env = atari.make(4, 0, "train", "pong", sticky=0.25)
     env.begin()
-    decided = torch.stack([actions for actions, _ in random_steps(env, 200)], dim=1)
+    decided = torch.stack([actions for actions, _ in random_steps(env, 120)], dim=1)
     assert env.numbers == [1] * 4
     ignored = (decided != torch.tensor(env.executed)).float().mean().item()
     assert ignored == pytest.approx(0.25 * 5 / 6, abs=0.05)  # one in six repeats what was decided anyway
-
-
-def test_a_lost_life_terminates_for_the_learner_alone() -> None:
-    env = atari.make(2, 0, "train", "breakout", life_loss=True, fire_reset=True)
-    env.begin()
-    terminated = ended = 0
-    for _, step in random_steps(env, 150):
-        terminated += int(step.terminated.sum())
-        ended += len(step.ended)
-    assert terminated >= 5 * ended + 2
-
-
-def test_unknown_games_are_told_with_near_ones() -> None:
-    assert find_game("BeamRider") == find_game("beam_rider") == "beam_rider"
-    with pytest.raises(ConfigError, match=r"env.game=asterisk is unknown; near it: .*asterix"):
-        find_game("asterisk")
-    with pytest.raises(ConfigError, match="ale-py knows"):
-        find_game("xyzzyxyzzy")
 
 
 def test_classic_control_resumes_too() -> None:
@@ -187,7 +146,4 @@ def test_classic_control_resumes_too() -> None:
     batch = replay.sample(100, torch.Generator())
     observed = {stack.numpy().tobytes() for step in seen for stack in step}
     assert all(frames[:-1].numpy().tobytes() in observed for frames in batch.frames)
-    with pytest.raises(ConfigError, match=r"env.game=CartPoly"):
-        classic.make(1, 0, "train", "CartPoly-v1")
-    with pytest.raises(ConfigError, match="discrete"):
-        classic.make(1, 0, "train", "Pendulum-v1")
+    assert find_game("BeamRider") == find_game("beam_rider") == "beam_rider"

@@ -1,16 +1,11 @@
 """DQN on a stream of tasks."""
 
-import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import rl.dqn.train
-from harness.config.errors import ConfigError
 from harness.training import seeding
 from rl.dqn.changing import Changing
 from rl.dqn.frames import Batch
@@ -18,7 +13,7 @@ from rl.dqn.learner import Learner
 from rl.dqn.phase import diagnose
 from rl.dqn.task import Task
 from rl.dqn.train import begin_phase, exploration_rate, interact
-from tests.programs import ATARI, DQN, assert_same, rows, same
+from tests.programs import DQN, rows, same
 
 STREAM = (
     "benchmark=continual_control", "benchmark.tasks=4", "benchmark.steps=100", "benchmark.size=6", "total_steps=400",
@@ -52,9 +47,7 @@ def test_a_known_boundary_empties_the_replay_and_copies_the_target() -> None:
     assert learner.updates > updates
 
 
-@pytest.mark.parametrize(
-    "options", [("method=base",), ("method=redo",), ("method=fire", "trigger=every", "trigger.steps=50")]
-)
+@pytest.mark.parametrize("options", [("method=base",), ("method=fire", "trigger=every", "trigger.steps=50")])
 def test_a_known_boundary_restarts_the_same_whatever_the_method(options: tuple[str, ...]) -> None:
     """Also where a trigger says when the method acts: base is compared with what restarts as it does."""
     _, learner = at_task(1, *options)
@@ -137,52 +130,3 @@ def test_rows_have_the_return_of_each_task(tmp_path: Path) -> None:
     assert [row["phase"] for row in written if row.get("kind") == "boundary"] == [1, 2, 3]
     assert all("online/return" in row for row in written if "kind" not in row)
     assert all(row["eval/episodes"] == 3 for row in ends)
-
-
-@pytest.mark.parametrize("options", [(), ("benchmark.boundaries=hidden", "trigger=every", "trigger.steps=60")])
-def test_a_run_that_was_stopped_ends_the_same(
-    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = (*STREAM, "method=fire", "benchmark.physics={gravity:[0.5,2.0]}", *options)
-    whole = DQN.run(tmp_path / "whole", *options)
-    plain = rl.dqn.train.interact
-
-    def stop_at(step: int) -> None:
-        def interact(task: Task, learner: Learner, acts: bool) -> Any:
-            loss = plain(task, learner, acts)
-            if learner.step == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return loss
-
-        monkeypatch.setattr(rl.dqn.train, "interact", interact)
-
-    for step in (130, 200, 302):
-        stop_at(step)
-        with pytest.raises(SystemExit):
-            DQN.run(tmp_path / "stopped", *options)
-    monkeypatch.undo()
-    assert_same(DQN.run(tmp_path / "stopped", *options), whole)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("benchmark.sequence=[CartPole-v1,Acrobot-v1]",), "one number of actions, got CartPole-v1 2, Acrobot-v1 3"),
-        (("benchmark.size=3",), "benchmark.size=3 is less than the 4 numbers of env=cartpole"),
-        (("benchmark.physics={friction:[1,2]}",), "env=cartpole has no such parameter; has: gravity, mass, actuator"),
-        (("benchmark.physics={friction:[1.0,2.0]}",), "env=cartpole has no such parameter; has: gravity, mass"),
-        (("total_steps=500",), "total_steps=500 is not benchmark.tasks=4 times benchmark.steps=100"),
-        (("learning_starts=100",), "learning_starts=100 must be at least num_envs=2 and less than benchmark.steps=100"),
-        (("benchmark.boundaries=hidden", "method=fire"), "method=fire cannot act at them; say when it acts"),
-        (("benchmark.steps=101", "total_steps=404"), "benchmark.steps=101 must be a multiple of num_envs=2"),
-    ],
-)
-def test_what_cannot_be_a_stream_is_refused(options: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        Task.from_config(DQN.compose(*STREAM, *options))
-
-
-def test_numbers_of_images_are_not_shifted() -> None:
-    options = ("benchmark=continual_control", "benchmark.tasks=2", "benchmark.steps=120", "total_steps=240")
-    with pytest.raises(ConfigError, match=r"benchmark.permute=false benchmark.signs=false benchmark.offset=0"):
-        Task.from_config(ATARI.compose(*options))

@@ -38,7 +38,7 @@ def test_frames_are_those_of_the_games() -> None:
             for t in range(60):
                 np.testing.assert_array_equal(frames[0].transpose(1, 2, 0), game.state())
                 emulator.send(np.array([t % 6]))
-                frames, rewards, ends, truncated, _ = emulator.recv()
+                frames, rewards, ends, truncated = emulator.recv()
                 reward, end = game.act(t % 6)
                 assert (rewards[0], ends[0], truncated[0]) == (reward, end, False)
                 if end:
@@ -67,7 +67,7 @@ def test_games_with_other_channels_take_turns() -> None:
     learner = Learner.new(task)
     emulator = learner.env.emulator
     assert isinstance(emulator, Changing)
-    assert (task.frame, task.actions) == ((10, 10, 10), 6)  # seaquest's ten channels
+    assert (emulator.frame, emulator.actions) == ((10, 10, 10), 6)  # seaquest's ten channels
     for phase, channels in enumerate((6, 4, 10)):
         emulator.begin_task(phase)
         shown, own = learner.env.begin(), emulator.now.reset([0], [learner.env.seed_of(0, phase)])

@@ -1,13 +1,11 @@
 """The agents' networks: norms and activations."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from rl.dqn.networks import MLP, MinAtarCNN, NatureCNN, QNetwork
-from tests.programs import DQN, rows
 
 SIZES: dict[type[QNetwork], Any] = {  # observations, options, layers of units
     NatureCNN: ((4, 84, 84), {"width": 0.25}, 4),
@@ -43,13 +41,3 @@ def test_layer_norm_stands_before_every_activation() -> None:
     torch.testing.assert_close(hidden.mean((1, 2, 3)), torch.zeros(2), rtol=0, atol=1e-5)
     torch.testing.assert_close(hidden.std((1, 2, 3)), torch.ones(2), rtol=1e-3, atol=0)
     assert [len(units.norms) for units in network.unit_graph()] == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize("option", ["model.norm=true", "model.activation=crelu", "model.activation=fourier"])
-def test_architectures_train_to_the_end(option: str, tmp_path: Path) -> None:
-    assert (
-        rows(DQN.run(tmp_path, "method=redo", "method.threshold=0.5", "total_steps=160", "midpoint=100", option))[-1][
-            "step"
-        ]
-        == 160
-    )

@@ -27,6 +27,7 @@ from tests.programs import ATARI, DQN, Program, compose, final_state, rows, same
 
 SHORT = ("total_steps=160", "midpoint=100")
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+SHOWN = ("chain", "dash", "nap", "optimizer_reset", "snr", "trac")  # by default: each hook once, and special needs
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -85,13 +86,13 @@ def at_midpoint(*overrides: str) -> tuple[Learner, dict[str, Any], dict[str, Any
     return learner, before, optimizer
 
 
-@pytest.mark.parametrize("method", ["base", "redo", "fire", "full_reset", "chain"])
+@pytest.mark.parametrize("method", ["base", "fire", "chain"])
 def test_what_restarts_at_the_midpoint_is_the_same_for_every_method(method: str) -> None:
     learner, before, _ = at_midpoint(f"method={method}", *(["method.of=fire+redo"] if method == "chain" else []))
     assert learner.optimizer is not None
     assert not learner.optimizer.state
     assert same(learner.target.state_dict(), learner.q.state_dict())
-    assert same(learner.q.state_dict(), before["q"]) == (method in ("base", "redo"))
+    assert same(learner.q.state_dict(), before["q"]) == (method == "base")
     assert len(learner.replay) > 0
 
 
@@ -139,7 +140,7 @@ def test_rows_are_what_the_analysis_reads(tmp_path: Path) -> None:
     assert not list((folder / "replay").iterdir())  # a finished run needs none
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in SHOWN else pytest.mark.slow) for m in METHODS])
 def test_every_method_trains_to_the_end(method: str, tmp_path: Path) -> None:
     needs = {"nap": ["model.norm=true"], "optimizer_reset": ["boundary.optimizer=forget"]}.get(method, [])
     final = rows(DQN.run(tmp_path, f"method={method}", *SHORT, "eval.steps=10", *needs))[-1]
@@ -148,8 +149,8 @@ def test_every_method_trains_to_the_end(method: str, tmp_path: Path) -> None:
 
 
 def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
-    often = DQN.run(tmp_path / "often", "eval.every=40", "eval.steps=100")
-    seldom = DQN.run(tmp_path / "seldom", "eval.every=200")
+    often = DQN.run(tmp_path / "often", "eval.every=40", *SHORT)
+    seldom = DQN.run(tmp_path / "seldom", "eval.every=100", *SHORT)
     assert same(weights(often), weights(seldom))
 
 
@@ -165,12 +166,10 @@ def test_the_shared_first_phase_is_the_run_s_own(tmp_path: Path) -> None:
     assert made == {path: path.read_bytes() for path in (entry / "replay").iterdir()} != {}
 
 
-def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
-    one, again, other = (
-        DQN.run(tmp_path / name, f"seed={seed}", *SHORT) for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    )
-    assert same(weights(one), weights(again))
-    assert not same(weights(one), weights(other))
+def test_seeds_differ_and_repeat() -> None:
+    one, again, other = (learner_of(f"seed={seed}", steps=60)[1].state_dict() for seed in (1, 1, 2))
+    assert same(one, again)
+    assert not any(same(one[key], other[key]) for key in ("modules", "env", "sampling", "exploring"))
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -211,44 +210,6 @@ def test_the_paper_s_settings() -> None:
         assert config.replay.capacity == 1_000_000
         assert config.model.width == 1
         assert (config.exploration, config.model.layout) == ("shared", "dqn")
-
-
-BAD = {
-    "num_envs=0": r"num_envs must be in \[1, 1024\], got 0",
-    "midpoint=400": "must come before total_steps=400",
-    "learning_starts=1": "learning_starts=1 must be at least num_envs=2",
-    "learning_starts=300": "learning_starts=300 must be at least num_envs=2 and less than midpoint=200",
-    "env.game=FrozenLake-v1": "observations must be a vector of numbers, not Discrete",
-    "replay.capacity=4": "replay.capacity=4 is too small",
-    "replay.capacity=1000000000000": "replay.capacity=1000000000000 needs .* fits",
-    "env.game=NoSuch-v0": "env.game=NoSuch-v0",
-    "boundary.target=away": "accepted: auto, copy, keep, act, follow",
-}
-
-
-@pytest.mark.parametrize("option", BAD)
-def test_bad_options_are_named(option: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=BAD[option]):
-        DQN.run(tmp_path, option)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("method=pi", "boundary.optimizer=keep"), "needs boundary.optimizer=new"),
-        (("method=muon", "boundary.optimizer=keep"), "needs boundary.optimizer=new"),
-        (("method=pi", "boundary.target=act"), "take boundary.target=keep or copy"),
-        (("method=redo", "boundary.target=follow"), "projects no weights that a target could follow"),
-        (
-            ("method=dash", "boundary.target=act"),
-            "target networks have none: boundary.target=copy or keep",
-        ),
-    ],
-)
-def test_what_would_never_be_trained_is_refused(options: tuple[str, str], says: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=says):
-        DQN.run(tmp_path, *options)
 
 
 def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

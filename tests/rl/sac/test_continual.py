@@ -1,25 +1,18 @@
 """SAC on a stream of tasks."""
 
-import os
-import signal
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-import rl.sac.train
-from harness.config.errors import ConfigError
 from harness.training import seeding
 from rl.sac.learner import Learner
 from rl.sac.networks import plain_critic
-from rl.sac.probe import diagnose
+from rl.sac.phase import diagnose
 from rl.sac.task import Task
 from rl.sac.train import begin_phase, interact
 from rl.sac.transitions import batch_at
 from rl.sac.update import Batch, normalised
-from tests.programs import SAC, assert_same, rows, same
+from tests.programs import SAC, same
 
 STREAM = (
     "benchmark=continual_control", "benchmark.tasks=3", "benchmark.steps=100", "env_steps=300", "random_steps=20",
@@ -102,48 +95,7 @@ def targets_by_hand(learner: Learner, batch: Batch, noise: torch.Tensor) -> torc
     return batch.reward + learner.agent.gamma * (1 - batch.terminated) * (q - learner.temperature() * log_p)
 
 
-def test_a_run_that_was_stopped_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = (*STREAM, "method=fire", "metrics=cheap")
-    whole = SAC.run(tmp_path / "whole", *options)
-    written = rows(whole)
-    assert [row["step"] for row in written if "task/return" in row] == [100, 200, 300]
-    assert all(row["plasticity/td_fresh"] > 0 for row in written if "task/return" in row)
-    plain = rl.sac.train.interact
-
-    def stop_at(step: int) -> None:
-        def interact(task: Task, learner: Learner, acts: bool) -> Any:
-            loss = plain(task, learner, acts)
-            if learner.step == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return loss
-
-        monkeypatch.setattr(rl.sac.train, "interact", interact)
-
-    for step in (130, 200):
-        stop_at(step)
-        with pytest.raises(SystemExit):
-            SAC.run(tmp_path / "stopped", *options)
-    monkeypatch.undo()
-    assert_same(SAC.run(tmp_path / "stopped", *options), whole)
-
-
 def test_one_interface_for_two_robots() -> None:
     pair = "benchmark.sequence=[Walker2d-v5,HalfCheetah-v5]"
     task = Task.from_config(SAC.compose(*STREAM, "env=walker", pair, "benchmark.size=null"))
     assert (task.observations, task.actions) == (17, 6)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("benchmark.sequence=[Hopper-v5,Ant-v5]",), "one number of actions, got Hopper-v5 3, Ant-v5 8"),
-        (("benchmark.size=5",), "benchmark.size=5 is less than the 11 numbers of env=Hopper-v5"),
-        (("env_steps=400",), "env_steps=400 is not benchmark.tasks=3 times benchmark.steps=100"),
-        (("random_steps=100",), "benchmark.steps=100 makes phases of 100 decisions"),
-        (("benchmark.boundaries=hidden", "method=fire"), "method=fire cannot act at them"),
-        (("benchmark.sequence=[Hopper-v5,Jumper-v5]",), "env.task=Jumper-v5 is unknown"),
-    ],
-)
-def test_what_cannot_be_a_stream_is_refused(options: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        Task.from_config(SAC.compose(*STREAM, *options))

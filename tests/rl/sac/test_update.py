@@ -1,10 +1,11 @@
 """The arithmetic of a SAC update: against formulae without autograd, torch.distributions, a plain implementation."""
 
+import dataclasses
 import importlib.util
 import math
 import warnings
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -19,14 +20,13 @@ from fire_core.methods.redo import ReDo
 from fire_core.metrics import dfi
 from fire_core.weights.layout import resolve
 from fire_core.weights.optimizer_state import reset_optimizer_state
+from rl.sac.learner import separated, share_state
 from rl.sac.networks import Networks, plain_critic
 from rl.sac.update import (
     Batch,
-    CudaGraph,
     Temperature,
     Update,
     adamw,
-    compiled,
     critic_target,
     discount,
     squash,
@@ -144,8 +144,6 @@ def test_single_critic_and_both_networks_learn(kind: str) -> None:
 
 
 def test_bfloat16_is_near_float32() -> None:
-    import dataclasses
-
     exact, coarse = agent()(*batch()), agent(dataclasses.replace(SIZES, bfloat16=True))(*batch())
     assert exact.dtype == coarse.dtype == torch.float32
     torch.testing.assert_close(coarse, exact, rtol=0.05, atol=0.05)
@@ -191,14 +189,17 @@ def test_parseval_counts_each_critic() -> None:
     torch.testing.assert_close(both, sum(each))
 
 
-def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
-    """Through the views of `rl.sac.learner`: the batched weights and AdamW's state change."""
-    from types import SimpleNamespace
-
-    from rl.sac.learner import separated, share_state
-
+def apart() -> tuple[Update, Net, list[torch.optim.Optimizer]]:
+    """An agent after an update; its actor and each critic alone, with their parts of the gradients and the moments."""
     update = agent()
     update(*batch())
+    views = separated(Net.of({"actor": update.actor, "critic": update.critic}, "sac"))
+    return update, views, share_state(SimpleNamespace(agent=update, separate=views, optimizers=update.optimizers))
+
+
+def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
+    """Through the views of `rl.sac.learner`: the batched weights and AdamW's state change."""
+    update, views, optimizers = apart()
     up, own = update.critic.encoder.blocks[1].up, update.optimizers["critic"]
     with torch.no_grad():
         for net in (update.actor, update.critic):
@@ -206,9 +207,6 @@ def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
                 block.up.bias.fill_(9.0)  # no unit is silent
         up.bias[5], up.weight[0, 5] = -100.0, 0.0  # but unit 5 of the first critic
     other = up.weight[1].detach().clone()
-    net = Net.of({"actor": update.actor, "critic": update.critic}, "sac")
-    views = separated(net)
-    optimizers = share_state(SimpleNamespace(agent=update, separate=views, optimizers=update.optimizers))
     rows, _, _ = batch()
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -233,41 +231,12 @@ def test_redo_recycles_units_of_one_critic_and_forgets_their_moments() -> None:
 
 def test_separate_critics_have_the_gradients_of_the_step() -> None:
     """A method that acts after steps finds each critic's own, and what it writes is in the batched weights."""
-    from types import SimpleNamespace
-
-    from rl.sac.learner import separated, share_state
-
-    update = agent()
-    update(*batch())
-    net = Net.of({"actor": update.actor, "critic": update.critic}, "sac")
-    learner = SimpleNamespace(agent=update, separate=separated(net), optimizers=update.optimizers)
-    share_state(learner)
-    up, views = update.critic.encoder.blocks[1].up, learner.separate.modules
+    update, views, _ = apart()
+    up = update.critic.encoder.blocks[1].up
     for i in range(2):
-        gradient = views[f"critic{i}"].encoder.blocks[1].up.weight.grad
+        gradient = views.modules[f"critic{i}"].encoder.blocks[1].up.weight.grad
         assert torch.equal(gradient, up.weight.grad[i])
         assert gradient.abs().sum() > 0
-    WeightClipping(zeta=1e-3).after_step(learner.separate, None)
+    WeightClipping(zeta=1e-3).after_step(views, None)
     assert up.weight.abs().max() <= 1e-3
     assert all(p.grad is not None for p in update.actor.parameters())
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-@pytest.mark.parametrize("compile_too", [False, True])
-def test_a_cuda_graph_computes_what_single_calls_do(compile_too: bool) -> None:
-    def on_gpu() -> Update:
-        update = agent()
-        for name in ("actor", "critic", "target", "temperature"):
-            getattr(update, name).cuda()
-        for name in ("actor", "critic", "temperature"):
-            lr, decay = 1e-4, 0.0 if name == "temperature" else 1e-2
-            update.optimizers[name] = adamw(getattr(update, name).parameters(), lr, decay)
-        return update
-
-    one, other = on_gpu(), on_gpu()
-    graph = CudaGraph(compiled(other) if compile_too else other, calls=3)
-    for i in range(12):
-        rows, noise, (mean, scale) = batch(10 * i)
-        given = Batch(*(x.cuda() for x in rows)), noise.cuda(), (mean.cuda(), scale.cuda())
-        torch.testing.assert_close(graph(*given), one(*given), rtol=1e-4, atol=1e-4)
-    assert graph.graph is not None

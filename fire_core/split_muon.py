@@ -1,0 +1,231 @@
+"""Muon for any model: fused weights are orthogonalised block by block, experts one by one, convolutions as matrices.
+
+    muon, adam = muon_groups(model)
+    optimizers = SplitMuon(muon, lr=0.02), torch.optim.AdamW(adam, lr=3e-4)
+
+Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024) replaces each matrix of momentum
+by the nearest orthogonal one. Of a fused weight (q, k and v in one tensor, say) that is another update than of its
+parts: the parts then share one spectrum, and the rate is scaled by the shape of the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.methods.layers import input_layers, output_layers
+from fire_core.weights.entry import Entry
+from fire_core.weights.matrices import Matrix, matrices
+
+NOT_HIDDEN = ("head", "embedding", "router", "fused", "other")
+
+
+class MuonGroups(NamedTuple):
+    """The parameters of a model, for two optimizers.
+
+    Attributes:
+        muon: groups for `SplitMuon`: hidden matrices, with how each is cut.
+        adam: all other trainable parameters, for AdamW, say: embeddings, heads, input layers, biases, norms.
+    """
+
+    muon: list[dict[str, Any]]
+    adam: list[nn.Parameter]
+
+
+def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
+    """Which parameters Muon should train, cut into their true matrices.
+
+    Muon is for hidden layers. Left to the other optimizer: heads, embeddings, routers, the layer that reads the
+    network's input where no embedding comes before it, vectors, and weights that look fused and are not known
+    (`matrices(model).warnings` says how to declare them).
+
+    Args:
+        model: any module.
+        **options: of `resolve`, as for `matrices`: `blocks=`, `transposed=`, `example=`, `strict=True`.
+
+    Returns:
+        `muon, adam`.
+
+    Raises:
+        ValueError: an option that `resolve` refuses, or no hidden matrix.
+    """
+    outside = {id(layer.weight) for layer in input_layers(model) | output_layers(model)}
+    blocks: dict[Tensor, list[Matrix]] = {}
+    for matrix in matrices(model, **options):
+        blocks.setdefault(matrix.parameter, []).append(matrix)
+    groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
+    rest = []
+    for parameter in (p for p in model.parameters() if p.requires_grad):
+        found = blocks.get(parameter, [])
+        if found and id(parameter) not in outside and all(map(_hidden, found)):
+            groups.setdefault(tuple(_cut(matrix.entry) for matrix in found), []).append(parameter)
+        else:
+            rest.append(parameter)
+    if not groups:
+        raise ValueError("the model has no hidden matrix that Muon could train")
+    return MuonGroups([{"params": parameters, "cuts": cut} for cut, parameters in groups.items()], rest)
+
+
+def _hidden(matrix: Matrix) -> bool:
+    return matrix.role not in NOT_HIDDEN and min(matrix.shape) > 1
+
+
+class SplitMuon(torch.optim.Optimizer):
+    """`torch.optim.Muon` for weights that hold several matrices; options, defaults and numbers are its own.
+
+    Fed the same gradients, a fused weight is changed bit for bit as its parts are by `torch.optim.Muon`: each block has
+    its own orthogonalised direction, and the rate is scaled by the block's shape. A convolution is one matrix
+    (c_out, c_in k_h k_w) a group, as in the first public code (KellerJordan/Muon).
+
+    The momentum buffer of a half-precision weight is never worked on in place: torch's own step with `nesterov=False`
+    overwrites a bfloat16 buffer with its direction (pytorch #190597).
+
+    Args:
+        params: the groups of `muon_groups`, or parameters, each of which is one matrix or a convolution.
+        lr: learning rate.
+        weight_decay: decoupled.
+        momentum: of the running mean of gradients.
+        nesterov: whether the direction looks one gradient ahead.
+        ns_coefficients: of the quintic step.
+        eps: least norm that a direction is divided by.
+        ns_steps: quintic steps.
+        adjust_lr_fn: how the rate of an m x n matrix is scaled: "original" (None too) by sqrt(max(1, m / n)),
+            "match_rms_adamw" by 0.2 sqrt(max(m, n)), "spectral_unclamped" by sqrt(m / n).
+
+    Raises:
+        ValueError: an option outside of its range, a parameter that is no matrix.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315),
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+    ) -> None:
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("momentum", momentum)):
+            if not value >= 0:
+                raise ValueError(f"{name}={value}: at least 0")
+        if adjust_lr_fn not in ADJUST:
+            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r}: one of {', '.join(str(name) for name in ADJUST)}")
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": tuple(ns_coefficients),
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+            "cuts": (),
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in every optimizer; vectors are refused, and 3-D weights without a cut."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for parameter in group["params"]:
+            if parameter.ndim < 2 or (parameter.ndim == 3 and not group["cuts"]):
+                raise ValueError(
+                    f"a parameter of shape {tuple(parameter.shape)} is no matrix: muon_groups(model) sorts them"
+                )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of every parameter that has a gradient.
+
+        Args:
+            closure: evaluates the model again, as in every optimizer.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
+        state, momentum = self.state[parameter], group["momentum"]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        direction = gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
+        lr = float(group["lr"])
+        parameter.mul_(1 - lr * group["weight_decay"])
+        for entry in entries_of(parameter, group["cuts"]):
+            new = _matrices(entry, parameter)
+            for matrix, step in zip(new, _matrices(entry, direction), strict=True):
+                scale = ADJUST[group["adjust_lr_fn"]](*matrix.shape)
+                step = orthogonalised(step, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                matrix.add_(step, alpha=-lr * scale)
+            _write(entry, parameter, new)
+
+
+def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """A matrix (m, n) with its singular values moved to about 1 by quintic steps in bfloat16, as Muon does."""
+    a, b, c = coefficients
+    tall = matrix.shape[0] > matrix.shape[1]
+    X = (matrix.T if tall else matrix).to(torch.bfloat16, copy=True)
+    X.div_(X.norm().clamp(min=eps))
+    for _ in range(steps):
+        gram = X @ X.T
+        X = torch.addmm(X, torch.addmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
+    return X.T if tall else X
+
+
+ADJUST: dict[str | None, Callable[[int, int], float]] = {
+    None: lambda m, n: math.sqrt(max(1, m / n)),
+    "original": lambda m, n: math.sqrt(max(1, m / n)),
+    "match_rms_adamw": lambda m, n: 0.2 * math.sqrt(max(m, n)),
+    "spectral_unclamped": lambda m, n: math.sqrt(m / n),
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- the cuts
+
+FIELDS = ("kind", "rows", "groups", "transposed", "repeats", "heads", "columns")  # what a cut is, as plain data
+
+
+def _cut(entry: Entry) -> tuple[Any, ...]:
+    return tuple(getattr(entry, field) for field in FIELDS)
+
+
+def entries_of(parameter: Tensor, cuts: Iterable[tuple[Any, ...]]) -> list[Entry]:
+    """The blocks of a parameter; without cuts the whole of it."""
+    plain = {"kind": "conv" if parameter.ndim > 3 else "matrix"}
+    return [
+        Entry("", parameter, "", **options)
+        for options in ([dict(zip(FIELDS, cut, strict=True)) for cut in cuts] or [plain])
+    ]
+
+
+def _matrices(entry: Entry, tensor: Tensor) -> Tensor:
+    """A contiguous copy (count, d_out, d_in); of a convolution (groups, c_out / groups, c_in / groups * k_h k_w)."""
+    if entry.kind == "conv":
+        return torch.unflatten(tensor, 0, (entry.groups, -1)).flatten(2).clone()
+    if entry.kind == "conv_transpose":
+        return torch.unflatten(tensor, 0, (entry.groups, -1)).transpose(1, 2).flatten(2).clone()
+    return entry.view(tensor).reshape(-1, *entry.shape).clone(memory_format=torch.contiguous_format)
+
+
+def _write(entry: Entry, tensor: Tensor, values: Tensor) -> None:
+    if entry.kind == "conv":
+        tensor.copy_(values.reshape(tensor.shape))
+    elif entry.kind == "conv_transpose":
+        shape = (entry.groups, tensor.shape[1], tensor.shape[0] // entry.groups, *tensor.shape[2:])
+        tensor.copy_(values.reshape(shape).transpose(1, 2).reshape(tensor.shape))
+    else:
+        entry.write_(tensor, values)

@@ -1,0 +1,25 @@
+"""The command `fire`: looks into models and checkpoints, and projects them.
+
+fire matrices PATH       which matrices the weights hold
+fire audit PATH          which of them have drifted from isometry
+fire project IN OUT      a projected copy of a checkpoint
+fire convergence         how near k steps come to the isometry, in theory and on weights
+"""
+
+import importlib
+import sys
+
+COMMANDS = ("matrices", "audit", "project", "convergence")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Hand the rest of the command line to a tool; its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help"):
+        print(__doc__.strip())
+        return 0
+    if words[0] not in COMMANDS:
+        print(f"fire {words[0]} is unknown: one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    code: int = importlib.import_module(f"fire_core.tools.{words[0]}").main(words[1:])
+    return code

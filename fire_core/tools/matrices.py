@@ -1,0 +1,116 @@
+"""Print which matrices a model's weights hold: of a checkpoint, or of a model that a function builds.
+
+    fire matrices path/to/transformers-folder
+    fire matrices model.safetensors --json
+    fire matrices my_package.models:build
+
+Where the weights are there, with the largest and the smallest singular value of each (of the worst of several of one
+shape). A checkpoint is read a tensor at a time, and no code in it is run; `module:callable` is imported and called
+without arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fire_core.tools.audit import ONLY, matrices_of, read_cuts
+from fire_core.tools.checkpoint.stored import CheckpointError
+from fire_core.tools.command import Parser, add_model, progress
+from fire_core.tools.spectra import singular_values
+from fire_core.weights.matrices import COLUMNS, aligned, cells, described, matrices
+
+UNKNOWN = {"block": "", "role": "", "rows": None, "repeats": 1, "transposed": False, "heads": 1, "note": ""}
+
+
+def of_model(spec: str, **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """The matrices of the model that `module:callable` builds, and lines for the user.
+
+    Raises:
+        CheckpointError: there is no such function, or it gives no module.
+    """
+    name, _, function = spec.partition(":")
+    sys.path.insert(0, "")  # as `python -m` does
+    try:
+        build = getattr(importlib.import_module(name), function)
+    except (ImportError, AttributeError) as error:
+        raise CheckpointError(f"{spec}: {error}") from None
+    if not callable(build):
+        raise CheckpointError(f"{spec}: a {type(build).__name__} is no function that builds a model")
+    model = build()
+    if not isinstance(model, nn.Module):
+        raise CheckpointError(f"{spec}: gives a {type(model).__name__}, no torch.nn.Module")
+    found = matrices(model, **options)
+    rows = [
+        described(matrix.entry) | (extremes(matrix.read()) if matrix.parameter.device.type != "meta" else {})
+        for matrix in progress(found, "weights")
+    ]
+    return rows, [*found.warnings, *found.unread]
+
+
+def of_checkpoint(
+    path: str, model: str | None, only: str | None, **options: Any
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The matrices of a checkpoint's weights, and lines for the user.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be used.
+    """
+    cuts = read_cuts(path, model, only, **options)
+    rows = []
+    for one in progress(cuts.cuts, "weights"):
+        entries = {entry.label: entry for entry in one.entries}
+        for label, values in matrices_of(one, cuts.named):
+            if (entry := entries.get(label)) is not None and not cuts.named:
+                row = described(entry)
+            else:
+                row = UNKNOWN | {"name": label, "shape": tuple(values.shape[1:]), "count": len(values)}
+            rows.append(row | extremes(values))
+    return rows, cuts.notes
+
+
+def extremes(values: Tensor) -> dict[str, float]:
+    """The largest and the smallest singular value of matrices (count, d_out, d_in); nothing if one is not finite."""
+    if not bool(values.isfinite().all()):
+        return {}
+    spectra = [singular_values(matrix) for matrix in values]
+    return {"largest": max(float(s[0]) for s in spectra), "smallest": min(float(s[-1]) for s in spectra)}
+
+
+def lines(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """The cells of the table."""
+    for row in rows:
+        ends = tuple(f"{row[key]:.4g}" if key in row else "" for key in ("largest", "smallest"))
+        yield (*cells(row), *ends)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; 0, or 2 with one line on stderr for what cannot be used."""
+    parser = Parser(prog="fire matrices", description=__doc__.split("\n")[0])
+    parser.add_argument("model_or_path", metavar="PATH", help="a transformers folder, a file, or module:callable")
+    parser.add_argument("--only", metavar="PATTERN", help=ONLY)
+    parser.add_argument("--json", action="store_true", help="a JSON object with matrices and notes")
+    add_model(parser)
+    given = parser.parse_args(arguments)
+    options = {"blocks": dict(given.blocks), "transposed": given.transposed}
+    where = given.model_or_path
+    try:
+        if ":" in where and not Path(where).exists():
+            rows, notes = of_model(where, **options)
+        else:
+            rows, notes = of_checkpoint(where, given.model, given.only, **options)
+    except (CheckpointError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if given.json:
+        print(json.dumps({"matrices": rows, "notes": notes}, indent=1))
+    else:
+        print(aligned((*COLUMNS, "largest", "smallest"), lines(rows)))
+        print(*(f"note: {note}" for note in notes), sep="\n", end="\n" * bool(notes))
+    return 0

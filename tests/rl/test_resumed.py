@@ -1,0 +1,52 @@
+"""A run on a stream of tasks that is stopped and started again ends as one left alone, bit for bit."""
+
+import importlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import DQN, SAC, Program, assert_same
+
+CONTROL = "benchmark=continual_control"
+STREAM = f"{CONTROL} benchmark.tasks=3 benchmark.steps=80 benchmark.size=13 metrics=cheap "
+OF_DQN = STREAM + "total_steps=240 learning_starts=20 "
+HIDDEN = "benchmark.boundaries=hidden "
+RUNS = {
+    "dqn fire": (DQN, OF_DQN + "method=fire"),
+    "dqn trigger": (DQN, OF_DQN + HIDDEN + "method=fire trigger=every trigger.steps=60"),
+    "dqn c_chain": (DQN, OF_DQN + HIDDEN + "method=c_chain method.warmup=5"),  # it keeps earlier weights and inputs
+    "sac fire": (
+        SAC,
+        STREAM + "env_steps=240 random_steps=20 env=hopper eval_episodes=1 networks=mlp method=fire "
+        "benchmark.physics={gravity:[0.5,2.0]}",
+    ),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_that_was_stopped_ends_the_same(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a task, and at the end of one."""
+    program, options = RUNS[run]
+    whole = start(program, tmp_path / "whole", options)
+    trainer = importlib.import_module(f"rl.{program.name}.train")
+    plain, stops = trainer.interact, [104, 160]
+
+    def interact(task: Any, learner: Any, acts: bool) -> Any:
+        loss = plain(task, learner, acts)
+        if stops and learner.step == stops[0]:
+            del stops[0]
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    monkeypatch.setattr(trainer, "interact", interact)
+    for _ in range(len(stops)):
+        with pytest.raises(SystemExit):
+            start(program, tmp_path / "stopped", options)
+    assert_same(start(program, tmp_path / "stopped", options), whole)
+
+
+def start(program: Program, runs: Path, options: str) -> Path:
+    return program.run(runs, *options.split())

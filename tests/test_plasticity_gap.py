@@ -1,0 +1,130 @@
+"""The gap between an aged and a fresh network: by hand, on a network that has lost plasticity, and what is refused."""
+
+import copy
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core import fire_, plasticity_gap
+from fire_core.gap import default_loss
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def memorise(model: nn.Module, tasks: int, steps: int = 150) -> None:
+    """Train on random labels, newly drawn for each task."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(tasks):
+        inputs, labels = torch.randn(256, 16), torch.randint(10, (256,))
+        for _ in range(steps):
+            optimizer.zero_grad()
+            default_loss(model, (inputs, labels)).backward()
+            optimizer.step()
+
+
+def data(count: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.randn(32, 16), torch.randint(10, (32,))) for _ in range(count)]
+
+
+class Weight(nn.Module):
+    """One weight, whose loss is its square over two."""
+
+    def __init__(self, value: float | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(1) + 1 if value is None else torch.tensor([value]))
+
+
+def square(model: nn.Module, batch: object) -> torch.Tensor:
+    return sum(p.square().sum() for p in model.parameters()) / torch.tensor(2.0)
+
+
+def test_by_hand() -> None:
+    """SGD multiplies the weight by 1 - rate at each step."""
+    seen: list[Weight] = []
+
+    def made() -> Weight:
+        seen.append(Weight())
+        return copy.deepcopy(seen[-1])
+
+    found = plasticity_gap(
+        Weight(10.0), made, [0, 0], 3, loss=square, optimizer=lambda p: torch.optim.SGD(p, lr=0.5), draws=4
+    )
+    factor = 0.5 ** (2 * 3) / 2
+    assert found.aged == pytest.approx([100 * factor] * 4)
+    assert found.fresh == pytest.approx([w.weight.item() ** 2 * factor for w in seen])
+    gaps = torch.tensor(found.aged) - torch.tensor(found.fresh)
+    half = 3.182 * gaps.std().item() / math.sqrt(4)
+    assert (found.gap, found.low, found.high) == pytest.approx(
+        [gaps.mean().item(), gaps.mean().item() - half, gaps.mean().item() + half], rel=1e-5
+    )
+
+
+def test_it_sees_the_loss_of_plasticity_and_what_fire_gives_back() -> None:
+    torch.manual_seed(0)
+    aged = network()
+    memorise(aged, tasks=12)
+    batches, before = data(), copy.deepcopy(aged.state_dict())
+    gap = functools.partial(plasticity_gap, fresh=network, batches=batches, steps=100, draws=3)
+    state = torch.get_rng_state()
+    lost = gap(aged)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in aged.state_dict().items())
+    assert lost.lost
+    assert "plasticity is lost" in str(lost)
+    fire_(aged)
+    assert gap(aged).gap < lost.gap / 2
+    none = gap(network())
+    assert none.low < 0 < none.high
+    assert not none.lost
+
+
+def test_both_train_on_the_same_batches_in_the_same_order() -> None:
+    seen: list[int] = []
+
+    def loss(model: nn.Module, batch: int) -> torch.Tensor:
+        if model.training:
+            seen.append(batch)
+        return square(model, batch)
+
+    plasticity_gap(
+        Weight(3.0), Weight, [0, 1, 2], 7, loss=loss, optimizer=functools.partial(torch.optim.SGD, lr=0.1), draws=2
+    )
+    trainings = [seen[i : i + 7] for i in range(0, 28, 7)]
+    assert trainings[0] == trainings[1]
+    assert trainings[2] == trainings[3]
+    assert trainings[0] != trainings[2]
+    assert all(sorted(run[:3]) == sorted(run[3:6]) == [0, 1, 2] for run in trainings)
+
+
+def to_eval(model: nn.Module, batch: object) -> torch.Tensor:
+    return square(model.eval(), batch)
+
+
+one = Weight(1.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"fresh": network}, "of another shape: 0.bias"),
+        ({"fresh": lambda: one}, "the aged network's own weights"),
+        ({"fresh": lambda: Weight(1.0)}, "the aged network's own weights"),
+        ({"fresh": lambda: Weight(2.0)}, "the same weights twice"),
+        ({"batches": iter([0, 1])}, "must be a list"),
+        ({"batches": []}, "must be a list"),
+        ({"loss": to_eval}, "changes the network's mode"),
+        ({"loss": lambda model, batch: square(model, batch) * math.nan}, "a loss of nan"),
+        ({"draws": 1}, "draws"),
+        ({"steps": 0}, "steps"),
+    ],
+)
+def test_what_would_compare_something_else_is_refused(changed: dict[str, Any], says: str) -> None:
+    options: dict[str, Any] = {"fresh": Weight, "batches": [0], "steps": 2, "loss": square} | changed
+    with pytest.raises(ValueError, match=says):
+        plasticity_gap(one, **options)
