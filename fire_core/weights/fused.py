@@ -56,8 +56,11 @@ def stated(statement: str, module: Any, rows: int) -> Cut:
     recurs, _, text = text.rpartition(": ")
     repeats = number(module, recurs, rows) if recurs else 1
     parts = [(name, h) for names, _, h in (part.partition("=") for part in text.split()) for name in names.split(",")]
-    even = rows // max(1, repeats * max(1, len(parts)))
-    blocks = tuple((name, number(module, h, rows) if h else even) for name, h in parts or [("", "")])
+    parts = parts or [("", "")]
+    even, rest = divmod(rows, max(1, repeats * len(parts)))
+    if not parts[0][1] and (rest or not even):
+        raise Misfit(f"{rows} rows are not {repeats} x {len(parts)} equal blocks")
+    blocks = tuple((name, number(module, height, rows) if height else even) for name, height in parts)
     cut = Cut(blocks, repeats)
     heights = tuple(height for _, height in cut.blocks)
     if cut.rows != rows or min(heights) < 1:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -34,10 +34,11 @@ Products = list[tuple[str, list[Tensor]]]  # the sides of each product that was 
 
 
 class _Watch(TorchFunctionMode):
-    def __init__(self, weights: list[Tensor]) -> None:
+    def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
         self.weights = {id(weight): weight for weight in weights}
         self.seen: dict[int, Products] = {key: [] for key in self.weights}
+        self.used: set[int] = set()  # by linear layers
         self.draw = torch.Generator().manual_seed(0)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,6 +50,8 @@ class _Watch(TorchFunctionMode):
                 self._product(name, args, kwargs)
             elif name == "softmax":
                 self._softmax(args, kwargs)
+            elif name == "linear" and len(args) > 1:
+                self.used.add(id(args[1]))
         return func(*args, **kwargs)
 
     def _product(self, name: str, args: Any, kwargs: Any) -> None:
@@ -108,7 +111,7 @@ def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
             images will do, the more different the better.
 
     Returns:
-        By `id(parameter)`: the blocks of a weight in which products were seen.
+        By `id(parameter)`: the blocks of a weight in which products were seen, or one for a linear layer without any.
 
     Raises:
         ValueError: the weights are sharded, or the model does not run on the example.
@@ -129,7 +132,7 @@ def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
     return {key: found[id(twin)] for key, twin in twins.items() if id(twin) in found}
 
 
-def _read(clone: nn.Module, args: Any, kwargs: Any, weights: list[Tensor]) -> dict[int, Cut]:
+def _read(clone: nn.Module, args: Any, kwargs: Any, weights: Sequence[Tensor]) -> dict[int, Cut]:
     """The cuts of some weights of a copy, by `id(weight)`; raises whatever the module does."""
     layers = [m for m in clone.modules() if _is_dense(m)]
     lists = [m for m in clone.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
@@ -141,7 +144,10 @@ def _read(clone: nn.Module, args: Any, kwargs: Any, weights: list[Tensor]) -> di
     with _eager(), torch.random.fork_rng(list(devices)), torch.inference_mode(False), torch.enable_grad(), watch:
         clone(*args, **kwargs)
     convs = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd)}
-    cuts = {key: _cut(watch.seen[key], (0,) if key in convs else (-2, -1)) for key in watch.seen}
+    cuts = {}
+    for key, seen in watch.seen.items():
+        whole = Cut((("", len(watch.weights[key])),)) if key in watch.used else None  # if no product divides it
+        cuts[key] = _cut(seen, (0,) if key in convs else (-2, -1), whole)
     return {key: cut for key, cut in cuts.items() if cut is not None}
 
 
@@ -236,13 +242,13 @@ def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
 # ------------------------------------------------------------------------------------------------ from masks to a cut
 
 
-def _cut(seen: Products, dims: tuple[int, ...]) -> Cut | None:
+def _cut(seen: Products, dims: tuple[int, ...], whole: Cut | None) -> Cut | None:
     for dim in dims:
         rows = [(name, [mask.movedim(dim, 0).flatten(1).any(1) for mask in masks]) for name, masks in seen]
         rows = [(name, sides) for name, sides in rows if _disjoint(sides)]
         if rows:
             return _pattern(_labels(rows, any(name == "softmax" for name, _ in seen)), transposed=dim == -1)
-    return None
+    return whole
 
 
 def _disjoint(masks: list[Tensor]) -> bool:
