@@ -152,7 +152,7 @@ def test_programs_refuse_it_where_the_next_phase_has_a_new_optimizer(tmp_path: P
         with pytest.raises(ConfigError, match=f"benchmark=warm_start {new_one}"):
             VISION.run(tmp_path, *method)
     with pytest.raises(ConfigError, match=f"benchmark=continual_pretraining {new_one}"):
-        LANGUAGE.run(tmp_path, alone, "compile=false")
+        LANGUAGE.run(tmp_path, alone)
     for program, how in ((DQN, "keep"), (SAC, "new")):
         with pytest.raises(ConfigError, match=f"boundary.optimizer={how} .*: take forget"):
             program.run(tmp_path, alone, f"boundary.optimizer={how}")
