@@ -32,7 +32,7 @@ def test_the_first_command_trains_and_draws(tmp_path: Path, zygote: Zygote) -> N
 
 def test_the_loop_runs_and_acts(capsys: pytest.CaptureFixture[str]) -> None:
     """The README's own loop, on a model whose loss stays where it is."""
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     batch = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
@@ -42,6 +42,21 @@ def test_the_loop_runs_and_acts(capsys: pytest.CaptureFixture[str]) -> None:
     reached = torch.linalg.svdvals(weight)
     assert torch.allclose(reached, torch.full_like(reached, 2**0.5), atol=0.05), "sqrt(8 / 4)"
     assert "0.weight" in capsys.readouterr().out
+
+
+def test_the_other_tools_run(capsys: pytest.CaptureFixture[str]) -> None:
+    _, code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+    def make_model() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
+
+    batches = [(torch.randn(16, 4), torch.arange(16) % 3) for _ in range(3)]
+    exec(
+        code.replace("500", "5"), {"torch": torch, "model": make_model(), "make_model": make_model, "held_out": batches}
+    )
+    printed = capsys.readouterr().out
+    assert "2.weight" in printed
+    assert "plasticity" in printed
 
 
 def test_it_is_short() -> None:

@@ -7,8 +7,8 @@
 Reads transformers folders, .safetensors, and files of `torch.save` (`weights_only=True`: no code in a file is run), a
 tensor at a time; states of optimizers are passed over. Where config.json or --model says which model it is, weights
 are cut as `fire_` cuts them. Where nothing does, shapes and names have to do: a convolution is cut into its kernel
-positions, all else (embeddings too) is one matrix, except fused q, k, v projections of three equal blocks; biases,
-depthwise convolutions and other stacks of vectors are left out.
+positions, all else (embeddings too) is one matrix unless --blocks says otherwise; biases, depthwise convolutions and
+other stacks of vectors are left out.
 """
 
 from __future__ import annotations
@@ -79,21 +79,11 @@ def matrices_of(one: Cut, named: bool = True) -> Iterator[tuple[str, Tensor]]:
             if weight.ndim > 2:  # no vectors, depthwise convolutions, class tokens
                 yield stored.name, weight.flatten(2).movedim(-1, 0)
             else:
-                yield from _thirds(stored.name, weight)
+                yield stored.name, weight[None]
         return
     for entry in one.entries:
         if entry.kind not in ("vector", "locked") and min(entry.shape) > 1 and entry.role != "depthwise":
             yield entry.label, entry.view(weight).reshape(-1, *entry.shape)
-
-
-THIRDS = {"qkv", "c_attn", "in_proj_weight", "Wqkv"}
-
-
-def _thirds(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-    if weight.shape[0] == 3 * weight.shape[1] and THIRDS & set(name.split(".")):
-        yield from ((f"{name}[{key}]", block[None]) for key, block in zip("qkv", weight.chunk(3), strict=True))
-    else:
-        yield name, weight[None]
 
 
 def table(findings: list[Finding]) -> str:

@@ -187,7 +187,6 @@ def _report(
         "rows": [dataclasses.asdict(row) for row in rows],
         "kept": reasons,
         "left_out": [str(path) for path in checkpoint.stale],
-        "not_projected": [str(path) for path in checkpoint.parts],
         "notes": notes,
         "seconds": round(seconds, 3),
     }
@@ -200,7 +199,6 @@ def summary(report: dict[str, Any]) -> str:
     matrices = sum(row["matrices"] - row["skipped"] for row in rows)
     named = {f"kept, {reason}": names for reason, names in report["kept"].items()}
     named["left out, other weights or optimizers"] = report["left_out"]
-    named["copied, not projected"] = report["not_projected"]
     lines = [
         f"{matrices} matrices of {len(rows)} weights projected, {numbers['projected'] / numbers['all']:.1%} of "
         f"{numbers['all']:,} numbers; DfI {total['dfi_before']:.4g} -> {total['dfi_after']:.4g}, SFE "

@@ -171,12 +171,9 @@ def test_a_folder_and_its_index(tmp_path: Path) -> None:
     folder = saved("LlamaForCausalLM", tmp_path / "llama")
     (folder / "optimizer.pt").write_bytes(b"stale")
     (folder / "pytorch_model.bin").write_bytes(b"stale")
-    (folder / "2_Dense").mkdir()
-    (folder / "2_Dense" / "model.safetensors").write_bytes(b"another part")
     found = load(folder)
     assert len(found.files) > 1
     assert {str(path) for path in found.stale} == {"optimizer.pt", "pytorch_model.bin"}
-    assert [str(path) for path in found.parts] == ["2_Dense/model.safetensors"]
 
 
 def test_folders_that_are_not_whole(tmp_path: Path) -> None:
@@ -203,33 +200,25 @@ def test_folders_that_are_not_whole(tmp_path: Path) -> None:
         load(tmp_path / "empty")
 
 
-def test_without_a_model_only_plain_linear_layers_are_projected(tmp_path: Path) -> None:
-    names = {
-        "a.q_proj.weight": (8, 8), "a.k_proj.weight": (4, 8), "a.o_proj.weight": (8, 8), "a.qkv.weight": (24, 8),
-        "a.c_attn.weight": (8, 24), "wte.weight": (9, 8), "conv.weight": (4, 4, 3, 3), "experts.w1": (2, 4, 8),
-        "fc1.weight": (16, 8), "fc1.bias": (16,), "thing.weight": (8, 8), "x..y": (2, 2), "fc1": (2, 2),
-    }  # fmt: skip
-    torch.save({name: torch.randn(shape) for name, shape in names.items()}, tmp_path / "a.pt")
-    cuts = cut(load(tmp_path / "a.pt"))
-    done = {one.stored.name: e.role for one in cuts.cuts for e in one.entries if e.action == "project"}
-    assert done == {
-        "a.q_proj.weight": "q",
-        "a.k_proj.weight": "k",
-        "a.o_proj.weight": "attention_out",
-        "fc1.weight": "dense",
-    }
-    reasons = {one.stored.name: one.reason or one.entries[0].reason for one in cuts.cuts}
-    assert all(reasons[name] for name in names if name not in done)
-    for name in ("wte.weight", "a.qkv.weight", "thing.weight"):
-        assert reasons[name] == "its name does not say what it is: give --model, --include or --blocks"
-    assert "names only" in cuts.notes[0]
-    assert len(cuts.notes) == 1
+def test_without_a_model_only_what_an_option_names_is_projected(tmp_path: Path) -> None:
+    shapes = {"a.q_proj.weight": (8, 8), "a.qkv.weight": (24, 8), "fc1.bias": (16,), "x..y": (2, 2), "fc1": (2, 2)}
+    torch.save({name: torch.randn(shape) for name, shape in shapes.items()}, tmp_path / "a.pt")
+    for options, projected in (
+        ({}, set()),
+        ({"include": ["*.q_proj.*"]}, {"a.q_proj.weight"}),
+        ({"blocks": {"*.qkv.weight": (8, 8, 8)}}, {f"a.qkv.weight[{i}]" for i in "qkv"}),
+    ):
+        cuts = cut(load(tmp_path / "a.pt"), **options)
+        entries = [entry for one in cuts.cuts for entry in one.entries]
+        assert {entry.label for entry in entries if entry.action == "project"} == projected
+        assert all(entry.reason for entry in entries if entry.action == "keep")
+        assert ["nothing says what the weights are" in note for note in cuts.notes] == [True]
 
 
 def test_tensors_that_share_numbers(tmp_path: Path) -> None:
     table = torch.randn(8, 8)
     torch.save({"wte.weight": table, "lm_head.weight": table, "fc1.weight": torch.randn(8, 8)}, tmp_path / "a.pt")
-    cuts = {one.stored.name: one for one in cut(load(tmp_path / "a.pt")).cuts}
+    cuts = {one.stored.name: one for one in cut(load(tmp_path / "a.pt"), include=["*.weight"]).cuts}
     assert cuts["fc1.weight"].entries
     assert "shares its numbers with wte.weight" in cuts["lm_head.weight"].reason
     assert "shares its numbers with lm_head.weight" in cuts["wte.weight"].reason
@@ -266,16 +255,15 @@ def test_a_config_elsewhere_tells_the_model_of_a_file(tmp_path: Path) -> None:
     assert not cuts.notes
 
 
-def test_a_model_that_transformers_does_not_know_is_known_by_names(tmp_path: Path) -> None:
+def test_a_model_that_transformers_does_not_know_is_not_guessed(tmp_path: Path) -> None:
     folder = saved("LlamaForCausalLM", tmp_path / "llama")
     config = json.loads((folder / "config.json").read_text())
     for change in ({"architectures": ["Nothing"]}, {"architectures": []}, {"model_type": "nothing"}):
         (folder / "config.json").write_text(json.dumps({**config, **change}))
         cuts = cut(load(folder))
         assert cuts.named
-        assert "known by their names only" in cuts.notes[0]
+        assert "nothing else says what the weights are" in cuts.notes[0]
         assert "\n" not in cuts.notes[0]
-        assert sum(e.action == "project" for c in cuts.cuts for e in c.entries) == 15
 
 
 @pytest.mark.parametrize(

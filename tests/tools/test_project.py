@@ -106,7 +106,7 @@ def test_turned_and_shared_weights(tmp_path: Path) -> None:
     whole = torch.randn(12, 6)
     state = {"a.q_proj.weight": whole[2:8], "a.k_proj.weight": torch.randn(5, 7).T, "b.fc1.weight": torch.randn(9, 6)}
     torch.save({**state, "step": 3}, tmp_path / "in.pt")
-    project(tmp_path / "in.pt", tmp_path / "out.pt", layout="qk", solver="exact")
+    project(tmp_path / "in.pt", tmp_path / "out.pt", include=["a.*"], solver="exact")
     new = torch.load(tmp_path / "out.pt", weights_only=True)
     for name in ("a.q_proj.weight", "a.k_proj.weight"):
         (m, n), weight = state[name].shape, state[name]
@@ -161,11 +161,11 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
         ((tmp_path / "bert", tmp_path / "bert" / "inner"), "lies in the folder"),
         ((tmp_path / "no.pt", tmp_path / "out.pt"), "no such file or folder"),
         ((good, tmp_path / "no" / "out.pt"), "no such folder"),
-        ((tmp_path / "nan.pt", tmp_path / "out.pt"), "NaN or Inf in a.q_proj.weight"),
+        ((tmp_path / "nan.pt", tmp_path / "out.pt", "--include", "a.*"), "NaN or Inf in a.q_proj.weight"),
         ((tmp_path / "old.pt", tmp_path / "out.pt"), "before torch 1.6"),
         ((tmp_path / "none.pt", tmp_path / "out.pt"), "projects none of its weights"),
         ((good, tmp_path / "out.pt", "--include", "*.nothing"), "no parameter matches '*.nothing'"),
-        ((good, tmp_path / "out.pt", "--layout", "dqn"), "resets a.q_proj.weight to its initial value"),
+        ((tmp_path / "bert", tmp_path / "out", "--layout", "dqn"), "to its initial value, which a checkpoint does not"),
         ((good, tmp_path / "out.pt", "--model", "timm:no"), "has no model 'no'"),
         ((good, tmp_path / "out.pt", "--iterations", "-1"), "from 0 up"),
         ((good, tmp_path / "out.pt", "--blocks", "a.q_proj.weight"), "is not of the form"),
@@ -175,7 +175,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
         ((good, tmp_path / "out.pt", "--solver", "magic"), "invalid choice"),
         ((good, tmp_path / "out.pt", "--layout", "magic"), "invalid choice"),
         ((good, tmp_path / "out.pt", "--scale", "match_init"), "invalid choice"),
-        ((good, tmp_path / "out.pt", "--variance-factor", "2"), "needs scale=variance_factor"),
+        ((good, tmp_path / "out.pt", "--variance-factor", "2", "--include", "a.*"), "needs scale=variance_factor"),
     ):
         with pytest.raises(SystemExit) as ended:
             raise SystemExit(main([str(argument) for argument in arguments]))
@@ -191,7 +191,7 @@ KILLED = """
 import os, signal, sys
 from fire_core.tools.project import project
 os.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-project(sys.argv[1], sys.argv[2], solver="exact")
+project(sys.argv[1], sys.argv[2], include=["a.*"], solver="exact")
 """
 
 
@@ -199,12 +199,12 @@ def test_killed_and_repeated(tmp_path: Path) -> None:
     source, target = tmp_path / "in", tmp_path / "out"
     source.mkdir()
     small(source / "pytorch_model.bin")
-    project(source, tmp_path / "calm", solver="exact")
+    project(source, tmp_path / "calm", include=["a.*"], solver="exact")
     before = digests(source)
     assert subprocess.run([sys.executable, "-c", KILLED, source, target]).returncode == -signal.SIGKILL
     assert not target.exists()
     (left,) = tmp_path.glob(".out.*.partial")
-    project(source, target, solver="exact")
+    project(source, target, include=["a.*"], solver="exact")
     assert digests(source) == before
     assert digests(target) == digests(tmp_path / "calm")
     assert [*tmp_path.glob(".out.*.partial")] == [left]
@@ -217,7 +217,7 @@ def test_a_full_disk_is_one_line(
         raise OSError(28, os.strerror(28), "out.pt")
 
     monkeypatch.setattr("shutil.copyfile", full)
-    assert main([str(small(tmp_path / "in.pt")), str(tmp_path / "out.pt")]) == 2
+    assert main([str(small(tmp_path / "in.pt")), str(tmp_path / "out.pt"), "--include", "a.*"]) == 2
     assert capsys.readouterr().err == "out.pt: No space left on device\n"
     assert [path.name for path in tmp_path.iterdir()] == ["in.pt"]
 
@@ -226,7 +226,7 @@ MEMORY = """
 import sys
 from pathlib import Path
 from fire_core.tools.project import project
-project(sys.argv[1], sys.argv[2])
+project(sys.argv[1], sys.argv[2], include=["a.*"])
 (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
 print(int(line.split()[1]) // 1024)
 """

@@ -89,7 +89,7 @@ def cut(
     parameters = {alias: group for name, group in groups.items() for alias in (name, *group[0].aliases)}
     places = _places(checkpoint, parameters, "--model" if model else "config.json")
     if module is None:
-        cuts = [_known_by_name(_cut(stored, stored.name, parameters)) for stored in checkpoint.tensors]
+        cuts = [_cut(stored, stored.name, parameters) for stored in checkpoint.tensors]
         return Cuts(_without_copies(cuts), [note], named=True)
     cuts = [_cut(stored, places.get(stored.name, ""), parameters) for stored in checkpoint.tensors]
     held = {places.get(one.stored.name) for one in cuts}
@@ -125,15 +125,6 @@ def _cut(stored: Stored, place: str, parameters: Mapping[str, list[Entry]]) -> C
     if not stored.floating:
         return Cut(stored, reason="its number format is one that a projection does not write")
     return Cut(stored, tuple(replace(entry, name=stored.name) for entry in group))
-
-
-def _known_by_name(one: Cut) -> Cut:
-    """Of a matrix that is kept because its name alone is known, what is missing."""
-    if one.stored.tensor.ndim < 2:
-        return one
-    hint = "its name does not say what it is: give --model, --include or --blocks"
-    entries = tuple(replace(e, reason=hint) if e.role in ("other", "fused") and e.reason else e for e in one.entries)
-    return replace(one, entries=entries)
 
 
 def _without_copies(cuts: list[Cut]) -> list[Cut]:

@@ -2,8 +2,8 @@
 each weight is cut.
 
 From config.json (transformers, timm) or by name (`timm:resnet18`, `torchvision:resnet18`). With neither, a tree of
-modules is made from the tensors' names: 2-D weights whose names are those of linear layers become such, and all else is
-a bare parameter, which no layout touches.
+modules is made from the tensors' names: all are bare parameters, which no layout touches, but 2-D weights that an
+option declares to be linear layers'.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import importlib
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,6 @@ from torch import nn
 from fire_core.tools.checkpoint import source
 from fire_core.tools.checkpoint.source import Checkpoint
 from fire_core.tools.checkpoint.stored import CheckpointError, Stored
-
-# Names that linear layers have everywhere, stored (d_out, d_in). Not `c_attn`, `c_fc`, `c_proj`: GPT-2's are transposed
-# in transformers and not in other code. Not what is fused: how q, k and v lie in it, a name does not say.
-LINEAR = {
-    "q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "to_q", "to_k", "to_v", "wq", "wk", "wv", "wo", "query",
-    "key", "value", "q_lin", "k_lin", "v_lin", "out_lin", "gate_proj", "up_proj", "down_proj", "fc1", "fc2", "w1",
-    "w2", "w3", "lin1", "lin2", "linear1", "linear2", "lm_head",
-}  # fmt: skip
 
 
 def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module | None, str]:
@@ -44,7 +36,7 @@ def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module
         CheckpointError: the name is unknown, or its package is missing.
     """
     if name is None and checkpoint.config is None:
-        return None, "no config.json and no --model: weights are known by their names only"
+        return None, "no config.json and no --model: nothing says what the weights are, --include and --blocks can"
     try:
         if name is None:
             folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
@@ -56,7 +48,7 @@ def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module
             return _from_config(Path(name), config), ""
     except CheckpointError as error:
         if name is None:  # the checkpoint's own file: names are the next best thing
-            return None, f"{error}: weights are known by their names only"
+            return None, f"{error}: nothing else says what the weights are, --include and --blocks can"
         raise CheckpointError(f"--model={name}: {error}") from error
     raise CheckpointError(f"--model={name}: accepted: timm:<name>, torchvision:<name>, a folder with a config.json")
 
@@ -133,14 +125,15 @@ def _quiet(package: str) -> Iterator[None]:
             raise CheckpointError(f"{package} cannot build it ({' '.join(str(error).split())[:200]})") from error
 
 
-def model_of_names(tensors: list[Stored], declared: Iterable[str] = ()) -> nn.Module:
+def model_of_names(tensors: list[Stored], declared: Sequence[str] = ()) -> nn.Module:
     """A tree of modules with the tensors' names and shapes; see above.
 
     Args:
         tensors: of a checkpoint.
-        declared: patterns of 2-D weights that are linear layers' too.
+        declared: patterns of 2-D weights that are linear layers'.
     """
-    linear = {stored.name.rpartition(".")[0] for stored in tensors if _is_linear(stored, declared)}
+    weights = [stored.name for stored in tensors if stored.tensor.ndim == 2 and stored.name.endswith(".weight")]
+    linear = {name.removesuffix(".weight") for name in weights if any(fnmatchcase(name, d) for d in declared)}
     root = nn.Module()
     for stored in tensors:
         *path, last = stored.name.split(".")
@@ -156,9 +149,3 @@ def model_of_names(tensors: list[Stored], declared: Iterable[str] = ()) -> nn.Mo
             weight = torch.empty(stored.tensor.shape, device="meta", dtype=stored.tensor.dtype)
             holder.register_parameter(last, nn.Parameter(weight))
     return root
-
-
-def _is_linear(stored: Stored, declared: Iterable[str]) -> bool:
-    parts = stored.name.split(".")
-    known = parts[-2:-1] and (parts[-2] in LINEAR or any(fnmatchcase(stored.name, pattern) for pattern in declared))
-    return stored.tensor.ndim == 2 and parts[-1] == "weight" and bool(known)

@@ -12,8 +12,7 @@ from fire_core.tools.checkpoint.stored import CheckpointError, Stored
 
 # The files that transformers, timm and diffusers look for, in their order.
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "diffusion_pytorch_model.safetensors")
-# Other weights, in whatever format. Beside the folder's own they are copies that a projection makes stale; those in
-# folders below are parts of their own (sentence-transformers' layers, say).
+# Other weights, in whatever format: beside the folder's own they are copies that a projection makes stale.
 OTHER = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".pkl", ".tflite", ".ot")
 KEPT = ("training_args.bin", "scheduler.pt", "scaler.pt", "rng_state")  # of transformers' Trainer: no weights
 
@@ -31,7 +30,6 @@ class Checkpoint:
         skipped: names of tensors of optimizers.
         stale: in a folder, copies of the weights in other files or formats, and optimizers: not to lie beside projected
             weights.
-        parts: weights in folders below.
     """
 
     path: Path
@@ -41,7 +39,6 @@ class Checkpoint:
     contents: dict[Path, Any] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     stale: list[Path] = field(default_factory=list)
-    parts: list[Path] = field(default_factory=list)
 
 
 def load(path: str | Path) -> Checkpoint:
@@ -72,13 +69,11 @@ def load(path: str | Path) -> Checkpoint:
         raise CheckpointError(f"{path}: the index names {missing[0]}, which is not in {placed[missing[0]]}")
     if not tensors:
         raise CheckpointError(f"{path}: holds no tensors")
-    below = sorted(p for p in path.rglob("*") if p.is_file() and p not in (*files, index))  # of a file: none
-    other = (*OTHER, ".index.json")
-    weights = [p for p in below if p.name.endswith(other) and not p.name.startswith(KEPT)]
-    stale = [p.relative_to(path) for p in weights if p.parent == path]
-    parts = [p.relative_to(path) for p in weights if p.parent != path]
+    beside = sorted(p for p in path.glob("*") if p.is_file() and p not in (*files, index))  # of a file: none
+    others = [p for p in beside if p.name.endswith((*OTHER, ".index.json")) and not p.name.startswith(KEPT)]
+    stale = [p.relative_to(path) for p in others]
     config = read_config(path if path.is_dir() else path.parent)
-    return Checkpoint(path, tensors, files, config, contents, skipped, stale, parts)
+    return Checkpoint(path, tensors, files, config, contents, skipped, stale)
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
