@@ -18,7 +18,6 @@ from analysis.runs import Group, Setting
 
 FORMATS = ("png", "pdf")
 GREY = "#777777"
-MOST = 4  # times the height that 92 % of the points need: where all points need more, the axis is cut
 Drawn = list[tuple[Group, Curve]]
 
 
@@ -54,7 +53,8 @@ def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool 
             look = palette.line(group.method, group.rank)
             height = np.full(len(at), 0.015 + 0.03 * row)  # of the axes: a line of ticks for each
             axes.plot(at, height, "|", color=look["color"], markersize=4, transform=axes.get_xaxis_transform())
-    limits(axes, drawn)
+    axes.set_xlim(0, max((c.x.max() for _, c in drawn), default=0) + 0.5 * setting.runs[0].is_stream or 1)
+    axes.margins(y=0.04)
     axes.set_xlabel(style.AXES[setting.x_unit])
     axes.set_ylabel(setting.y_label)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
@@ -74,25 +74,6 @@ def marks(setting: Setting) -> str:
     lines = "Vertical line: phase boundary." if boundaries(setting.runs) else ""
     ticks = "Ticks below: where the trigger of the first seed fired." if with_firings(setting) else ""
     return f"{lines} {ticks}".strip()
-
-
-def limits(axes: Axes, drawn: Drawn) -> None:
-    """Limits that show everything; or, where a few points would take most of the height, the words that they cut."""
-    if not drawn:
-        return
-    x = np.concatenate([c.x for _, c in drawn])
-    y = np.concatenate([edge[np.isfinite(edge)] for _, c in drawn for edge in (c.mean, c.low, c.high)])
-    ends = [v for _, c in drawn for v in (c.low[-1], c.high[-1], c.mean[-1]) if np.isfinite(v)]
-    lowest, highest = min([*ends, *y]), max([*ends, *y])
-    low, high = min([*ends, np.quantile(y, 0.04)]), max([*ends, np.quantile(y, 0.96)])
-    if highest - lowest <= MOST * (high - low):
-        low, high = lowest, highest
-    room = 0.04 * (high - low) or 0.01
-    axes.set_ylim(low - room, high + room)
-    axes.set_xlim(0, (x.max() or 1) + 0.5 * drawn[0][0].runs[0].is_stream)
-    if lowest < low - room or highest > high + room:
-        text = f"axis cut: values from {lowest:.3g} to {highest:.3g}"
-        axes.text(0.99, 0.01, text, transform=axes.transAxes, color=GREY, fontsize=6, ha="right")
 
 
 def end_of(c: Curve) -> float:

@@ -101,8 +101,6 @@ def test_figures_tables_and_reports_take_their_names_there(tmp_path: Path) -> No
     for frame in (tables.convergence(found), tables.at_boundaries(setting), rl.table(found)):
         assert list(frame["method"]) == named
     palette = style.Palette(["base", "fire"])
-    grid = figures.with_others(figures.Grid("figure4a", "", ((),), program=""), found)
-    assert grid.rows == ((),)
     panel = figures.Grid("x", "x", ((figures.Panel("x", "rl", setting.dataset),),))
     for figure in (plotting.setting_figure(setting, palette), figures.grid_figure(panel, found, palette)):
         assert sorted(text.get_text() for text in figure.legends[0].texts) == named

@@ -1,13 +1,12 @@
-"""Streams of tasks: one point a task, the columns of their table, and figures that hide nothing."""
+"""Streams of tasks: one point a task, the columns of their table, and agents."""
 
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from analysis import make_figures, plotting, style, tables
+from analysis import make_figures, tables
 from analysis.curves import boundaries, curve
 from analysis.runs import Setting, settings
 from analysis.sources import load
@@ -91,20 +90,6 @@ def test_training_accuracy_alone_makes_no_stream(tmp_path: Path) -> None:
     runs, left_out = load([str(tmp_path)])
     assert not runs
     assert "or none of" in left_out[0].reason
-
-
-@pytest.mark.parametrize(("spike", "cut"), [(0.2, False), (-20.0, True)])
-def test_a_figure_shows_everything_or_says_that_it_is_cut(tmp_path: Path, spike: float, cut: bool) -> None:
-    style.use()
-    values = [spike, *np.linspace(0.5, 0.8, 60)]
-    rows = [{"step": i, "phase": 0, "epoch": float(i), "test/accuracy": value} for i, value in enumerate(values, 1)]
-    write_run(tmp_path, "base", 0, rows_=rows)
-    (setting,) = settings(load([str(tmp_path)])[0])
-    _, axes = plt.subplots()
-    plotting.draw(axes, setting, style.Palette(["base"]))
-    assert (axes.get_ylim()[0] > spike) == cut
-    assert any("axis cut: values from -20" in text.get_text() for text in axes.texts) == cut
-    plt.close("all")
 
 
 def test_an_agent_s_tasks_are_points_by_their_last_quarter(tmp_path: Path) -> None:

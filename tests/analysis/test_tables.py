@@ -49,19 +49,13 @@ def test_differences_are_paired_and_holm_corrected(setting):
     assert frame.loc["Base", "vs FIRE"].difference.mean == pytest.approx(-frame.loc["FIRE", "vs Base"].difference.mean)
 
 
-def test_best_is_the_lowest_loss(tmp_path):
-    write_run(tmp_path, metric="val/loss", rows_=[{"step": i, "val/loss": v} for i, v in enumerate((3.0, 2.0, 2.5))])
-    frame = tables.results(only_setting(tmp_path))
-    assert (frame["final"][0].mean, frame["best"][0].mean) == (2.5, 2.0)
-
-
-def test_a_run_that_diverged_is_counted_and_in_no_mean(tmp_path):
-    for seed, end in enumerate((2.0, float("nan"))):
-        lines = [{"step": i, "val/loss": v} for i, v in enumerate((3.0, 1.5, end))]
+def test_final_and_best_of_a_loss_and_a_run_that_diverged_is_in_no_mean(tmp_path):
+    for seed, end in enumerate((2.5, float("nan"))):
+        lines = [{"step": i, "val/loss": v} for i, v in enumerate((3.0, 2.0 - seed, end))]
         write_run(tmp_path, seed=seed, metric="val/loss", rows_=lines)
     frame = tables.results(only_setting(tmp_path))
     assert frame["n"][0] == "2 (1 diverged)"
-    assert (frame["final"][0].mean, frame["final"][0].n) == (2.0, 1)
+    assert (frame["final"][0].mean, frame["final"][0].n) == (2.5, 1)
     assert (frame["best"][0].mean, frame["best"][0].n) == (1.5, 2)
 
 
@@ -128,23 +122,14 @@ def test_text_does_not_invent_an_interval():
     assert formats.show(Estimate(0.01234, 0.0111, 0.0139, 3), short=True) == "0.0123 [0.0111, 0.0139]"
 
 
-def phases(values: tuple[float, ...], **also: tuple[float, ...]) -> list[dict[str, float]]:
-    """Rows of two equal phases of four steps each."""
-    columns = {"eval/return": values, **also}
-    return [{"step": i + 1, "phase": i // 4} | {key: of[i] for key, of in columns.items()} for i in range(len(values))]
-
-
-def test_best_is_of_what_came_after_the_act(tmp_path):
+def test_tables_of_agents_have_both_returns_and_best_is_of_what_came_after_the_act(tmp_path):
     """A best value of the first half, which all methods share, says nothing of a method."""
-    write_run(tmp_path, metric="eval/return", rows_=phases((1.0, 9.0, 2.0, 2.0, 3.0, 5.0, 4.0, 4.5)))
-    frame = tables.results(only_setting(tmp_path))
-    assert (frame["final"][0].mean, frame["best"][0].mean) == (4.5, 5.0)
-
-
-def test_tables_of_agents_have_both_returns(tmp_path):
-    training = (1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 7.0)
-    rows = phases((1.0, 9.0, 2.0, 2.0, 3.0, 5.0, 4.0, 4.5), **{"train/return": training})
+    returns = zip((1.0, 9.0, 2.0, 2.0, 3.0, 5.0, 4.0, 4.5), (1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 7.0), strict=True)
+    rows = [
+        {"step": i + 1, "phase": i // 4, "eval/return": evaluation, "train/return": training}
+        for i, (evaluation, training) in enumerate(returns)
+    ]
     write_run(tmp_path, metric="eval/return", rows_=rows)
     frame = tables.results(only_setting(tmp_path))
-    assert frame["training return"][0].mean == 7.0  # of the last quarter of the last phase
     assert list(frame)[2:5] == ["final", "best", "training return"]
+    assert [frame[name][0].mean for name in list(frame)[2:5]] == [4.5, 5.0, 7.0]  # 7: of the last quarter of the phase
