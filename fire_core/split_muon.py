@@ -82,7 +82,7 @@ class SplitMuon(torch.optim.Optimizer):
     (c_out, c_in k_h k_w) a group, as in the first public code (KellerJordan/Muon).
 
     The momentum buffer of a half-precision weight is never worked on in place: torch's own step with `nesterov=False`
-    overwrites a bfloat16 buffer with its direction (pytorch #190597).
+    overwrites a bfloat16 buffer with its direction (pytorch #194664).
 
     Args:
         params: the groups of `muon_groups`, or parameters, each of which is one matrix or a convolution.

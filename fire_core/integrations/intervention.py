@@ -7,6 +7,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from fire_core.triggers.trigger import Firing, Trigger
 from fire_core.weights.distributed import local
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve, selectors_of
-from fire_core.weights.optimizer_state import holding
+from fire_core.weights.masters import Master, Masters, carried_to, find_masters
+from fire_core.weights.optimizer_state import holding, reset_states
+from fire_core.weights.topology import unwrap
 
 log = logging.getLogger("fire_core")
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
@@ -65,8 +68,20 @@ class FireWith(Method):
             spared = [p for p in module.parameters() if p in context.spared]
             exclude = [*selectors_of("exclude", self.values["exclude"]), *spared]
             options = {"init": net.init.get(name), **self.options, "exclude": exclude}
+            if reports:
+                options.pop("masters", None)  # they are the first network's
             reports[name] = fire_(module, optimizer=context.optimizers, **options)
         return BoundaryReport(weights=reports)
+
+
+@dataclass(frozen=True, eq=False)
+class Changed:
+    """A weight that an act has changed: its name, and some of its numbers before and after."""
+
+    name: str
+    weight: Tensor
+    old: Tensor
+    new: Tensor
 
 
 class Intervention:
@@ -84,6 +99,9 @@ class Intervention:
         batches: for a method that takes gradients (DASH): the next training batches `(inputs, targets)`, one pass.
         loss: with them: mean loss of a batch.
         seed: of the method's own draws; the run's random numbers are left alone.
+        masters: float32 copies of half-precision weights that the optimizers do not show, by parameter name of the
+            first network; those that they show are found (`weights.masters`). They are changed with the weights, and
+            their optimizer state is reset.
         options: of `fire_`.
 
     Raises:
@@ -102,6 +120,7 @@ class Intervention:
         batches: Batches | None = None,
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         seed: int = 0,
+        masters: Masters | None = None,
         **options: Any,
     ) -> None:
         if not isinstance(trigger, Trigger):
@@ -113,9 +132,10 @@ class Intervention:
         if method is not None:
             check_method(method, batches is not None and loss is not None)
         self.trigger, self.batches, self.loss, self.seed = trigger, batches, loss, seed
-        self.own_copies, self.trainable_only, self.keep = list(copies), trainable_only, keep
-        self.method = method or FireWith({"trainable_only": trainable_only, **options})
+        self.own_copies, self.trainable_only, self.keep, self.masters = list(copies), trainable_only, keep, masters
+        self.method = method or FireWith({"trainable_only": trainable_only, "masters": masters, **options})
         self.firings = 0
+        self.changed: list[Changed] = []  # by the last act, until a step has shown that it lasts
         self.init: dict[str, dict[str, Tensor]] | None = None
         self.report: BoundaryReport | None = None  # of the last action
         self.observed: dict[str, Tensor | float | None] = {}
@@ -148,8 +168,10 @@ class Intervention:
         self.net = Net(dict(modules), {})
         self.copies = {name: list((copies or {}).get(name, ())) for name in modules}
         self.copies[next(iter(modules))] += self.own_copies
+        self._masters = self._all_masters()
         for name, module in modules.items():
-            if not holding(self.optimizers, module.parameters()):
+            copied = {id(master.weight) for master in self._masters}
+            if not holding(self.optimizers, module.parameters()) and copied.isdisjoint(map(id, module.parameters())):
                 raise ValueError(f"the optimizers hold none of the weights of {name} ({type(module).__name__})")
             for averaged in self.copies[name]:
                 weights_of(averaged, module)
@@ -166,7 +188,12 @@ class Intervention:
         self.observed |= metrics
 
     def ask(self, step: int, /, **metrics: Tensor | float | None) -> Firing | None:
-        """Ask the trigger about a step, and act if it fires."""
+        """Ask the trigger about a step, and act if it fires.
+
+        Raises:
+            RuntimeError: the step has brought weights back to what they were before the last act.
+        """
+        self._look_whether_the_act_lasts()
         metrics, self.observed = {**self.observed, **metrics}, {}
         if not self._names_known:
             self._names_known = True
@@ -186,7 +213,21 @@ class Intervention:
         context = Context(
             self.firings, firing.step, generator, self.batches, self.loss, self.optimizers, spared=self.spared
         )
-        done = self.method.at_boundary(self.net, context)
+        with torch.no_grad():  # within an optimizer's step its copies are ahead of the weights
+            for master in self._masters:
+                master.weight.copy_(master.view())
+        masters = self._masters = self._all_masters()
+        starts = {key: _sample(weight) for key, weight in self._weights().items()}
+        with carried_to(masters):
+            done = self.method.at_boundary(self.net, context)
+        ends = {key: (weight, _sample(weight)) for key, weight in self._weights().items()}
+        self.changed = [
+            Changed(key, weight, starts[key], new)
+            for key, (weight, new) in ends.items()
+            if key in starts and not torch.equal(starts[key], new)
+        ]
+        moved = {id(one.weight) for one in self.changed}
+        reset_states(self.optimizers, [m.tensor for m in masters if m.start is None and id(m.weight) in moved])
         self.report = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
         with torch.no_grad():
             for name, module in followed.items():
@@ -203,6 +244,30 @@ class Intervention:
         log.info("step %d, %s: %s", firing.step, firing.reason, ", ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
         if self.log is not None:
             self.log(firing.step, {PREFIX + name: value for name, value in numbers.items()})
+
+    def _weights(self) -> dict[str, Tensor]:
+        modules = self.net.modules.items()
+        return {f"{name}.{key}": weight for name, module in modules for key, weight in module.named_parameters()}
+
+    def _all_masters(self) -> list[Master]:
+        first = next(iter(self.net.modules))
+        return [
+            master
+            for name, module in self.net.modules.items()
+            for master in find_masters(unwrap(module), self.optimizers, self.masters if name == first else None)
+        ]
+
+    def _look_whether_the_act_lasts(self) -> None:
+        now = [_sample(one.weight) for one in self.changed]
+        if all(torch.equal(one.new, sample) for one, sample in zip(self.changed, now, strict=True)):
+            return  # no step yet, or one that a gradient scaler has skipped
+        changed, self.changed = self.changed, []
+        for one, sample in zip(changed, now, strict=True):
+            if (sample - one.old).norm() < 0.1 * (sample - one.new).norm():
+                raise RuntimeError(
+                    f"{one.name} is back at its old values: a step undid the act, since the optimizer writes this "
+                    "weight from a copy; masters= names it"
+                )
 
     # --------------------------------------------------------------------------------------------------- its state
 
@@ -256,6 +321,12 @@ def check_method(method: Method, has_data: bool) -> None:
 
 def _cloned(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def _sample(weight: Tensor) -> Tensor:
+    """Up to a thousand numbers of this rank's part of a weight, (n,), float32."""
+    flat = local(weight).detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // 1000)].to(torch.float32, copy=True)
 
 
 def _equal(new: Tensor, old: Tensor) -> bool:

@@ -79,7 +79,6 @@ class Task(AgentTask):
     Attributes:
         config: as of all tasks.
         control: of `env=`.
-        networks: sizes of actor and critics.
         observations: numbers in an observation.
         actions: numbers in an action.
         gamma: discount of a decision.
@@ -89,7 +88,6 @@ class Task(AgentTask):
 
     config: SacConfig
     control: Control
-    networks: Networks
     observations: int
     actions: int
     gamma: float
@@ -133,7 +131,6 @@ class Task(AgentTask):
             config=options,
             device=device,
             control=control,
-            networks=networks,
             observations=sizes[0],
             actions=sizes[1],
             gamma=gamma,

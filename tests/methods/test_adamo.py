@@ -58,21 +58,6 @@ def test_steps_are_those_of_the_formula(memory: torch.memory_format) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12, msg=name)
 
 
-def test_it_leads_to_isometries_and_spares_what_is_not_trained() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4), nn.Linear(4, 4))
-    model[2].requires_grad_(False)
-    frozen = model[2].weight.clone()
-    optimizer = AdamO(lr=1.0, coef=0.05).optimizer(Net({"m": model}, {}), torch.optim.SGD)
-    for _ in range(200):
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p) if p.requires_grad else None
-        optimizer.step()
-    for layer in model[:2]:
-        torch.testing.assert_close(torch.linalg.svdvals(layer.weight), torch.ones(min(layer.weight.shape)))
-    assert torch.equal(model[2].weight, frozen)
-
-
 def test_refused() -> None:
     with pytest.raises(ValueError, match="no linear layer"):
         AdamO().check(Net({"m": nn.LayerNorm(4)}, {}))

@@ -146,25 +146,13 @@ def take(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gradi
         optimizer.step()
 
 
-def test_every_network_s_optimizer_is_reset_and_no_other() -> None:
-    """As of an agent: two networks, and a third thing that is trained."""
-    models, other = {"actor": nn.Linear(3, 2), "critic": nn.Linear(3, 1)}, nn.Parameter(torch.zeros(()))
-    optimizers = [torch.optim.Adam(ps, lr=0.1) for ps in (*(list(m.parameters()) for m in models.values()), [other])]
-    for optimizer in optimizers:
-        held = optimizer.param_groups[0]["params"]
-        take(optimizer, held, [[torch.ones_like(p) for p in held]])
-    done = OptimizerReset().at_boundary(Net.of(models), moment(0, *optimizers))
-    assert done == {"optimizer_states_reset": 4}
-    assert [len(optimizer.state) for optimizer in optimizers] == [0, 0, 1]
-
-
 def test_programs_refuse_it_where_the_next_phase_has_a_new_optimizer(tmp_path: Path) -> None:
     alone, new_one = "method=optimizer_reset", "has a new one in each phase"
     for method in ((alone,), ("method=chain", "method.of=optimizer_reset+redo")):
         with pytest.raises(ConfigError, match=f"benchmark=warm_start {new_one}"):
             VISION.run(tmp_path, *method)
     with pytest.raises(ConfigError, match=f"benchmark=continual_pretraining {new_one}"):
-        LANGUAGE.run(tmp_path, alone, "compile=false")
+        LANGUAGE.run(tmp_path, alone)
     for program, how in ((DQN, "keep"), (SAC, "new")):
         with pytest.raises(ConfigError, match=f"boundary.optimizer={how} .*: take forget"):
             program.run(tmp_path, alone, f"boundary.optimizer={how}")

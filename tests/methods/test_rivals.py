@@ -126,21 +126,6 @@ def test_swr_draws_from_the_initial_distribution_or_takes_its_mean() -> None:
             assert net[0].weight.std().item() == pytest.approx(0.05 / 3**0.5, rel=0.02)
 
 
-def test_swr_leaves_alone_what_the_step_did_not_train_and_the_optimizers_state() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))
-    net[0].requires_grad_(False)
-    own, optimizer = Net.of({"m": net}), torch.optim.Adam(net[1].parameters(), lr=0.1)
-    net(torch.randn(6, 4)).square().sum().backward()
-    optimizer.step()
-    before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    moments = [state["exp_avg"].clone() for state in optimizer.state.values()]
-    method = SelectiveWeightReinitialization("magnitude", "proportional", 1.0, 1)
-    method.after_step(own, moment(optimizers=[optimizer]))
-    assert [name for name, p in net.named_parameters() if not torch.equal(p, before[name])] == ["1.weight", "1.bias"]
-    assert all(torch.equal(state["exp_avg"], old) for state, old in zip(optimizer.state.values(), moments, strict=True))
-
-
 def test_trac() -> None:
     """Step by step from the recorded weights, so that roundings do not add up; with an exact erfi in both."""
     data = public.load("trac")

@@ -37,3 +37,11 @@ def tensors(name: str, prefix: str) -> dict[str, torch.Tensor]:
         for key, value in load(name).items()
         if key.startswith(prefix) and value.dtype.kind in "fiub"
     }
+
+
+def close(actual: Any, expected: Any, rtol: float = 1e-4) -> None:
+    """Equal within `rtol` of the largest entry; the default is the tolerance of models.npz."""
+    actual = np.asarray(torch.as_tensor(actual).detach(), dtype=np.float64)
+    expected = np.asarray(expected, dtype=np.float64)
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max())

@@ -7,21 +7,12 @@ import torch
 from language.learner import parameter_groups
 from language.model import GPT
 from tests.parity import fill, golden
-
-RTOL = 1e-4  # of a tensor's largest entry: the tolerance of models.npz
+from tests.parity.golden import close
 
 FACTS = golden.facts("models_facts")
 NAMES = [name for name in FACTS if name.startswith("gpt")]
 FILLED = [name for name in golden.facts("models_fill") if name.startswith("gpt")]
 SMALLEST = min(FILLED, key=lambda name: FACTS[name]["n_params"])
-
-
-def close(actual, expected) -> None:
-    """Equal within RTOL of the largest entry."""
-    actual = np.asarray(torch.as_tensor(actual).detach(), dtype=np.float64)
-    expected = np.asarray(expected, dtype=np.float64)
-    assert actual.shape == expected.shape
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=RTOL * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,10 +6,10 @@ import torch
 from torch.nn import functional as F
 
 from tests.parity import fill, golden
+from tests.parity.golden import close
 from vision.models import VGG16, ResNet18, ViT
 
-RTOL = 1e-4  # of a tensor's largest entry: the tolerance of models.npz
-# A unit at 0 up to rounding has a gradient or none: for some images a single one moves the norms by more than RTOL.
+# A unit at 0 up to rounding has a gradient or none: for some images a single one moves the norms by more than 1e-4.
 RTOL_GRADIENTS = 5e-4
 
 BUILD = {"resnet18": ResNet18, "tinyvit": ViT, "vgg16": VGG16}
@@ -33,14 +33,6 @@ def filled(name: str) -> torch.nn.Module:
     fill.fill_(model.parameters(), spec["params"])
     fill.fill_(model.buffers(), spec["buffers"])
     return model
-
-
-def close(actual, expected, rtol: float = RTOL) -> None:
-    """Equal within `rtol` of the largest entry."""
-    actual = np.asarray(torch.as_tensor(actual).detach(), dtype=np.float64)
-    expected = np.asarray(expected, dtype=np.float64)
-    assert actual.shape == expected.shape
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max())
 
 
 def test_fill_is_the_one_of_the_golden_data():

@@ -275,7 +275,6 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
         config=config,
         device=torch.device("cpu"),
         control=None,
-        networks=how,
         observations=obs,
         actions=act,
         gamma=0.99,

@@ -1,0 +1,73 @@
+"""Hooks on loops with master copies: they are changed with the weights, and a step that undoes an act is noticed."""
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core.integrations.torch import FireHook
+from fire_core.methods.snp import ShrinkAndPerturb
+from fire_core.triggers import At
+from tests.weights.test_masters import Flat, InState, Loop, MastersOnly, error
+
+
+@pytest.mark.parametrize("make", [MastersOnly, InState])
+def test_a_hook_changes_the_copies_too(make: type[Loop]) -> None:
+    loop = make()
+    before = error(loop.model)
+    hook = FireHook(loop.optimizer, loop.model, At([3]), solver="exact")
+    for _ in range(5):
+        loop.step()
+    assert hook.intervention.firings == 1
+    assert error(loop.model) < before / 10
+
+
+def test_another_method_changes_them_too() -> None:
+    loop = MastersOnly()
+    start = loop.model.get_parameter("2.weight").detach().clone()
+    FireHook(loop.optimizer, loop.model, At([6]), method=ShrinkAndPerturb(coef=1.0))
+    for _ in range(6):
+        loop.step()
+    (master,) = (m for p, m in loop.pairs if p is loop.model.get_parameter("2.weight"))
+    assert torch.equal(master.bfloat16(), loop.model.get_parameter("2.weight"))
+    assert (master - start).norm() > start.norm() / 2, "a new draw, which the loop has not undone"
+    assert master not in loop.optimizer.state or not loop.optimizer.state[master]
+
+
+class Hidden(Loop):
+    """A loop that keeps its copies where no optimizer shows them, and writes them over the weights."""
+
+    def build(self, weights: list[nn.Parameter]) -> None:
+        self.pairs = []
+        self.copies = [p.detach().float() for p in weights]
+        self.optimizer = torch.optim.SGD(weights, lr=1e-3)
+        self.skips = False
+
+    def step(self) -> None:
+        self.optimizer.step()
+        if not self.skips:
+            with torch.no_grad():
+                for weight, copy in zip(self.model.parameters(), self.copies, strict=True):
+                    weight.copy_(copy)
+
+
+def test_a_step_that_undoes_the_act_is_noticed_and_a_skipped_one_is_not_taken_for_it() -> None:
+    loop = Hidden()
+    FireHook(loop.optimizer, loop.model, At([1]), solver="exact")
+    loop.skips = True  # as a gradient scaler does
+    loop.step()
+    loop.step()
+    loop.skips = False
+    loop.step()
+    with pytest.raises(RuntimeError, match=r"weight is back at its old values: .* masters= names it"):
+        loop.step()
+
+
+def test_a_flat_copy_is_named_in_a_hook() -> None:
+    loop = Flat()
+    with pytest.raises(ValueError, match="masters="):
+        FireHook(loop.optimizer, loop.model, At([1]))
+    before = error(loop.model)
+    FireHook(loop.optimizer, loop.model, At([2]), solver="exact", masters=loop.masters)
+    for _ in range(3):
+        loop.step()
+    assert error(loop.model) < before / 10
