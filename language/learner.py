@@ -1,7 +1,6 @@
 """All that changes while a language run trains, and its checkpoint."""
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fire_core.methods import Net
-from harness.config.build import build
 from harness.training import seeding
 from harness.training.learner import LearnerBase
 from harness.training.measure import Meter
@@ -69,24 +67,10 @@ class Learner(LearnerBase):
         weights = {key: p.detach().clone() for key, p in self.model.named_parameters()}  # the tied matrix once
         self.kept[name] = {"weights": weights, "iteration": self.phase_step, "val/loss": self.row.get("val/loss")}
 
-    def renew_optimizers(self, task: Task) -> None:
-        """The learner's phase begins with a new optimizer, which the method chooses in phases in which it acts."""
-
-        def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-            groups = parameter_groups(parameters)
-            optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=groups)
-            return optimizer
-
-        acts = task.method_acts_in(self.phase)
-        self.optimizers = {
-            "model": self.method.optimizer(self.net, default) if acts else default(self.model.parameters())
-        }
-
-
-def parameter_groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Matrices, the embeddings among them, have the optimizer's weight decay; biases and norms have none."""
-    several = list(parameters)
-    groups: list[dict[str, Any]] = [{"params": [p for p in several if p.ndim > 1]}]
-    if vectors := [p for p in several if p.ndim < 2]:
-        groups.append({"params": vectors, "weight_decay": 0.0})
-    return groups
+    @staticmethod
+    def parameter_groups(parameters: list[nn.Parameter]) -> list[Any]:
+        """Matrices, the embeddings among them, have the optimizer's weight decay; biases and norms have none."""
+        groups: list[dict[str, Any]] = [{"params": [p for p in parameters if p.ndim > 1]}]
+        if vectors := [p for p in parameters if p.ndim < 2]:
+            groups.append({"params": vectors, "weight_decay": 0.0})
+        return groups

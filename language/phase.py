@@ -19,7 +19,6 @@ from language.schedule import learning_rate
 from language.speed import Pace
 from language.task import Task, batch_at, drawn
 
-SUMMARY = ("train/", "val/", "online/", "task_end/", "stability/")  # of the last row, what the run's summary takes
 EARLIER = 16  # earlier tasks that are measured at most
 
 
@@ -253,9 +252,3 @@ def rate_factor(task: Task, learner: Learner) -> float:
     """Of the base learning rate, for the coming step."""
     length = task.phases[learner.phase].length
     return learning_rate(learner.phase_step, length.warmup, length.decay, 1.0, task.config.min_lr_ratio)
-
-
-def summarise(learner: Learner) -> dict[str, Any]:
-    """What is kept of a run that has ended."""
-    final = {key: value for key, value in learner.row.items() if key.startswith(SUMMARY)}
-    return {**final, "steps": learner.step, "seconds": learner.seconds}

@@ -39,7 +39,6 @@ from language.phase import (
     pass_probe,
     rate_factor,
     save,
-    summarise,
     trigger_losses,
 )
 from language.process_group import leave
@@ -133,7 +132,7 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
                     if index == 0 and not task.benchmark.new_tasks:
                         keep_weights(task, learner)
                     loop.end_step(write_checkpoint, ended)
-    return summarise(learner)
+    return learner.summary()
 
 
 def keep_weights(task: Task, learner: Learner) -> None:

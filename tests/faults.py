@@ -41,6 +41,12 @@ def holds() -> None:
     Run.log = held  # type: ignore[method-assign]
 
 
+def log_is_full() -> None:
+    """Nothing that the process prints finds room."""
+    for descriptor in (1, 2):
+        os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor)
+
+
 @contextmanager
 def small_disk(folder: Path, megabytes: float) -> Iterator[Path]:
     """A file system of its own of that size at `folder`; skips the test where the process may not mount."""

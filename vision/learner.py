@@ -1,14 +1,12 @@
 """All that changes while a vision run trains, and its checkpoint."""
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.methods import Net
-from harness.config.build import build
 from harness.training import seeding
 from harness.training.learner import LearnerBase
 from harness.training.measure import Meter
@@ -49,15 +47,3 @@ class Learner(LearnerBase):
     def model(self) -> nn.Module:
         """The network."""
         return self.net.modules["model"]
-
-    def renew_optimizers(self, task: Task) -> None:
-        """The learner's phase begins with a new optimizer, which the method chooses in phases in which it acts."""
-
-        def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-            optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=list(parameters))
-            return optimizer
-
-        acts = task.method_acts_in(self.phase)
-        self.optimizers = {
-            "model": self.method.optimizer(self.net, default) if acts else default(self.model.parameters())
-        }

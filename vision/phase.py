@@ -20,7 +20,6 @@ from vision.learner import Learner
 from vision.schedule import reference, warmup
 from vision.task import Task, on_device
 
-SUMMARY = ("train/", "test/", "online/", "task_end/")  # of the last row, what the run's summary takes
 PROBE = 256  # images on which plasticity is measured
 WHOLE_PASS = 64 << 20  # bytes; the images of a pass over the data that take no more are put in order at once
 
@@ -231,9 +230,3 @@ def rate_factor(task: Task, index: int, step: int) -> float:
     earlier = sum(p.epochs for p in task.phases[:index])
     number = step // phase.steps_per_pass(size)
     return reference(number, phase.epochs, phase.passes_per_epoch, earlier, fraction)
-
-
-def summarise(learner: Learner) -> dict[str, Any]:
-    """What is kept of a run that has ended."""
-    final = {key: value for key, value in learner.row.items() if key.startswith(SUMMARY)}
-    return {**final, "steps": learner.step, "seconds": learner.seconds}

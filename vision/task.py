@@ -138,11 +138,6 @@ class Task:
                     with torch.random.fork_rng():  # batch norm has no variance of one value
                         copy.deepcopy(self.model).train()(images)
         except Exception as error:
-            if "more than 1 value per channel" in str(error):
-                name = self.config.model["name"]
-                raise ConfigError(
-                    f"batch_size=1 is too small, or a phase has one image: model={name} has batch norm, which needs two"
-                ) from error
             hint = " (memory_format=contiguous may help)" if "view size" in str(error) else ""
             name, shape = self.config.model["name"], tuple(images.shape)
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error

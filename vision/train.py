@@ -35,7 +35,6 @@ from vision.phase import (
     pass_probe,
     rate_factor,
     save,
-    summarise,
     trigger_losses,
 )
 from vision.task import METRICS, Task, compiled
@@ -94,7 +93,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     if asks and (firing := ask(learner, learner.step, loss=loss)):
                         act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended=learner.phase_step == steps)
-    return summarise(learner)
+    return learner.summary()
 
 
 PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"))

@@ -6,7 +6,7 @@ leave small singular values below 1; the solver `exact` computes it. The two are
 stands in for the other. Nothing here knows an nn.Module or scales its result.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +26,11 @@ class NonFiniteError(ValueError):
     """NaN or Inf in the input.
 
     Attributes:
-        group: position of the batch in the list given to `polar_many` (0 for `polar`).
-        indices: flat positions of the bad matrices within that batch.
+        indices: flat positions of the bad matrices within the batch.
     """
 
-    def __init__(self, group: int, indices: list[int]) -> None:
+    def __init__(self, indices: list[int]) -> None:
         super().__init__(f"NaN or Inf in matrices {indices} of the batch")
-        self.group = group
         self.indices = indices
 
 
@@ -149,75 +147,49 @@ def polar(
         NonFiniteError: a ValueError that says which matrices hold NaN or Inf.
         ValueError: an option or a tensor that is not accepted.
     """
-    return polar_many([W], PolarOptions(solver, iterations, norm_init, tol, seed), [init])[0]
+    return solve(W, PolarOptions(solver, iterations, norm_init, tol, seed), init)
 
 
 @torch.no_grad()
-def polar_many(
-    batches: Sequence[Tensor],
-    options: PolarOptions,
-    inits: Sequence[Tensor | None] | None = None,
-    known_finite: bool = False,
-) -> list[tuple[Tensor, PolarReport]]:
-    """`polar` of several batches, of different shapes, with one wait for the GPU in all.
+def solve(
+    W: Tensor, options: PolarOptions, init: Tensor | None = None, known_finite: bool = False
+) -> tuple[Tensor, PolarReport]:
+    """`polar` by options; on a GPU with one wait in all, but for a `tol`, which makes every step wait.
 
     Args:
-        batches: each (..., m, n), all on one device.
-        options: how; a `tol` makes every step wait for the GPU.
-        inits: the `init` of each batch.
+        W: (..., m, n).
+        options: how.
+        init: see `polar`.
         known_finite: the caller has looked for NaN and Inf, and nobody looks again.
-
-    Returns:
-        The result and report of each batch.
 
     Raises:
         NonFiniteError: see `polar`; nothing is returned then.
         ValueError: see `polar`.
     """
-    for W in batches:
-        check_matrices(W)
+    check_matrices(W)
     solver = options.solver
-    on_cpu = all(W.device.type == "cpu" for W in batches)
-    flags = [] if known_finite else [all_finite(W) for W in batches]
-    if on_cpu:  # LAPACK does not take NaN, and looking costs no wait
-        _raise_if_bad([flag.tolist() for flag in flags])
-    results: list[tuple[Tensor, int]] = []
-    arrived: list[Tensor] = []
-    with full_precision(batches[0].device.type if batches else "cpu"):
-        for W in batches:
-            if solver == "exact":
-                X = torch.empty(W.shape, dtype=W.dtype, device=W.device)
-                arrived.append(_launch(W, X))
-                results.append((X, 0))
-            elif solver == "newton_schulz":
-                results.append(_iterated(W, [PAPER] * options.iterations, options.norm_init, options.tol))
-            else:
-                results.append(_iterated(W, [MUON] * options.iterations, "frobenius", None))
-        if not on_cpu:
-            told = _on_host([*flags, *arrived])
-            _raise_if_bad(told[: len(flags)])
-            fine = told[len(flags) :]
-        else:
-            fine = [flag.tolist() for flag in arrived]
+    flags = [] if known_finite else [all_finite(W)]
+    if W.device.type == "cpu":  # LAPACK does not take NaN, and looking costs no wait
+        _raise_if_bad(flags)
+        flags = []
+    with full_precision(W.device.type):
         if solver != "exact":
-            return [(X, PolarReport(solver, steps)) for X, steps in results]
-        starts = inits if inits is not None else [None] * len(batches)
-        return [
-            (X, _repair(W, X, f, init, options.seed))
-            for W, (X, _), f, init in zip(batches, results, fine, starts, strict=True)
-        ]
+            paper = solver == "newton_schulz"
+            steps = [PAPER if paper else MUON] * options.iterations
+            X, taken = _iterated(W, steps, *((options.norm_init, options.tol) if paper else ("frobenius", None)))
+            _raise_if_bad(flags)
+            return X, PolarReport(solver, taken)
+        X = torch.empty(W.shape, dtype=W.dtype, device=W.device)
+        arrived = _launch(W, X)
+        told = torch.stack([*flags, arrived]).cpu()
+        _raise_if_bad(list(told[:-1]))
+        return X, _repair(W, X, told[-1].tolist(), init, options.seed)
 
 
-def _on_host(flags: list[Tensor]) -> list[list[bool]]:
-    """The values of several tensors (n,) of a device, by one wait."""
-    together = torch.cat(flags).cpu() if flags else torch.empty(0, dtype=torch.bool)
-    return [part.tolist() for part in together.split([len(flag) for flag in flags])]
-
-
-def _raise_if_bad(finite: list[list[bool]]) -> None:
-    for group, flags in enumerate(finite):
-        if not all(flags):
-            raise NonFiniteError(group, [i for i, ok in enumerate(flags) if not ok])
+def _raise_if_bad(finite: list[Tensor]) -> None:
+    for flags in finite:
+        if bad := [i for i, ok in enumerate(flags.tolist()) if not ok]:
+            raise NonFiniteError(bad)
 
 
 def check_matrices(W: Tensor) -> None:

@@ -115,7 +115,7 @@ def fire_(
         exclude: selectors of weights to keep.
         blocks: how fused weights are cut, by pattern; see `layout.resolve`.
         transposed: pattern(s) of weights that are stored (d_in, d_out).
-        example: input for one forward pass off which the cuts are read (`layout.resolve`); `layout="probe"` needs it.
+        example: input for one forward pass off which cuts are read that nobody declares or knows (`layout.resolve`).
         strict: refuse a model with a weight that looks fused and is not known, instead of keeping it with a warning.
         trainable_only: keep frozen weights unless they are included by name. That is the default because FIRE restores
             the ability to train, which a frozen weight does not use, and training could not repair what the

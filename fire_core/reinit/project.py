@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fire_core.polar.factor import PolarReport, polar, polar_many
+from fire_core.polar.factor import PolarReport, polar, solve
 from fire_core.polar.options import PolarOptions
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.initial import find_initial
@@ -133,7 +133,7 @@ def _solve(work: Work, how: Solve) -> tuple[Tensor, PolarReport]:
         return work.W / work.s, PolarReport("none", 0)
     if how.blend < 1:
         return _blend(work.W, work.s, how.blend), PolarReport("svd", 0)
-    return polar_many([work.W], how.polar, known_finite=True)[0]  # `fire_` has looked at all weights
+    return solve(work.W, how.polar, known_finite=True)  # `fire_` has looked at all weights
 
 
 def _blend(W: Tensor, s: Tensor, t: float) -> Tensor:

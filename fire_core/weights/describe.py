@@ -2,10 +2,9 @@
 
 How a weight is cut is asked of these in turn, and the first that answers wins:
 
-1. the caller: `blocks` and `transposed`; the model, whose modules may declare their own in a method `matrix_blocks()`;
-   an `example` of the model's input, off whose forward pass it is read;
+1. the caller: `blocks` and `transposed`; or the model, whose modules may declare theirs in a method `matrix_blocks()`;
 2. the rules of `known`;
-3. where it looks fused, a forward pass of its module alone on random input;
+3. a forward pass: the model's own on an `example`; where a weight looks fused, its module's alone on random input;
 4. nobody: it is kept, and its reason says why it looks fused.
 """
 
@@ -57,8 +56,9 @@ def describe(
     Raises:
         ValueError: a pattern that matches nothing, blocks that do not fit, an example that the model does not take.
     """
-    reader = _Reader(blocks or {}, tuple(transposed), {} if example is None else read_cuts(model, example))
-    found = topology.uses_of(unwrap(model))
+    root = unwrap(model)
+    reader = _Reader(root, blocks or {}, tuple(transposed), {} if example is None else read_cuts(model, example))
+    found = topology.uses_of(root)
     names = list(dict.fromkeys(use.name for _, uses in found for use in uses))
     for option, patterns in (("blocks", reader.blocks), ("transposed", reader.transposed)):
         for pattern in patterns:
@@ -87,13 +87,21 @@ class _Reader:
     """Makes the entries of one parameter after the other.
 
     Args:
+        root: the model.
         blocks: declared by the caller, by pattern.
         transposed: patterns, too.
         seen: cuts read off the model's own forward pass, by `id(parameter)`.
     """
 
-    def __init__(self, blocks: Mapping[str, Declared], transposed: tuple[str, ...], seen: Mapping[int, Cut]) -> None:
+    def __init__(
+        self, root: nn.Module, blocks: Mapping[str, Declared], transposed: tuple[str, ...], seen: Mapping[int, Cut]
+    ) -> None:
         self.blocks, self.transposed, self.seen = blocks, transposed, seen
+        self.by_model: dict[str, Declared] = {}  # what the modules declare; of two, the outer one's
+        for name, module in root.named_modules():
+            if declare := getattr(module, "matrix_blocks", None):
+                prefix = topology.clean_name(f"{name}." if name else "")
+                self.by_model = {prefix + key: heights for key, heights in declare().items()} | self.by_model
         self._alone: dict[object, Cut | None] = {}
 
     def entries(self, parameter: Tensor, uses: list[Use]) -> list[Entry]:
@@ -109,7 +117,9 @@ class _Reader:
             modules=tuple({id(m): m for u in uses for m in u.path[1:]}.values()),
             reason=reason,
         )
-        heights = self._declared(uses)
+        names = [*(u.name for u in uses), *(u.weight_name for u in uses)]  # a bias goes with its layer's weight
+        matching = (heights for name in names for pattern, heights in self.blocks.items() if fnmatchcase(name, pattern))
+        heights = next(matching, None)
         flipped = any(fnmatchcase(u.name, pattern) for u in uses for pattern in self.transposed)
         _check_declared(entry, use, heights is not None, flipped)
         if kind == "locked":
@@ -118,7 +128,8 @@ class _Reader:
             entry = replace(entry, groups=use.owner.groups)
         elif topology.is_transposed_linear(use.owner) or flipped:
             entry = replace(entry, transposed=parameter.ndim > 1)
-        heights = _declared_by_model(use) if heights is None else heights
+        if heights is None:
+            heights = next((self.by_model[name] for name in names if name in self.by_model), None)
         if heights is not None:
             return _split(entry, declared(entry.name, entry.d_out, heights, role in ("q", "k", "v")))
         cut, doubt = self._cut(entry, use)
@@ -126,41 +137,24 @@ class _Reader:
             return _split(entry, cut, raw=use.is_raw)
         return [replace(entry, role="fused", reason=f"looks fused: {doubt}") if doubt and kind != "vector" else entry]
 
-    def _declared(self, uses: list[Use]) -> Declared | None:
-        """The blocks that the caller gives for a parameter; a bias goes with its layer's weight."""
-        for name in (*(u.name for u in uses), *(u.weight_name for u in uses)):
-            for pattern, heights in self.blocks.items():
-                if fnmatchcase(name, pattern):
-                    return heights
-        return None
-
     def _cut(self, entry: Entry, use: Use) -> tuple[Cut | None, str]:
         """How a parameter is cut, or why it looks cut; neither for one matrix."""
         parameter, rows, doubt = entry.parameter, entry.d_out, ""
         try:
-            known = known_cut(use, parameter, rows)
+            if (known := known_cut(use, parameter, rows)) is not None:
+                return known, ""
         except Misfit as misfit:
-            known, doubt = None, str(misfit)
+            doubt = str(misfit)
         layer = entry.kind in ("matrix", "conv") and entry.role in LAYERS
-        seen = self._seen(parameter, use, layer)
-        if seen is not None and (len(seen.blocks) > 1 or (use.is_raw and known is None)):
-            return (known if known is not None and _alike(known, seen, use) else seen), ""
-        if known is not None:
-            return known, ""
-        if layer or (parameter.ndim == 1 and not use.is_raw):
+        bias = parameter.ndim == 1 and not use.is_raw
+        if layer or bias or use.is_raw:
+            seen = self.seen.get(id(parameter if use.is_raw or layer else use.owner.weight))
+            if seen is not None and (use.is_raw or seen.rows == rows):
+                return seen, ""
+        if layer or bias:
             doubt = doubt or doubt_of(use, rows)
         alone = self._read_alone(use) if doubt and not use.is_raw else None
         return (alone, "") if alone is not None and alone.rows == rows else (None, doubt)
-
-    def _seen(self, parameter: Tensor, use: Use, layer: bool) -> Cut | None:
-        """The cut seen in the model's forward pass: of a layer, its bias where it mixes channels, or a raw weight."""
-        weight = getattr(use.owner, use.attribute.replace("bias", "weight"), None)
-        weight = weight if isinstance(weight, Tensor) else parameter
-        if use.is_raw:
-            follows = parameter is weight and not use.attribute.endswith("bias")
-        else:
-            follows = parameter is not weight and getattr(use.owner, "groups", 1) == 1
-        return self.seen.get(id(weight)) if layer or follows else None
 
     def _read_alone(self, use: Use) -> Cut | None:
         """The cut read off the module alone, once for all that are built alike."""
@@ -171,23 +165,6 @@ class _Reader:
         if key not in self._alone:
             self._alone[key] = read_module(holder, use.owner)
         return self._alone[key]
-
-
-def _declared_by_model(use: Use) -> Declared | None:
-    """The blocks that a module around a parameter declares for it, or for the weight that a bias goes with."""
-    for depth, module in enumerate(use.path):
-        if declare := getattr(module, "matrix_blocks", None):
-            blocks: Mapping[str, Declared] = declare()
-            for name in (use.name, use.weight_name):
-                if (heights := blocks.get(".".join(name.split(".")[depth:]))) is not None:
-                    return heights
-    return None
-
-
-def _alike(known: Cut, seen: Cut, use: Use) -> bool:
-    """Whether a rule cuts as the forward pass does; its names are then the better ones."""
-    same = [height for _, height in known.blocks] == [height for _, height in seen.blocks]
-    return same and known.repeats == seen.repeats and (known.transposed == seen.transposed or not use.is_raw)
 
 
 def _split(entry: Entry, cut: Cut, raw: bool = False) -> list[Entry]:

@@ -1,14 +1,15 @@
-"""How the rows of a fused weight fall apart into matrices: `Cut`, and the rules that say so for a module."""
+"""How the rows of a fused weight fall apart into matrices: `Cut`, and the two ways to state one."""
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Number = int | str  # a number, or the name of an attribute of the module (or of its config) that holds it
 Declared = Sequence[int] | Mapping[str, int]
+_OPERATORS = {"": operator.add, "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
 
 @dataclass(frozen=True)
@@ -38,63 +39,45 @@ class Misfit(Exception):
     """A known module whose weight has another shape than its rule says; the message is one clause."""
 
 
-# (module, rows of the matrix) -> its cut
-Rule = Callable[[Any, int], Cut]
+def stated(statement: str, module: Any, rows: int) -> Cut:
+    """The cut that a statement of a rule gives for a module's weight.
 
-
-def equal(names: str, repeats: Number = 1) -> Rule:
-    """Blocks of equal height: `equal("q k v")`; interleaved by head: `equal("q k v", "num_heads")`."""
-
-    def rule(module: Any, rows: int) -> Cut:
-        parts, times = names.split(), number(module, repeats)
-        height, rest = divmod(rows, len(parts) * times)
-        if rest or not height:
-            raise Misfit(f"{rows} rows are not {times} x {len(parts)} equal blocks")
-        return Cut(tuple((part, height) for part in parts), times)
-
-    return rule
-
-
-def sized(names: str, *heights: Number, repeats: Number = 1) -> Rule:
-    """Blocks of given heights: `sized("q k v", "q_dim", "kv_dim", "kv_dim")`."""
-
-    def rule(module: Any, rows: int) -> Cut:
-        sizes = [number(module, height) for height in heights]
-        return fitting(tuple(zip(names.split(), sizes, strict=True)), rows, number(module, repeats))
-
-    return rule
-
-
-def fitting(blocks: tuple[tuple[str, int], ...], rows: int, repeats: int = 1) -> Cut:
-    """The cut, checked against the number of rows.
+    `q k v` are blocks of equal height; `q,k=key_dim v=val_dim*2` have heights that attributes of the module make;
+    `num_heads: q k v` recur, interleaved by head; nothing is one matrix. Of several, between semicolons, the first
+    whose condition the module meets: `use_global ? k v ; q k v`.
 
     Raises:
-        Misfit: they do not fit.
+        Misfit: the blocks are not the rows, or the module lacks an attribute.
     """
+    for choice in statement.split(" ; "):
+        condition, _, text = choice.rpartition("? ")
+        if not condition or getattr(module, condition.strip()):
+            break
+    recurs, _, text = text.rpartition(": ")
+    repeats = number(module, recurs, rows) if recurs else 1
+    parts = [(name, h) for names, _, h in (part.partition("=") for part in text.split()) for name in names.split(",")]
+    parts = parts or [("", "")]
+    even, rest = divmod(rows, max(1, repeats * len(parts)))
+    if not parts[0][1] and (rest or not even):
+        raise Misfit(f"{rows} rows are not {repeats} x {len(parts)} equal blocks")
+    blocks = tuple((name, number(module, height, rows) if height else even) for name, height in parts)
     cut = Cut(blocks, repeats)
-    if cut.rows != rows or min(height for _, height in blocks) < 1:
-        times = f"{repeats} x " if repeats > 1 else ""
-        raise Misfit(f"{times}{tuple(h for _, h in blocks)} rows are not its {rows}")
+    heights = tuple(height for _, height in cut.blocks)
+    if cut.rows != rows or min(heights) < 1:
+        raise Misfit(f"{f'{repeats} x ' if repeats > 1 else ''}{heights} rows are not its {rows}")
     return cut
 
 
-def whole(transposed: bool = False, groups: Number = 1, role: str = "") -> Rule:
-    """One matrix, or a raw parameter that is a stack of whole matrices."""
-    return lambda module, rows: Cut((("", rows),), 1, transposed, number(module, groups), role)
-
-
-def number(module: Any, name: Number) -> int:
-    """A number, or what attributes of the module, or else of its `config`, make: "num_heads / groups * head_dim".
+def number(module: Any, expression: str, rows: int = 0) -> int:
+    """What numbers, attributes of the module or else of its `config`, and its `rows` make, from left to right.
 
     Raises:
-        Misfit: the module has none of that name.
+        Misfit: the module has no number of that name.
     """
-    if isinstance(name, int):
-        return name
-    result = 1
-    for operator, attribute in re.findall(r"([*/]?) ?([\w.]+)", name):
-        value = _attribute(module, attribute)
-        result = result // value if operator == "/" else result * value
+    result = 0
+    for sign, term in re.findall(r"([-+*/]?)([\w.]+)", expression):
+        value = int(term) if term.isdigit() else rows if term == "rows" else _attribute(module, term)
+        result = _OPERATORS[sign](result, value)
     return result
 
 
@@ -123,18 +106,19 @@ def declared(name: str, rows: int, blocks: Declared, attention: bool) -> Cut:
     """
     if not isinstance(blocks, (Mapping, Sequence)):
         raise ValueError(f"blocks of {name}: give heights, (64, 16, 16), or heights by name, got {blocks!r}")
-    if isinstance(blocks, Mapping):
-        pairs = tuple((str(key), height) for key, height in blocks.items() if key != "repeats")
-        repeats = blocks.get("repeats", 1)
-    else:
-        words = "qkv" if attention and len(blocks) == 3 else [str(i) for i in range(len(blocks))]
-        pairs, repeats = tuple(zip(words, blocks, strict=True)), 1
+    if not isinstance(blocks, Mapping):
+        blocks = dict(
+            zip("qkv" if attention and len(blocks) == 3 else map(str, range(len(blocks))), blocks, strict=True)
+        )
+    repeats = blocks.get("repeats", 1)
+    pairs = tuple((str(key), height) for key, height in blocks.items() if key != "repeats")
     numbers = [repeats, *(height for _, height in pairs)]
     if not pairs or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
         raise ValueError(f"blocks of {name}: heights and repeats are whole numbers above 0, got {blocks!r}")
     cut = Cut(pairs, repeats)
     if cut.rows != rows:
-        heights = tuple(height for _, height in pairs)
         times = f", {repeats} times," if repeats > 1 else ""
-        raise ValueError(f"blocks of {name}: heights {heights}{times} add up to {cut.rows}, not to its {rows} rows")
+        raise ValueError(
+            f"blocks of {name}: heights {tuple(numbers[1:])}{times} add up to {cut.rows}, not to its {rows} rows"
+        )
     return cut

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
-
-from torch import nn
 
 from fire_core.weights.entry import Entry
 from fire_core.weights.fused import Misfit, number
@@ -18,36 +15,26 @@ from fire_core.weights.known import look_up
 from fire_core.weights.topology import Use
 
 UNKNOWN = "its number of heads is not known"
-
-
-def _classes(names: str, queries: str, keys: str = "", out: str = "") -> dict[str, tuple[str, str, str]]:
-    return dict.fromkeys(names.split(), (queries, keys, out))
-
-
-# Attributes of the module, or of its config, that say how many heads the queries (and the output projection's columns)
-# have, and keys and values (empty: as many); and the output projection's name in the module (empty: it is elsewhere).
+# Classes | attributes that say how many heads of queries, and of keys and values if not as many, they have | the output
+# projection, if it is in the module.
+_HEADS = """
+torch.activation.MultiheadAttention CLIPAttention OPTAttention BartAttention | num_heads | out_proj
+vision.vit.Attention | heads | to_out
+language.model.Attention | n_head n_kv_head | c_proj
+GPT2Attention ImageGPTAttention | num_heads | c_proj
+GPTNeoXAttention | config.num_attention_heads | dense
+BloomAttention | num_heads | dense
+Phi3Attention LlamaAttention MistralAttention MixtralAttention Qwen2Attention Qwen3Attention GemmaAttention |
+    config.num_attention_heads config.num_key_value_heads | o_proj
+Gemma2Attention GraniteAttention Olmo2Attention | config.num_attention_heads config.num_key_value_heads | o_proj
+BertSelfAttention RobertaSelfAttention | num_attention_heads |
+timm.attention.Attention timm.vision_transformer.Attention timm.swin_transformer.WindowAttention | num_heads | proj
+torchvision.swin_transformer.ShiftedWindowAttention | num_heads | proj
+"""
 KNOWN = {
-    **_classes("torch.activation.MultiheadAttention", "num_heads", out="out_proj"),
-    **_classes("vision.vit.Attention", "heads", out="to_out"),
-    **_classes("language.model.Attention", "n_head", "n_kv_head", "c_proj"),
-    **_classes("GPT2Attention ImageGPTAttention", "num_heads", out="c_proj"),
-    **_classes("GPTNeoXAttention", "config.num_attention_heads", out="dense"),
-    **_classes("BloomAttention", "num_heads", out="dense"),
-    **_classes(
-        "Phi3Attention LlamaAttention MistralAttention MixtralAttention Qwen2Attention Qwen3Attention GemmaAttention "
-        "Gemma2Attention GraniteAttention Olmo2Attention",
-        "config.num_attention_heads",
-        "config.num_key_value_heads",
-        "o_proj",
-    ),
-    **_classes("CLIPAttention OPTAttention BartAttention", "num_heads", out="out_proj"),
-    **_classes("BertSelfAttention RobertaSelfAttention", "num_attention_heads"),
-    **_classes(
-        "timm.attention.Attention timm.vision_transformer.Attention timm.swin_transformer.WindowAttention "
-        "torchvision.swin_transformer.ShiftedWindowAttention",
-        "num_heads",
-        out="proj",
-    ),
+    name: (heads.split(), out.strip())
+    for classes, heads, out in (line.split(" |") for line in _HEADS.replace("\n    ", " ").strip().splitlines())
+    for name in classes.split()
 }
 
 
@@ -55,12 +42,10 @@ def by_head(entry: Entry, use: Use) -> Entry:
     """An attention's matrix cut by head; kept, with the reason, where that is not known. Any other entry as it is."""
     if entry.kind != "matrix" or entry.role not in ("q", "k", "v", "attention_out"):
         return entry
-    leaf, holder = use.place
     try:
-        heads, columns = _heads_of(entry, leaf, holder)
+        return replace(entry, heads=_heads_of(entry, use), columns=entry.role == "attention_out")
     except Misfit as misfit:
         return replace(entry, role="other", reason=f"{UNKNOWN}: {misfit}")
-    return replace(entry, heads=heads, columns=columns)
 
 
 def warnings_of(entries: Iterable[Entry]) -> list[str]:
@@ -72,25 +57,24 @@ def warnings_of(entries: Iterable[Entry]) -> list[str]:
     return [f'layout="heads" keeps {first}: {next(iter(reasons.values()))}; layout="attention" takes them uncut']
 
 
-def _heads_of(entry: Entry, leaf: str, holder: nn.Module) -> tuple[int, bool]:
-    """How many heads a matrix holds, and whether they divide its columns.
+def _heads_of(entry: Entry, use: Use) -> int:
+    """How many heads a matrix holds.
 
     Raises:
         Misfit: the class is not known, or its weight is another than the known one.
     """
+    leaf, holder = use.place
     known, name = look_up(KNOWN, holder), type(holder).__name__
     if known is None:
         raise Misfit(f"no rule knows {name}")
-    queries, keys, out = known
+    (queries, *keys), out = known
     columns = entry.role == "attention_out"
     if columns and (leaf != out or entry.block):
         raise Misfit(f"{leaf} of {name} is not its output projection")
-    heads = number(holder, queries if columns or entry.role == "q" or not keys else keys)
+    heads = number(holder, queries if columns or entry.role == "q" or not keys else keys[0])
     d_out, d_in = entry.shape
     width, rest = divmod(d_in if columns else d_out, heads)
-    if rest or heads % entry.repeats or entry.count > 1:
+    declared: object = getattr(holder, "head_dim", None)
+    if rest or heads % entry.repeats or entry.count > 1 or (isinstance(declared, int) and declared != width):
         raise Misfit(f"{d_out} x {d_in} is not {heads} heads of {name}")
-    declared: Any = getattr(holder, "head_dim", None)
-    if isinstance(declared, int) and declared != width:
-        raise Misfit(f"{d_out} x {d_in} is not {heads} heads of {name}, each {declared} wide")
-    return heads, columns
+    return heads

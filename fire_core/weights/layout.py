@@ -73,7 +73,6 @@ PRESETS: dict[str, dict[str, str]] = {
     "gpt": _EVERY_LAYER,
     "dqn": {"conv": "project", "linear": "reinit"},
     "sac": {"linear": "project"},
-    "probe": _EVERY_LAYER,  # with cuts read off a forward pass
 }
 
 Selector = str | type[nn.Module] | nn.Module | Tensor
@@ -108,8 +107,8 @@ def resolve(
             interleaved by four heads; the heights are then those within a head. A module may declare its own, by the
             names of its weights, in a method: `def matrix_blocks(self): return {"proj_in.weight": (64, 16, 16)}`.
         transposed: pattern(s) of weights that are stored (d_in, d_out).
-        example: input for one forward pass off which the cuts are read, whatever is known of the model: a tensor, a
-            tuple of arguments, or a mapping of keyword arguments. layout="probe" is "all" with cuts so read.
+        example: input for one forward pass off which cuts are read that are neither declared nor known: a tensor, a
+            tuple of arguments, or a mapping of keyword arguments.
         strict: refuse a model with a weight that looks fused and is not known, instead of keeping it with a warning.
         trainable_only: keep frozen weights (`requires_grad=False`), unless they are included by name. A frozen weight
             cannot learn again what a projection takes from it.
@@ -128,8 +127,6 @@ def resolve(
         raise ValueError(f"blocks={blocks!r}: give a mapping from patterns to heights")
     if isinstance(layout, (str, Mapping)):
         rules = _rules(layout)
-        if layout == "probe" and example is None:
-            raise ValueError('layout="probe" reads the cuts off a forward pass: give it an input, example=batch')
         described = describe(model, blocks, flipped, example, by_head=layout == "heads")
         entries, warnings = list(described), described.warnings
         if strict and any(entry.role == "fused" for entry in entries):

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,22 +30,15 @@ _SIDES = {"gate": {"0": "gate", "1": "up"}, "glu": {"0": "value", "1": "gate"}}
 _FIRST = {"baddbmm": 1, "einsum": 1}  # where the factors begin among the arguments
 
 
-@dataclass
-class _Seen:
-    """What was seen of one weight: the sides of each product as masks of its shape, and how it is stored."""
-
-    products: list[tuple[str, list[Tensor]]] = field(default_factory=list)
-    swapped: bool = False  # the keys stood left of the queries
-    softmax: bool = False
-    transposed: bool | None = None
+Products = list[tuple[str, list[Tensor]]]  # the sides of each product that was seen, as masks of a weight's shape
 
 
 class _Watch(TorchFunctionMode):
-    def __init__(self, weights: list[Tensor]) -> None:
+    def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
         self.weights = {id(weight): weight for weight in weights}
-        self.storage = {weight.untyped_storage().data_ptr(): weight for weight in weights}
-        self.seen: dict[int, _Seen] = {key: _Seen() for key in self.weights}
+        self.seen: dict[int, Products] = {key: [] for key in self.weights}
+        self.used: set[int] = set()  # by linear layers
         self.draw = torch.Generator().manual_seed(0)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,8 +50,8 @@ class _Watch(TorchFunctionMode):
                 self._product(name, args, kwargs)
             elif name == "softmax":
                 self._softmax(args, kwargs)
-            if name in ("linear", "matmul", "bmm", "mm", "grouped_mm"):
-                self._stored(name, [*args, *kwargs.values()])
+            elif name == "linear" and len(args) > 1:
+                self.used.add(id(args[1]))
         return func(*args, **kwargs)
 
     def _product(self, name: str, args: Any, kwargs: Any) -> None:
@@ -80,27 +72,14 @@ class _Watch(TorchFunctionMode):
         for key in {k for one in sources for k in one}:
             masks = [self._reach(x, self.weights[key]) for x, known in zip(sides, sources, strict=True) if key in known]
             if len(masks) > 1:
-                self.seen[key].products.append((name, masks))
+                self.seen[key].append((name, masks))
 
     def _softmax(self, args: Any, kwargs: Any) -> None:
-        scores = next((v for v in args if isinstance(v, Tensor)), kwargs.get("input"))
-        if not isinstance(scores, Tensor) or not scores.requires_grad:
-            return
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-        for key in self._sources(scores):
-            if len(self.seen[key].products) == 1:
-                self.seen[key].softmax = True
-                self.seen[key].swapped = dim not in (-1, scores.ndim - 1)
-
-    def _stored(self, name: str, values: list[Any]) -> None:
-        """Which dimension of a raw weight is summed over: its last, or the one before."""
-        factor = values[1] if len(values) > 1 else None
-        if not isinstance(factor, Tensor) or factor.ndim < 2:
-            return
-        weight = self.storage.get(factor.untyped_storage().data_ptr())
-        if weight is not None and weight.ndim > 1 and weight.stride(-1) != weight.stride(-2):
-            summed = factor.stride(-1 if name == "linear" else -2)
-            self.seen[id(weight)].transposed = summed != weight.stride(-1)
+        scores = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
+        if scores is not None and scores.requires_grad:
+            for key in self._sources(scores):
+                if len(self.seen[key]) == 1:  # of queries with keys
+                    self.seen[key].append(("softmax", []))
 
     def _sources(self, tensor: Tensor) -> set[int]:
         """Which watched weights a tensor is computed from."""
@@ -124,9 +103,7 @@ class _Watch(TorchFunctionMode):
 
 
 def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
-    """How the weights of a model are cut, read off one forward pass.
-
-    The model is left as it was: training mode, requires_grad, random numbers and hooks.
+    """How the weights of a model are cut, read off one forward pass of a copy that shares them.
 
     Args:
         model: any module that runs eagerly on the example; weights whole, not sharded.
@@ -134,52 +111,43 @@ def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
             images will do, the more different the better.
 
     Returns:
-        By `id(parameter)`: the blocks of a weight in which products were seen, and how a raw parameter is stored.
+        By `id(parameter)`: the blocks of a weight in which products were seen, or one for a linear layer without any.
 
     Raises:
         ValueError: the weights are sharded, or the model does not run on the example.
     """
-    model = unwrap(model)
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
         raise ValueError("example: reading cuts needs whole weights: resolve the layout before sharding")
     arguments, keywords = (example if isinstance(example, (tuple, list)) else (example,)), {}
     if isinstance(example, Mapping):
         arguments, keywords = (), dict(example)
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+    twins: dict[int, Any] = {}
+    clone = _copy(unwrap(model), twins)
+    grouped = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd) and m.groups > 1}  # cut by their groups
+    chosen = [p for p in clone.parameters() if p.ndim > 1 and p.is_floating_point() and id(p) not in grouped]
     try:
-        return read(model, arguments, keywords)
+        found = _read(clone, arguments, keywords, chosen)
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
         raise ValueError(f"example: the model does not run on it: {error}") from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    return {key: found[id(twin)] for key, twin in twins.items() if id(twin) in found}
 
 
-def read(model: nn.Module, args: Any, kwargs: Any, weights: list[Tensor] | None = None) -> dict[int, Cut]:
-    """`read_cuts` on a module in evaluation mode, for these weights or for all; raises whatever the module does."""
-    grouped = {id(m.weight) for m in model.modules() if isinstance(m, _ConvNd) and m.groups > 1}  # cut by their groups
-    mine = [p for p in model.parameters() if p.ndim > 1 and p.is_floating_point() and not p.is_meta]
-    chosen = weights or [p for p in mine if id(p) not in grouped]
-    layers = [m for m in model.modules() if _is_dense(m)]
-    lists = [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+def _read(clone: nn.Module, args: Any, kwargs: Any, weights: Sequence[Tensor]) -> dict[int, Cut]:
+    """The cuts of some weights of a copy, by `id(weight)`; raises whatever the module does."""
+    layers = [m for m in clone.modules() if _is_dense(m)]
+    lists = [m for m in clone.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     blocks = [c for m in lists for c in m._modules.values() if c is not None and _is_block(c)]
-    frozen = [p for p in chosen if not p.requires_grad]
-    handles = [m.register_forward_pre_hook(_detach, with_kwargs=True) for m in dict.fromkeys((*layers, *blocks))]
-    watch = _Watch(chosen)
-    devices = {p.device for p in chosen if p.device.type == "cuda"}
-    try:
-        for p in frozen:
-            p.requires_grad_(True)
-        with _eager(), torch.random.fork_rng(list(devices)), torch.inference_mode(False), torch.enable_grad(), watch:
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for p in frozen:
-            p.requires_grad_(False)
-    convs = {id(m.weight) for m in model.modules() if isinstance(m, _ConvNd)}
-    cuts = {id(p): _cut(watch.seen[id(p)], p, (0,) if id(p) in convs else (-2, -1)) for p in chosen}
+    for module in dict.fromkeys((*layers, *blocks)):
+        module.register_forward_pre_hook(_detach, with_kwargs=True)
+    watch = _Watch(weights)
+    devices = {p.device for p in weights if p.device.type == "cuda"}
+    with _eager(), torch.random.fork_rng(list(devices)), torch.inference_mode(False), torch.enable_grad(), watch:
+        clone(*args, **kwargs)
+    convs = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd)}
+    cuts = {}
+    for key, seen in watch.seen.items():
+        whole = Cut((("", len(watch.weights[key])),)) if key in watch.used else None  # if no product divides it
+        cuts[key] = _cut(seen, (0,) if key in convs else (-2, -1), whole)
     return {key: cut for key, cut in cuts.items() if cut is not None}
 
 
@@ -209,16 +177,15 @@ def read_module(module: nn.Module, layer: nn.Module) -> Cut | None:
 
     None if the module does not run on one tensor alone, or if nothing was seen.
     """
-    copies: dict[int, nn.Module] = {}
-    with torch.random.fork_rng([]):
-        clone = _copy(module, copies)
-    weight = copies[id(layer)].weight if id(layer) in copies else None
+    twins: dict[int, Any] = {}
+    clone = _copy(module, twins)
+    weight = twins[id(layer)].weight if id(layer) in twins else None
     if not isinstance(weight, Tensor):
         return None
     draw = torch.Generator().manual_seed(0)
     for shape in _shapes(layer):
         try:
-            found = read(clone, (torch.randn(shape, generator=draw).to(weight),), {}, [weight])
+            found = _read(clone, (torch.randn(shape, generator=draw).to(weight),), {}, [weight])
         except Exception:  # whatever a module of somebody's may raise on input that it does not take
             continue
         if id(weight) in found:
@@ -226,30 +193,41 @@ def read_module(module: nn.Module, layer: nn.Module) -> Cut | None:
     return None
 
 
-def _copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
-    """The module in evaluation mode without hooks and wrappers. Weights are shared; sharded ones and those without
-    numbers are drawn anew."""
-    if id(module) in copies:
-        return copies[id(module)]
-    kind: Any = next(
-        c for c in type(module).__mro__ if not c.__name__.startswith("FSDP")
-    )  # `fully_shard` changes the class
+def _copy(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
+    """The module in evaluation mode without hooks and wrappers. Weights share memory; sharded ones and those without
+    numbers are drawn anew.
+
+    Args:
+        module: stays as it is.
+        twins: takes the copy of each module and parameter, by the `id` of the original.
+    """
+    if id(module) in twins:
+        copied: nn.Module = twins[id(module)]
+        return copied
+    kind: Any = next(c for c in type(module).__mro__ if not c.__name__.startswith("FSDP"))  # `fully_shard` changes it
     new: nn.Module = kind.__new__(kind)
-    copies[id(module)] = new
+    twins[id(module)] = new
     plain = {key: copy.copy(v) if isinstance(v, (list, dict)) else v for key, v in vars(module).items()}
     vars(new).update(plain | vars(nn.Module()), training=False)
     for key, p in module._parameters.items():
-        new._parameters[key] = p
-        if p is not None and (p.is_meta or hasattr(p, "device_mesh")):
-            drawn = torch.randn(p.shape, device="cpu" if p.is_meta else p.device, dtype=p.dtype)
-            new._parameters[key] = nn.Parameter(drawn)
+        if p is not None and id(p) not in twins:
+            twins[id(p)] = _twin(p)
+        new._parameters[key] = None if p is None else twins[id(p)]
     for key, buffer in module._buffers.items():
         if buffer is not None:
             buffer = torch.zeros_like(buffer, device="cpu") if buffer.is_meta else buffer.clone()
         new._buffers[key] = buffer
     for key, child in module._modules.items():
-        new._modules[key] = None if child is None else _copy(unwrap(child), copies)
+        new._modules[key] = None if child is None else _copy(unwrap(child), twins)
     return new
+
+
+def _twin(p: nn.Parameter) -> nn.Parameter:
+    numbers = p.detach().clone() if p.is_inference() else p.detach()
+    if p.is_meta or hasattr(p, "device_mesh"):
+        draw = torch.Generator().manual_seed(0)
+        numbers = torch.randn(p.shape, generator=draw).to("cpu" if p.is_meta else p.device, p.dtype)
+    return nn.Parameter(numbers, requires_grad=p.is_floating_point())
 
 
 def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
@@ -264,22 +242,13 @@ def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
 # ------------------------------------------------------------------------------------------------ from masks to a cut
 
 
-def _cut(seen: _Seen, weight: Tensor, dims: tuple[int, ...]) -> Cut | None:
+def _cut(seen: Products, dims: tuple[int, ...], whole: Cut | None) -> Cut | None:
     for dim in dims:
-        rows = [(name, [_along(mask, dim) for mask in masks]) for name, masks in seen.products]
-        rows = [(name, masks) for name, masks in rows if _disjoint(masks)]
+        rows = [(name, [mask.movedim(dim, 0).flatten(1).any(1) for mask in masks]) for name, masks in seen]
+        rows = [(name, sides) for name, sides in rows if _disjoint(sides)]
         if rows:
-            labels = _labels(rows, seen)
-            return _pattern(labels, transposed=dim == -1)
-    if seen.transposed is None:
-        return None
-    role = "dense" if weight.ndim == 3 else ""  # a 2-D one may be a table of positions: only how it is stored is known
-    return Cut((("", weight.shape[-1 if seen.transposed else -2]),), transposed=seen.transposed, role=role)
-
-
-def _along(mask: Tensor, dim: int) -> Tensor:
-    """(..., n, ...) -> (n,)"""
-    return mask.movedim(dim, 0).flatten(1).any(1)
+            return _pattern(_labels(rows, any(name == "softmax" for name, _ in seen)), transposed=dim == -1)
+    return whole
 
 
 def _disjoint(masks: list[Tensor]) -> bool:
@@ -287,26 +256,22 @@ def _disjoint(masks: list[Tensor]) -> bool:
     return len(present) > 1 and int(torch.stack(present).sum(0).max()) == 1
 
 
-def _labels(products: list[tuple[str, list[Tensor]]], seen: _Seen) -> list[tuple[str, ...]]:
+def _labels(products: Products, softmax: bool) -> list[tuple[str, ...]]:
     """For each row, on which side of which product it stood; named q, k and v where attention says so."""
     attention = [masks for name, masks in products if name.startswith("scaled") and len(masks) == 3]
     if attention:
         sides = [torch.stack(masks).any(0) for masks in zip(*attention, strict=True)]
         return [next(((w,) for w, s in zip("qkv", sides, strict=True) if s[i]), ("",)) for i in range(len(sides[0]))]
-    distinct: dict[tuple[tuple[bool, ...], ...], None] = {}
-    for _, masks in products:
-        distinct.setdefault(tuple(tuple(mask.tolist()) for mask in masks))
-    events = list(distinct)
+    events = list(dict.fromkeys(tuple(tuple(mask.tolist()) for mask in masks) for _, masks in products))
     labels = [
         tuple(next((str(n) for n, side in enumerate(sides) if side[i]), "") for sides in events)
         for i in range(len(events[0][0]))
     ]
     if len(events) == 1 and products[0][0] in _SIDES:
         return [(_SIDES[products[0][0]].get(label[0], ""),) for label in labels]
-    if not (seen.softmax and len(events) > 1):
+    if not (softmax and len(events) > 1):
         return labels
-    words = {"0": "k" if seen.swapped else "q", "1": "q" if seen.swapped else "k"}
-    return [(words.get(label[0], "v" if label[1] else ""),) for label in labels]
+    return [({"0": "q", "1": "k"}.get(label[0], "v" if label[1] else ""),) for label in labels]
 
 
 def _pattern(labels: list[tuple[str, ...]], transposed: bool) -> Cut | None:

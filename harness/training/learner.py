@@ -1,13 +1,16 @@
 """What changes while a run trains, and its checkpoint: the base of every program's learner."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from fire_core.methods import Method, Net
 from fire_core.triggers import Trigger
 from fire_core.weights.optimizer_state import parts_of
+from harness.config.build import build
 from harness.training import seeding
 from harness.training.measure import Meter
 
@@ -47,6 +50,7 @@ class LearnerBase:
 
     PLAIN: ClassVar[tuple[str, ...]] = ("phase", "phase_step", "step", "seconds", "row")
     PARTS: ClassVar[tuple[str, ...]] = ()
+    SUMMARY: ClassVar[tuple[str, ...]] = ("train/", "test/", "val/", "online/", "task_end/", "stability/")  # of a row
     GENERATORS: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -61,8 +65,27 @@ class LearnerBase:
         return [part for optimizer in self.optimizers.values() for part in parts_of(optimizer)]
 
     def renew_optimizers(self, task: Any) -> None:
-        """New optimizers of the kind that the learner's phase has."""
-        raise NotImplementedError
+        """The learner's phase begins with a new optimizer, which the method chooses in phases in which it acts."""
+
+        def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            groups = self.parameter_groups(list(parameters))
+            optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=groups)
+            return optimizer
+
+        if task.method_acts_in(self.phase):
+            self.optimizers = {"model": self.method.optimizer(self.net, default)}
+        else:
+            self.optimizers = {"model": default(self.net.modules["model"].parameters())}
+
+    @staticmethod
+    def parameter_groups(parameters: list[nn.Parameter]) -> list[Any]:
+        """What the optimizer gets: the parameters, or groups of them with options of their own."""
+        return parameters
+
+    def summary(self) -> dict[str, Any]:
+        """What is kept of a run that has ended."""
+        final = {key: value for key, value in self.row.items() if key.startswith(self.SUMMARY)}
+        return {**final, "steps": self.step, "seconds": self.seconds}
 
     def state_dict(self) -> State:
         """For `Run.checkpoint`."""

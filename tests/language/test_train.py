@@ -132,9 +132,7 @@ def written(folder: Path) -> int:
     "options",
     [
         ["method=fire_exact"],
-        ["method=snp", "model.activation=swiglu", "model.n_kv_head=1"],
-        ["method=l2init", "precision=bfloat16"],
-        ["method=muon"],
+        ["method=l2init", "precision=bfloat16", "model.activation=swiglu", "model.n_kv_head=1"],
         ["method=redo", "model.activation=relu2", "method.threshold=0.5"],
         ["method=fire", "method.layout={linear: project, head: keep}"],
     ],

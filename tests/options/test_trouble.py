@@ -21,7 +21,7 @@ VISION = {
     "stack=2": "option stack is gone; seeds are jobs of a sweep now: ",
     "cache.dir=x": "option cache.dir is gone; it is paths.cache=",
     "method=chain method.of=[fire,muon]": "method.of=[fire,muon] is written method.of=fire+muon",
-    "batch_size=1 model.norm=true": "batch_size=1 is too small, or a phase has one image: model=mlp has batch norm",
+    "batch_size=1 model.norm=true": "model=mlp cannot take images (1, 1, 8, 8): Expected more than 1 value per",
     "benchmark=continual benchmark.chunks=10000": "benchmark.chunks=10000 is more than the 1280 training images",
     "benchmark=continual_pretraining": "benchmark=continual_pretraining is not for vision; accepted: class_",
     "dataset=cifar10 dataset.root=nowhere": "dataset=cifar10 is not there: put ",

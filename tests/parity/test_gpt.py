@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from language.learner import parameter_groups
+from language.learner import Learner
 from language.model import GPT
 from tests.parity import fill, golden
 from tests.parity.golden import close
@@ -35,7 +35,9 @@ def test_optimizer_groups(name):
         model = GPT(**FACTS[name]["config"])
     names = {id(p): n for n, p in model.named_parameters()}
     weight_decay = expected[0]["weight_decay"]
-    groups = torch.optim.AdamW(parameter_groups(model.parameters()), weight_decay=weight_decay).param_groups
+    groups = torch.optim.AdamW(
+        Learner.parameter_groups(list(model.parameters())), weight_decay=weight_decay
+    ).param_groups
     assert len(groups) == len(expected)
     for group, facts in zip(groups, expected, strict=True):
         assert group["weight_decay"] == facts["weight_decay"]

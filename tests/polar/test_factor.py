@@ -11,9 +11,7 @@ from fire_core.polar.factor import (
     newton_schulz,
     polar,
     polar_factor,
-    polar_many,
 )
-from fire_core.polar.options import PolarOptions
 from fire_core.polar.steps import prepare
 from tests.polar.families import assert_guarantee, dfi64, gaussian, spectra, truth, with_spectrum
 
@@ -249,8 +247,8 @@ def test_not_finite(solver, bad):
     W = gaussian(2, 3, 5, 4).float()
     W[1, 0, 2, 2] = bad
     with pytest.raises(NonFiniteError) as caught:
-        polar_many([gaussian(2, 3, 3).float(), W], PolarOptions(solver))
-    assert (caught.value.group, caught.value.indices) == (1, [3])
+        polar(W, solver)
+    assert caught.value.indices == [3]
     assert isinstance(caught.value, ValueError)
 
 
@@ -262,14 +260,6 @@ def test_wrong_names_are_answered_with_the_right_ones():
         newton_schulz(W, norm_init="max")
     with pytest.raises(ValueError, match="iterations=-1"):
         newton_schulz(W, -1)
-
-
-def test_many_equals_one_by_one():
-    Ws = [gaussian(2, 9, 9).float(), gaussian(4, 20, 5).float(), torch.empty(0, 3, 3), gaussian(1, 5, 20).float()]
-    for solver in ("exact", "newton_schulz"):
-        for W, (X, report) in zip(Ws, polar_many(Ws, PolarOptions(solver)), strict=True):
-            assert torch.equal(X, polar_factor(W, solver))
-            assert report.solver == solver
 
 
 # ---------------------------------------------------------------------------------------------------------- GPU
@@ -293,13 +283,13 @@ def test_newton_schulz_on_a_gpu_ignores_tf32():
 
 
 @needs_gpu
-def test_one_synchronisation_for_a_model():
-    Ws = [gaussian(4, 64, 64).float().cuda(), gaussian(2, 128, 32).float().cuda()]
-    polar_many(Ws, PolarOptions())
+def test_one_synchronisation_for_a_batch():
+    W = gaussian(4, 64, 64).float().cuda()
+    polar(W)
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with pytest.warns(UserWarning, match="synchroniz") as seen:
-            polar_many(Ws, PolarOptions())
+            polar(W)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(seen) == 1

@@ -2,22 +2,18 @@
 
 import copyreg
 import hashlib
-import inspect
 import io
 import pickle
 import tarfile
 import zipfile
 from pathlib import Path
 
-import hydra
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from PIL import Image
 from torchvision import datasets
 
-import conf
 from harness.config.errors import ConfigError
 from vision.data import load_cifar10, load_cifar100, load_digits, load_folder, load_tiny_imagenet
 from vision.data.digits import noisy_pixels
@@ -58,17 +54,6 @@ def test_normalised_images_have_mean_0_and_deviation_1_by_the_chosen_statistics(
     assert data.to("meta").train_images.device.type == "meta"
     with pytest.raises(ValueError, match=r"^test_statistics=tset is unknown; accepted: train, test$"):
         ImageData.of((train, labels), (test, labels), 6, test_statistics="tset")
-
-
-CONFIGS = [p for p in sorted(Path(conf.__file__).parent.glob("dataset/*.yaml")) if "vision.data" in p.read_text()]
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_names_the_options_of_its_loader(config):
-    options = OmegaConf.to_container(OmegaConf.load(config), resolve=False)
-    assert options.pop("name") == config.stem
-    signature = inspect.signature(hydra.utils.get_object(options.pop("_target_")))
-    assert options.keys() <= signature.parameters.keys()
 
 
 # ---- digits

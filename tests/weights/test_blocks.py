@@ -195,18 +195,16 @@ class Caller(nn.Module):
 def test_an_example_tells_the_cuts(example):
     model = Caller().requires_grad_(False)
     model.attn.proj.requires_grad_(True)
-    fire_(model, solver="exact", layout="probe", example=example, trainable_only=False)
+    fire_(model, solver="exact", example=example, trainable_only=False)
     check_isometries(model.attn.qkv.weight.detach())
     assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
     assert not model.attn.qkv._forward_pre_hooks
     assert model.training
 
 
-def test_a_probe_needs_an_input_that_fits():
-    with pytest.raises(ValueError, match=r'layout="probe".*example=batch'):
-        resolve(Caller(), "probe")
+def test_an_example_has_to_fit():
     with pytest.raises(ValueError, match="example: the model does not run on it"):
-        resolve(Caller(), "probe", example=torch.randn(2, 5, 7))
+        resolve(Caller(), example=torch.randn(2, 5, 7))
 
 
 def test_a_rule_that_does_not_fit_is_no_answer():

@@ -59,18 +59,6 @@ def test_one_of_another_run_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptu
     assert checkpoint.load_newest(tmp_path, mine) == {"x": 2}, "the other one did not take its place"
 
 
-def test_a_check_of_the_callers_decides(tmp_path: Path) -> None:
-    for step in (1, 2):
-        checkpoint.save(tmp_path, step, {"phase": step}, CONFIG)
-
-    def check(state: dict[str, int]) -> None:
-        if state["phase"] > 1:
-            raise ValueError("phase out of range")
-
-    assert checkpoint.load_newest(tmp_path, CONFIG, check=check) == {"phase": 1}
-    assert len(files(tmp_path)) == 2, "the damaged one is put aside"
-
-
 class Hostile:
     """Unpickled, it would make a file."""
 

@@ -42,6 +42,7 @@ def test_jobs_end_as_runs_alone_and_diverged_ones_leave_the_others(tmp_path: Pat
     assert (again.folder / "DONE").stat().st_mtime_ns == made, "a finished run is skipped"
 
 
+@pytest.mark.slow
 def test_in_workers_numbers_are_the_same_and_a_job_that_cannot_run_is_the_last_begun(tmp_path: Path) -> None:
     """The workers share a first phase, and are started once for all that is asked of them here."""
     begun = list[Job]()

@@ -18,11 +18,10 @@ def test_names_that_could_lead_elsewhere(name: str) -> None:
         check_name("method.name", name)
 
 
-@pytest.mark.parametrize("option", ["method.name", "dataset.name", "benchmark.name"])
-def test_the_program_refuses_them(option: str, tmp_path: Path, zygote: Zygote) -> None:
-    answer = zygote.run(tmp_path / "in", "vision.train", "tracker=none", f"{option}=../../out")
+def test_the_program_refuses_them(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path / "in", "vision.train", "tracker=none", "dataset.name=../../out")
     assert answer.code == 2
-    assert answer.err.startswith(f"error: {option}='../../out' goes into a path")
+    assert answer.err.startswith("error: dataset.name='../../out' goes into a path")
     assert [path.name for path in tmp_path.rglob("*")] == ["in"], "nothing was written"
 
 

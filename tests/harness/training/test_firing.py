@@ -20,11 +20,9 @@ from fire_core.methods.pi import PlasticityInjection
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF
 from harness.config.trigger import build_trigger, check_trigger
-from harness.run.execute import execute
 from harness.training.loop import Loop
 from tests.programs import ALIKE, DQN, LANGUAGE, SAC, VISION, Program, assert_same, final_state, rows
 from vision.task import Task as VisionTask
-from vision.train import PROGRAM
 
 # Two tasks of two epochs of two steps; two hidden layers of 8.
 STREAM = Program(
@@ -87,23 +85,6 @@ def test_the_default_is_no_part_of_what_a_run_is() -> None:
     assert VisionTask.from_config(STREAM.compose("trigger=drift", "trigger.every=2")).first_phase_identity() is None
 
 
-@pytest.mark.parametrize(
-    ("program", "options", "steps"),
-    [
-        (DQN, ("trigger.steps=160",), [160, 320]),  # from learning_starts on; the midpoint is no boundary
-        pytest.param(LANGUAGE, ("trigger.steps=30",), [60], marks=pytest.mark.slow),
-        pytest.param(SAC, ("trigger.steps=120", "random_steps=20"), [120, 240, 360], marks=pytest.mark.slow),
-    ],
-    ids=("dqn", "language", "sac"),
-)
-def test_other_programs(program: Program, options: tuple[str, ...], steps: list[int], tmp_path: Path) -> None:
-    data = (f"paths.data={tmp_path}/data",) if program is LANGUAGE else ()
-    folder = program.run(tmp_path / "runs", "method=fire", "trigger=every", *options, *data)
-    assert [row["step"] for row in fired(folder)] == steps
-    assert not [row for row in rows(folder) if row.get("kind") == "boundary"]
-    assert all(row["firing/sfe"] > 0 for row in fired(folder))
-
-
 def check(choice: str, method: Method, **options: Any) -> None:
     """What a program does with `trigger=choice` before a run of 40 steps; the 11th is the first that is asked about."""
     node = {**OmegaConf.load(CONF / "trigger" / f"{choice}.yaml"), **options}
@@ -139,15 +120,6 @@ def test_what_is_refused() -> None:
         check("every", PlasticityInjection())
 
 
-def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = VISION.compose("method=base", "trigger=every", f"paths.runs={tmp_path}/runs")
-    with pytest.raises(SystemExit) as left:
-        execute(config, PROGRAM)
-    assert left.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_figures_mark_firings(tmp_path: Path) -> None:
     known = STREAM.run(tmp_path / "known")
     folder = STREAM.run(tmp_path / "hidden", "trigger=every", "trigger.steps=3")
@@ -169,18 +141,20 @@ OFTEN = ("trigger=plateau", "trigger.every=7", "trigger.patience=1", "trigger.mi
 READY = ("trigger=readiness", "trigger.every=6", "trigger.below=1e9", "trigger.batches=4")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "trigger"),
-    [(DQN, OFTEN), (SAC, OFTEN), (LANGUAGE, OFTEN), (DQN, READY), (SAC, READY)],
-    ids=["dqn", "sac", "language", "dqn-readiness", "sac-readiness"],
+    [
+        (STREAM, OFTEN),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((DQN, OFTEN), (SAC, READY), (LANGUAGE, OFTEN))),
+    ],
+    ids=["vision", "dqn", "sac-readiness", "language"],
 )
 def test_a_resume_repeats_and_loses_no_firing(
     program: Program, trigger: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped twice, after steps at which nothing else ends; `tests.kills` does the same to vision, at any moment."""
+    """Stopped twice, after steps at which nothing else ends."""
     options = ["method=fire", "cache=off", *trigger, f"paths.data={tmp_path}/data"]
-    options += ["random_steps=20"] if program is SAC else []
+    options += {SAC: ["random_steps=20"], STREAM: ["epochs=20"]}.get(program, [])
     steps, stops, real = iter(range(10**6)), [], Loop.end_step
 
     def end_step(self: Loop, save: Callable[[], None], ended: bool) -> None:

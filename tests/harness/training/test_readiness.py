@@ -1,7 +1,5 @@
 """`trigger=readiness` in the programs: what it measures, that it moves nothing, and what is refused."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.func import functional_call, grad, vmap
@@ -11,8 +9,7 @@ from fire_core.triggers.readiness import Readiness
 from harness.config.errors import ConfigError
 from harness.training import seeding
 from harness.training.firing import start
-from tests.harness.training.test_firing import READY, STREAM, check, fired
-from tests.programs import DQN, LANGUAGE, SAC, Program, rows
+from tests.harness.training.test_firing import READY, STREAM, check
 from vision.learner import Learner
 from vision.phase import trigger_losses
 from vision.task import Task
@@ -54,31 +51,6 @@ def test_it_measures_the_phase_and_moves_no_random_number() -> None:
     whole = (4 * flat.mean(0).square().sum() - batch) / 3
     mean = torch.stack([loss(weights, x, y) for x, y in zip(images.double(), labels, strict=True)]).mean()
     assert trigger.value == pytest.approx(float(whole / mean * whole / batch), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("program", "every", "options"),
-    [
-        (STREAM, 7, ()),
-        pytest.param(DQN, 128, (), marks=pytest.mark.slow),
-        pytest.param(LANGUAGE, 70, (), marks=pytest.mark.slow),
-        pytest.param(SAC, 128, ("random_steps=20",), marks=pytest.mark.slow),
-    ],
-    ids=("vision", "dqn", "language", "sac"),
-)
-def test_a_firing_is_a_row_and_what_was_before_it_is_as_without_a_trigger(
-    program: Program, every: int, options: tuple[str, ...], tmp_path: Path
-) -> None:
-    options = ("method=fire", *options, *((f"paths.data={tmp_path}/data",) if program is LANGUAGE else ()))
-    folder = program.run(tmp_path / "asked", *options, *READY, f"trigger.every={every}")
-    (firing,) = fired(folder)  # it is never armed again
-    assert firing["reason"].startswith("readiness ")
-    assert firing["reason"].endswith(" below 1e+09")
-    assert firing["firing/readiness"] >= 0
-    without = rows(program.run(tmp_path / "never", *options, "trigger=none"))
-    before = [row for row in without if row["step"] < firing["step"]]
-    assert before
-    assert rows(folder)[: len(before)] == before
 
 
 def test_what_is_refused() -> None:
