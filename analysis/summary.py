@@ -71,7 +71,7 @@ def read(path: str | object) -> pd.DataFrame:
 
 def methods(frame: pd.DataFrame) -> list[str]:
     """The methods of a table, in its order."""
-    return list(dict.fromkeys(frame["method"]))
+    return [str(method) for method in frame["method"].unique()]
 
 
 def by_seed(rows: pd.DataFrame, part: slice = slice(None), column: str = "value") -> Numbers:

@@ -18,6 +18,7 @@ from fire_core.integrations.copies import Copy, named_weights, weights_of
 from fire_core.integrations.keep import Keep, kept_tensors
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 from fire_core.reinit.fire import check_options, fire_
+from fire_core.reinit.report import Report
 from fire_core.triggers.trigger import Firing, Trigger
 from fire_core.weights.distributed import local
 from fire_core.weights.entry import Entry
@@ -63,7 +64,7 @@ class FireWith(Method):
         return [e for module in net.modules.values() for e in resolve(module, **options)]
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
-        reports = {}
+        reports: dict[str, Report] = {}
         for name, module in net.modules.items():
             spared = [p for p in module.parameters() if p in context.spared]
             exclude = [*selectors_of("exclude", self.values["exclude"]), *spared]

@@ -7,24 +7,15 @@ from analysis.curves import phase_points
 from analysis.runs import Run
 from analysis.sources import small
 from analysis.sources.folders import read_folder
-from tests.analysis.synthetic import rows, write_run
+from tests.analysis.synthetic import rows_of_their_own, write_run
 
 IDENTITY = {"run": {"method": {"name": "fire"}, "seed": 0, "lr": 0.1, "numerics": 1}, "execution": {"threads": 1}}
-
-
-def rows_of_their_own() -> list[dict[str, object]]:
-    """What `rows("fire")` says, with the boundary in a row of its own."""
-    plain = rows("fire")
-    first = next(i for i, row in enumerate(plain) if "boundary/sfe" in row)
-    moved = {key: plain[first].pop(key) for key in list(plain[first]) if key.startswith(("boundary/", "method/"))}
-    row = {"kind": "boundary", "step": plain[first - 1]["step"], "phase": plain[first]["phase"], **moved}
-    return [*plain[:first], row, *plain[first:]]
 
 
 def both(tmp_path: Path) -> tuple[Run, Run]:
     """A run as it was logged earlier, and as it is logged now."""
     earlier = write_run(tmp_path / "earlier", "fire")
-    now = write_run(tmp_path / "now", "fire", rows_=rows_of_their_own())
+    now = write_run(tmp_path / "now", "fire", rows_=rows_of_their_own("fire"))
     return read_folder(earlier), read_folder(now)
 
 

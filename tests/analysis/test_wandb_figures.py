@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from analysis import make_figures
-from tests.analysis.synthetic import config, rows
+from tests.analysis.synthetic import config, rows_of_their_own
 from tests.analysis.test_wandb_local import WRITE
 from tests.analysis.wandb_stand_in import service_of
 
@@ -28,13 +28,17 @@ def runs() -> list[dict[str, Any]]:
     found = []
     for figure, (metric, over) in FIGURES.items():
         for method in ("base", "fire"):
-            plain = rows(method, 0, 3, metric)
-            moved = {key: plain[3].pop(key) for key in list(plain[3]) if key.startswith(("boundary/", "method/"))}
-            plain.insert(3, {"kind": "boundary", "step": plain[2]["step"], "phase": 1, **moved})
             about = config(method, 0, **over)
             if method == "fire":
                 about["method"] |= {"solver": "newton_schulz"}
-            found.append({"id": f"{figure}-{method}", "config": about, "rows": plain, "done": True})
+            found.append(
+                {
+                    "id": f"{figure}-{method}",
+                    "config": about,
+                    "rows": rows_of_their_own(method, 0, 3, metric),
+                    "done": True,
+                }
+            )
     return found
 
 

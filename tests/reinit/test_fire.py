@@ -175,14 +175,6 @@ def test_vectors_scalars_empty_and_tiny(solver):
 # --------------------------------------------------------------------------------------------- scale, min_norm, blend
 
 
-def test_scale_orthogonal():
-    model = network()
-    report = fire_(model, solver="exact", scale="orthogonal")
-    for weight in weights(model).values():
-        assert float(dfi(matrices(weight)).sum()) < 1e-8
-    assert {row.scale for row in report} == {1.0}
-
-
 INITS = {
     "uniform": lambda w: nn.init.uniform_(w, -0.02, 0.02),
     "kaiming": lambda w: nn.init.kaiming_normal_(w),

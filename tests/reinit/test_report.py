@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from fire_core import FireWarning, fire_
-from fire_core.polar.options import PolarOptions
 from tests.networks import GPT
 
 
@@ -131,7 +130,3 @@ def test_unmeasured_report():
     assert all(math.isnan(row.dfi_after) and math.isnan(row.norm_after) for row in report)
     assert report.total("sfe") == 0
     assert "nan" not in str(report).lower()
-
-
-def test_options_are_data():
-    assert PolarOptions() == PolarOptions("exact", 10, "frobenius", None, 0)

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, prune
 
 from fire_core import fire_
 from fire_core.weights.layout import Entry, resolve
-from tests.networks import GPT, GroupedQueryAttention, SeparateAttention, SwiGLU
+from tests.networks import GPT, GroupedQueryAttention, SwiGLU
 from tests.zoo.checks import Cuts, Fused, check_forward_pass, check_singular_values
 
 
@@ -389,10 +389,3 @@ def test_the_projection_of_an_lstm_is_one_matrix():
     entries = by_label(nn.ModuleDict({"rnn": nn.LSTM(5, 4, proj_size=2)}))
     assert entries["rnn.weight_hr_l0"].shape == (2, 4)
     assert entries["rnn.weight_hh_l0[f]"].shape == (4, 2)
-
-
-def test_separate_projections():
-    entries = by_label(nn.ModuleDict({"attn": SeparateAttention()}))
-    assert {label.split(".")[1]: e.role for label, e in entries.items()} == {
-        "c_q": "q", "c_k": "k", "c_v": "v", "c_proj": "attention_out",
-    }  # fmt: skip
