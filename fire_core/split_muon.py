@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
     for parameter in (p for p in model.parameters() if p.requires_grad):
         found = blocks.get(parameter, [])
         if found and id(parameter) not in outside and all(map(_hidden, found)):
-            groups.setdefault(tuple(_cut(matrix.entry) for matrix in found), []).append(parameter)
+            groups.setdefault(tuple(cut_of(matrix.entry) for matrix in found), []).append(parameter)
         else:
             rest.append(parameter)
     if not groups:
@@ -196,10 +196,16 @@ ADJUST: dict[str | None, Callable[[int, int], float]] = {
 
 # ------------------------------------------------------------------------------------------------------------- the cuts
 
+Cut: TypeAlias = tuple[Any, ...]
+Cuts: TypeAlias = tuple[Cut, ...]
 FIELDS = ("kind", "rows", "groups", "transposed", "repeats", "heads", "columns")  # what a cut is, as plain data
 
 
-def _cut(entry: Entry) -> tuple[Any, ...]:
+WHOLE: Cut = ("matrix", None, 1, False, 1, 1, False)  # one matrix, (1, T, d) tokens too
+
+
+def cut_of(entry: Entry) -> Cut:
+    """What `entries_of` makes the entry's matrices of again, for any parameter of its shape."""
     return tuple(getattr(entry, field) for field in FIELDS)
 
 

@@ -2,15 +2,16 @@
 instead of the trainer's optimizer."""
 
 import math
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fire_core.methods.layers import input_layers, linear_layers, output_layers
 from fire_core.methods.protocol import MakeOptimizer, Method, Net, Variant
 from fire_core.ranges import Decay, NonNegative, Positive, checked
+from fire_core.split_muon import WHOLE, Cuts, SplitMuon, cut_of
 from fire_core.weights.layout import resolve
 
 
@@ -22,8 +23,10 @@ class MuonOptimizer(Method):
     of an m x n matrix is multiplied by sqrt(max(1, m/n)), that of a convolution, as in the public code, by
     sqrt(max(1, k_h/k_w)), which is 1 for square kernels.
 
+    A fused weight is cut into its true matrices (`SplitMuon`).
+
     `variant=fire_paper` does what the FIRE authors' code does: the input layer, the class token and the position
-    embedding of a vision transformer are trained by Muon too.
+    embedding of a vision transformer are trained by Muon too, and a fused weight is one matrix.
 
     Args:
         lr: of the hidden weights.
@@ -50,13 +53,13 @@ class MuonOptimizer(Method):
     def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
         hidden = hidden_weights(net, self.variant)
         rest = [p for p in net.parameters() if p not in hidden]
-        groups: dict[float, list[nn.Parameter]] = {}
-        for parameter in hidden:
-            groups.setdefault(self._factor(parameter), []).append(parameter)
+        groups: dict[tuple[float, Cuts], list[nn.Parameter]] = {}
+        for parameter, cuts in hidden.items():
+            groups.setdefault((self._factor(parameter), cuts), []).append(parameter)
         parts: list[torch.optim.Optimizer] = []
         if groups:
-            rates = [{"params": params, "lr": self.lr * factor} for factor, params in groups.items()]
-            parts.append(FilterMuon(rates, weight_decay=0.0, momentum=self.momentum))
+            muon = [{"params": p, "lr": self.lr * factor, "cuts": cuts} for (factor, cuts), p in groups.items()]
+            parts.append(SplitMuon(muon, weight_decay=0.0, momentum=self.momentum))
         if rest:
             parts.append(torch.optim.AdamW(rest, lr=self.adam_lr, betas=self.betas, eps=self.eps, weight_decay=0.0))
         return CombinedOptimizer(*parts)
@@ -70,75 +73,26 @@ class MuonOptimizer(Method):
         """The public code's factor over torch's: it reads a convolution's off the kernel's sides."""
         if parameter.ndim < 3:
             return 1.0
-        rows, columns = as_matrix(parameter).shape
+        rows = parameter.shape[1] if parameter.ndim == 3 else len(parameter)  # tokens are (1, T, d)
+        columns = parameter.numel() // rows
         return math.sqrt(max(1, parameter.shape[-2] / parameter.shape[-1]) / max(1, rows / columns))
 
 
-def hidden_weights(net: Net, variant: str = "original") -> dict[nn.Parameter, None]:
-    """What Muon trains, as an ordered set; see `MuonOptimizer`."""
-    found: dict[nn.Parameter, None] = {}
-    tokens = variant == "fire_paper"
+def hidden_weights(net: Net, variant: str = "original") -> dict[nn.Parameter, Cuts]:
+    """What Muon trains, and how each weight is cut into matrices; see `MuonOptimizer`."""
+    found: dict[nn.Parameter, Cuts] = {}
+    paper = variant == "fire_paper"
     for module in net.modules.values():
         layers = {m.weight for m in linear_layers(module).values()}
-        if variant == "original":
+        if not paper:
             layers -= {m.weight for m in input_layers(module) | output_layers(module)}
         for entry in resolve(module, "all"):
-            free = tokens and entry.role == "other" and entry.parameter.ndim > 1
+            free = paper and entry.role == "other" and entry.parameter.ndim > 1
             if free or (entry.parameter in layers and entry.role != "head"):
                 assert isinstance(entry.parameter, nn.Parameter)
-                found[entry.parameter] = None
+                cut = WHOLE if paper and entry.parameter.ndim < 4 else cut_of(entry)
+                found[entry.parameter] = tuple(dict.fromkeys((*found.get(entry.parameter, ()), cut)))
     return found
-
-
-def as_matrix(tensor: Tensor) -> Tensor:
-    """A view of a weight as a matrix: filters as rows, (1, T, d) tokens as T rows.
-
-    The columns of a filter come in the order of memory, so that channels-last weights need no copy; Muon's direction
-    does not depend on the columns' order.
-    """
-    if tensor.ndim == 3 and len(tensor) == 1:
-        return tensor[0]
-    if tensor.ndim == 4 and not tensor.is_contiguous():
-        tensor = tensor.permute(0, 2, 3, 1)
-    return tensor.view(len(tensor), -1)
-
-
-def laid_out_as(parameter: Tensor, tensor: Tensor | float) -> Tensor:
-    """`tensor` with the parameter's order in memory, so that views of both as matrices have the same columns."""
-    if isinstance(tensor, Tensor) and tensor.stride() == parameter.stride():
-        return tensor
-    return torch.empty_like(parameter).copy_(torch.as_tensor(tensor))
-
-
-class FilterMuon(torch.optim.Muon):
-    """`torch.optim.Muon` for weights of any shape, which it sees as matrices.
-
-    Args:
-        params: groups of parameters.
-        **options: of `torch.optim.Muon`.
-    """
-
-    def __init__(self, params: Iterable[dict[str, Any]], **options: Any) -> None:
-        super().__init__([torch.zeros(1, 1)], **options)  # it refuses others than matrices, but only here
-        self.param_groups.clear()
-        for group in params:
-            self.add_param_group(group)
-
-    def _init_group(
-        self,
-        group: MutableMapping[str, Any],
-        params_with_grad: list[Tensor],
-        grads: list[Tensor],
-        muon_momentum_bufs: list[Tensor],
-    ) -> bool:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                state = self.state[parameter]
-                state["momentum_buffer"] = laid_out_as(parameter, state.get("momentum_buffer", 0))
-                params_with_grad.append(as_matrix(parameter))
-                grads.append(as_matrix(laid_out_as(parameter, parameter.grad)))
-                muon_momentum_bufs.append(as_matrix(state["momentum_buffer"]))
-        return False  # no complex numbers
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
