@@ -110,3 +110,14 @@ def test_a_number_of_old_numerics_in_a_headline_is_named() -> None:
 )
 def test_a_mark_that_asks_for_nothing_is_named(key: str, message: str) -> None:
     assert message in numbers.renewed(f"is <!--={key}-->1<!--/-->")[1][0]
+
+
+def test_each_committed_table_says_what_made_it() -> None:
+    tables = sorted((ROOT / "docs" / "results").rglob("*.csv"))
+    assert len(tables) > 30
+    for table in tables:
+        entries = provenance.read(table)
+        assert entries, f"{table.name} has no {provenance.file_of(table).name}"
+        for entry in entries.values():
+            assert {"program", "numerics", "commit", "command", "cpu", "precision"} <= entry.keys(), table.name
+            assert "dirty" not in str(entry["commit"]), f"{table.name} was made by a tree that was not committed"

@@ -75,6 +75,7 @@ def accepted(setting: dict[str, Any]) -> bool:
     return False
 
 
+@pytest.mark.filterwarnings("ignore:nothing was projected")  # with the largest min_norm
 @pytest.mark.parametrize("name", METHODS)
 def test_every_number_has_an_effect_and_a_resume_has_none(name: str) -> None:
     settings = [options(name) | setting for setting in SETTINGS.get(name, [{}])]
