@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from fire_core.methods import MOVED
 from harness.run import NUMERICS
 from tests.curves import series
 from tests.curves.cases import CASES
@@ -12,12 +11,8 @@ from tests.zygote import Zygote
 
 
 def main_cases(program: str) -> list[str]:
-    """Of the agents, whose runs take longest, base and FIRE; of vision, which has most, the paper's methods."""
-    variants = {"fire_paper", "crelu", "fourier", "permuted", "class_incremental", "layer"}
-    others = MOVED | variants | {"weight_decay", "random_isometry", "optimizer_reset"}
-    if program in ("dqn", "sac"):
-        return [case for case in CASES[program] if {"base", "fire"} & set(case.split())]
-    return [case for case in CASES[program] if program != "vision" or not others & set(case.split())]
+    """Base and FIRE, and all of language, which has few."""
+    return [case for case in CASES[program] if program == "language" or {"base", "fire"} & set(case.split())]
 
 
 def other_cases(program: str) -> list[str]:
