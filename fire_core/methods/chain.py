@@ -59,6 +59,13 @@ class Chain(Method):
         for method in self.methods.values():
             method.check(net)
 
+    def idle_options(self) -> dict[str, str]:
+        return {
+            f"parts.{name}.{option}": f"parts.{name}.{reason}"
+            for name, method in self.methods.items()
+            for option, reason in method.idle_options().items()
+        }
+
     def overrides(self, hook: str) -> bool:
         return any(method.overrides(hook) for method in self.methods.values())
 

@@ -1,5 +1,6 @@
 """FIRE: Frobenius-Isometry Reinitialization (Han et al., ICLR 2026, arXiv 2602.08040)."""
 
+import inspect
 from typing import Annotated, Any
 
 from fire_core.methods.layers import ChosenLayout
@@ -60,8 +61,13 @@ class Fire(Method):
             "trainable_only": trainable_only,
         }
 
+    def idle_options(self) -> dict[str, str]:
+        solver, defaults = self.options["solver"], inspect.signature(Fire).parameters
+        moved = [name for name in IDLE[solver] if self.options[name] != defaults[name].default]
+        return dict.fromkeys(moved, f"solver={solver}")
+
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
-        options = {name: value for name, value in self.options.items() if name not in IDLE[self.options["solver"]]}
+        options = {name: value for name, value in self.options.items() if name not in self.idle_options()}
         reports = {
             name: fire_(
                 module,

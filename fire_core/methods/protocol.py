@@ -159,6 +159,10 @@ class Method(Saved):
             ValueError: the method cannot work on them.
         """
 
+    def idle_options(self) -> dict[str, str]:
+        """Options that differ from their defaults but have no effect, each with the option that makes it idle."""
+        return {}
+
     def overrides(self, hook: str) -> bool:
         """Whether the method does something in this hook."""
         return getattr(type(self), hook) is not getattr(Method, hook)

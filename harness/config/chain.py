@@ -6,6 +6,7 @@ from typing import Any
 from fire_core.methods.chain import Chain
 from harness.config.build import build
 from harness.config.errors import ConfigError
+from harness.config.given import given_options
 
 
 def chained(of: str, parts: Mapping[str, Any], apart: bool = False) -> Chain:
@@ -17,10 +18,15 @@ def chained(of: str, parts: Mapping[str, Any], apart: bool = False) -> Chain:
         apart: see `Chain`.
 
     Raises:
-        ConfigError: a name is unknown or stands twice, or an option of a method is wrong.
+        ConfigError: a name is unknown or stands twice, an option of a method is wrong, or is given of one that is not
+            named.
         ValueError: the methods conflict.
     """
     names = of.split("+")
+    for option in given_options():
+        part = option.removeprefix("method.parts.").partition(".")[0]
+        if option.startswith("method.parts.") and part not in names:
+            raise ConfigError(f"{option} has no effect: method.of={of} does not name {part}")
     for name in names:
         if name not in parts:
             raise ConfigError(f"method.of={name} is unknown; accepted: {', '.join(sorted(parts))}")

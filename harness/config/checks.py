@@ -19,6 +19,7 @@ from fire_core.methods import Method, Net
 from fire_core.ranges import Check, problem, shown
 from harness.config.build import build
 from harness.config.errors import ConfigError
+from harness.config.given import refuse_idle
 from harness.config.groups import PACKAGES, choices
 
 
@@ -126,8 +127,9 @@ def check_method(
         without: hooks that the trainer has no place for, each with what to say to who wants them.
 
     Raises:
-        ConfigError: the method has such a hook, or cannot work on the networks.
+        ConfigError: the method has such a hook, was given options without an effect, or cannot work on the networks.
     """
+    refuse_idle(method)
     for hook, reason in (without or {}).items():
         if method.overrides(hook):
             raise ConfigError(f"method={name} {reason}")

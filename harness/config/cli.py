@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.errors import ConfigError, TrainingError, near
+from harness.config.given import names_of
 from harness.config.groups import (
     CONF,
     choices,
@@ -37,7 +38,7 @@ from harness.config.groups import (
     unknown_choice,
     without_hydra,
 )
-from harness.config.tuned import names_of, take_tuned
+from harness.config.tuned import take_tuned
 from harness.training.console import Stderr, show_log
 from harness.training.signals import exit_on_signals
 

@@ -6,7 +6,6 @@ names a setting. `searched` is that of benchmark and data set in searched.yaml, 
 What the command line or the experiment says of the method wins.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config.errors import ConfigError, near
+from harness.config.given import names_of
 
 TABLES = Path(__file__).parents[2] / "conf" / "tuned_values"
 
@@ -65,11 +65,6 @@ def take_tuned(config: DictConfig, hydra: Any) -> str | None:
     if values["method"]:
         return f"tuned values: conf/tuned_values/{config.program}.yaml, {setting}, {method}"
     return f"tuned values: none for {method} in {setting}"
-
-
-def names_of(overrides: Iterable[str]) -> tuple[str, ...]:
-    """The dotted names that overrides such as `+method.coef=0.5` set."""
-    return tuple(re.sub(r"^[+~]*", "", override).partition("=")[0] for override in overrides)
 
 
 def _of_experiment(name: str) -> Iterable[str]:

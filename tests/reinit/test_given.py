@@ -77,7 +77,7 @@ def test_the_method_gives_a_target_network_no_optimizer():
     "options", [{"solver": "exact"}, {"solver": "exact", "iterations": 3, "norm_init": "spectral"}]
 )
 def test_idle_options_of_the_method_stay_idle(options):
-    """Tuned tables may hold them beside the solver of the command line."""
+    """The programs refuse those of a command line; tuned tables may hold them."""
     from fire_core.methods import Context, Net
 
     model = network()
