@@ -62,7 +62,7 @@ def ours(task: Task, steps: int) -> Callable[[], None]:
     """`steps` steps of the trainer's own loop."""
     learner = Learner.new(task)
     trainer.begin_phase(task, learner, 0, None)
-    if task.config.compile:
+    if task.config.compile != "off":
         learner.forward = compiled(learner.model, task.config.compile)
 
     @no_denormals()
