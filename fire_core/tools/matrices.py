@@ -43,7 +43,10 @@ def of_model(spec: str, **options: Any) -> tuple[list[dict[str, Any]], list[str]
         raise CheckpointError(f"{spec}: {error}") from None
     if not callable(build):
         raise CheckpointError(f"{spec}: a {type(build).__name__} is no function that builds a model")
-    model = build()
+    try:
+        model = build()
+    except Exception as error:  # whatever the user's function raises
+        raise CheckpointError(f"{spec}: {type(error).__name__}: {error}") from None
     if not isinstance(model, nn.Module):
         raise CheckpointError(f"{spec}: gives a {type(model).__name__}, no torch.nn.Module")
     found = matrices(model, **options)

@@ -52,6 +52,7 @@ def test_a_function(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
         ("none:x", "No module named 'none'"),
         ("my_models:number", "is no function"),
         ("builtins:dict", "gives a dict"),
+        ("torch.nn:Bilinear", "missing 3 required"),
         ("not/there", "not/there"),
     ):
         assert main(["matrices", wrong]) == 2
