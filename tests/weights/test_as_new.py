@@ -75,8 +75,9 @@ def notes(optimizer: Any, parameters: Iterable[Tensor]) -> list[str]:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_it_is_as_new(name: str) -> None:
     kind = found(name)
-    parameters, optimizer = trained(lambda p: kind(p, lr=0.1, **OPTIMIZERS[name]))
-    assert notes(optimizer, parameters) == []
+    with torch.compiler.set_stance("force_eager"):  # torchao compiles its steps, which not every machine can
+        parameters, optimizer = trained(lambda p: kind(p, lr=0.1, **OPTIMIZERS[name]))
+        assert notes(optimizer, parameters) == []
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
