@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods.layers import input_layers, output_layers
+from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
 from fire_core.weights.matrices import Matrix, matrices
 
@@ -97,7 +98,7 @@ class SplitMuon(torch.optim.Optimizer):
             "match_rms_adamw" by 0.2 sqrt(max(m, n)), "spectral_unclamped" by sqrt(m / n).
 
     Raises:
-        ValueError: an option outside of its range, a parameter that is no matrix.
+        ValueError: an option outside of its range, a parameter that is no matrix or is sharded over ranks.
     """
 
     def __init__(
@@ -135,6 +136,10 @@ class SplitMuon(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for parameter in group["params"]:
+            if distributed.is_sharded(parameter):
+                raise ValueError(
+                    f"a parameter of shape {tuple(parameter.shape)} is sharded: each rank needs whole matrices"
+                )
             if parameter.ndim < 2 or (parameter.ndim == 3 and not group["cuts"]):
                 raise ValueError(
                     f"a parameter of shape {tuple(parameter.shape)} is no matrix: muon_groups(model) sorts them"

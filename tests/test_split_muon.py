@@ -296,3 +296,9 @@ def test_a_fused_weight_that_is_not_known_is_left_to_the_other_optimizer() -> No
     (group,) = muon_groups(model, blocks={"qkv.weight": {"q": 16, "k": 12, "v": 12}}).muon
     assert group["params"] == [model.qkv.weight]
     assert len(group["cuts"]) == 3
+
+
+def test_sharded_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fire_core.weights.distributed.is_sharded", lambda tensor: True)
+    with pytest.raises(ValueError, match="is sharded: each rank needs whole matrices"):
+        SplitMuon([nn.Parameter(torch.zeros(4, 4))])
