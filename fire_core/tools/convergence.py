@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fire_core.metrics import dfi, sfe
-from fire_core.polar.factor import polar
-from fire_core.polar.options import NORM_INITS, SOLVERS
+from fire_core.polar.factor import polar_factor, solve
+from fire_core.polar.options import NORM_INITS, SOLVERS, PolarOptions
 from fire_core.tools.audit import ONLY, matrices_of, read_cuts
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import Parser, add_model, at_least
@@ -123,12 +123,12 @@ def measure(label: str, batches: Sequence[Tensor], solver: str, norm_init: str, 
     """Run one solver on all batches."""
     dfis, sfes, per_n, low, high = [], [], [], math.inf, 0.0
     begin = time.perf_counter()
-    results = [polar(W, solver, iterations=iterations, norm_init=norm_init)[0] for W in batches]
+    results = [polar_factor(W, solver, iterations=iterations, norm_init=norm_init) for W in batches]
     seconds = time.perf_counter() - begin
     flops = 0
     for W in batches:
         with FlopCounterMode(display=False) as counter:
-            polar(W[:1], solver, iterations=iterations, norm_init=norm_init)
+            polar_factor(W[:1], solver, iterations=iterations, norm_init=norm_init)
         flops += counter.get_total_flops() * len(W)
     for W, X in zip(batches, results, strict=True):
         d = dfi(X.double())
@@ -151,7 +151,7 @@ def count_steps(label: str, batches: Sequence[Tensor], norm_inits: Sequence[str]
         tol = ARRIVED * min(W.shape[-2:])
         for norm_init, counts in taken.items():
             for matrix in W:
-                X, report = polar(matrix, "newton_schulz", iterations=limit, norm_init=norm_init, tol=tol)
+                X, report = solve(matrix, PolarOptions("newton_schulz", limit, norm_init, tol))
                 arrived = report.iterations < limit or float(dfi(X.double())) <= tol
                 counts.append(report.iterations if arrived else limit + 1)
     return Steps(
