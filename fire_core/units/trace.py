@@ -186,8 +186,8 @@ def passed(source: _Flow | None, name: str) -> _Flow | None:
     name = name.replace("_", "").lower()
     if source is None or name in ELEMENTWISE:
         return source
-    within = source.dims and (name == "upsample" or (name in SPATIAL and source.dims == int(name[-2])))
-    return source if within else None
+    within = name == "upsample" or (name in SPATIAL and source.dims == int(name[-2]))
+    return source if within and source.dims else None
 
 
 def averaged(source: _Flow | None, node: Node) -> _Flow | None:
