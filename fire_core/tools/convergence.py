@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 import statistics
 import sys
@@ -108,7 +109,7 @@ def from_checkpoint(path: Path, limit: int, **choice: Any) -> list[Tensor]:
     by_shape: dict[tuple[int, int], list[Tensor]] = {}
     cuts = read_cuts(path, **choice)
     for one in cuts.cuts:
-        for _, matrices in matrices_of(one, cuts.named):
+        for _, matrices, _ in matrices_of(one, cuts.named):
             by_shape.setdefault((matrices.shape[-2], matrices.shape[-1]), []).extend(matrices.float())
     if not by_shape:
         raise CheckpointError(f"{path}: holds no weight matrices")
@@ -250,7 +251,8 @@ def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) ->
                     start = NORM_INITS[0] if norm_init == "-" else norm_init
                     row = measure(label, batches, solver, start, iterations)
                     rows.append(Row(**(asdict(row) | {"norm_init": norm_init})))
-                    print(f"{label}, {solver}, {norm_init}, {iterations}: DfI {row.dfi_mean:.4g}", flush=True)
+                    told = f"{label}, {solver}, {norm_init}, {iterations}: DfI {row.dfi_mean:.4g}"
+                    print(told, file=sys.stderr if options.json else sys.stdout, flush=True)
         if "newton_schulz" in options.solvers:
             steps.append(count_steps(label, batches, options.norm_inits))
     return rows, steps
@@ -273,6 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--iterations", type=at_least(0), nargs="+", default=[1, 2, 5, 8, 10, 12, 15, 20, 25, 30])
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/convergence"))
+    parser.add_argument("--json", action="store_true", help="the rows as a JSON list at the end, progress on stderr")
     parser.add_argument("--width", default="page", choices=("column", "page"), help="of the figure")
     options = parser.parse_args(arguments)
     options.iterations = sorted(set(options.iterations))
@@ -303,5 +306,5 @@ def main(arguments: list[str] | None = None) -> int:
     )
     rows, steps = run(weights, options)
     write(rows, steps, options.out, command, options.width)
-    print(f"wrote {options.out}/convergence.*")
+    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else f"wrote {options.out}/convergence.*")
     return 0

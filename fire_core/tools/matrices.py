@@ -69,7 +69,7 @@ def of_checkpoint(
     rows = []
     for one in progress(cuts.cuts, "weights"):
         entries = {entry.label: entry for entry in one.entries}
-        for label, values in matrices_of(one, cuts.named):
+        for label, values, _ in matrices_of(one, cuts.named):
             if (entry := entries.get(label)) is not None and not cuts.named:
                 row = described(entry)
             else:
