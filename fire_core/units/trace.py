@@ -213,7 +213,7 @@ def _is_batch(number: object, tensor: object) -> bool:
     first = number.target == "size" and number.args[1:] == (0,)
     if number.target is operator.getitem and number.args[1] == 0 and isinstance(number.args[0], Node):
         number = number.args[0]
-        first = number.target is getattr and number.args[1] == "shape"
+        first = number.target is getattr and bool(number.args[1] == "shape")
     source = number.args[0] if number.args else None
     return first and (source is tensor or (isinstance(source, Node) and source.op == "placeholder"))
 
