@@ -16,8 +16,9 @@ from fire_core.reinit.fire import fire_
 from fire_core.reinit.perturb import shrink_and_perturb_
 from fire_core.reinit.report import Report
 from fire_core.split_muon import SplitMuon, muon_groups
+from fire_core.weights.entry import Entry as Matrix
 from fire_core.weights.layout import resolve
-from fire_core.weights.matrices import Matrices, Matrix, matrices
+from fire_core.weights.matrices import Matrices, matrices
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
 __version__ = "0.2.0"

@@ -14,18 +14,27 @@ from fire_core.polar.options import check_number
 from fire_core.polar.steps import to_working
 
 
-def dfi(W: Tensor) -> Tensor:
+def dfi(W: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     """Deviation from isometry, ||W^T W - I||_F^2, taken on the smaller side (Han et al., ICLR 2026, arXiv 2602.08040).
 
-    Zero if and only if every singular value is 1: for m >= n the columns are orthonormal, for m < n the rows.
+    Zero if and only if every singular value is `scale`: for m >= n the columns are then orthogonal, for m < n the rows.
 
     Args:
         W: (..., m, n).
+        scale: what W is divided by first. With a row's `scale` this is the DfI that `fire_`'s report, `fire audit`
+            and the programs show, each summed over the matrices of a weight.
 
     Returns:
-        (...), at least 0; equals the sum of (sigma^2 - 1)^2 over the min(m, n) singular values.
+        (...), at least 0; equals the sum of ((sigma / scale)^2 - 1)^2 over the min(m, n) singular values.
+
+    Raises:
+        TypeError: W is no tensor, but a module say.
     """
-    W = to_working(W)
+    if not isinstance(W, Tensor):
+        raise TypeError(
+            f"dfi takes a weight, not a {type(W).__name__}: print(fire_(copy.deepcopy(model))) shows those of a model"
+        )
+    W = to_working(W) / scale
     gram = W.mT @ W if W.shape[-2] >= W.shape[-1] else W @ W.mT
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
     return gram.square().sum((-2, -1))

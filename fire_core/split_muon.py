@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fire_core.methods.layers import input_layers, output_layers
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
-from fire_core.weights.matrices import Matrix, matrices
+from fire_core.weights.matrices import matrices
 
 NOT_HIDDEN = ("head", "embedding", "router", "fused", "other")
 
@@ -55,15 +55,15 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
         ValueError: an option that `resolve` refuses, or no hidden matrix.
     """
     outside = {id(layer.weight) for layer in input_layers(model) | output_layers(model)}
-    blocks: dict[Tensor, list[Matrix]] = {}
-    for matrix in matrices(model, **options):
-        blocks.setdefault(matrix.parameter, []).append(matrix)
+    blocks: dict[Tensor, list[Entry]] = {}
+    for entry in matrices(model, **options):
+        blocks.setdefault(entry.parameter, []).append(entry)
     groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     rest = []
     for parameter in (p for p in model.parameters() if p.requires_grad):
         found = blocks.get(parameter, [])
         if found and id(parameter) not in outside and all(map(_hidden, found)):
-            groups.setdefault(tuple(cut_of(matrix.entry) for matrix in found), []).append(parameter)
+            groups.setdefault(tuple(map(cut_of, found)), []).append(parameter)
         else:
             rest.append(parameter)
     if not groups:
@@ -71,8 +71,8 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
     return MuonGroups([{"params": parameters, "cuts": cut} for cut, parameters in groups.items()], rest)
 
 
-def _hidden(matrix: Matrix) -> bool:
-    return matrix.role not in NOT_HIDDEN and min(matrix.shape) > 1
+def _hidden(entry: Entry) -> bool:
+    return entry.role not in NOT_HIDDEN and min(entry.shape) > 1
 
 
 class SplitMuon(torch.optim.Optimizer):

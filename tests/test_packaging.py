@@ -91,6 +91,18 @@ def test_the_installed_library_runs(python: Path, tmp_path: Path) -> None:
     assert done.stdout.startswith(str(python.parents[1])), "the wheel's, not the clone's"
 
 
+def test_the_installed_command_runs(python: Path, tmp_path: Path) -> None:
+    torch.save(torch.nn.LSTM(6, 5).state_dict(), tmp_path / "lstm.pt")
+    for target, lines in (("torch.nn:Identity", 1), (str(tmp_path / "lstm.pt"), 4)):
+        command = [python, "-c", "import sys; from fire_core.tools.fire import main; sys.exit(main(sys.argv[1:]))"]
+        done = subprocess.run([*command, "matrices", target], cwd=tmp_path, env={}, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(done.stdout.splitlines()) == lines
+    scripts = "[console_scripts]\nfire = fire_core.tools.fire:main"
+    (about,) = (python.parents[1]).glob("lib/python*/site-packages/fire_plasticity-*.dist-info")
+    assert scripts in (about / "entry_points.txt").read_text()
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     assert f"\nversion: {fire_core.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     sections = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]

@@ -6,7 +6,8 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from fire_core.weights.entry import Entry
-from fire_core.weights.layout import Selector, matches, nothing_matches, prefixes, resolve, selectors_of
+from fire_core.weights.layout import Selector, matches, nothing_matches, resolve, selectors_of
+from fire_core.weights.topology import prefixes
 
 Keep = Selector | Iterable[Selector]
 

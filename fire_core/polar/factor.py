@@ -36,7 +36,7 @@ class NonFiniteError(ValueError):
 
 @dataclass(frozen=True)
 class PolarReport:
-    """What `polar` did to a batch.
+    """What `solve` did to a batch.
 
     Attributes:
         solver: as asked for.
@@ -92,11 +92,17 @@ def polar_factor(
     init: Tensor | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """The nearest isometries of matrices, U V^T of W = U S V^T: `polar` without the report.
+    """The nearest isometries of matrices, U V^T of W = U S V^T.
+
+    `exact` promises for a full-rank float32 matrix of condition number up to 1e6: singular values within 2e-6 of 1,
+    DfI / n <= 1e-11, and ||X - U V^T||_F / sqrt(n) <= 1e-5 against a float64 SVD, with n the smaller side. A
+    rank-deficient matrix has no unique nearest isometry: its null space is filled with the nearest isometry to `init`
+    there, else to a Gaussian drawn from `seed`. The result is the same for the same input, device and number of
+    threads.
 
     Args:
-        W: (..., m, n), float16, bfloat16, float32 or float64.
-        solver: "exact", "newton_schulz" (the paper) or "muon"; see `PolarOptions`.
+        W: (..., m, n), float16, bfloat16, float32 or float64; any batch shape, empty ones included.
+        solver: "exact", "newton_schulz" (the paper) or "muon"; with the following options as in `PolarOptions`.
         iterations: steps of the iterative solvers.
         norm_init: what divides W before the first step.
         tol: stop Newton-Schulz early once the largest DfI of a batch lies below this.
@@ -110,61 +116,23 @@ def polar_factor(
         NonFiniteError: a ValueError that says which matrices hold NaN or Inf.
         ValueError: an option or a tensor that is not accepted.
     """
-    return polar(W, solver, iterations=iterations, norm_init=norm_init, tol=tol, init=init, seed=seed)[0]
-
-
-def polar(
-    W: Tensor,
-    solver: str = "exact",
-    *,
-    iterations: int = 10,
-    norm_init: str = "frobenius",
-    tol: float | None = None,
-    init: Tensor | None = None,
-    seed: int = 0,
-) -> tuple[Tensor, PolarReport]:
-    """Polar factors of a batch of matrices, and what was done.
-
-    `exact` promises for a full-rank float32 matrix of condition number up to 1e6: singular values within 2e-6 of 1,
-    DfI / n <= 1e-11, and ||X - U V^T||_F / sqrt(n) <= 1e-5 against a float64 SVD, with n the smaller side. A
-    rank-deficient matrix has no unique nearest isometry: its null space is filled with the nearest
-    isometry to `init` there, else to a Gaussian drawn from `seed`, and the report says so. The result is the same for
-    the same input, device and number of threads.
-
-    Args:
-        W: (..., m, n), float16, bfloat16, float32 or float64; any batch shape, empty ones included.
-        solver: with the following options as in `PolarOptions`.
-        iterations: steps of the iterative solvers.
-        norm_init: what divides W before the first step.
-        tol: stop Newton-Schulz early.
-        init: initial weights of W's shape; fill null spaces in `exact`.
-        seed: of the Gaussian that does so without them.
-
-    Returns:
-        (..., m, n) in W's dtype and device, never aliasing W; and the report.
-
-    Raises:
-        NonFiniteError: a ValueError that says which matrices hold NaN or Inf.
-        ValueError: an option or a tensor that is not accepted.
-    """
-    return solve(W, PolarOptions(solver, iterations, norm_init, tol, seed), init)
+    return solve(W, PolarOptions(solver, iterations, norm_init, tol, seed), init)[0]
 
 
 @torch.no_grad()
 def solve(
     W: Tensor, options: PolarOptions, init: Tensor | None = None, known_finite: bool = False
 ) -> tuple[Tensor, PolarReport]:
-    """`polar` by options; on a GPU with one wait in all, but for a `tol`, which makes every step wait.
+    """`polar_factor` by options, and what was done; on a GPU one wait in all, but for a `tol`, with one for each step.
 
     Args:
         W: (..., m, n).
         options: how.
-        init: see `polar`.
+        init: see `polar_factor`.
         known_finite: the caller has looked for NaN and Inf, and nobody looks again.
 
     Raises:
-        NonFiniteError: see `polar`; nothing is returned then.
-        ValueError: see `polar`.
+        NonFiniteError, ValueError: see `polar_factor`; nothing is returned then.
     """
     check_matrices(W)
     solver = options.solver

@@ -21,6 +21,7 @@ from fire_core.reinit.project import Solve, make_batches, project
 from fire_core.reinit.report import Kept, Report, Row, running_statistics
 from fire_core.reinit.scales import check_scaling, scale_of
 from fire_core.weights import distributed
+from fire_core.weights.advice import listed
 from fire_core.weights.entry import Entry
 from fire_core.weights.fused import Declared
 from fire_core.weights.layout import Layout, Selector, resolve
@@ -213,9 +214,8 @@ def _untrained(
     names = list(dict.fromkeys(entry.name for entry in found))
     if not names:
         return []
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return [
-        f"{len(names)} changed weights are in none of the given optimizers: {', '.join(names[:3])}{more}. If another "
+        f"{len(names)} changed weights are in none of the given optimizers: {listed(names)}. If another "
         "one trains them, give all optimizers as a list; if none does, exclude= keeps them"
     ]
 
@@ -252,15 +252,14 @@ def _apply(
 
 def _zeros(rows: list[Row]) -> list[str]:
     names = [f"{row.name} ({row.zeros})" if row.zeros < row.matrices else row.name for row in rows if row.zeros]
-    if not names:
-        return []
-    named = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return [f"zero matrices have no nearest isometry and stay zero: {named}; init with other values there fills them"]
+    line = (
+        f"zero matrices have no nearest isometry and stay zero: {listed(names, 5)}; init with other values fills them"
+    )
+    return [line] if names else []
 
 
 def _reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
     """Write the initial value of an entry's rows."""
-    begin = time.perf_counter()
     weight = distributed.full(entry.parameter)
     changed = weight.to(working_dtype(weight), copy=True)
     where = ... if entry.rows is None else (*[slice(None)] * entry.row_dim, entry.where)
@@ -278,7 +277,6 @@ def _reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
         norm_before=math.sqrt(before),
         norm_after=math.sqrt(after),
         solver="init",
-        seconds=time.perf_counter() - begin,
     )
 
 

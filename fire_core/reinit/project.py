@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fire_core.polar.factor import PolarReport, polar, solve
+from fire_core.polar.factor import PolarReport, solve
 from fire_core.polar.options import PolarOptions
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.initial import find_initial
@@ -77,14 +77,12 @@ def project(
     batch: Batch, how: Solve, scales: Mapping[str, float | Tensor], initial: Mapping[str, Tensor]
 ) -> dict[str, Row]:
     """Solve a batch, write it, and give a row for each entry."""
-    begin = time.perf_counter()
     work = _work(batch, scales)
     Q, did = _solve(work, how)
     stats = _finish(work, Q, did, how, initial).cpu()
-    second = (time.perf_counter() - begin) / max(1, batch.count)  # of one matrix: all have one shape
     parts = torch.split(stats, [entry.count for entry in batch.entries])
     return {
-        entry.label: _row(entry, part, scales[entry.label], did, second * entry.count)
+        entry.label: _row(entry, part, scales[entry.label], did)
         for entry, part in zip(batch.entries, parts, strict=True)
     }
 
@@ -199,7 +197,7 @@ def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Solve, initial: Map
         start = find_initial(entry, initial) if bool(here.any()) else None
         if start is not None:
             starts = stack([(entry, start)])[positions[here] - at]
-            Q[here] = polar(work.W[here], how.polar.solver, init=starts, seed=how.polar.seed)[0]
+            Q[here] = solve(work.W[here], how.polar, starts)[0]
             found[here] = starts.flatten(1).any(1).cpu()
         at += entry.count
     return found.to(Q.device)
@@ -217,7 +215,7 @@ def _write(entries: list[Entry], new: Tensor) -> None:
             distributed.write_(entry.parameter, target)
 
 
-def _row(entry: Entry, part: Tensor, scale: float | Tensor, did: PolarReport, seconds: float) -> Row:
+def _row(entry: Entry, part: Tensor, scale: float | Tensor, did: PolarReport) -> Row:
     total = dict(zip(COLUMNS, part.sum(0).tolist(), strict=True))
     single = None if isinstance(scale, Tensor) or keeps_norm(scale) else scale
     return Row(
@@ -237,6 +235,5 @@ def _row(entry: Entry, part: Tensor, scale: float | Tensor, did: PolarReport, se
         completed=int(total["completed"]),
         skipped=int(total["skipped"]),
         zeros=int(total["zeros"]),
-        seconds=seconds,
         measuring=total["measuring"],
     )

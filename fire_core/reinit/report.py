@@ -6,8 +6,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -39,8 +38,7 @@ class Row:
         completed: how many matrices had their null space filled.
         skipped: how many matrices stayed as they were: zero ones, and those below `min_norm`.
         zeros: how many matrices are zero and stayed so.
-        seconds: this row's share of its batch's time.
-        measuring: the part of it that DfI, SFE and norms took; on a GPU only what it took to ask for them.
+        measuring: seconds that DfI, SFE and norms took; on a GPU only what it took to ask for them.
     """
 
     name: str
@@ -59,7 +57,6 @@ class Row:
     completed: int = 0
     skipped: int = 0
     zeros: int = 0
-    seconds: float = 0.0
     measuring: float = 0.0
 
     @property
@@ -116,17 +113,6 @@ class Report:
         values = [float(getattr(row, column) or 0) for row in self.rows]
         return math.fsum(value for value in values if not math.isnan(value))
 
-    def numbers(self, action: str) -> int:
-        """How many of the model's numbers were treated so: "project", "reinit", "skip" or "keep"; tied ones once."""
-        if action == "keep":
-            return sum(kept.numel for kept in self.kept.values())
-        return sum(row.numel for row in self.rows if row.action == action)
-
-    def share(self, action: str) -> float:
-        """The same as a share of all numbers in the model's parameters, in [0, 1]."""
-        every = sum(self.numbers(name) for name in ("project", "reinit", "skip", "keep"))
-        return self.numbers(action) / every if every else 0.0
-
     def success(self, tolerance: float = TOLERANCE) -> bool:
         """Whether something was projected and every projected weight has come as close to its isometry as asked for.
 
@@ -142,10 +128,6 @@ class Report:
             raise ValueError("success is unknown: call fire_ with measure=True")
         return bool(projected) and all(row.deviation <= tolerance for row in projected)
 
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """The rows as plain dictionaries."""
-        return [asdict(row) for row in self.rows]
-
     def __str__(self) -> str:
         return "\n".join([*_table(self.rows), *_summary(self), *_kept_lines(self), *_warning_lines(self)])
 
@@ -158,6 +140,9 @@ def running_statistics(model: nn.Module) -> int:
 # ------------------------------------------------------------------------------------------------------------ printing
 
 HEAD = ("name", "shape", "n", "action", "|W| before", "after", "DfI before", "after", "SFE", "scale", "it", "rank")
+
+
+DONE = {"project": "projected", "reinit": "reset", "skip": "skipped"}
 
 
 def _table(rows: list[Row]) -> list[str]:
@@ -189,11 +174,9 @@ def _summary(report: Report) -> list[str]:
     changed = [row for row in report.rows if row.action == "project"]
     matrices = sum(row.matrices - row.skipped for row in changed)
     how = ", ".join(dict.fromkeys(row.solver for row in changed))
-    shares = ", ".join(
-        f"{word} {report.share(action):.1%}"
-        for action, word in (("project", "projected"), ("reinit", "reset"), ("skip", "skipped"), ("keep", "kept"))
-        if report.numbers(action) or action in ("project", "keep")
-    )
+    sizes = {word: sum(r.numel for r in report.rows if r.action == action) for action, word in DONE.items()}
+    sizes["kept"] = sum(kept.numel for kept in report.kept.values())
+    shares = ", ".join(f"{word} {size / max(1, sum(sizes.values())):.1%}" for word, size in sizes.items() if size)
     lines = [f"{shares} of the model's numbers; {matrices} matrices projected" + (f" by {how}" if how else "")]
     measured = [row for row in changed if not math.isnan(row.dfi_after)]
     if measured:

@@ -23,6 +23,11 @@ def check_scaling(scale: str, min_norm: float, blend: float, variance_factor: fl
         raise ValueError(f"variance_factor={variance_factor} needs scale=variance_factor, not scale={scale}")
 
 
+def modular(d_out: int, d_in: int, positions: int) -> float:
+    """FIRE's scale of a matrix, or of each of the kernel positions of a convolution."""
+    return math.sqrt(d_out / d_in) / positions
+
+
 def scale_of(entry: Entry, scale: str, variance_factor: float, initial: Mapping[str, Tensor]) -> float | Tensor:
     """The factor on the polar factors of an entry, or one for each matrix, (count, 1, 1).
 
@@ -35,7 +40,7 @@ def scale_of(entry: Entry, scale: str, variance_factor: float, initial: Mapping[
     if scale == "orthogonal" or 0 in (d_out, d_in):
         return 1.0
     if scale == "modular":
-        return math.sqrt(d_out / d_in) / entry.positions
+        return modular(d_out, d_in, entry.positions)
     if scale == "variance_factor":
         return math.sqrt(variance_factor * max(d_out, d_in) / (d_in * entry.positions))
     if scale == "keep_norm":

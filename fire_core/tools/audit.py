@@ -13,15 +13,17 @@ other stacks of vectors are left out.
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from torch import Tensor
 
+from fire_core.reinit.scales import modular
 from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
 from fire_core.tools.checkpoint.source import load
 from fire_core.tools.checkpoint.stored import CheckpointError
@@ -36,11 +38,11 @@ def examine(cuts: Cuts) -> tuple[list[Finding], list[str]]:
     """A finding for each weight or block of one, and a line for each weight that could not be examined."""
     findings, refused = [], []
     for one in progress(cuts.cuts, "weights"):
-        for name, matrices in matrices_of(one, cuts.named):
+        for name, matrices, scale in matrices_of(one, cuts.named):
             if not bool(matrices.isfinite().all()):
                 refused.append(f"{name}: holds NaN or Inf")
             else:
-                findings.append(finding(name, matrices))
+                findings.append(finding(name, matrices, scale))
     return findings, refused
 
 
@@ -64,8 +66,9 @@ def read_cuts(
     return cut(replace(checkpoint, tensors=found), model, blocks=blocks, transposed=tuple(transposed))
 
 
-def matrices_of(one: Cut, named: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """The label and the matrices (count, m, n) of a tensor and each of its blocks; nothing for what holds none.
+def matrices_of(one: Cut, named: bool = True) -> Iterator[tuple[str, Tensor, float]]:
+    """Of a tensor and each of its blocks the label, the matrices (count, m, n) and FIRE's scale; nothing for what
+    holds none.
 
     Args:
         one: the tensor and its entries.
@@ -77,19 +80,21 @@ def matrices_of(one: Cut, named: bool = True) -> Iterator[tuple[str, Tensor]]:
     if named and len(one.entries) < 2:  # more: --blocks says how it is cut
         if not stored.name.endswith("bias") and weight.ndim <= 5 and min(weight.shape[:2]) > 1:
             if weight.ndim > 2:  # no vectors, depthwise convolutions, class tokens
-                yield stored.name, weight.flatten(2).movedim(-1, 0)
+                kernel = weight.flatten(2).movedim(-1, 0)
+                yield stored.name, kernel, modular(weight.shape[0], weight.shape[1], len(kernel))
             else:
-                yield stored.name, weight[None]
+                yield stored.name, weight[None], modular(weight.shape[0], weight.shape[1], 1)
         return
     for entry in one.entries:
         if entry.kind not in ("vector", "locked") and min(entry.shape) > 1 and entry.role != "depthwise":
-            yield entry.label, entry.view(weight).reshape(-1, *entry.shape)
+            matrices = entry.view(weight).reshape(-1, *entry.shape)
+            yield entry.label, matrices, modular(*entry.shape, entry.positions)
 
 
 def table(findings: list[Finding]) -> str:
     """The findings as an aligned table, with the rule that marks them."""
     wide = max(len("name"), *(len(f.name) for f in findings)) if findings else len("name")
-    head = f"{'name':{wide}}       shape    n      DfI*  stable rank  effective rank  condition  would benefit"
+    head = f"{'name':{wide}}       shape    n       DfI  stable rank  effective rank  condition  would benefit"
     rows = [
         f"{f.name:{wide}} {f'{f.shape[0]}x{f.shape[1]}':>11} {f.matrices:4} {f.dfi:9.4g} {f.stable_rank:12.1f} "
         f"{f.effective_rank:15.1f} {f.condition:10.3g}" + "            yes" * f.benefits
@@ -99,7 +104,7 @@ def table(findings: list[Finding]) -> str:
     notes = [
         "",
         f"{count} of {len(findings)} weights would benefit from a projection.",
-        "DfI*: with the root mean square singular value scaled to 1, mean over a weight's n matrices.",
+        "DfI: of the weight divided by FIRE's scale, summed over its n matrices, as in fire_'s report.",
         "Ranks and condition number: of the worst of the n matrices.",
         *textwrap.wrap(f"A weight {RULE}.", 110),
     ]
@@ -111,6 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m fire_core.audit", description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", help="a transformers folder, a .safetensors file, or a file of torch.save")
     parser.add_argument("--only", metavar="PATTERN", help=ONLY)
+    parser.add_argument("--json", action="store_true", help="a JSON object instead of the table")
     add_model(parser)
     options = parser.parse_args(arguments)
     try:
@@ -121,6 +127,10 @@ def main(arguments: list[str] | None = None) -> int:
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 2
+    if options.json:
+        rows = [asdict(found) | {"benefits": found.benefits} for found in findings]
+        print(json.dumps({"weights": rows, "not_examined": refused, "notes": cuts.notes}, indent=1))
+        return 0
     print(table(findings))
     for line in (*(f"not examined: {line}" for line in refused), *(f"note: {line}" for line in cuts.notes)):
         print(line)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 import statistics
 import sys
@@ -28,8 +29,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fire_core.metrics import dfi, sfe
-from fire_core.polar.factor import polar
-from fire_core.polar.options import NORM_INITS, SOLVERS
+from fire_core.polar.factor import polar_factor, solve
+from fire_core.polar.options import NORM_INITS, SOLVERS, PolarOptions
 from fire_core.tools.audit import ONLY, matrices_of, read_cuts
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import Parser, add_model, at_least
@@ -108,7 +109,7 @@ def from_checkpoint(path: Path, limit: int, **choice: Any) -> list[Tensor]:
     by_shape: dict[tuple[int, int], list[Tensor]] = {}
     cuts = read_cuts(path, **choice)
     for one in cuts.cuts:
-        for _, matrices in matrices_of(one, cuts.named):
+        for _, matrices, _ in matrices_of(one, cuts.named):
             by_shape.setdefault((matrices.shape[-2], matrices.shape[-1]), []).extend(matrices.float())
     if not by_shape:
         raise CheckpointError(f"{path}: holds no weight matrices")
@@ -123,12 +124,12 @@ def measure(label: str, batches: Sequence[Tensor], solver: str, norm_init: str, 
     """Run one solver on all batches."""
     dfis, sfes, per_n, low, high = [], [], [], math.inf, 0.0
     begin = time.perf_counter()
-    results = [polar(W, solver, iterations=iterations, norm_init=norm_init)[0] for W in batches]
+    results = [polar_factor(W, solver, iterations=iterations, norm_init=norm_init) for W in batches]
     seconds = time.perf_counter() - begin
     flops = 0
     for W in batches:
         with FlopCounterMode(display=False) as counter:
-            polar(W[:1], solver, iterations=iterations, norm_init=norm_init)
+            polar_factor(W[:1], solver, iterations=iterations, norm_init=norm_init)
         flops += counter.get_total_flops() * len(W)
     for W, X in zip(batches, results, strict=True):
         d = dfi(X.double())
@@ -151,7 +152,7 @@ def count_steps(label: str, batches: Sequence[Tensor], norm_inits: Sequence[str]
         tol = ARRIVED * min(W.shape[-2:])
         for norm_init, counts in taken.items():
             for matrix in W:
-                X, report = polar(matrix, "newton_schulz", iterations=limit, norm_init=norm_init, tol=tol)
+                X, report = solve(matrix, PolarOptions("newton_schulz", limit, norm_init, tol))
                 arrived = report.iterations < limit or float(dfi(X.double())) <= tol
                 counts.append(report.iterations if arrived else limit + 1)
     return Steps(
@@ -250,7 +251,8 @@ def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) ->
                     start = NORM_INITS[0] if norm_init == "-" else norm_init
                     row = measure(label, batches, solver, start, iterations)
                     rows.append(Row(**(asdict(row) | {"norm_init": norm_init})))
-                    print(f"{label}, {solver}, {norm_init}, {iterations}: DfI {row.dfi_mean:.4g}", flush=True)
+                    told = f"{label}, {solver}, {norm_init}, {iterations}: DfI {row.dfi_mean:.4g}"
+                    print(told, file=sys.stderr if options.json else sys.stdout, flush=True)
         if "newton_schulz" in options.solvers:
             steps.append(count_steps(label, batches, options.norm_inits))
     return rows, steps
@@ -273,6 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--iterations", type=at_least(0), nargs="+", default=[1, 2, 5, 8, 10, 12, 15, 20, 25, 30])
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/convergence"))
+    parser.add_argument("--json", action="store_true", help="the rows as a JSON list at the end, progress on stderr")
     parser.add_argument("--width", default="page", choices=("column", "page"), help="of the figure")
     options = parser.parse_args(arguments)
     options.iterations = sorted(set(options.iterations))
@@ -303,5 +306,5 @@ def main(arguments: list[str] | None = None) -> int:
     )
     rows, steps = run(weights, options)
     write(rows, steps, options.out, command, options.width)
-    print(f"wrote {options.out}/convergence.*")
+    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else f"wrote {options.out}/convergence.*")
     return 0

@@ -51,8 +51,8 @@ def of_model(spec: str, **options: Any) -> tuple[list[dict[str, Any]], list[str]
         raise CheckpointError(f"{spec}: gives a {type(model).__name__}, no torch.nn.Module")
     found = matrices(model, **options)
     rows = [
-        described(matrix.entry) | (extremes(matrix.read()) if matrix.parameter.device.type != "meta" else {})
-        for matrix in progress(found, "weights")
+        described(entry) | (extremes(entry.read()) if entry.parameter.device.type != "meta" else {})
+        for entry in progress(found, "weights")
     ]
     return rows, [*found.warnings, *found.unread]
 
@@ -69,7 +69,7 @@ def of_checkpoint(
     rows = []
     for one in progress(cuts.cuts, "weights"):
         entries = {entry.label: entry for entry in one.entries}
-        for label, values in matrices_of(one, cuts.named):
+        for label, values, _ in matrices_of(one, cuts.named):
             if (entry := entries.get(label)) is not None and not cuts.named:
                 row = described(entry)
             else:

@@ -227,7 +227,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add("--scale", default="modular", choices=SCALES, help="target of the singular values (default: modular)")
     add("--variance-factor", type=float, default=1.0, help="for the scale of that name (default: 1)")
+    add("--json", action="store_true", help="the report as a JSON object")
     options = vars(parser.parse_args(arguments))
+    as_json = options.pop("json")
     options["blocks"] = dict(options["blocks"])
     try:
         report = project(options.pop("source"), options.pop("target"), **options)
@@ -237,5 +239,5 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"{error.filename or 'writing'}: {error.strerror}", file=sys.stderr)
         return 2
-    print(summary(report))
+    print(json.dumps(report, indent=1, default=str) if as_json else summary(report))
     return 0

@@ -31,8 +31,8 @@ class Finding:
         name: in the checkpoint.
         shape: (m, n) of one matrix.
         matrices: how many it holds.
-        dfi: DfI of the matrices divided by the root mean square of their singular values, mean over matrices. Without
-            that division DfI would mostly say how large the weights are.
+        dfi: DfI summed over the matrices, each divided by the scale that `fire_` would give it: what a report of
+            `fire_` calls `dfi_before`.
         stable_rank: the smallest.
         effective_rank: the smallest (Roy and Vetterli).
         condition: the largest ratio of singular values.
@@ -70,24 +70,23 @@ def singular_values(matrix: Tensor) -> Tensor:
     return squares.clamp_min(0).sqrt().flip(0)
 
 
-def finding(name: str, matrices: Tensor) -> Finding:
+def finding(name: str, matrices: Tensor, scale: float) -> Finding:
     """What the spectra of a weight's matrices (count, m, n) say.
 
     Args:
         name: for the finding.
         matrices: finite, in any float type.
+        scale: what `fire_` would make of each singular value.
     """
     values = torch.stack([singular_values(matrix) for matrix in matrices])  # (count, k), descending
     top, last = values[:, 0], values[:, -1]
     condition = torch.where(last > 0, top / last, math.inf)
     share = values / values.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    mean_square = values.square().mean(-1, keepdim=True)
-    size = torch.where(mean_square > 0, mean_square.sqrt(), 1)
     return Finding(
         name=name,
         shape=(matrices.shape[-2], matrices.shape[-1]),
         matrices=len(matrices),
-        dfi=float(((values / size) ** 2 - 1).square().sum(-1).mean()),
+        dfi=float(((values / scale) ** 2 - 1).square().sum()),
         stable_rank=float((values.square().sum(-1) / top.square().clamp_min(torch.finfo(torch.float64).tiny)).min()),
         effective_rank=float(torch.special.entr(share).sum(-1).exp().min()),
         condition=float(condition.max()),

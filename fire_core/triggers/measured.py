@@ -180,5 +180,5 @@ class Drift(Measured):
         sums = []
         for entry in entries:
             matrices = entry.view(full(entry.parameter.detach()))  # (..., d_out, d_in)
-            sums.append(dfi(matrices / scale_of(entry, "modular", 1.0, {})).sum())
+            sums.append(dfi(matrices, scale_of(entry, "modular", 1.0, {})).sum())
         return torch.stack([total.to(sums[0].device) for total in sums]).sum() / values  # waits for nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -10,6 +11,12 @@ from fire_core.weights.entry import Entry
 from fire_core.weights.topology import RAW
 
 RAW_SHARE = 0.1  # of a model's numbers: unknown raw parameters that hold more than this are warned about
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    every = list(dict.fromkeys(names))
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
 def fused(entries: list[Entry]) -> list[str]:
@@ -37,11 +44,10 @@ def raw_parameters(entries: list[Entry], total: int) -> list[str]:
     held = sum(e.size for e in found)
     if held <= RAW_SHARE * total:
         return []
-    names = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", e.name) for e in found))
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    names = listed(re.sub(r"(?<=\.)\d+(?=\.)", "*", e.name) for e in found)
     return [
         f"{100 * held / total:.0f} % of the model's numbers are raw parameters that no rule knows, and are kept: "
-        f"{', '.join(names[:3])}{more}. include= projects them, transposed= says that they are stored (d_in, d_out)"
+        f"{names}. include= projects them, transposed= says that they are stored (d_in, d_out)"
     ]
 
 
@@ -49,6 +55,4 @@ def quantised(model: nn.Module) -> list[str]:
     """A line on quantised layers, whose weights are no parameters."""
     names = [name for name, module in model.named_modules() if ".quantized" in type(module).__module__]
     names = [name for name in names if not any(name.startswith(f"{outer}.") for outer in names)]
-    if not names:
-        return []
-    return [f"{len(names)} quantised layers hold no parameters and are kept: {', '.join(names[:3])}, ..."]
+    return [f"{len(names)} quantised layers hold no parameters and are kept: {listed(names)}"] if names else []

@@ -31,7 +31,7 @@ class Entry:
         modules: its owners and their ancestors below the root.
         repeats: how often the blocks' pattern recurs. With 1 the block is one run of rows. A projection interleaved by
             head repeats once a head: `rows` are then those within a head, and the matrix is all heads' rows together.
-        reason: why the entry is kept; empty for one that is not.
+        reason: why the entry is kept; empty for one that is projected.
         heads: how many attention heads the block is cut into, each a matrix; 1: it is one.
         columns: whether heads divide its columns, as those of an output projection.
     """
@@ -105,8 +105,12 @@ class Entry:
         strided = self._strided(weight)
         return strided if self.repeats == 1 or self.rows is None or self.heads > 1 else strided.flatten(-3, -2)
 
+    def read(self, tensor: Tensor | None = None) -> Tensor:
+        """The matrices, (count, d_out, d_in): of the parameter or of a tensor of its shape, such as its gradient."""
+        return self.view(self.parameter.detach() if tensor is None else tensor).reshape(self.count, *self.shape)
+
     def write_(self, weight: Tensor, matrices: Tensor) -> None:
-        """Copy matrices, as `view` gives them or flattened to (count, d_out, d_in), into `weight`."""
+        """Copy matrices, as `view` or `read` gives them, into `weight`."""
         target = self._strided(weight)
         target.copy_(matrices.reshape(target.shape))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fire_core.weights.advice import listed
 from fire_core.weights.entry import Entry
 from fire_core.weights.fused import Misfit, number
 from fire_core.weights.known import look_up
@@ -53,8 +54,9 @@ def warnings_of(entries: Iterable[Entry]) -> list[str]:
     reasons = {entry.label: entry.reason for entry in entries if entry.reason.startswith(UNKNOWN)}
     if not reasons:
         return []
-    first = ", ".join(list(reasons)[:3]) + (f" and {len(reasons) - 3} more" if len(reasons) > 3 else "")
-    return [f'layout="heads" keeps {first}: {next(iter(reasons.values()))}; layout="attention" takes them uncut']
+    return [
+        f'layout="heads" keeps {listed(reasons)}: {next(iter(reasons.values()))}; layout="attention" takes them uncut'
+    ]
 
 
 def _heads_of(entry: Entry, use: Use) -> int:

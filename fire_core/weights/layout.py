@@ -45,6 +45,7 @@ from fire_core.weights import advice, heads
 from fire_core.weights.describe import LAYERS, describe, near
 from fire_core.weights.entry import Entries, Entry
 from fire_core.weights.fused import Declared
+from fire_core.weights.topology import prefixes
 
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]
 
@@ -252,13 +253,6 @@ def matches(entry: Entry, selector: Selector) -> bool:
     if isinstance(selector, nn.Module):
         return any(module is selector for module in entry.modules)
     return entry.parameter is selector
-
-
-def prefixes(names: Iterable[str]) -> Iterable[str]:
-    """`a.b.weight` -> a, a.b, a.b.weight."""
-    for name in names:
-        parts = name.split(".")
-        yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
 
 
 def _is_frozen(entry: Entry) -> bool:

@@ -4,85 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, overload
 
-from torch import Tensor, nn
+from torch import nn
 
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve
 
 
-@dataclass(frozen=True, eq=False)
-class Matrix:
-    """One matrix of a model, or the equal-shaped ones that a block of a weight holds: experts, kernel positions.
-
-    Attributes:
-        name: the parameter's name.
-        block: which block of it ("q", "gate", ...); empty for a whole parameter.
-        parameter: the tensor itself, as it is stored.
-        role: what it does in the network: q, k, v, attention_out, mlp, head, conv, embedding, ...; "fused" is a weight
-            that looks fused and whose blocks are not known.
-        shape: (d_out, d_in) of one matrix.
-        count: how many matrices of this shape: experts, kernel positions, heads where they are cut; else 1.
-        rows: the block's rows [start, stop), of d_out or, with `repeats`, of one repetition; None for all.
-        repeats: how often the blocks' pattern recurs, as where q, k, v lie interleaved by head; else 1.
-        transposed: whether it is stored (d_in, d_out).
-        heads: attention heads that it is cut into, each a matrix; 1: it is not cut.
-        note: why a projection by default leaves it as it is; empty for what is projected.
-        entry: the same as `resolve` gives it.
-    """
-
-    name: str
-    block: str
-    parameter: Tensor
-    role: str
-    shape: tuple[int, int]
-    count: int
-    rows: tuple[int, int] | None
-    repeats: int
-    transposed: bool
-    heads: int
-    note: str
-    entry: Entry
-
-    @property
-    def label(self) -> str:
-        """Name and block: `h.0.attn.c_attn.weight[q]`."""
-        return self.entry.label
-
-    def read(self, tensor: Tensor | None = None) -> Tensor:
-        """The matrices, (count, d_out, d_in): of the parameter or of a tensor of its shape, such as its gradient."""
-        tensor = self.parameter.detach() if tensor is None else tensor
-        return self.entry.view(tensor).reshape(self.count, *self.shape)
-
-    def write_(self, tensor: Tensor, matrices: Tensor) -> None:
-        """Put matrices, as `read` gives them, into a tensor of the parameter's shape."""
-        self.entry.write_(tensor, matrices)
-
-
-class Matrices(Sequence[Matrix]):
-    """The matrices of a model in the order of its parameters. Printed it is a table.
+class Matrices(Sequence[Entry]):
+    """The matrices of a model in the order of its parameters, each as an `Entry`. Printed it is a table.
 
     Attributes:
         warnings: one line for each weight that looks fused and is not known, with how to declare it.
         unread: a line for each weight whose numbers are no matrix: quantised, parametrised, a flat shard.
     """
 
-    def __init__(self, matrices: Sequence[Matrix], warnings: Sequence[str], unread: Sequence[str]) -> None:
+    def __init__(self, matrices: Sequence[Entry], warnings: Sequence[str], unread: Sequence[str]) -> None:
         self._matrices, self.warnings, self.unread = tuple(matrices), tuple(warnings), tuple(unread)
 
     @overload
-    def __getitem__(self, index: int) -> Matrix: ...
+    def __getitem__(self, index: int) -> Entry: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[Matrix, ...]: ...
-    def __getitem__(self, index: int | slice) -> Matrix | tuple[Matrix, ...]:
+    def __getitem__(self, index: slice) -> tuple[Entry, ...]: ...
+    def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
         return self._matrices[index]
 
     def __len__(self) -> int:
         return len(self._matrices)
 
-    def __iter__(self) -> Iterator[Matrix]:
+    def __iter__(self) -> Iterator[Entry]:
         return iter(self._matrices)
 
     def to_json(self, indent: int | None = None) -> str:
@@ -92,7 +43,7 @@ class Matrices(Sequence[Matrix]):
 
     def rows(self) -> list[dict[str, Any]]:
         """What the table shows, a mapping for each matrix."""
-        return [described(matrix.entry) for matrix in self]
+        return [described(entry) for entry in self]
 
     def __str__(self) -> str:
         return "\n".join([aligned(COLUMNS, map(cells, self.rows())), *self.warnings, *self.unread])
@@ -102,7 +53,7 @@ COLUMNS = ("weight", "role", "d_out x d_in", "count", "rows", "stored")
 
 
 def described(entry: Entry) -> dict[str, Any]:
-    """The fields of a `Matrix` but the parameter, of a block that holds one."""
+    """What a table shows of an entry that holds matrices."""
     return {
         "name": entry.name,
         "block": entry.block,
@@ -113,7 +64,7 @@ def described(entry: Entry) -> dict[str, Any]:
         "repeats": entry.repeats,
         "transposed": entry.transposed,
         "heads": entry.heads,
-        "note": "" if entry.action == "project" else entry.reason,
+        "note": entry.reason,
     }
 
 
@@ -151,10 +102,6 @@ def matrices(model: nn.Module, **options: Any) -> Matrices:
         ValueError: an option that `resolve` refuses.
     """
     entries = resolve(model, **options)
-    found, unread = [], []
-    for entry in entries:
-        if entry.kind == "locked":
-            unread.append(f"{entry.label}: {entry.reason}")
-        elif entry.kind != "vector" and entry.parameter.numel():
-            found.append(Matrix(**described(entry), parameter=entry.parameter, entry=entry))
+    unread = [f"{entry.label}: {entry.reason}" for entry in entries if entry.kind == "locked"]
+    found = [entry for entry in entries if entry.kind not in ("locked", "vector") and entry.parameter.numel()]
     return Matrices(found, entries.warnings, unread)

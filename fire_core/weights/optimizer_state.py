@@ -145,14 +145,8 @@ def with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
         seen.add(id(part))
         yield part
         queue += [getattr(part, name, None) for name in _INNER]
-        queue += [one for name in _SEVERAL for one in _listed(getattr(part, name, None))]
-
-
-def _listed(optimizers: object) -> list[object]:
-    """The members of a list, tuple or mapping; nothing for anything else."""
-    if isinstance(optimizers, dict):
-        return [*optimizers.values()]
-    return [*optimizers] if isinstance(optimizers, (list, tuple)) else []
+        several = (getattr(part, name, ()) for name in _SEVERAL)
+        queue += [one for held in several for one in (held.values() if isinstance(held, dict) else held or ())]
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> set[int]:
@@ -207,36 +201,29 @@ def _forget(optimizer: Optimizer, group: dict[str, Any], p: Tensor) -> None:
 
 def _forget_rows(state: dict[str, object], p: Tensor, rows: Rows, dim: int) -> None:
     index = torch.as_tensor(rows, device=p.device) if not isinstance(rows, (slice, Tensor)) else rows
-    where = (slice(None),) * dim + (index,)
     for name, value in state.items():
         if name != MASTER and isinstance(value, Tensor) and value.shape == p.shape:
-            if not distributed.is_sharded(value):
-                if (
-                    isinstance(index, Tensor) and index.dtype == torch.bool
-                ):  # no list of rows, which a GPU would wait for
-                    value.masked_fill_(index.view(-1, *[1] * (value.ndim - dim - 1)), 0)
-                else:
-                    value[where] = 0
-                continue
-            whole = distributed.full(value).clone()  # writing to rows of a DTensor would write to a copy
-            whole[where] = 0
-            distributed.write_(value, whole)
+            # writing to rows of a DTensor would write to a copy
+            whole = distributed.full(value).clone() if distributed.is_sharded(value) else value
+            if isinstance(index, Tensor) and index.dtype == torch.bool:  # no list of rows, which a GPU would wait for
+                whole.masked_fill_(index.view(-1, *[1] * (whole.ndim - dim - 1)), 0)
+            else:
+                whole[(slice(None),) * dim + (index,)] = 0
+            if whole is not value:
+                distributed.write_(value, whole)
 
 
-def set_rate_factor(optimizer: torch.optim.Optimizer, factor: float) -> None:
+def set_rate_factor(optimizer: Optimizer, factor: float) -> None:
     """Every group's learning rate to `factor` times the one that it began with (kept as `initial_lr`)."""
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
 
-def parts_of(optimizer: torch.optim.Optimizer | None) -> list[torch.optim.Optimizer]:
+def parts_of(optimizer: Optimizer | None) -> list[Optimizer]:
     """The optimizers that hold state: a combined one's `parts`, or itself."""
     return [] if optimizer is None else list(getattr(optimizer, "parts", [optimizer]))
 
 
-def holds_all(optimizer: torch.optim.Optimizer | None, parameters: Iterable[Tensor]) -> bool:
+def holds_all(optimizer: Optimizer | None, parameters: Iterable[Tensor]) -> bool:
     """Whether the optimizer holds every one of these parameters; a method may have put in new ones."""
-    if optimizer is None:
-        return False
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return all(id(p) in held for p in parameters)
+    return optimizer is not None and {id(p) for p in parameters} <= parameters_of([optimizer])

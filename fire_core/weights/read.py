@@ -210,13 +210,9 @@ def _copy(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
     plain = {key: copy.copy(v) if isinstance(v, (list, dict)) else v for key, v in vars(module).items()}
     vars(new).update(plain | vars(nn.Module()), training=False)
     for key, p in module._parameters.items():
-        if p is not None and id(p) not in twins:
-            twins[id(p)] = _twin(p)
-        new._parameters[key] = None if p is None else twins[id(p)]
-    for key, buffer in module._buffers.items():
-        if buffer is not None:
-            buffer = torch.zeros_like(buffer, device="cpu") if buffer.is_meta else buffer.clone()
-        new._buffers[key] = buffer
+        new._parameters[key] = None if p is None else twins.setdefault(id(p), _twin(p))
+    for key, b in module._buffers.items():
+        new._buffers[key] = None if b is None else torch.zeros_like(b, device="cpu") if b.is_meta else b.clone()
     for key, child in module._modules.items():
         new._modules[key] = None if child is None else _copy(unwrap(child), twins)
     return new

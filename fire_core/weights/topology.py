@@ -86,29 +86,25 @@ class Use:
 
 def uses_of(model: nn.Module) -> list[tuple[Tensor, list[Use]]]:
     """Every parameter of a model once, in the order of `named_parameters()`, with all the places where it occurs."""
-    uses: dict[int, list[Use]] = {}
-    parameters: dict[int, Tensor] = {}
-    for name, path in _walk(model):
-        for attribute, parameter in path[-1]._parameters.items():
-            if parameter is None:
-                continue
+    uses: dict[int, tuple[Tensor, list[Use]]] = {}
+    # By names without those of wrappers, of which the last one is the module inside; shared modules by every name.
+    modules = {clean_name(f"{key}.").strip("."): m for key, m in model.named_modules(remove_duplicate=False)}
+    for name, module in modules.items():
+        path = (model, *(modules[prefix] for prefix in prefixes([name]) if prefix))
+        for attribute, parameter in module._parameters.items():
             full = f"{name}.{attribute}" if name else attribute
             if isinstance(parameter, UninitializedParameter):
                 raise ValueError(f"{full} has no shape yet: run the lazy model once first")
-            parameters[id(parameter)] = parameter
-            uses.setdefault(id(parameter), []).append(Use(full, path, attribute))
-    return [(parameters[key], places) for key, places in uses.items()]
+            if parameter is not None:
+                uses.setdefault(id(parameter), (parameter, []))[1].append(Use(full, path, attribute))
+    return list(uses.values())
 
 
-def _walk(model: nn.Module) -> Iterable[tuple[str, tuple[nn.Module, ...]]]:
-    """Every module with its name and its ancestors, in the order of `named_modules`, shared modules again."""
-    stack: list[tuple[str, tuple[nn.Module, ...]]] = [("", (model,))]
-    while stack:
-        name, path = stack.pop()
-        yield name, path
-        named = [(key, unwrap(child)) for key, child in path[-1]._modules.items() if child is not None]
-        children = [(f"{name}.{key}" if name else key, (*path, child)) for key, child in named]
-        stack.extend(reversed(children))
+def prefixes(names: Iterable[str]) -> Iterator[str]:
+    """`a.b.weight` -> a, a.b, a.b.weight."""
+    for name in names:
+        parts = name.split(".")
+        yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
 
 
 def standing_of(use: Use, parameter: Tensor, tied: bool) -> tuple[str, str, str]:

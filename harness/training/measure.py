@@ -11,6 +11,7 @@ from torch import Tensor
 from fire_core.methods import Net
 from fire_core.metrics import dfi, sfe, stable_rank
 from fire_core.reinit.report import Report
+from fire_core.reinit.scales import modular
 from fire_core.weights.layout import Entry, resolve
 from harness.config.errors import TrainingError
 
@@ -33,12 +34,6 @@ def _view(name: str, entry: Entry, weights: Weights) -> Tensor:
     return entry.view(weights[name][entry.name].detach())
 
 
-def _scale(entry: Entry) -> float:
-    """FIRE's, sqrt(d_out/d_in) / (k_h k_w)."""
-    d_out, d_in = entry.shape
-    return math.sqrt(d_out / d_in) / entry.positions
-
-
 @torch.no_grad()
 def total_dfi(found: Matrices, weights: Weights) -> float:
     """Deviation from isometry summed over all weight matrices, each divided by its FIRE scale first.
@@ -47,7 +42,7 @@ def total_dfi(found: Matrices, weights: Weights) -> float:
     """
     total = torch.zeros((), dtype=torch.float64)
     for name, entry in found:
-        total += dfi(_view(name, entry, weights) / _scale(entry)).double().sum().cpu()
+        total += dfi(_view(name, entry, weights), modular(*entry.shape, entry.positions)).double().sum().cpu()
     return total.item()
 
 
@@ -83,7 +78,11 @@ def from_reports(reports: Mapping[str, Report], found: Matrices) -> dict[str, fl
         return None
     for name, entry in found:
         row = rows[name, entry.label]
-        if row.skipped or not math.isclose(row.scale, _scale(entry), rel_tol=1e-6) or math.isnan(row.dfi_after):
+        if (
+            row.skipped
+            or not math.isclose(row.scale, modular(*entry.shape, entry.positions), rel_tol=1e-6)
+            or math.isnan(row.dfi_after)
+        ):
             return None
     columns = ("dfi_before", "dfi_after", "sfe")
     return {column: math.fsum(getattr(row, column) for row in rows.values()) for column in columns}

@@ -1,11 +1,20 @@
 """Families of matrices with known spectra, and the truth about their polar factors from float64 SVDs."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fire_core.polar.factor import PolarReport, solve
+from fire_core.polar.options import PolarOptions
+
 EXACT_ROUTES = ("cpu", "matmul only")
+
+
+def polar(W: Tensor, solver: str = "exact", init: Tensor | None = None, **options: Any) -> tuple[Tensor, PolarReport]:
+    """`polar_factor` with its report."""
+    return solve(W, PolarOptions(solver, **options), init)
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:

@@ -9,11 +9,10 @@ from fire_core.polar import exact
 from fire_core.polar.factor import (
     NonFiniteError,
     newton_schulz,
-    polar,
     polar_factor,
 )
 from fire_core.polar.steps import prepare
-from tests.polar.families import assert_guarantee, dfi64, gaussian, spectra, truth, with_spectrum
+from tests.polar.families import assert_guarantee, dfi64, gaussian, polar, spectra, truth, with_spectrum
 
 # ------------------------------------------------------------------------------------------------------ exact
 

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from fire_core.polar.factor import (
     newton_schulz,
-    polar,
     polar_factor,
 )
 from fire_core.polar.options import NORM_INITS
 from fire_core.polar.steps import minimax_steps, upper_bound
-from tests.polar.families import dfi64, gaussian, spectra, with_spectrum
+from tests.polar.families import dfi64, gaussian, polar, spectra, with_spectrum
 
 # ------------------------------------------------------------------------------------------------ newton_schulz
 

@@ -1,6 +1,7 @@
 """The audit of checkpoints: numbers against numpy, every layout of file, and refusals in one line."""
 
 import argparse
+import json
 import pickle
 import runpy
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import resolve
-from fire_core.tools import audit
+from fire_core import dfi, fire_, resolve
+from fire_core.tools import audit, fire
 from fire_core.tools.spectra import Finding
 from tests.tools.test_checkpoint import Runs
 from tests.tools.tiny import MODELS, loaded, saved
@@ -51,8 +52,8 @@ def test_numbers_are_those_of_the_definitions(tmp_path):
         with np.errstate(divide="ignore", invalid="ignore"):
             entropy = -np.nansum(p * np.log(p), axis=1)
         assert finding.effective_rank == pytest.approx(np.exp(entropy).min())
-        unit = spectra / np.sqrt((spectra**2).mean(1, keepdims=True))
-        assert finding.dfi == pytest.approx((((unit**2) - 1) ** 2).sum(1).mean())
+        scale = np.sqrt(stack.shape[1] / stack.shape[2]) / len(stack)
+        assert finding.dfi == pytest.approx((((spectra / scale) ** 2 - 1) ** 2).sum())
         if name != "dead.weight":
             assert finding.condition == pytest.approx((spectra[:, 0] / spectra[:, -1]).max())
 
@@ -153,3 +154,22 @@ def test_bad_files_are_refused_in_one_line_without_running_them(tmp_path, capsys
         assert captured.err.count("\n") == 1
         assert captured.err.startswith(str(path))
     assert not (tmp_path / "ran").exists()
+
+
+def test_dfi_is_one_number_in_report_audit_and_metric(tmp_path, capsys):
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Linear(6, 4))
+    torch.save(model.state_dict(), tmp_path / "a.pt")
+    assert fire.main(["audit", str(tmp_path / "a.pt"), "--json"]) == 0
+    audited = {found["name"]: found["dfi"] for found in json.loads(capsys.readouterr().out)["weights"]}
+    source, target = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
+    assert fire.main(["project", source, target, "--include", "*weight", "--json"]) == 0
+    projected = {row["name"]: row["dfi_before"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for row in fire_(model):
+        W = weights[row.name] if row.matrices == 1 else weights[row.name].permute(2, 3, 0, 1)
+        assert row.dfi_before == pytest.approx(float(dfi(W, row.scale).sum()), rel=1e-5)
+        assert audited[row.name] == pytest.approx(row.dfi_before, rel=1e-5)
+        if row.matrices == 1:  # a kernel of an unknown model is kept
+            assert projected[row.name] == pytest.approx(row.dfi_before, rel=1e-5)
+    with pytest.raises(TypeError, match="dfi takes a weight, not a Sequential"):
+        dfi(model)

@@ -36,9 +36,9 @@ def test_any_size_and_type(dtype: torch.dtype, size: float) -> None:
 def test_rank_and_zeros() -> None:
     W = torch.randn(40, 10, dtype=torch.float64) @ torch.randn(10, 30, dtype=torch.float64)
     assert int((singular_values(W) > 1e-12 * singular_values(W)[0]).sum()) == 10
-    assert finding("w", W[None]).condition > 1e12
+    assert finding("w", W[None], 1.0).condition > 1e12
     assert torch.equal(singular_values(torch.zeros(4, 3)), torch.zeros(3, dtype=torch.float64))
-    assert finding("w", torch.zeros(2, 4, 3)).benefits
+    assert finding("w", torch.zeros(2, 4, 3), 1.0).benefits
 
 
 def test_long_matrices_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,49 @@ def fused(rank: int, world: int) -> dict[str, object]:
     }
 
 
+def meshes(rank: int, world: int) -> dict[str, object]:
+    """Tensor parallel, FSDP2 around tensor parallel, and HSDP: how far each is from the single process's result."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    square = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("outer", "inner"))
+    makers = {
+        "tensor_parallel": lambda model: parallelize_module(model, init_device_mesh("cpu", (world,)), plan),
+        "fsdp_tensor_parallel": lambda model: fully_shard(
+            parallelize_module(model, square["inner"], plan), mesh=square["outer"]
+        ),
+        "hsdp": lambda model: fully_shard(model, mesh=square),
+    }
+    out: dict[str, object] = {}
+    for name, shard in makers.items():
+        single = mlp()
+        fire_(single, solver="exact")
+        model = mlp()
+        shard(model)
+        optimizer = torch.optim.Adam(model.parameters())
+        report = fire_(model, solver="exact", optimizer=optimizer)
+        whole = {key: whole_tensor(p) for key, p in model.named_parameters()}
+        out[name] = max(float((whole[key] - p.detach()).abs().max()) for key, p in single.named_parameters())
+        assert report.total("dfi_after") < 1e-8
+        model(torch.randn(4, 12)).sum().backward()
+        optimizer.step()
+        moved = whole_tensor(model.get_parameter("0.weight"))
+        assert not torch.equal(moved, whole["0.weight"])
+    return out
+
+
+def mlp() -> nn.Sequential:
+    """Two layers that tensor parallelism divides, and one whose rows two ranks do not share evenly."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 12), nn.Linear(12, 5))
+
+
+def whole_tensor(parameter: torch.Tensor) -> torch.Tensor:
+    return getattr(parameter, "full_tensor", lambda: parameter)().detach().clone()
+
+
 def sharded_like(model: nn.Module, fresh: nn.Module, seed: int) -> dict[str, torch.Tensor]:
     from torch.distributed.tensor import distribute_tensor
 
@@ -130,13 +173,13 @@ def same_on_all_ranks(state: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(part, flat) for part in parts)
 
 
-CASES = {"ddp": ddp, "fsdp": fsdp, "fused": fused}
+CASES = {"ddp": ddp, "fsdp": fsdp, "fused": fused, "meshes": meshes}
 
 
 def main(case: str, rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    result = {name: CASES[name](rank, world) for name in case.split(",")}
+    result = {name: CASES[name](rank, world) for name in case.split(",") if name != "meshes" or world == 4}
     (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
@@ -201,6 +244,13 @@ def test_blocks_of_a_sharded_fused_projection(results):
         assert result["gap"] < 1e-6
         assert result["forgotten"]
         assert result["kept"]
+
+
+@pytest.mark.parametrize("kind", ["tensor_parallel", "fsdp_tensor_parallel", "hsdp"])
+def test_weights_on_meshes_of_four_processes(results, kind):
+    if len(results) < 4:
+        pytest.skip("four processes, which the slow tests start")
+    assert all(result["meshes"][kind] < 1e-6 for result in results)  # one batch or another: sums of two orders
 
 
 if __name__ == "__main__":
