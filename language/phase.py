@@ -17,7 +17,7 @@ from harness.training.measure import check_finite
 from language.learner import Learner
 from language.schedule import learning_rate
 from language.speed import Pace
-from language.task import Task, batch_at, drawn
+from language.task import Task, batch_at
 
 EARLIER = 16  # earlier tasks that are measured at most
 
@@ -33,17 +33,6 @@ def save(task: Task, learner: Learner, run: Run | None) -> None:
 def pass_probe(task: Task, learner: Learner) -> None:
     """Pass a fixed batch of the phase through the network, for a trigger that looks at activations."""
     learner.model(*batch_at(task, learner.phase, 0, 0))
-
-
-def trigger_losses(task: Task, learner: Learner, number: int, samples: int) -> Iterator[Tensor]:
-    """Losses of mini-batches of training sequences of the phase, for a trigger; each process draws its own."""
-    names = ("trigger", learner.step, task.group.rank)
-    generator = np.random.Generator(np.random.Philox(seeding.derive(task.config.seed, *names)))
-    for _ in range(number):
-        inputs, targets = drawn(task, learner.phase, generator, samples)
-        with task.autocast():
-            loss = learner.model(inputs, targets)[1]
-        yield loss
 
 
 def evaluate(task: Task, learner: Learner) -> dict[str, float]:

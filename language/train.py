@@ -39,7 +39,6 @@ from language.phase import (
     pass_probe,
     rate_factor,
     save,
-    trigger_losses,
 )
 from language.process_group import leave
 from language.speed import Pace
@@ -89,9 +88,8 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
     title = f"{config.method['name']}{start_of} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
     probe = functools.partial(pass_probe, task, learner) if config.compile != "off" else None
-    losses = functools.partial(trigger_losses, task, learner)
     after = task.steps_before_trigger
-    start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
+    start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, probe=probe)
     pace = Pace(task.tokens_per_step)
     shown = config.progress and group.rank == 0
     with Loop(learner, run, task.total_steps, title, shown, group.maximum) as loop:

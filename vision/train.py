@@ -35,7 +35,6 @@ from vision.phase import (
     pass_probe,
     rate_factor,
     save,
-    trigger_losses,
 )
 from vision.task import METRICS, Task, compiled
 
@@ -59,9 +58,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         with loading():
             learner.load_state_dict(task, state)
     probe = None if config.compile == "off" else functools.partial(pass_probe, task, learner)
-    losses = functools.partial(trigger_losses, task, learner)
     after = task.steps_before_trigger
-    start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
+    start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, probe=probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
     with Loop(learner, run, task.total_steps, title, config.progress) as loop, no_denormals():

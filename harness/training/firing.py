@@ -6,7 +6,6 @@ from torch import Tensor
 
 from fire_core.methods import Net
 from fire_core.triggers import Firing
-from fire_core.triggers.readiness import Losses, Readiness
 from harness.training.learner import LearnerBase
 
 
@@ -16,7 +15,6 @@ def start(
     metrics: Collection[str],
     total_steps: int,
     after: int,
-    losses: Losses,
     probe: Callable[[], object] | None = None,
     net: Net | None = None,
 ) -> None:
@@ -27,14 +25,11 @@ def start(
         metrics: names of the numbers that `ask` gets.
         total_steps: optimizer steps of the run.
         after: optimizer steps before the first that is asked about.
-        losses: of mini-batches of what is trained on, for readiness.
         probe: passes a batch through the networks; None: the training's own passes are looked at.
         net: what is measured; None: the learner's networks.
     """
     if learner.trigger is not None:
         net = learner.net if net is None else net
-        if isinstance(learner.trigger, Readiness):
-            learner.trigger.losses = losses
         learner.trigger.start(net, metrics=metrics, total_steps=total_steps, after=after, probe=probe)
 
 

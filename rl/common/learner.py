@@ -106,16 +106,13 @@ def start_row(task: AgentTask, learner: AgentLearner, running: Sequence[float]) 
     return row
 
 
-def start_trigger(
-    task: AgentTask, learner: AgentLearner, seen: Net, losses: Callable[..., Any], probe: Callable[..., Any]
-) -> None:
+def start_trigger(task: AgentTask, learner: AgentLearner, seen: Net, probe: Callable[..., Any]) -> None:
     """Make the run's trigger ready, if it has one.
 
     Args:
         task: of the run.
         learner: of the run.
         seen: the networks that the trigger measures.
-        losses: (task, learner, seen, number, samples) -> losses of mini-batches of transitions of the replay.
         probe: (task, learner, seen): passes some through these networks, for a trigger that looks at activations.
     """
     start(
@@ -124,7 +121,6 @@ def start_trigger(
         metrics=METRICS,
         total_steps=task.total_steps,
         after=task.steps_before_trigger,
-        losses=functools.partial(losses, task, learner, seen),
         probe=functools.partial(probe, task, learner, seen),
     )
 
