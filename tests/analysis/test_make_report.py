@@ -44,14 +44,6 @@ def test_no_runs_is_an_error_and_no_file(tmp_path, capsys):
     assert not (tmp_path / "r.html").exists()
 
 
-def test_the_file_is_named_as_a_page(report, tmp_path, capsys):
-    runs = str(report.parent / "runs")
-    for given, written in (("b.v2", "b.v2.html"), (".", "report.html")):
-        assert make_report.main(["--runs", runs, f"out={tmp_path / given}"]) == 0
-        assert (tmp_path / written).read_text().startswith("<!doctype html>")
-    assert f"wrote {tmp_path / 'report.html'}" in capsys.readouterr().out
-
-
 @pytest.mark.skipif(browser.find() is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
 def test_a_browser_draws_it_hides_a_method_on_a_click_and_shows_values_under_the_mouse(report, tmp_path):
     page = tmp_path / "page.html"

@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from analysis import make_figures
-from analysis.runs import LeftOut
 from analysis.sources import load, small
 from tests.analysis.synthetic import write_run, write_sweep
 
@@ -30,12 +29,6 @@ def test_tables_are_the_same_as_from_the_runs(tmp_path):
     configs = {run.name: small.public(run.config) for run in load([str(tmp_path / "runs")])[0]}
     assert {run.name: run.config for run in kept} == configs
     assert all(len(run.history) < 250 for run in kept)
-
-
-def test_what_is_not_small_results_is_left_out(tmp_path):
-    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
-    (item,) = small.read(tmp_path / "x.csv")
-    assert isinstance(item, LeftOut)
 
 
 def same_picture(old: Path, new: Path) -> bool:
