@@ -36,7 +36,7 @@ from vision.phase import (
     rate_factor,
     save,
 )
-from vision.task import METRICS, Task, compiled
+from vision.task import Task, compiled
 
 SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
 
@@ -57,9 +57,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)
-    probe = None if config.compile == "off" else functools.partial(pass_probe, task, learner)
-    after = task.steps_before_trigger
-    start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, probe=probe)
+    start(task, learner, None if config.compile == "off" else pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
     with Loop(learner, run, task.total_steps, title, config.progress) as loop, no_denormals():

@@ -93,12 +93,12 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
     )
 
 
-def pass_probe(task: Task, learner: Learner, net: Net) -> None:
+def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
     """Pass some transitions of the replay through the networks, for a trigger that looks at activations."""
     generator = seeding.generator(task.config.seed, "trigger", learner.turns)
     batch = batch_at(learner.replay.sample(1, PROBE, generator), 0)
     observation = normalised(batch.observation, learner.statistics.tensors(task.device))
-    for name, module in net.modules.items():
+    for name, module in seen.modules.items():
         module(observation) if name == "actor" else module(observation, batch.action)
 
 
