@@ -69,7 +69,7 @@ def test_the_table_of_a_stream(tmp_path: Path) -> None:
 def test_small_results_keep_a_row_a_task(tmp_path: Path) -> None:
     before = tables.results(write(tmp_path / "runs"))
     kept = tmp_path / "small.csv"
-    assert make_figures.main([f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'f'}", f"export={kept}"]) == 0
+    assert make_figures.main([f"--runs={tmp_path / 'runs'}", f"--out={tmp_path / 'f'}", f"--export={kept}"]) == 0
     (setting,) = settings(load([str(kept)])[0])
     after = tables.results(setting)
     for name in before.columns[2:7]:

@@ -68,7 +68,7 @@ def source(request: Any, runs: list[dict[str, Any]], tmp_path_factory: pytest.Te
 
 
 def test_figures_and_table_10_need_wandb_alone(source: str, tmp_path: Path) -> None:
-    assert make_figures.main([f"runs={source}", f"out={tmp_path}"]) == 0
+    assert make_figures.main([f"--runs={source}", f"--out={tmp_path}"]) == 0
     for figure in FIGURES:
         assert (tmp_path / f"{figure}.png").stat().st_size > 1000, figure
     table = (tmp_path / "tables" / "convergence.md").read_text()
