@@ -71,31 +71,3 @@ def test_figure_2_shows_what_was_run_and_says_what_was_not(tmp_path):
     heights = {line.get_ydata()[0] for line in first.lines if len(set(line.get_ydata())) == 1}
     assert {0.8005, 0.8605} <= {round(float(h), 4) for h in heights}  # base and full reset, drawn across
     plotting.plt.close(figure)
-
-
-@pytest.mark.parametrize("width", ["page", "column"])
-def test_what_the_paper_does_not_show_has_panels_too(tmp_path, width):
-    style.use()
-    for start in ("best", "30k", "500"):
-        lines = [row | {"val/loss": 3.0} for row in rows("fire", 0, 3, "val/loss")]
-        write_run(
-            tmp_path / start, "fire", metric="val/loss", rows_=lines, program="language",
-            benchmark={"name": "x", "start": start},
-        )  # fmt: skip
-    for program, env in (("dqn", "breakout"), ("sac", "Hopper-v5")):
-        write_run(tmp_path / env, "fire", metric="eval/return", program=program, env={"name": env}, dataset=None)
-    found = settings(load([str(tmp_path)])[0])
-    _, *grids = [figures.with_others(grid, found) for grid in figures.GRIDS]
-    titles = []
-    for grid in grids:
-        figure = figures.grid_figure(grid, found, style.Palette(["fire"]), width)
-        titles.append([ax.get_title(loc="left") for ax in figure.axes])
-        assert all(ax.lines for ax in figure.axes)
-        if grid.name == "figure3":
-            assert max(figure.axes[0].lines[0].get_xdata()) == 100, "the second phase alone"
-        plotting.plt.close(figure)
-    assert titles == [
-        ["From best checkpoint (n = 1)", "From 30k (n = 1)", "From 500 (n = 1)"],
-        ["breakout (n = 1)"],
-        ["Hopper-v5 (n = 1)"],
-    ]
