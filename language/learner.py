@@ -12,8 +12,7 @@ from fire_core.methods import Net
 from harness.training import seeding
 from harness.training.learner import LearnerBase
 from harness.training.measure import Meter
-from language.model import GPT
-from language.speed import NextTokenLoss
+from language.model import GPT, NextTokenLoss
 from language.task import Task
 
 

@@ -208,3 +208,16 @@ class GPT(nn.Module):
             hidden = [Producer(layer) for layer in (mlp.c_gate, mlp.c_fc) if layer is not None]
             graph.append(Units(f"h{i}.hidden", len(mlp.c_fc.weight), tuple(hidden), (Consumer(mlp.c_proj),)))
         return graph
+
+
+class NextTokenLoss(nn.Module):
+    """The model's loss alone: a compiled graph then need not keep the logits."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross entropy of (B, T) tokens against the next ones."""
+        loss: Tensor = self.model(idx, targets)[1]
+        return loss

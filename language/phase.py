@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fire_core.methods import Context
+from fire_core.methods import Context, Net
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At
 from harness.training.measure import check_finite
 from language.learner import Learner
 from language.schedule import learning_rate
-from language.speed import Pace
 from language.task import Task, batch_at, drawn
 
 EARLIER = 16  # earlier tasks that are measured at most
@@ -30,19 +29,19 @@ def save(task: Task, learner: Learner, run: Run | None) -> None:
         run.checkpoint(learner.step, learner.state_dict() | whole)
 
 
-def pass_probe(task: Task, learner: Learner) -> None:
+def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
     """Pass a fixed batch of the phase through the network, for a trigger that looks at activations."""
-    learner.model(*batch_at(task, learner.phase, 0, 0))
+    seen.modules["model"](*batch_at(task, learner.phase, 0, 0))
 
 
-def trigger_losses(task: Task, learner: Learner, number: int, samples: int) -> Iterator[Tensor]:
+def trigger_losses(task: Task, learner: Learner, seen: Net, number: int, samples: int) -> Iterator[Tensor]:
     """Losses of mini-batches of training sequences of the phase, for a trigger; each process draws its own."""
     names = ("trigger", learner.step, task.group.rank)
     generator = np.random.Generator(np.random.Philox(seeding.derive(task.config.seed, *names)))
     for _ in range(number):
         inputs, targets = drawn(task, learner.phase, generator, samples)
         with task.autocast():
-            loss = learner.model(inputs, targets)[1]
+            loss = seen.modules["model"](inputs, targets)[1]
         yield loss
 
 
@@ -156,10 +155,9 @@ def divergence(task: Task, learner: Learner, old: dict[str, Tensor], rows: Mappi
     return task.group.sum_(total).item() / count
 
 
-def make_row(task: Task, learner: Learner, pace: Pace) -> dict[str, Any]:
+def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     """What is known at this step; on every rank, for all take part in the evaluation."""
     check_finite(learner.step, learner.loss_sum)  # waits for the GPU
-    speed = pace.read()
     loss = task.group.sum_(torch.stack([learner.loss_sum.double().cpu(), torch.tensor(float(learner.seen)).double()]))
     row = {
         "step": learner.step,
@@ -169,7 +167,6 @@ def make_row(task: Task, learner: Learner, pace: Pace) -> dict[str, Any]:
         **evaluate(task, learner),
         "lr": learner.optimizer.param_groups[0]["lr"],
         "tokens": learner.step * task.tokens_per_step,
-        "tokens_per_second": speed,
     }
     if task.benchmark.new_tasks:
         ended = learner.phase_step == task.phases[learner.phase].length.steps

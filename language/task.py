@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,13 +15,7 @@ from fire_core.methods.full_reset import FullReset
 from fire_core.ranges import Positive, Share, Width, one_of, within
 from fire_core.triggers import Plateau, Trigger
 from harness.config.build import build
-from harness.config.checks import (
-    Group,
-    check_method,
-    check_optimizer,
-    check_optimizer_stays,
-    check_options,
-)
+from harness.config.checks import Group, check_method, check_optimizer, check_options
 from harness.config.config import Compile, Trunk, autocast, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.groups import register
@@ -34,8 +28,6 @@ from language.model import GPT
 from language.prepare import load
 from language.process_group import ProcessGroup, world_size
 from language.tokenizers import get_tokenizer
-
-METRICS = ("loss",)  # of each step, for triggers
 
 
 @dataclass
@@ -79,6 +71,8 @@ class Task:
     trigger: Trigger | None  # never asked either
     rows: dict[Path, Tensor] = field(default_factory=dict)  # held-out tokens of each file, as they stand in it
 
+    METRICS: ClassVar[tuple[str, ...]] = ("loss",)  # of each step, for triggers
+
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
         """Check the options, open the data (prepared here if that needs no download), build network and method.
@@ -101,10 +95,9 @@ class Task:
         benchmark = build("benchmark", config.benchmark, Benchmark)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model, method = build_model(options, tokenizer.vocab_size), build("method", config.method, Method)
-        check_works(options, group, model, method)
-        stays = benchmark.keeps_optimizer or build_trigger(config.trigger) is not None
-        stream = f"benchmark={options.benchmark['name']}"
-        check_optimizer_stays(method, name=options.method["name"], stays=stays, why=stream)
+        trigger = build_trigger(options.trigger)
+        stays = benchmark.keeps_optimizer or trigger is not None
+        check_works(options, group, model, method, "" if stays else f"benchmark={options.benchmark['name']}")
         check_optimizer(config.optimizer)
         corpora = {
             name: load(Path(config.paths.data), corpus, tokenizer, local=corpus["local"])
@@ -114,7 +107,6 @@ class Task:
         pair = {key: config.dataset[key] for key in ("replay", "mix_by") if key in config.dataset}
         setting = Setting(block, config.batch_size * config.accumulation * block, vocabulary, config.seed, **pair)
         phases = benchmark.phases(corpora, setting)
-        trigger = build_trigger(options.trigger)
         task = cls(options, group, corpora, vocabulary, benchmark, phases, model, method, trigger)
         for index in range(len(phases)):
             task.held_out(index)  # a corpus that is too short is refused now
@@ -134,7 +126,7 @@ class Task:
             self.method,
             Net({"model": self.model}, {}),
             name=self.config.method["name"],
-            metrics=METRICS,
+            metrics=self.METRICS,
             after=self.steps_before_trigger,
             total_steps=self.total_steps,
         )
@@ -248,8 +240,8 @@ def parts_of_dataset(dataset: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return parts | {f"text {number}": parts["first"] | {"path": path} for number, path in enumerate(more, 3)}
 
 
-def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method: Method) -> None:
-    """Refuse a method that cannot work on the model, or in the way in which it is trained here.
+def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method: Method, renewed_by: str) -> None:
+    """Refuse a method that cannot work on the model, or in the way in which it is trained here; see `check_method`.
 
     Raises:
         ConfigError: with the reason.
@@ -261,7 +253,8 @@ def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method:
     if config.compile != "off":
         refused["watch"] = "watches units, which compiled code does not show: compile=off"
     net, network = Net({"model": model}, {}), f"model={config.model['name']}"
-    check_method(method, net, name=config.method["name"], network=network, without=refused)
+    name = config.method["name"]
+    check_method(method, net, name=name, network=network, without=refused, renewed_by=renewed_by)
 
 
 def build_model(config: LanguageConfig | DictConfig, vocab_size: int) -> GPT:

@@ -42,8 +42,7 @@ from language.phase import (
     trigger_losses,
 )
 from language.process_group import leave
-from language.speed import Pace
-from language.task import METRICS, Task, micro_batches
+from language.task import Task, micro_batches
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="language")
@@ -88,17 +87,12 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
     start_of = "" if task.benchmark.new_tasks else f" from {task.start}"
     title = f"{config.method['name']}{start_of} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
-    probe = functools.partial(pass_probe, task, learner) if config.compile != "off" else None
-    losses = functools.partial(trigger_losses, task, learner)
-    after = task.steps_before_trigger
-    start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
-    pace = Pace(task.tokens_per_step)
+    start(task, learner, trigger_losses, None if config.compile == "off" else pass_probe)
     shown = config.progress and group.rank == 0
     with Loop(learner, run, task.total_steps, title, shown, group.maximum) as loop:
         for index in range(learner.phase, stop or len(task.phases)):
             if index > learner.phase or not learner.optimizers:
                 begin_phase(task, learner, index, run)
-                pace.restart()
             phase, acts = task.phases[index], task.method_acts_in(index)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 while learner.phase_step < phase.length.steps:
@@ -107,12 +101,11 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
                     loss = train_step(task, learner, batch, acts)
                     learner.phase_step += 1
                     learner.step += 1
-                    pace.steps += 1
                     loop.advance()
 
                     ended = learner.phase_step == phase.length.steps
                     if ended or learner.phase_step % phase.rows_every == 0:
-                        learner.row = make_row(task, learner, pace)
+                        learner.row = make_row(task, learner)
                         loop.read_clock()
                         learner.row["seconds"] = round(learner.seconds, 3)
                         if acts:
@@ -120,13 +113,7 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
                             act_after_row(learner, learner.net, make_context(task, learner, "row"), last)
                         if run is not None:
                             run.log(learner.row)
-                        loop.show(
-                            phase=index,
-                            loss=learner.row["train/loss"],
-                            val=learner.row["val/loss"],
-                            tokens=f"{learner.row['tokens_per_second']:.0f}/s",
-                        )
-                        pace.restart()
+                        loop.show(phase=index, loss=learner.row["train/loss"], val=learner.row["val/loss"])
                     if task.asks_in(index) and (firing := ask(learner, learner.step, loss=loss)):
                         act(task, learner, run, firing)
                     if index == 0 and not task.benchmark.new_tasks:

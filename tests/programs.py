@@ -5,8 +5,6 @@
 
 import importlib
 import json
-import os
-import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,9 +18,8 @@ from harness.config.cli import Outcome
 from harness.run.execute import run_to_end
 
 T = TypeVar("T")
-Record = Callable[[str, object], None]  # pytest's record_property
 # Differ from run to run.
-CLOCKS = ("seconds", "method/seconds", "seconds/waiting", "waited", "tokens_per_second")
+CLOCKS = ("seconds", "method/seconds")
 # The modules that make the types of a program's options known to Hydra.
 SCHEMAS = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn.train", "sac": "rl.sac.train"}
 SCHEMAS |= {"watch": "rl.watch", "language_prepare": "language.prepare"}
@@ -77,7 +74,7 @@ SMALL = Program(
     "vision.train",
     (*ALIKE, "benchmark=warm_start", "model=mlp", "model.hidden=8", "epochs=2", "batch_size=512"),
 )
-LONG = ("method=fire", "epochs=5")  # of VISION: five rows in each phase
+LONG = ("method=fire", "epochs=5")  # of SMALL: five rows in each phase
 LANGUAGE = Program(
     "language",
     "language.train",
@@ -180,35 +177,6 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
     return bool(one == other or (one != one and other != other))  # NaN is the same as NaN
-
-
-def in_child(work: Callable[[], object], kill_after: float | None = None) -> int | None:
-    """Do `work` in a forked child and kill it (SIGKILL) after some seconds.
-
-    Returns:
-        The exit code, or None if it was killed.
-    """
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except SystemExit as leave:
-            code = int(leave.code or 0)
-        except BaseException as error:
-            print(f"child: {type(error).__name__}: {error}")
-        finally:
-            os._exit(code)
-    deadline = time.monotonic() + (600 if kill_after is None else kill_after)
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return None if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
 
 
 def wait_for(condition: Callable[[], T], seconds: float = 120) -> T:

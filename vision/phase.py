@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.methods import Context
+from fire_core.methods import Context, Net
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At
@@ -55,13 +55,13 @@ def measure(task: Task, learner: Learner) -> dict[str, float]:
     return numbers
 
 
-def pass_probe(task: Task, learner: Learner) -> None:
+def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
     """Pass the first training images of the phase through the network, for a trigger that looks at activations."""
     first = on_device(task.phases[learner.phase].train[:PROBE], task.device)
-    learner.model(task.train_batch(learner.phase, first)[0])
+    seen.modules["model"](task.train_batch(learner.phase, first)[0])
 
 
-def trigger_losses(task: Task, learner: Learner, number: int, samples: int) -> Iterator[Tensor]:
+def trigger_losses(task: Task, learner: Learner, seen: Net, number: int, samples: int) -> Iterator[Tensor]:
     """Losses of mini-batches of training images of the phase, for a trigger."""
     generator = seeding.generator(task.config.seed, "trigger", learner.step)
     train = torch.from_numpy(task.phases[learner.phase].train)
@@ -69,7 +69,7 @@ def trigger_losses(task: Task, learner: Learner, number: int, samples: int) -> I
         pick = train[torch.randint(len(train), (samples,), generator=generator)].to(task.device)
         images, labels = task.train_batch(learner.phase, pick)
         with task.autocast():
-            loss = task.loss(learner.model(images), labels)
+            loss = task.loss(seen.modules["model"](images), labels)
         yield loss
 
 

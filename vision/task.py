@@ -5,7 +5,7 @@ import copy
 import functools
 import inspect
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,13 +17,7 @@ from fire_core.methods import Method, Net
 from fire_core.ranges import Count, Positive, Share, Width, one_of
 from fire_core.triggers import Trigger
 from harness.config.build import build, find_target
-from harness.config.checks import (
-    Group,
-    check_method,
-    check_optimizer,
-    check_optimizer_stays,
-    check_options,
-)
+from harness.config.checks import Group, check_method, check_optimizer, check_options
 from harness.config.config import Compile, Trunk, autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError, one_line
 from harness.config.groups import register
@@ -33,8 +27,6 @@ from harness.training import seeding
 from harness.training.plasticity import LEVELS
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
-
-METRICS = ("loss",)  # of each step, for triggers
 
 
 @dataclass
@@ -78,6 +70,8 @@ class Task:
     trigger: Trigger | None  # never asked either
     changed: dict[int, ImageData] = field(default_factory=dict)  # data of the newest phases that change the data set
 
+    METRICS: ClassVar[tuple[str, ...]] = ("loss",)  # of each step, for triggers
+
     @classmethod
     def from_config(cls, config: DictConfig, data: ImageData | None = None) -> "Task":
         """Check the options, load the data unless they are given, build network and method; nothing is written.
@@ -108,16 +102,15 @@ class Task:
         model.to(memory_format=task.memory_format)
         task.check_takes_images()
         net = Net({"model": model}, {})
-        check_method(method, net, name=name, network=network)
-        stays = benchmark.keeps_optimizer or trigger is not None
-        check_optimizer_stays(method, name=name, stays=stays, why=stream)
+        renewed_by = "" if benchmark.keeps_optimizer or trigger is not None else stream
+        check_method(method, net, name=name, network=network, renewed_by=renewed_by)
         check_trigger(
             options.trigger,
             trigger,
             method,
             net,
             name=name,
-            metrics=METRICS,
+            metrics=cls.METRICS,
             after=task.steps_before_trigger,
             total_steps=task.total_steps,
         )

@@ -37,7 +37,7 @@ from vision.phase import (
     save,
     trigger_losses,
 )
-from vision.task import METRICS, Task, compiled
+from vision.task import Task, compiled
 
 SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
 
@@ -58,10 +58,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)
-    probe = None if config.compile == "off" else functools.partial(pass_probe, task, learner)
-    losses = functools.partial(trigger_losses, task, learner)
-    after = task.steps_before_trigger
-    start(learner, metrics=METRICS, total_steps=task.total_steps, after=after, losses=losses, probe=probe)
+    start(task, learner, trigger_losses, None if config.compile == "off" else pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
     with Loop(learner, run, task.total_steps, title, config.progress) as loop, no_denormals():

@@ -89,22 +89,6 @@ def _check_programs(config: DictConfig) -> None:
             raise ConfigError(f"{option}={name} is not for {config.program}; accepted: {', '.join(accepted)}")
 
 
-def check_optimizer_stays(method: Method, *, name: str, stays: bool, why: str) -> None:
-    """Refuse a method that acts on the optimizer's state alone where each boundary brings a new optimizer.
-
-    Args:
-        method: as the run will use it.
-        name: the method's.
-        stays: whether an optimizer lives on after the method has acted.
-        why: the option by which it does not, `benchmark=warm_start`.
-
-    Raises:
-        ConfigError: the method, or a part of a chain, would do nothing.
-    """
-    if method.acts_on_optimizer_alone and not stays:
-        raise ConfigError(f"method={name} would do nothing to an optimizer: {why} has a new one in each phase")
-
-
 def check_optimizer(node: DictConfig) -> None:
     """Build an optimizer of one weight, so that wrong options show before training.
 
@@ -115,7 +99,13 @@ def check_optimizer(node: DictConfig) -> None:
 
 
 def check_method(
-    method: Method, net: Net, *, name: str, network: str, without: Mapping[str, str] | None = None
+    method: Method,
+    net: Net,
+    *,
+    name: str,
+    network: str,
+    without: Mapping[str, str] | None = None,
+    renewed_by: str = "",
 ) -> None:
     """Refuse a method that cannot work in a trainer or on its networks.
 
@@ -125,11 +115,15 @@ def check_method(
         name: the method's.
         network: the option that names the network, `model=mlp`.
         without: hooks that the trainer has no place for, each with what to say to who wants them.
+        renewed_by: the option by which each phase has a new optimizer, if it has: `benchmark=warm_start`.
 
     Raises:
-        ConfigError: the method has such a hook, was given options without an effect, or cannot work on the networks.
+        ConfigError: the method has such a hook, would do nothing, was given options without an effect, or cannot work
+            on the networks.
     """
     refuse_idle(method)
+    if method.acts_on_optimizer_alone and renewed_by:
+        raise ConfigError(f"method={name} would do nothing to an optimizer: {renewed_by} has a new one in each phase")
     for hook, reason in (without or {}).items():
         if method.overrides(hook):
             raise ConfigError(f"method={name} {reason}")

@@ -7,7 +7,6 @@
     metrics.jsonl    one JSON object a line, `step` strictly increasing: which trackers mirror. Before the rows
                      of a phase that a method acted before, a row {"kind": "boundary"} at the step of the row before it;
                      where a trigger fired, a row {"kind": "firing"}, after the row of the same step if there is one
-    spectra.json     singular values of every weight before and after each boundary
     checkpoints/     the newest two
     DONE             a JSON summary, written last
     FAILED           or one line that says why training stopped; gone when the run is started again
@@ -31,7 +30,6 @@ from harness.run.identity import described
 from harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
-KEPT_BOUNDARIES = 100  # of a run, whose singular values are kept
 
 
 class Run:
@@ -204,22 +202,6 @@ class Run:
             checkpoint.save(self.folder / "checkpoints", step, state, self.identity, self.keep)
         except RuntimeError as error:  # torch.save reports a failed write as one
             raise OSError(str(error).split("\n")[0]) from error
-
-    def keep_spectra(self, phase: int, before: dict[str, list[float]], after: dict[str, list[float]]) -> None:
-        """Put the singular values of the weights before and after a boundary into spectra.json.
-
-        The file is written anew each time, so that of a run with hundreds of boundaries only the first are kept. A full
-        disk does not stop the run.
-        """
-        if phase > KEPT_BOUNDARIES:
-            return
-        path = self.folder / "spectra.json"
-        pairs = {key: {"before": before[key], "after": after[key]} for key in before if key in after}
-        try:
-            kept = json.loads(path.read_text()) if path.exists() else {}
-            checkpoint.write_atomically(path, json.dumps({**kept, str(phase): pairs}).encode())
-        except (OSError, ValueError) as error:
-            log.warning("cannot write %s: %s", path, str(error).split("\n")[0])
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Mark the run as done.

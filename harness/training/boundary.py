@@ -13,11 +13,10 @@ from harness.run.folder import Run
 from harness.training.learner import LearnerBase
 from harness.training.measure import (
     Matrices,
-    Stopwatch,
+    Meter,
     Weights,
     find_matrices,
     from_reports,
-    spectra,
     total_dfi,
     total_sfe,
     weight_stable_rank,
@@ -54,20 +53,18 @@ def act_at_boundary(
     """Let the learner's method act on its networks, in place, and log a row of what it did.
 
     The row has `kind` ("boundary"), `step`, `phase`, `boundary/<number>_before` and `_after` for DfI and what `measure`
-    gives, `boundary/sfe`, what the method reports, and the seconds and the peak memory that it took. Singular values go
-    into spectra.json. The layout is resolved once, and again only if the method has put in new parameters.
-
-    Where a trigger fired, `kind` and prefix are `firing`, the trigger's numbers and its `reason` are in the row too,
-    and the file is left alone: there may be thousands of firings.
+    gives, `boundary/sfe`, what the method reports, and the seconds that it took. The layout is resolved once, and again
+    only if the method has put in new parameters. Where a trigger fired, `kind` and prefix are `firing`, and the
+    trigger's numbers and its `reason` are in the row too.
 
     Args:
         task: of the learner.
         learner: with its phase and step already those of the phase that begins, or of the firing.
         context: as the program makes it.
-        run: takes the row and the spectra; None (a process that is not the first of its run) takes none.
+        run: takes the row; None (a process that is not the first of its run) takes none.
         measure: numbers of the networks, taken before and after: those of their features, and of their weights
             (`dfi`, `weight_stable_rank`) only if these are to be taken of other modules than the learner's.
-        level: of the weights' numbers: off (only SFE), cheap (DfI, singular values) or full (stable rank too).
+        level: of the weights' numbers: off (only SFE), cheap (DfI too) or full (stable rank too).
         afterwards: done with the networks before they are measured again.
         also: further numbers for the row, by name without prefix.
         firing: why the method acts, if it is not for a boundary.
@@ -79,7 +76,8 @@ def act_at_boundary(
     found, before = find_matrices(net), measure()
     parameters = list(net.parameters())
     old = {key: {k: v.clone() for k, v in module.state_dict().items()} for key, module in net.modules.items()}
-    with Stopwatch(task.device) as watch:
+    meter = Meter(task.device)
+    with meter:
         try:
             done = method.at_boundary(net, context)
         except ValueError as error:
@@ -93,10 +91,6 @@ def act_at_boundary(
     found_after = find_matrices(net) if replaced else found
     new = {key: module.state_dict() for key, module in net.modules.items()}
     numbers = _of_weights(report, (found, old), (found_after, new), "off" if "dfi" in before else level)
-    if level != "off" and firing is None:
-        both = spectra(found, old), spectra(found_after, new)
-        if run is not None:
-            run.keep_spectra(context.phase, *both)
     numbers |= {f"{key}_before": value for key, value in before.items()}
     numbers |= {f"{key}_after": value for key, value in after.items()}
     numbers |= {**report.numbers, **(also or {}), **(firing.numbers if firing else {})}
@@ -107,8 +101,7 @@ def act_at_boundary(
         "phase": context.phase,
         **({"reason": firing.reason} if firing else {}),
         **{f"{kind}/{key}": value for key, value in numbers.items()},
-        "method/seconds": watch.seconds - report.measuring,
-        "method/peak_bytes": watch.peak_bytes,
+        "method/seconds": meter.take() - report.measuring,
     }
     if run is not None:
         run.log(row)

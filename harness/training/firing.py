@@ -1,45 +1,49 @@
 """Where every trainer asks its trigger."""
 
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from fire_core.methods import Net
 from fire_core.triggers import Firing
-from fire_core.triggers.readiness import Losses, Readiness
+from fire_core.triggers.readiness import Readiness
 from harness.training.learner import LearnerBase
 
 
 def start(
+    task: Any,
     learner: LearnerBase,
-    *,
-    metrics: Collection[str],
-    total_steps: int,
-    after: int,
-    losses: Losses,
-    probe: Callable[[], object] | None = None,
-    net: Net | None = None,
+    losses: Callable[..., Any],
+    probe: Callable[..., Any] | None = None,
+    seen: Net | None = None,
 ) -> None:
-    """Make the learner's trigger ready, before the first step and after a resume.
+    """Make the learner's trigger ready, if it has one, before the first step and after a resume.
 
     Args:
+        task: names the numbers that `ask` gets, the steps of the run and those before the first that is asked about.
         learner: with its networks and the trigger's state.
-        metrics: names of the numbers that `ask` gets.
-        total_steps: optimizer steps of the run.
-        after: optimizer steps before the first that is asked about.
-        losses: of mini-batches of what is trained on, for readiness.
-        probe: passes a batch through the networks; None: the training's own passes are looked at.
-        net: what is measured; None: the learner's networks.
+        losses: (task, learner, seen, number, samples) -> losses of mini-batches of what is trained on, for readiness.
+        probe: (task, learner, seen) passes a batch through the networks; None: those of the training are looked at.
+        seen: what is measured; None: the learner's networks.
     """
-    if learner.trigger is not None:
-        net = learner.net if net is None else net
-        if isinstance(learner.trigger, Readiness):
-            learner.trigger.losses = losses
-        learner.trigger.start(net, metrics=metrics, total_steps=total_steps, after=after, probe=probe)
+    if learner.trigger is None:
+        return
+    seen = learner.net if seen is None else seen
+    if isinstance(learner.trigger, Readiness):
+        learner.trigger.losses = functools.partial(losses, task, learner, seen)
+    learner.trigger.start(
+        seen,
+        metrics=task.METRICS,
+        total_steps=task.total_steps,
+        after=task.steps_before_trigger,
+        probe=None if probe is None else functools.partial(probe, task, learner, seen),
+    )
 
 
-def ask(learner: LearnerBase, step: int, net: Net | None = None, /, **metrics: Tensor | float | None) -> Firing | None:
+def ask(learner: LearnerBase, step: int, seen: Net | None = None, /, **metrics: Tensor | float | None) -> Firing | None:
     """What the learner's trigger says after an optimizer step; None too if there is no trigger."""
     if learner.trigger is None:
         return None
-    return learner.trigger.ask(step, learner.net if net is None else net, **metrics)
+    return learner.trigger.ask(step, learner.net if seen is None else seen, **metrics)

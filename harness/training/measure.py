@@ -17,7 +17,6 @@ from harness.config.errors import TrainingError
 
 Weights = dict[str, dict[str, Tensor]]  # state dicts by module
 Matrices = list[tuple[str, Entry]]  # the module's name and what of it holds matrices
-KEPT = 256  # singular values of a parameter that `spectra` gives at most
 
 
 def find_matrices(net: Net) -> Matrices:
@@ -90,24 +89,6 @@ def from_reports(reports: Mapping[str, Report], found: Matrices) -> dict[str, fl
 
 
 @torch.no_grad()
-def spectra(found: Matrices, weights: Weights) -> dict[str, list[float]]:
-    """Singular values by parameter, largest first, those of all kernel positions and heads together.
-
-    Of more than `KEPT` values, evenly spaced ones, the largest and the smallest among them.
-    """
-    several = len({name for name, _ in found}) > 1
-    result = {}
-    for name, entry in found:
-        matrices = _view(name, entry, weights).float()
-        values: Tensor = torch.linalg.svdvals(matrices).flatten().sort(descending=True).values.cpu()
-        if len(values) > KEPT:
-            values = values[torch.linspace(0, len(values) - 1, KEPT).round().long()]
-        label = f"{name}.{entry.label}" if several else entry.label
-        result[label] = [float(f"{value:.5g}") for value in values.tolist()]
-    return result
-
-
-@torch.no_grad()
 def weight_stable_rank(found: Matrices, weights: Weights) -> float:
     """Mean stable rank over all weight matrices, those of every kernel position."""
     return torch.cat([stable_rank(_view(name, entry, weights)).flatten() for name, entry in found]).mean().item()
@@ -125,34 +106,6 @@ def check_finite(step: int, *values: Tensor) -> None:
                 f"the loss, its gradient or a weight is not finite at step {step}; the last checkpoint is from before. "
                 "Lower lr="
             )
-
-
-class Stopwatch:
-    """Seconds and, on a GPU, additional peak memory of a block of code.
-
-    Attributes:
-        seconds: wall-clock time, the device's work included.
-        peak_bytes: GPU memory beyond what was allocated before; 0 on a CPU, where torch keeps no count.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device if device.type == "cuda" else None
-        self.seconds = 0.0
-        self.peak_bytes = 0
-
-    def __enter__(self) -> Self:
-        if self.cuda is not None:
-            torch.cuda.synchronize(self.cuda)
-            torch.cuda.reset_peak_memory_stats(self.cuda)
-            self._allocated = torch.cuda.memory_allocated(self.cuda)
-        self._start = time.perf_counter()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.cuda is not None:
-            torch.cuda.synchronize(self.cuda)
-            self.peak_bytes = torch.cuda.max_memory_allocated(self.cuda) - self._allocated
-        self.seconds = time.perf_counter() - self._start
 
 
 class Meter:

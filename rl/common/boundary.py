@@ -13,7 +13,6 @@ from fire_core.weights.layout import resolve
 from harness.config.errors import ConfigError
 
 log = logging.getLogger(__name__)
-METRICS = ("loss", "return")  # for triggers: of each step, and of each row, the mean over training episodes that ended
 POLICY = {
     "optimizer": "new",
     "temperature": "new",

@@ -1,7 +1,6 @@
 """What the learners of both agents have."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,10 +12,9 @@ from torch import Tensor
 from fire_core.methods import Net
 from fire_core.triggers import Firing
 from harness.run.folder import Run
-from harness.training.firing import ask, start
+from harness.training.firing import ask
 from harness.training.learner import LearnerBase
 from harness.training.measure import check_finite
-from rl.common.boundary import METRICS
 from rl.common.continual import Returns
 from rl.common.replay_store import Ring, RingStore
 from rl.common.task import AgentTask
@@ -104,29 +102,6 @@ def start_row(task: AgentTask, learner: AgentLearner, running: Sequence[float]) 
         phase = task.phases[learner.phase]
         row |= learner.of_tasks.row(phase.end - phase.start, running, learner.step >= phase.end)
     return row
-
-
-def start_trigger(
-    task: AgentTask, learner: AgentLearner, seen: Net, losses: Callable[..., Any], probe: Callable[..., Any]
-) -> None:
-    """Make the run's trigger ready, if it has one.
-
-    Args:
-        task: of the run.
-        learner: of the run.
-        seen: the networks that the trigger measures.
-        losses: (task, learner, seen, number, samples) -> losses of mini-batches of transitions of the replay.
-        probe: (task, learner, seen): passes some through these networks, for a trigger that looks at activations.
-    """
-    start(
-        learner,
-        net=seen,
-        metrics=METRICS,
-        total_steps=task.total_steps,
-        after=task.steps_before_trigger,
-        losses=functools.partial(losses, task, learner, seen),
-        probe=functools.partial(probe, task, learner, seen),
-    )
 
 
 def ask_trigger(learner: AgentLearner, seen: Net, loss: Tensor | None) -> Firing | None:

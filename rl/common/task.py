@@ -1,7 +1,7 @@
 """What both agents fix before the first step in the same way: shared options, phases, what restarts when."""
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from omegaconf import MISSING, DictConfig
@@ -16,7 +16,7 @@ from harness.config.errors import ConfigError
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training.plasticity import LEVELS
-from rl.common.boundary import METRICS, Boundary, check_boundary, settle_boundary
+from rl.common.boundary import Boundary, check_boundary, settle_boundary
 from rl.common.continual import ContinualControl, Phase
 
 
@@ -51,6 +51,9 @@ class AgentTask:
     benchmark: ContinualControl | None
     method: Method
     trigger: Trigger | None
+
+    # For triggers: of each step, and of each row, the mean over training episodes that ended.
+    METRICS: ClassVar[tuple[str, ...]] = ("loss", "return")
 
     @property
     def headline(self) -> str:
@@ -134,7 +137,7 @@ class AgentTask:
             method,
             net,
             name=name,
-            metrics=METRICS,
+            metrics=self.METRICS,
             after=self.steps_before_trigger,
             total_steps=self.total_steps,
             restarts=config.boundary.restarts_networks,

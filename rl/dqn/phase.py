@@ -107,18 +107,18 @@ def probe_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Ten
     return batch.frames[:, :-1], torch.stack([batch.actions.to(targets.dtype), targets], 1)
 
 
-def pass_probe(task: Task, learner: Learner, net: Net) -> None:
+def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
     """Pass some transitions of the replay through the network, for a trigger that looks at activations."""
     generator = seeding.generator(task.config.seed, "trigger", learner.step)
-    net.modules["q"](on_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
+    seen.modules["q"](on_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
 
 
-def trigger_losses(task: Task, learner: Learner, net: Net, number: int, samples: int) -> Iterator[Tensor]:
+def trigger_losses(task: Task, learner: Learner, seen: Net, number: int, samples: int) -> Iterator[Tensor]:
     """Losses of mini-batches of transitions of the replay, for a trigger."""
     generator = seeding.generator(task.config.seed, "trigger", learner.step)
     both = probe_batch(task, learner, learner.replay.sample(number * samples, generator))
     for observations, targets in zip(*(part.split(samples) for part in both), strict=True):
-        yield loss_of(net, observations, targets)
+        yield loss_of(seen, observations, targets)
 
 
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:

@@ -93,20 +93,20 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
     )
 
 
-def pass_probe(task: Task, learner: Learner, net: Net) -> None:
+def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
     """Pass some transitions of the replay through the networks, for a trigger that looks at activations."""
     generator = seeding.generator(task.config.seed, "trigger", learner.turns)
     batch = batch_at(learner.replay.sample(1, PROBE, generator), 0)
     observation = normalised(batch.observation, learner.statistics.tensors(task.device))
-    for name, module in net.modules.items():
+    for name, module in seen.modules.items():
         module(observation) if name == "actor" else module(observation, batch.action)
 
 
-def trigger_losses(task: Task, learner: Learner, net: Net, number: int, samples: int) -> Iterator[Tensor]:
+def trigger_losses(task: Task, learner: Learner, seen: Net, number: int, samples: int) -> Iterator[Tensor]:
     """The critics' losses of mini-batches of transitions of the replay, for a trigger."""
     generator = seeding.generator(task.config.seed, "trigger", learner.turns)
     for _ in range(number):
-        yield probe_loss(task, net, *probe_batch(task, learner, samples, generator))
+        yield probe_loss(task, seen, *probe_batch(task, learner, samples, generator))
 
 
 def probe_batch(task: Task, learner: Learner, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -23,9 +23,10 @@ from harness.run.execute import Program, execute
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import act_after_row, act_at_boundary
+from harness.training.firing import start
 from harness.training.loop import Loop
 from rl.common.boundary import update_targets
-from rl.common.learner import ask_trigger, start_trigger
+from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner
@@ -55,7 +56,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             learner.load_replay(replay_store, state)
             learner.load_state_dict(task, state)
     seen = learner.separate  # each critic alone
-    start_trigger(task, learner, seen, trigger_losses, pass_probe)
+    start(task, learner, trigger_losses, pass_probe, seen)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(learner.save, task, run, replay_store)
     with (

@@ -24,8 +24,7 @@ SETTINGS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")  # of the l
 # Columns that were recorded under another name than they have now: {program: {recorded: now}}.
 RENAMED: dict[str, dict[str, str]] = {"vision": {}, "language": {"epoch": "iteration"}, "dqn": {}, "sac": {}}
 # Differ from run to run, or say where a row stands.
-IGNORED = ("seconds", "method/seconds", "method/peak_bytes", "seconds/waiting", "tokens_per_second")
-IGNORED += ("boundary/seconds", "boundary/peak_bytes", "step", "kind")
+IGNORED = ("seconds", "method/seconds", "step", "kind")
 # Elsewhere than where they were recorded (another torch, CPU or setting) numbers may differ: measured by recording with
 # ATEN_CPU_CAPABILITY=default and avx2 and comparing with AVX512. Worst: the loss of Muon 2.5e-4, the sharpness (a power
 # iteration) 8e-3 of the largest number of their column; a part of a few hundred samples or units 0.12; the DfI after
@@ -55,14 +54,14 @@ def series(rows: list[dict[str, Any]]) -> Series:
 
 
 def run_cases(program: str, names: Iterable[str], folder: Path, zygote: Zygote) -> Curves:
-    """Run the named cases of a program through its command line, each in a process of its own."""
+    """Run the named cases of a program through its command line; first phases that are the same are trained once."""
     curves: Curves = {}
     for number, case in enumerate(names):
         place = folder / str(number)
         place.mkdir(parents=True)
         if program == "language":
             write_texts(place)
-        answer = zygote.run(place, MODULES[program], *COMMON, *CASES[program][case])
+        answer = zygote.run(place, MODULES[program], *COMMON, *CASES[program][case], f"paths.cache={folder}/cache")
         assert answer.code == 0, f"{program}, {case}: {answer.err}"
         (metrics,) = (place / "runs" / program).glob("*/metrics.jsonl")
         curves[case] = series([json.loads(line) for line in metrics.read_text().splitlines()])

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from harness.config.errors import ConfigError
 from vision.data import mnist
@@ -49,20 +47,11 @@ def test_images_and_labels_are_those_of_the_files(tmp_path: Path, packed: bool, 
     assert data.std.item() == pytest.approx(scaled.std(), rel=1e-6)
 
 
-def test_files_are_read_as_torchvision_reads_them(tmp_path: Path) -> None:
-    write(tmp_path)
-    data = load_mnist(str(tmp_path))
-    assert torch.equal(data.train_images[:, 0], read_image_file(str(tmp_path / IMAGES)))
-    assert torch.equal(data.train_labels, read_label_file(str(tmp_path / LABELS)))
-
-
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "cut": (IMAGES, lambda content: content[:-1], "should have 15680 bytes of data, it has only 15679"),
-    "longer": (IMAGES, lambda content: content + b"x", "should have 15680 bytes of data, it has more"),
+    "cut": (IMAGES, lambda content: content[:-1], "should have 15680 bytes of data, not 15679"),
     "labels for images": (IMAGES, lambda _: idx(np.zeros(20)), "is no idx file of 3 dimensions"),
     "another type": (IMAGES, lambda content: content[:2] + b"\x0d" + content[3:], "of unsigned bytes"),
     "empty": (LABELS, lambda _: b"", "is no idx file of 1 dimension"),
-    "huge": (IMAGES, lambda content: content[:4] + b"\xff" * 12 + content[16:], "it announces"),
     "fewer labels": (LABELS, lambda _: idx(np.zeros(19)), "has 20 images, .* 19 labels"),
     "a wrong label": (LABELS, lambda _: idx(np.full(20, 10)), "it has the label 10"),
     "not square": (IMAGES, lambda _: idx(np.zeros((20, 28, 27))), "no square images"),

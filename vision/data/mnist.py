@@ -1,6 +1,7 @@
 """MNIST and Fashion-MNIST from their files in the idx format, as published or unpacked, without augmentation."""
 
 import gzip
+import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ MD5 = {  # of the published archives
 }
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts its files
 UNSIGNED_BYTE = 8  # the only type of number in these files
-LARGEST = 1 << 30  # bytes that one file may unpack to
 
 
 @checked
@@ -125,18 +125,13 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         ConfigError: the file cannot be read, is of another format, or has too few or too many bytes.
     """
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            head = file.read(4 + 4 * dimensions)
-            if len(head) < 4 + 4 * dimensions or head[:4] != bytes([0, 0, UNSIGNED_BYTE, dimensions]):
-                raise ConfigError(f"{path} is no idx file of {dimensions} dimensions of unsigned bytes")
-            shape = [int(size) for size in np.frombuffer(head, ">u4", offset=4)]
-            count = int(np.prod(shape, dtype=object))
-            if count > LARGEST:
-                raise ConfigError(f"{path} is damaged: it announces {count} bytes")
-            numbers = file.read(count + 1)  # one more, to see whether the file ends there
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read ({error}): remove it and get it again") from error
-    if len(numbers) != count:
-        there = "more" if len(numbers) > count else f"only {len(numbers)}"
-        raise ConfigError(f"{path} is damaged: it should have {count} bytes of data, it has {there}")
-    return np.frombuffer(numbers, np.uint8).reshape(shape).copy()
+    head = 4 + 4 * dimensions
+    if len(data) < head or data[:4] != bytes([0, 0, UNSIGNED_BYTE, dimensions]):
+        raise ConfigError(f"{path} is no idx file of {dimensions} dimensions of unsigned bytes")
+    shape = np.frombuffer(data, ">u4", dimensions, offset=4).tolist()
+    if len(data) - head != math.prod(shape):
+        raise ConfigError(f"{path} is damaged: it should have {math.prod(shape)} bytes of data, not {len(data) - head}")
+    return np.frombuffer(data, np.uint8, offset=head).reshape(shape).copy()

@@ -50,7 +50,6 @@ def test_a_stream_with_hidden_boundaries(tmp_path: Path) -> None:
     assert first["firing/sfe"] > 0
     assert "firing/previous_accuracy_after" not in first  # there is no task before the first
     assert 0 <= later["firing/previous_accuracy_after"] <= 1
-    assert not (folder / "spectra.json").exists()
 
 
 def test_a_firing_changes_the_weights_as_the_method_does(tmp_path: Path) -> None:

@@ -24,13 +24,7 @@ def test_it_measures_the_phase_and_moves_no_random_number() -> None:
     learner.step = 6
     trigger, before = learner.trigger, torch.get_rng_state()
     assert isinstance(trigger, Readiness)
-    start(
-        learner,
-        metrics=("loss",),
-        total_steps=100,
-        after=0,
-        losses=lambda number, samples: trigger_losses(task, learner, number, samples),
-    )
+    start(task, learner, trigger_losses)
     assert trigger.ask(6, learner.net, loss=1.0) is not None
     assert torch.equal(before, torch.get_rng_state())
     assert all(p.grad is None for p in learner.model.parameters())
