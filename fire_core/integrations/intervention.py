@@ -7,7 +7,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from fire_core.integrations.copies import Copy, named_weights, weights_of
 from fire_core.integrations.keep import Keep, kept_tensors
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
-from fire_core.reinit.fire import check_options, fire_
+from fire_core.reinit.fire import fire_
+from fire_core.reinit.project import Projection
 from fire_core.reinit.report import Report
 from fire_core.triggers.trigger import Firing, Trigger
 from fire_core.weights.distributed import local
@@ -49,7 +50,7 @@ class FireWith(Method):
         Raises:
             ValueError: with the reason.
         """
-        check_options(**{name: self.values[name] for name in inspect.signature(check_options).parameters})
+        Projection(**{field.name: self.values[field.name] for field in fields(Projection)}).check_idle()
         entries = self._entries(net)
         if all(entry.action == "keep" for entry in entries):
             reasons = list(dict.fromkeys(entry.reason for entry in entries if entry.kind != "vector"))

@@ -1,14 +1,13 @@
 """FIRE: Frobenius-Isometry Reinitialization (Han et al., ICLR 2026, arXiv 2602.08040)."""
 
-import inspect
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 from fire_core.methods.layers import ChosenLayout
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
-from fire_core.polar.options import PolarOptions
 from fire_core.ranges import checked, within
-from fire_core.reinit.fire import IDLE, fire_
-from fire_core.reinit.scales import check_scaling
+from fire_core.reinit.fire import fire_
+from fire_core.reinit.project import Projection
 from fire_core.weights.optimizer_state import holding
 
 
@@ -46,28 +45,23 @@ class Fire(Method):
         variance_factor: float = 1.0,
         trainable_only: bool = True,
     ) -> None:
-        PolarOptions(solver, iterations, norm_init, tol)  # checks them
-        check_scaling(scale, min_norm, blend, variance_factor)
-        self.layout = layout
-        self.options: dict[str, Any] = {
-            "solver": solver,
-            "iterations": iterations,
-            "norm_init": norm_init,
-            "scale": scale,
-            "blend": blend,
-            "min_norm": min_norm,
-            "tol": tol,
-            "variance_factor": variance_factor,
-            "trainable_only": trainable_only,
-        }
+        self.projection = Projection(
+            solver,
+            iterations,
+            norm_init,
+            tol,
+            scale=scale,
+            min_norm=min_norm,
+            blend=blend,
+            variance_factor=variance_factor,
+        )
+        self.layout, self.trainable_only = layout, trainable_only
 
     def idle_options(self) -> dict[str, str]:
-        solver, defaults = self.options["solver"], inspect.signature(Fire).parameters
-        moved = [name for name in IDLE[solver] if self.options[name] != defaults[name].default]
-        return dict.fromkeys(moved, f"solver={solver}")
+        return dict.fromkeys(self.projection.idle(), f"solver={self.projection.solver}")
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
-        options = {name: value for name, value in self.options.items() if name not in self.idle_options()}
+        options = {name: value for name, value in asdict(self.projection).items() if name not in self.idle_options()}
         reports = {
             name: fire_(
                 module,
@@ -75,6 +69,7 @@ class Fire(Method):
                 optimizer=holding(context.optimizers, module.parameters()),  # none of a target network
                 init=net.init[name],
                 exclude=[p for p in module.parameters() if p in context.spared],
+                trainable_only=self.trainable_only,
                 **options,
             )
             for name, module in net.modules.items()

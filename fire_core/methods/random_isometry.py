@@ -56,14 +56,14 @@ class RandomIsometry(Fire):
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
         for name, module in net.modules.items():
             for entry in self._matrices(net, name, [p for p in module.parameters() if p in context.spared]):
-                fill_(entry, generator, keep_norm=self.options["scale"] == "keep_norm")
+                fill_(entry, generator, keep_norm=self.projection.scale == "keep_norm")
         projected = super().at_boundary(net, context)
         # What FIRE reports is of the Gaussians: the trainer measures.
         return BoundaryReport(measuring=projected.measuring)
 
     def _matrices(self, net: Net, name: str, spared: Sequence[nn.Parameter] = ()) -> list[Entry]:
         """What is drawn anew of one network."""
-        layout, trainable_only = self.layout or net.layout, self.options["trainable_only"]
+        layout, trainable_only = self.layout or net.layout, self.trainable_only
         entries = resolve(net.modules[name], layout, exclude=spared, trainable_only=trainable_only)
         return [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
 

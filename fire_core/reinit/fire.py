@@ -1,6 +1,5 @@
 """FIRE on a model: layout -> same-shape batches -> polar factors -> scale -> write in place -> report."""
 
-import inspect
 import math
 import time
 import warnings
@@ -13,13 +12,12 @@ from torch.optim import Optimizer
 
 from fire_core.errors import FireWarning
 from fire_core.polar.factor import full_precision
-from fire_core.polar.options import PolarOptions
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.checks import check_finite, check_module, check_weights
 from fire_core.reinit.initial import initial_of, initial_weights
-from fire_core.reinit.project import Solve, make_batches, project
+from fire_core.reinit.project import Projection, make_batches, project
 from fire_core.reinit.report import Kept, Report, Row, running_statistics
-from fire_core.reinit.scales import check_scaling, scale_of
+from fire_core.reinit.scales import scale_of
 from fire_core.weights import distributed
 from fire_core.weights.advice import listed
 from fire_core.weights.entry import Entry
@@ -28,9 +26,6 @@ from fire_core.weights.layout import Layout, Selector, resolve
 from fire_core.weights.masters import Master, Masters, carried_to, find_masters
 from fire_core.weights.optimizer_state import holding, optimizers_of, parameters_of, reset_states
 from fire_core.weights.topology import unwrap
-
-# Options of `fire_` that a solver does not read.
-IDLE = {"newton_schulz": (), "muon": ("norm_init",), "exact": ("iterations", "norm_init")}
 
 
 def fire_(
@@ -144,7 +139,8 @@ def fire_(
     start = time.perf_counter()
     if isinstance(solver, Optimizer) or hasattr(solver, "param_groups"):
         raise TypeError(f"solver is an optimizer ({type(solver).__name__}): give it as optimizer=")
-    options = check_options(solver, iterations, norm_init, scale, min_norm, blend, variance_factor, tol, seed)
+    how = Projection(solver, iterations, norm_init, tol, seed, scale, min_norm, blend, variance_factor, measure=measure)
+    how.check_idle()
     optimizers = [] if optimizer is None else optimizers_of(optimizer)
     entries = resolve(
         check_module(model),
@@ -162,7 +158,7 @@ def fire_(
     if optimizers and any(True for _ in model.parameters()) and not trained:
         raise ValueError("the optimizers hold none of the model's weights: give those that train it; of a copy, none")
     with carried_to(copies):
-        report = _apply(model, entries, Solve(options, min_norm, blend, measure), scale, variance_factor, init)
+        report = _apply(model, entries, how, init)
     changed = [row for row in report.rows if row.action != "skip"]
     if optimizers:
         labels = {row.name for row in changed}
@@ -176,33 +172,6 @@ def fire_(
     for warning in report.warnings:
         warnings.warn(warning, FireWarning, stacklevel=2)
     return report
-
-
-def check_options(
-    solver: str,
-    iterations: int,
-    norm_init: str,
-    scale: str,
-    min_norm: float,
-    blend: float,
-    variance_factor: float,
-    tol: float | None,
-    seed: int,
-) -> PolarOptions:
-    """The options of `fire_` that do not depend on the model, checked before anything is changed.
-
-    Raises:
-        ValueError: one is not accepted, or differs from its default and has no effect beside the others.
-    """
-    check_scaling(scale, min_norm, blend, variance_factor)
-    options = PolarOptions(solver, iterations, norm_init, tol, seed)
-    if iterations < 1:
-        raise ValueError(f"iterations={iterations}: must be at least 1; without a step W / ||W|| would be left")
-    parameters = inspect.signature(fire_).parameters
-    for name in IDLE[solver]:
-        if (value := getattr(options, name)) != parameters[name].default:
-            raise ValueError(f"{name}={value} has no effect with solver={solver}")
-    return options
 
 
 def _untrained(
@@ -221,21 +190,14 @@ def _untrained(
 
 
 @torch.no_grad()
-def _apply(
-    model: nn.Module,
-    entries: list[Entry],
-    how: Solve,
-    scale: str,
-    variance_factor: float,
-    init: Mapping[str, Tensor] | None,
-) -> Report:
+def _apply(model: nn.Module, entries: list[Entry], how: Projection, init: Mapping[str, Tensor] | None) -> Report:
     """Check, project, reset, and report what was done; nothing is changed when a check fails."""
     projected = [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
     reset = [entry for entry in entries if entry.action == "reinit"]
     check_weights([*projected, *reset])
     initial = initial_weights(init, [*projected, *reset])
     check_finite([(f"init[{entry.name!r}]", initial_of(entry, initial)) for entry in reset])
-    scales = {entry.label: scale_of(entry, scale, variance_factor, initial) for entry in projected}
+    scales = {entry.label: scale_of(entry, how.scale, how.variance_factor, initial) for entry in projected}
     batches = make_batches(projected, distributed.ddp_group(model))
     check_finite([(entry.name, entry.parameter) for entry in projected])
     rows: dict[str, Row] = {}

@@ -3,13 +3,13 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from fire_core.polar.factor import PolarReport, solve
-from fire_core.polar.options import PolarOptions
+from fire_core.polar.options import PolarOptions, check_number, check_word
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.initial import find_initial
 from fire_core.reinit.measure import COLUMNS, measure, pieces
@@ -22,14 +22,53 @@ AT = {name: column for column, name in enumerate(COLUMNS)}
 BATCH_ELEMENTS = 2**21
 
 
-@dataclass(frozen=True)
-class Solve:
-    """How to turn a batch of weights into a batch of new weights."""
+SCALES = ("modular", "orthogonal", "match_init", "init_norm", "keep_norm", "variance_factor")
+IDLE = {
+    "newton_schulz": (),
+    "muon": ("norm_init",),
+    "exact": ("iterations", "norm_init"),
+}  # what a solver does not read
 
-    polar: PolarOptions
-    min_norm: float
-    blend: float
-    measure: bool
+
+@dataclass(frozen=True)
+class Projection(PolarOptions):
+    """How weights become new weights: the options of `fire_` that do not depend on the model, described there.
+
+    Raises:
+        ValueError: one is not accepted.
+    """
+
+    solver: str = "newton_schulz"
+    scale: str = "modular"
+    min_norm: float = 0.0
+    blend: float = 1.0
+    variance_factor: float = 1.0
+    measure: bool = True
+
+    def __post_init__(self) -> None:
+        check_word("scale", self.scale, SCALES)
+        check_number("blend", self.blend, lambda t: 0 <= t <= 1, "between 0 and 1")
+        check_number("min_norm", self.min_norm, lambda norm: norm >= 0, "0 or more")
+        check_number("variance_factor", self.variance_factor, lambda f: 0 < f < math.inf, "finite and above 0")
+        if self.variance_factor != 1 and self.scale != "variance_factor":
+            raise ValueError(
+                f"variance_factor={self.variance_factor} needs scale=variance_factor, not scale={self.scale}"
+            )
+        super().__post_init__()
+        if self.iterations < 1:
+            raise ValueError(
+                f"iterations={self.iterations}: must be at least 1; without a step W / ||W|| would be left"
+            )
+
+    def idle(self) -> list[str]:
+        """Options that differ from their defaults and have no effect with this solver."""
+        named = (field for field in fields(self) if field.name in IDLE[self.solver])
+        return [field.name for field in named if getattr(self, field.name) != field.default]
+
+    def check_idle(self) -> None:
+        """Raise a ValueError for an option without effect."""
+        for name in self.idle():
+            raise ValueError(f"{name}={getattr(self, name)} has no effect with solver={self.solver}")
 
 
 @dataclass(frozen=True)
@@ -74,7 +113,7 @@ def make_batches(entries: list[Entry], group: object) -> list[Batch]:
 
 
 def project(
-    batch: Batch, how: Solve, scales: Mapping[str, float | Tensor], initial: Mapping[str, Tensor]
+    batch: Batch, how: Projection, scales: Mapping[str, float | Tensor], initial: Mapping[str, Tensor]
 ) -> dict[str, Row]:
     """Solve a batch, write it, and give a row for each entry."""
     work = _work(batch, scales)
@@ -125,13 +164,13 @@ def stack(pairs: list[tuple[Entry, Tensor]]) -> Tensor:
     return flat[0] if 1 in flat[0].stride()[1:] else flat[0].contiguous()
 
 
-def _solve(work: Work, how: Solve) -> tuple[Tensor, PolarReport]:
+def _solve(work: Work, how: Projection) -> tuple[Tensor, PolarReport]:
     """New weights before scaling, (b, d_out, d_in): polar factors, or the blend in units of the scale."""
     if how.blend == 0:
         return work.W / work.s, PolarReport("none", 0)
     if how.blend < 1:
         return _blend(work.W, work.s, how.blend), PolarReport("svd", 0)
-    return solve(work.W, how.polar, known_finite=True)  # `fire_` has looked at all weights
+    return solve(work.W, how, known_finite=True)  # `fire_` has looked at all weights
 
 
 def _blend(W: Tensor, s: Tensor, t: float) -> Tensor:
@@ -141,7 +180,7 @@ def _blend(W: Tensor, s: Tensor, t: float) -> Tensor:
     return blended.to(W.dtype)
 
 
-def _finish(work: Work, Q: Tensor, did: PolarReport, how: Solve, initial: Mapping[str, Tensor]) -> Tensor:
+def _finish(work: Work, Q: Tensor, did: PolarReport, how: Projection, initial: Mapping[str, Tensor]) -> Tensor:
     """Complete, scale, measure and write; the `COLUMNS` of the whole batch, (count, len(COLUMNS))."""
     W, s, p = work.W, work.s, work.batch.entries[0].parameter
     stats = torch.zeros(len(W), len(COLUMNS), dtype=torch.float64, device=W.device)
@@ -161,7 +200,9 @@ def _finish(work: Work, Q: Tensor, did: PolarReport, how: Solve, initial: Mappin
     return work.batch.ranks.gather(stats, work.mine, work.batch.count)
 
 
-def _scale(W: Tensor, Q: Tensor, s: Tensor, dtype: torch.dtype, how: Solve, stats: Tensor, known_zeros: bool) -> None:
+def _scale(
+    W: Tensor, Q: Tensor, s: Tensor, dtype: torch.dtype, how: Projection, stats: Tensor, known_zeros: bool
+) -> None:
     """Turn factors Q into new weights, in place, and fill what is left of the statistics."""
     if not known_zeros:  # a zero matrix stays zero, and nothing else becomes so
         stats[:, AT["zeros"]] = torch.linalg.matrix_norm(Q) == 0
@@ -184,7 +225,7 @@ def _scale(W: Tensor, Q: Tensor, s: Tensor, dtype: torch.dtype, how: Solve, stat
         stats[:, : AT["square_scale"]] = math.nan
 
 
-def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Solve, initial: Mapping[str, Tensor]) -> Tensor:
+def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Projection, initial: Mapping[str, Tensor]) -> Tensor:
     """Solve rank-deficient matrices again with their initial weights, in place in Q; rare, so nothing is kept ready.
 
     Returns:
@@ -197,7 +238,7 @@ def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Solve, initial: Map
         start = find_initial(entry, initial) if bool(here.any()) else None
         if start is not None:
             starts = stack([(entry, start)])[positions[here] - at]
-            Q[here] = solve(work.W[here], how.polar, starts)[0]
+            Q[here] = solve(work.W[here], how, starts)[0]
             found[here] = starts.flatten(1).any(1).cpu()
         at += entry.count
     return found.to(Q.device)

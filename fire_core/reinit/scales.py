@@ -5,22 +5,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fire_core.polar.options import check_number, check_word
 from fire_core.reinit.initial import initial_of
 from fire_core.reinit.project import stack
 from fire_core.weights.entry import Entry
-
-SCALES = ("modular", "orthogonal", "match_init", "init_norm", "keep_norm", "variance_factor")
-
-
-def check_scaling(scale: str, min_norm: float, blend: float, variance_factor: float) -> None:
-    """Raise a ValueError that names the option which is not accepted."""
-    check_word("scale", scale, SCALES)
-    check_number("blend", blend, lambda t: 0 <= t <= 1, "between 0 and 1")
-    check_number("min_norm", min_norm, lambda norm: norm >= 0, "0 or more")
-    check_number("variance_factor", variance_factor, lambda factor: 0 < factor < math.inf, "finite and above 0")
-    if variance_factor != 1 and scale != "variance_factor":
-        raise ValueError(f"variance_factor={variance_factor} needs scale=variance_factor, not scale={scale}")
 
 
 def modular(d_out: int, d_in: int, positions: int) -> float:

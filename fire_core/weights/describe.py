@@ -20,8 +20,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.weights import advice, heads, topology
-from fire_core.weights.entry import Entries, Entry
+from fire_core.weights import heads, topology
+from fire_core.weights.entry import Entry
 from fire_core.weights.fused import Cut, Declared, Misfit, declared
 from fire_core.weights.known import known_cut
 from fire_core.weights.read import read_cuts, read_module
@@ -37,66 +37,38 @@ _SEPARATE = re.compile(r"(to_|w|w_|c_)?[qkv](_|$)|query|key|value")
 _GATED = re.compile(r"GLU|Glu([A-Z]|$)|Gated(MLP|Mlp|Linear|FFN|FeedForward)")
 
 
-def describe(
-    model: nn.Module,
-    blocks: Mapping[str, Declared] | None = None,
-    transposed: Iterable[str] = (),
-    example: Any = None,
-    by_head: bool = False,
-) -> Entries:
-    """All entries of a model in the order of `named_parameters()`, none with an action yet.
-
-    Args:
-        model: any module; wrappers are looked through.
-        blocks: how fused weights are cut, by pattern; see `layout.resolve`.
-        transposed: patterns of weights that are stored (d_in, d_out).
-        example: input for one forward pass off which the cuts are read; None for no pass.
-        by_head: cut attention by head too.
-
-    Raises:
-        ValueError: a pattern that matches nothing, blocks that do not fit, an example that the model does not take.
-    """
-    root = unwrap(model)
-    reader = _Reader(root, blocks or {}, tuple(transposed), {} if example is None else read_cuts(model, example))
-    found = topology.uses_of(root)
-    names = list(dict.fromkeys(use.name for _, uses in found for use in uses))
-    for option, patterns in (("blocks", reader.blocks), ("transposed", reader.transposed)):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                hint = near(pattern, names) or f"; the first are {', '.join(names[:3])}"
-                raise ValueError(f"{option}: no parameter matches {pattern!r}{hint}")
-    entries = []
-    for parameter, uses in found:
-        parts = reader.entries(parameter, uses)
-        entries += [heads.by_head(part, telling(uses)) for part in parts] if by_head else parts
-    return Entries(entries, advice.quantised(model))
-
-
 def near(pattern: str, names: Iterable[str]) -> str:
     """The names that a mistaken pattern may mean, as the end of a message."""
     similar = difflib.get_close_matches(pattern, list(names), n=3, cutoff=0.3)
     return f"; near it: {', '.join(similar)}" if similar else ""
 
 
-def telling(uses: list[Use]) -> Use:
-    """The use that says what a parameter is: a table that is also the head's weight is a head."""
-    return next((use for use in uses if not use.is_raw), uses[0])  # the linear module says how it is multiplied
-
-
-class _Reader:
-    """Makes the entries of one parameter after the other.
+class Reader:
+    """Tells what the weights of a model are.
 
     Args:
-        root: the model.
-        blocks: declared by the caller, by pattern.
-        transposed: patterns, too.
-        seen: cuts read off the model's own forward pass, by `id(parameter)`.
+        model: any module; wrappers are looked through.
+        blocks: declared by the caller, by pattern; see `layout.resolve`.
+        transposed: patterns of weights that are stored (d_in, d_out).
+        example: input for one forward pass off which cuts are read; None for no pass.
+        by_head: cut attention by head too.
+
+    Raises:
+        ValueError: a pattern that matches nothing, an example that the model does not take.
     """
 
     def __init__(
-        self, root: nn.Module, blocks: Mapping[str, Declared], transposed: tuple[str, ...], seen: Mapping[int, Cut]
+        self, model: nn.Module, blocks: Mapping[str, Declared], transposed: list[str], example: Any, by_head: bool
     ) -> None:
-        self.blocks, self.transposed, self.seen = blocks, transposed, seen
+        root = unwrap(model)
+        self.blocks, self.transposed, self.by_head = blocks, transposed, by_head
+        self.seen = {} if example is None else read_cuts(model, example)
+        self.uses = topology.uses_of(root)
+        names = list(dict.fromkeys(use.name for _, uses in self.uses for use in uses))
+        for option, pattern in (*(("blocks", p) for p in blocks), *(("transposed", p) for p in transposed)):
+            if not any(fnmatchcase(name, pattern) for name in names):
+                hint = near(pattern, names) or f"; the first are {', '.join(names[:3])}"
+                raise ValueError(f"{option}: no parameter matches {pattern!r}{hint}")
         self.by_model: dict[str, Declared] = {}  # what the modules declare; of two, the outer one's
         for name, module in root.named_modules():
             if declare := getattr(module, "matrix_blocks", None):
@@ -104,9 +76,17 @@ class _Reader:
                 self.by_model = {prefix + key: heights for key, heights in declare().items()} | self.by_model
         self._alone: dict[object, Cut | None] = {}
 
+    def read(self) -> list[Entry]:
+        """All entries of the model in the order of `named_parameters()`, none with an action yet.
+
+        Raises:
+            ValueError: blocks that do not fit.
+        """
+        return [entry for parameter, uses in self.uses for entry in self.entries(parameter, uses)]
+
     def entries(self, parameter: Tensor, uses: list[Use]) -> list[Entry]:
         """One parameter's entries: several when its rows are fused projections."""
-        use = telling(uses)
+        use = next((use for use in uses if not use.is_raw), uses[0])  # the linear module says how it is multiplied
         kind, role, reason = topology.standing_of(use, parameter, len({id(u.owner) for u in uses}) > 1)
         entry = Entry(
             uses[0].name,
@@ -131,11 +111,13 @@ class _Reader:
         if heights is None:
             heights = next((self.by_model[name] for name in names if name in self.by_model), None)
         if heights is not None:
-            return _split(entry, declared(entry.name, entry.d_out, heights, role in ("q", "k", "v")))
-        cut, doubt = self._cut(entry, use)
-        if cut is not None:
-            return _split(entry, cut, raw=use.is_raw)
-        return [replace(entry, role="fused", reason=f"looks fused: {doubt}") if doubt and kind != "vector" else entry]
+            parts = _split(entry, declared(entry.name, entry.d_out, heights, role in ("q", "k", "v")))
+        else:
+            cut, doubt = self._cut(entry, use)
+            if doubt and kind != "vector":
+                entry = replace(entry, role="fused", reason=f"looks fused: {doubt}")
+            parts = [entry] if cut is None else _split(entry, cut, raw=use.is_raw)
+        return [heads.by_head(part, use) for part in parts] if self.by_head else parts
 
     def _cut(self, entry: Entry, use: Use) -> tuple[Cut | None, str]:
         """How a parameter is cut, or why it looks cut; neither for one matrix."""

@@ -42,7 +42,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fire_core.weights import advice, heads
-from fire_core.weights.describe import LAYERS, describe, near
+from fire_core.weights.describe import LAYERS, Reader, near
 from fire_core.weights.entry import Entries, Entry
 from fire_core.weights.fused import Declared
 from fire_core.weights.topology import prefixes
@@ -123,13 +123,13 @@ def resolve(
             weight that cannot be cut.
     """
     included, excluded = selectors_of("include", include), selectors_of("exclude", exclude)
-    flipped = tuple(_patterns("transposed", transposed))
+    flipped = _patterns("transposed", transposed)
     if not isinstance(blocks, Mapping | None) or not all(isinstance(pattern, str) for pattern in blocks or ()):
         raise ValueError(f"blocks={blocks!r}: give a mapping from patterns to heights")
     if isinstance(layout, (str, Mapping)):
         rules = _rules(layout)
-        described = describe(model, blocks, flipped, example, by_head=layout == "heads")
-        entries, warnings = list(described), described.warnings
+        entries = Reader(model, blocks or {}, flipped, example, by_head=layout == "heads").read()
+        warnings = advice.quantised(model)
         if strict and any(entry.role == "fused" for entry in entries):
             raise ValueError("strict=True: " + "; ".join(advice.fused(entries)))
         if trainable_only:

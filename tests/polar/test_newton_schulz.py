@@ -14,7 +14,7 @@ from fire_core.polar.factor import (
     polar_factor,
 )
 from fire_core.polar.options import NORM_INITS
-from fire_core.polar.steps import minimax_steps, upper_bound
+from fire_core.polar.steps import minimax_steps
 from tests.polar.families import dfi64, gaussian, polar, spectra, with_spectrum
 
 # ------------------------------------------------------------------------------------------------ newton_schulz
@@ -58,21 +58,6 @@ def test_float32_stays_near_float64_on_hard_matrices(shape, family, steps):
     torch.testing.assert_close(newton_schulz(W, steps).double(), exact, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("norm_init", ["power", "schatten4"])
-def test_bounds_hold_and_are_tight(norm_init):
-    squarings = {"schatten4": 0, "power": 2}[norm_init]
-    for W in (
-        gaussian(40, 40),
-        gaussian(90, 20),
-        torch.eye(64, dtype=torch.float64),
-        with_spectrum(30, 30, spectra(1e4, 30)["one large"]).double(),
-    ):
-        top = torch.linalg.matrix_norm(W, ord=2)
-        bound = upper_bound(W[None], squarings).squeeze()
-        order = 4 * 2**squarings
-        assert top * (1 - 1e-12) <= bound <= top * W.shape[-1] ** (1 / order) * (1 + 1e-12)
-
-
 def test_no_start_makes_it_diverge():
     """The claim that ||W||_F makes the iteration diverge: from (0, 1] it cannot, it is late."""
     W = gaussian(64, 64).float()
@@ -93,20 +78,13 @@ def test_tol_stops_early():
     assert report.iterations < 50
 
 
-def test_chunks_do_not_change_the_result(monkeypatch):
-    W = gaussian(7, 20, 20).float()
-    whole = newton_schulz(W)
-    monkeypatch.setattr("fire_core.polar.factor.CHUNK", 800)
-    torch.testing.assert_close(newton_schulz(W), whole, rtol=0, atol=1e-6)
-
-
 SETTINGS = (
     "torch.set_float32_matmul_precision('medium')",
     "torch.backends.fp32_precision = 'bf16'; torch.backends.cuda.matmul.fp32_precision = 'tf32'",
 )
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", [SETTINGS[0], pytest.param(SETTINGS[1], marks=pytest.mark.slow)])
 def test_lower_matmul_precision_and_autocast_do_not_reach_it(setting):
     """In a process of its own: torch's old and new settings do not mix, and cannot be undone together."""
     program = f"""
@@ -128,7 +106,7 @@ assert state == (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldn
 
 
 @pytest.mark.filterwarnings("default")  # the compiler's own deprecations
-@pytest.mark.parametrize(("shape", "norm_inits"), [((3, 40, 40), NORM_INITS), ((2, 9, 30), ("frobenius",))])
+@pytest.mark.parametrize(("shape", "norm_inits"), [((3, 40, 40), ("frobenius", "power")), ((2, 9, 30), ("frobenius",))])
 def test_compiles_without_a_graph_break(shape, norm_inits):
     torch.compiler.reset()
     W = gaussian(*shape).float()
@@ -156,17 +134,3 @@ def test_minimax_schedule(low):
     assert x.max() <= 1 + 1e-12
     # Newton-Schulz would need log(1 / low) / log(1.5) steps and more.
     assert len(minimax_steps(low)) <= math.log(1 / low) / math.log(4) + 3
-
-
-def test_each_step_is_optimal():
-    """The error equioscillates: four alternating extrema, which no odd quintic can beat (de la Vallee Poussin)."""
-    low = 0.1
-    a, b, c = minimax_steps(low)[0]
-    x = torch.linspace(low, 1, 100001, dtype=torch.float64)
-    p = a * x + b * x**3 + c * x**5
-    middle = (p.max() + p.min()) / 2
-    error = (p - middle) / (p.max() - middle)
-    alternations = [
-        sign for sign, size in zip(error.sign().tolist(), error.abs().tolist(), strict=True) if size > 1 - 1e-6
-    ]
-    assert sum(u != v for u, v in itertools.pairwise(alternations)) == 3

@@ -137,12 +137,6 @@ def test_every_hidden_layer_of_the_networks_is_in_the_graph() -> None:
         assert len(layers - consumers) == 1  # the first one reads the image
 
 
-def test_the_paper_s_networks_declare_theirs() -> None:
-    with torch.device("meta"):
-        for network in (ResNet18(10), VGG16(200), ViT(100)):
-            assert sum(units.count for units in unit_graph({"model": network})) > 2000
-
-
 def test_watch_sees_what_readers_see() -> None:
     torch.manual_seed(0)
     network = Tiny()
@@ -179,13 +173,12 @@ def test_hooks_go_when_the_block_ends_even_by_an_error() -> None:
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in network.modules())
 
 
-@pytest.mark.parametrize("reduce", [mean_magnitude, peak])
-def test_watch_is_compiled_with_the_network(reduce) -> None:
+def test_watch_is_compiled_with_the_network() -> None:
     """Without a break in the graph, and as often as the network runs."""
     torch._dynamo.reset()
     network = SmallResNet(4, 3, width=4, stages=2)
     compiled = torch.compile(network, backend="eager", fullgraph=True)
-    watch = Watch(unit_graph({"model": network}), reduce)
+    watch = Watch(unit_graph({"model": network}), mean_magnitude)
     with pytest.raises(RuntimeError, match="no pass was seen"):
         watch.read()
     x = torch.randn(5, 3, 8, 8)

@@ -105,16 +105,6 @@ def test_no_step_reads_a_number(name: str) -> None:
     assert any(not torch.equal(a, b) for parameters in pairs for a, b in parameters), "it did nothing here"
 
 
-def test_a_read_is_seen() -> None:
-    """As SNR was: with weights at hand it looks whether there is anything to do."""
-    with pytest.raises(AssertionError, match="makes the host wait"):
-        steps(METHODS["snr"](), models()[0], NoReads)
-    x = torch.ones(3)
-    for read in (lambda: x.sum().item(), lambda: x[x > 0], lambda: (x > 0).nonzero()):
-        with pytest.raises(AssertionError, match="makes the host wait"), NoReads():
-            read()
-
-
 def test_masks_and_indices_recycle_alike() -> None:
     """With the same new weights: every weight, bias, norm entry, running statistic and moment afterwards."""
 

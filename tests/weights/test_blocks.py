@@ -155,11 +155,14 @@ def test_an_unknown_module_is_read_by_a_pass_of_a_copy():
 def test_what_cannot_be_read_is_kept_until_it_is_declared():
     model = nn.ModuleDict({"attn": Opaque()})
     before = model.attn.qkv.weight.detach().clone()
-    with pytest.warns(UserWarning, match=r"attn\.qkv\.weight is kept; it looks fused.*blocks="):
+    hint = r"attn\.qkv\.weight is kept; it looks fused: its name.*24 rows.*blocks=\{'attn.qkv.weight': \(8, 8, 8\)\}"
+    with pytest.warns(UserWarning, match=hint):
         fire_(model)
     assert torch.equal(model.attn.qkv.weight.detach(), before)
     with pytest.raises(ValueError, match=r"strict=True: attn\.qkv\.weight"):
         fire_(model, strict=True)
+    assert by_label(model, include=["attn.qkv.weight"])["attn.qkv.weight"].action == "project"
+    assert by_label(model, blocks={"attn.qkv.weight": (12, 6, 6)})["attn.qkv.bias[v]"].rows == (18, 24)
     fire_(model, solver="exact", blocks={"*.qkv.weight": {"q": 4, "k": 4, "v": 4, "repeats": 2}})
     check_isometries(model.attn.qkv.weight.detach())
 
@@ -243,25 +246,6 @@ def test_moments_of_interleaved_rows_are_reset_with_them():
 # --------------------------------------------------------------------------------------------------- declared blocks
 
 
-def test_a_fused_projection_that_cannot_be_cut_says_how_to_declare_it():
-    attention = nn.Module()  # of no class that is known, and without a forward pass that could be read
-    attention.qkv_proj, attention.o_proj = nn.Linear(10, 24), nn.Linear(12, 10)
-    model = nn.ModuleDict({"attn": attention})
-    entries = resolve(model)
-    kept = next(entry for entry in entries if entry.name == "attn.qkv_proj.weight")
-    assert (kept.action, kept.rows) == ("keep", None)
-    assert re.search("looks fused: its name", kept.reason)
-    (warning,) = entries.warnings
-    hint = r"^attn\.qkv_proj\.weight is kept.*24 rows.*blocks=\{'attn.qkv_proj.weight': \(8, 8, 8\)\}"
-    assert re.search(hint, warning)
-    with pytest.raises(ValueError, match=r"strict=True.*attn\.qkv_proj\.weight.*24 rows.*blocks="):
-        resolve(model, strict=True)
-    assert by_label(model, include=["attn.qkv_proj.weight"])["attn.qkv_proj.weight"].action == "project"
-    entries = by_label(model, blocks={"attn.qkv_proj.weight": (12, 6, 6)})
-    assert entries["attn.qkv_proj.weight[v]"].rows == (18, 24)
-    assert entries["attn.qkv_proj.bias[v]"].rows == (18, 24)
-
-
 def test_blocks_cut_a_convolution():
     model = nn.Sequential(nn.Conv2d(8, 24, 1))
     fire_(model, solver="exact", blocks={"0.weight": (8, 8, 8)})
@@ -302,12 +286,6 @@ def pruned() -> nn.Module:
     return layer
 
 
-def integers() -> nn.Module:
-    layer = nn.Linear(4, 6)
-    layer.weight = nn.Parameter((layer.weight.detach() * 100).to(torch.int8), requires_grad=False)
-    return layer
-
-
 @pytest.mark.parametrize(
     ("make", "name", "reason"),
     [
@@ -316,8 +294,6 @@ def integers() -> nn.Module:
         (lambda: parametrizations.orthogonal(nn.Linear(4, 4)), "0.parametrizations.weight.original", "Orthogonal"),
         (lambda: nn.utils.spectral_norm(nn.Linear(4, 6)), "0.weight_orig", "spectrally normed"),
         (pruned, "0.weight_orig", "pruned"),
-        (integers, "0.weight", "int8"),
-        (lambda: nn.Linear(4, 6).to(torch.float8_e4m3fn), "0.weight", "float8_e4m3fn"),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::FutureWarning")
