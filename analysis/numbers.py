@@ -13,9 +13,10 @@ COLUMN which numbers; the mean over seeds is written, or another part: `low` and
 `least`, `most`, `median`. `ROW minus ROW` is the difference, paired by seed, `ROW over ROW` the ratio of means.
 
 `<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. The numbers of the HEADLINES
-stand on files of today's numerics alone, or the check fails: between `<!-- rows: PAGE -->` and `<!-- end -->` they show
-those rows of a page's table of which this is so, and name the others. The file of a table is `page.csv` beside
-`page.md`, with `<!-- source: FILE -->` above it FILE (below docs/), and within `<!-- table: name -->` `page/name.csv`.
+stand on files of today's numerics alone, or the check fails: between `<!-- table: headline -->` and `<!-- end -->` they
+show the first columns of those rows of OVERVIEW of which this is so and of whose metric more is better, at most six,
+and count the others. The file of a table is `page.csv` beside `page.md`, with `<!-- source: FILE -->` above it FILE
+(below docs/), and within `<!-- table: name -->` `page/name.csv`.
 """
 
 import functools
@@ -35,7 +36,10 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADLINES = ("README.md", "docs/index.md")
 MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
 BEGINS = re.compile(r"^[ ]*<!--=(.*?)-->", re.M)
-BLOCK = re.compile(r"(<!-- rows: (.+?) -->\n)(.*?)(<!-- end -->)", re.S)
+OVERVIEW = "results/overview.md"
+BLOCK = re.compile(r"(<!-- table: headline -->\n)(.*?)(<!-- end -->)", re.S)
+SHOWN = 5  # columns of OVERVIEW: where, n, base, full reset, FIRE
+MOST = 6  # rows
 SOURCE = re.compile(r"<!-- (?:(source|table): (.+?)|end) -->")
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#]+)")
 NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
@@ -186,26 +190,30 @@ def looked_up(key: str) -> tuple[str, Path | None]:
     return written(float(found[1]) * float(times or 1), form), source
 
 
-def headline(name: str, target: Path) -> str:
-    """The rows of a page's table whose numbers are all of today's numerics, for another page; the others by name."""
-    page = ROOT / "docs" / name
+def headline(target: Path) -> str:
+    """The head of OVERVIEW for another page: plain numbers, and how many rows are not shown."""
+    page = ROOT / "docs" / OVERVIEW
     lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
 
-    def moved(line: str) -> str:
-        return LINK.sub(lambda link: os.path.relpath(page.parent / link[1], target.parent), line)
+    def row(line: str) -> str:
+        plain = re.sub(r"<!--.*?-->", "", line)
+        moved = LINK.sub(lambda link: os.path.relpath(page.parent / link[1], target.parent), plain)
+        return "|".join(moved.split("|")[: SHOWN + 1]) + "|"
 
-    shown, left = [], []
+    shown: list[str] = []
+    old = other = 0
     for line in lines[2:]:
-        if all(is_current(key) for _, key, _, _ in MARK.findall(line)):
-            shown.append(moved(line))
+        if not all(is_current(key) for _, key, _, _ in MARK.findall(line)):
+            old += 1
+        elif "less is better" in line or len(shown) == MOST:
+            other += 1
         else:
-            left.append(re.search(r"\[(.*?)\]", line)[1])  # type: ignore[index]
-    text = "\n".join(["", *lines[:2], *shown, "", ""]) if shown else "\n"
-    if left:
-        where = os.path.relpath(page, target.parent)
-        text += f"Not run yet with today's numerics ([their numbers, with the commit of each]({where})): "
-        text += "; ".join(left) + ".\n\n"
-    return text
+            shown.append(row(line))
+    head = ["| where | n | base ↑ | full reset ↑ | FIRE ↑ |", row(lines[1])]
+    text = "\n".join(["", *head, *shown, "", ""]) if shown else "\n"
+    where = os.path.relpath(page, target.parent)
+    rest = ([f"{other} more of today's numerics"] if other else []) + ([f"{old} older ones"] if old else [])
+    return f"{text}[In the whole table]({where}): {' and '.join(rest)}.\n\n" if rest else text
 
 
 def renewed(text: str, page: Path | None = None) -> tuple[str, list[str]]:
@@ -217,7 +225,7 @@ def renewed(text: str, page: Path | None = None) -> tuple[str, list[str]]:
     """
     before = text
     if page is not None:
-        text = BLOCK.sub(lambda block: block[1] + headline(block[2], page) + block[4], text)
+        text = BLOCK.sub(lambda block: block[1] + headline(page) + block[3], text)
     wrong = ["the rows of another page have changed"] if text != before else []
     wrong += [f"a line begins with a mark, where markdown ends the paragraph: {key}" for key in BEGINS.findall(text)]
 

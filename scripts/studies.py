@@ -2,6 +2,7 @@
 
     python -m scripts.studies figure2_small_a                 search where the study has one, then the report seeds
     python -m scripts.studies dial_labels workers=1           as many runs at once as that; all cores if left out
+    python -m scripts.studies figure2_small_a rows=fire,snp   these rows alone; the table has them and what was there
     python -m scripts.studies dial_labels table               the tables of what there is, without any run
     python -m scripts.studies figure2_small_a smoke           every row once, at scale=smoke, into runs/smoke
 
@@ -17,7 +18,7 @@ import math
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ ROWS_2A = methods(
     "fresh": ("method=base", "benchmark=continual", "benchmark.chunks=1", "epochs=10"),
     "muon": ("method=muon",),
 }
+ROWS_2BC = methods("base", "full_reset", "fire", "snp", "dash", "fire_exact")
 DIAL = methods("base", "optimizer_reset", "full_reset", "random_isometry", "fire", "snp", "dash") | {
     "fire_half": ("method=fire", "method.blend=0.5", "method.name=fire_half")
 }
@@ -84,6 +86,15 @@ STUDIES = {
         ROWS_2A,
         {name: range(101, 106) for name in ("base", "full_reset", "snp", "dash", "fire")} | {"*": range(101, 104)},
     ),
+    "figure2_small_b": Study(
+        "vision", ("experiment=fig2b_cifar10", *JPEG, "epochs=3"), ROWS_2BC, {"*": range(101, 104)}
+    ),
+    "figure2_small_c": Study(
+        "vision",
+        ("experiment=fig2b_cifar10", "benchmark=class_incremental", "benchmark.chunks=5", *JPEG, "epochs=5"),
+        ROWS_2BC,
+        {"*": range(101, 104)},
+    ),
     "dial_labels": Study("vision", ("experiment=plasticity_random_labels",), DIAL, TEN, SHARES, (1e-3, 3e-3, 1e-2)),
     "dial_pixels": Study("vision", ("experiment=plasticity_permuted",), DIAL, TEN, SHARES, (1e-3, 3e-3, 1e-2)),
 }
@@ -95,19 +106,34 @@ STUDIES = {
 def main(arguments: Sequence[str]) -> None:
     """Run a study and write its tables."""
     name, *words = arguments or ("",)
-    unknown = [word for word in words if word not in ("table", "smoke") and not word.startswith("workers=")]
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    unknown = [word for word in words if word.split("=")[0] not in ("table", "smoke", "workers", "rows")]
     if name not in STUDIES or unknown:
         sys.exit(f"error: {' '.join(unknown) or name or 'no study'} is unknown; studies: {', '.join(STUDIES)}")
-    workers = next((int(word.removeprefix("workers=")) for word in words if word.startswith("workers=")), None)
     study, smoke = STUDIES[name], "smoke" in words
+    workers = int(given["workers"]) if "workers" in given else None
+    chosen = given["rows"].split(",") if "rows" in given else list(study.rows)
+    if missing := [row for row in chosen if row not in study.rows]:
+        sys.exit(f"error: rows={','.join(missing)}: {name} has {', '.join(study.rows)}")
     runs = Path("runs") / ("smoke" if smoke else "studies") / name
-    common = (*study.options, *QUIET, f"paths.runs={runs}", *(("scale=smoke",) if smoke else ()))
-    finder = Finder(study, common, workers, smoke, "table" in words)
+    options = study.options
+    if smoke:  # the digits, a few steps
+        options = (
+            *(word for word in options if not word.startswith(("dataset", "epochs"))),
+            "dataset=digits",
+            "scale=smoke",
+        )
+    common = (*options, *QUIET, f"paths.runs={runs}")
+    finder = Finder(
+        replace(study, rows={row: study.rows[row] for row in chosen}), common, workers, smoke, "table" in words
+    )
+    whole = Finder(study, common, workers, only_read=True)
     for setting in study.settings:
-        rates = finder.search(setting) if study.rates and not smoke else dict.fromkeys(study.rows, None)
+        rates = finder.search(setting) if study.rates and not smoke else dict.fromkeys(chosen, None)
         finder.report(setting, rates)
         if not smoke:
-            write(RESULTS / f"{name}.csv", finder, f"python -m scripts.studies {name}")
+            whole.report(setting, rates if study.rates else dict.fromkeys(study.rows))
+            write(RESULTS / f"{name}.csv", whole, f"python -m scripts.studies {name}")
 
 
 @dataclass
@@ -174,12 +200,13 @@ class Finder:
         ]
         wanted = [
             (setting, row, rates[row], seed)
-            for seed, row in itertools.product(seeds, self.study.rows)
+            for seed, row in itertools.product(seeds, rates)
             if seed in self.study.report_seeds(row)
         ]
         for key, folder in self.run(wanted):
             self.reported[key] = folder
-            print(*key, {k: round(v, 4) for k, v in summary(folder).items() if isinstance(v, float)}, flush=True)
+            if not self.only_read:
+                print(*key, {k: round(v, 4) for k, v in summary(folder).items() if isinstance(v, float)}, flush=True)
 
 
 def extended(rates: tuple[float, ...], best: float) -> tuple[float, ...]:

@@ -18,7 +18,6 @@ from harness.config.cli import Outcome
 from harness.run.execute import run_to_end
 
 T = TypeVar("T")
-Record = Callable[[str, object], None]  # pytest's record_property
 # Differ from run to run.
 CLOCKS = ("seconds", "method/seconds")
 # The modules that make the types of a program's options known to Hydra.
@@ -75,7 +74,7 @@ SMALL = Program(
     "vision.train",
     (*ALIKE, "benchmark=warm_start", "model=mlp", "model.hidden=8", "epochs=2", "batch_size=512"),
 )
-LONG = ("method=fire", "epochs=5")  # of VISION: five rows in each phase
+LONG = ("method=fire", "epochs=5")  # of SMALL: five rows in each phase
 LANGUAGE = Program(
     "language",
     "language.train",

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from harness.run import checkpoint
-from tests.programs import DQN, LANGUAGE, SAC, VISION, rows
+from tests.programs import DQN, LANGUAGE, SAC, SMALL, rows
 
-PROGRAMS = {"vision.train": VISION, "language.train": LANGUAGE, "rl.dqn.train": DQN, "rl.sac.train": SAC}
-SHORT = {"rl.sac.train": ("env_steps=240", "random_steps=40")}
+PROGRAMS = {"vision.train": SMALL, "language.train": LANGUAGE, "rl.dqn.train": DQN, "rl.sac.train": SAC}
+SHORT = {"rl.sac.train": ("env_steps=120", "eval_every=60", "random_steps=40")}
 WORDS = {
     "train": ["task", "run", "state", "stop=None"],
     "begin_phase": ["task", "learner", "index", "run"],
@@ -64,8 +64,8 @@ def test_a_first_phase_of_another_format_is_trained_anew(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT - 1)
-        VISION.run(tmp_path / "runs", "method=base")
-    run = VISION.run(tmp_path / "runs", "method=fire")
+        SMALL.run(tmp_path / "runs", "method=base")
+    run = SMALL.run(tmp_path / "runs", "method=fire")
     said = [record.getMessage() for record in caplog.records if "another version" in record.getMessage()]
     assert len(said) == 1
-    assert rows(run) == rows(VISION.run(tmp_path / "anew", "method=fire"))
+    assert rows(run) == rows(SMALL.run(tmp_path / "anew", "method=fire"))

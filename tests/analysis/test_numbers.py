@@ -57,6 +57,7 @@ def test_numbers_from_committed_rows(tmp_path, monkeypatch) -> None:
 
 def test_a_row_leaves_the_headline_until_it_has_been_run_again(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(numbers, "ROOT", tmp_path)
+    monkeypatch.setattr(numbers, "OVERVIEW", "results/all.md")
     results = tmp_path / "docs/results"
     (results / "streams").mkdir(parents=True)
     for name in ("a", "b", "streams/c"):
@@ -70,20 +71,20 @@ def test_a_row_leaves_the_headline_until_it_has_been_run_again(tmp_path, monkeyp
     marks = {"a": "a.md", "d": "d.md", "c": "streams.md"}
     rows = [f"| [{n}]({f}) | <!--=results/{f}; FIRE; final; .0f-->1<!--/--> |" for n, f in marks.items()]
     (results / "all.md").write_text("\n".join(["| where | FIRE |", "|---|---|", *rows, ""]))
-    readme, block = tmp_path / "README.md", "<!-- rows: results/all.md -->\n<!-- end -->\n"
+    readme, block = tmp_path / "README.md", "<!-- table: headline -->\n<!-- end -->\n"
 
     def made() -> str:
         numbers.tables_of.cache_clear()
         return numbers.renewed(block, readme)[0]
 
-    assert "(docs/results/all.md)): a; d; c." in made()
+    assert "[In the whole table](docs/results/all.md): 3 older ones." in made()
     assert "| where" not in made()
     again = old | {"numerics": NUMERICS["vision"]}
     for number, name in enumerate(("a", "b", "streams/c"), 1):
         provenance.write(results / f"{name}.csv", again)
-        assert made().count("docs/results/") - ("Not run" in made()) == number
-    assert "| [d](docs/results/d.md) | <!--=results/d.md; FIRE; final; .0f-->1<!--/--> |" in made()
-    assert "Not run" not in made()
+        assert made().count("docs/results/") - ("whole table" in made()) == number
+    assert "| [d](docs/results/d.md) | 1 |" in made()
+    assert "whole table" not in made()
     asked = "<!--=results/a.csv; numerics-->x<!--/-->"
     assert f">numerics {NUMERICS['vision']}, commit abcdefg<" in numbers.renewed(asked, readme)[0]
 

@@ -55,14 +55,6 @@ def test_tuned_values_of_the_paper(start, coef):
     assert compose("experiment=fig3", f"benchmark.start={start}", "method=snp", "method.coef=0.3").method.coef == 0.3
 
 
-@pytest.mark.parametrize("scale", ["smoke", "small"])
-def test_small_scales_keep_what_they_start_from(scale):
-    config = compose(f"scale={scale}")
-    assert config.benchmark.checkpoints[-1] < config.benchmark.iterations[0]
-    assert config.dataset.name == "pydoc_stdlib"
-    assert config.model.name == "gpt_tiny"
-
-
 def test_part_of_the_data():
     benchmark = build("benchmark", compose("benchmark.ratio=[0.5,0.25]", "benchmark.start=end").benchmark)
     phases = benchmark.phases({"first": tokens(1000), "second": tokens(4000)}, Setting(16, 32, replay=0.1))

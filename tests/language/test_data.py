@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF
 from language import corpora, prepare
-from language.data import Mixture, TokenFile, evenly_spaced, open_tokens, windows
+from language.data import Mixture, TokenFile, evenly_spaced, open_tokens
 from language.prepare import corpus_folder, load
 from language.tokenizers import ByteTokenizer, get_tokenizer
 
@@ -112,11 +112,6 @@ def test_changed_source_is_refused(tmp_path, options):
         make(tmp_path, options)
 
 
-def test_other_options_are_another_corpus(tmp_path, options):
-    other = corpus_folder(tmp_path, {**options, "val_fraction": 0.3}, BYTE)
-    assert other != corpus_folder(tmp_path, options, BYTE)
-
-
 def test_an_interrupted_preparation_begins_anew(tmp_path, options, monkeypatch):
     whole = {split: file.tokens.tobytes() for split, file in make(tmp_path / "whole", options).items()}
     encode = ByteTokenizer.encode
@@ -156,13 +151,6 @@ def test_offline_corpora(name):
 
 def token_file(tokens: np.ndarray) -> TokenFile:
     return TokenFile(Path("some.bin"), tokens, {})
-
-
-def test_windows_against_slices():
-    tokens = np.random.default_rng(0).integers(0, 256, 1000).astype(np.uint8)
-    starts = np.array([0, 7, 990])
-    expected = np.stack([tokens[s : s + 10] for s in starts]).astype(np.int64)
-    assert torch.equal(windows(tokens, starts, 10), torch.from_numpy(expected))
 
 
 @pytest.mark.parametrize("by", ["batch", "sequence"])

@@ -73,11 +73,6 @@ def test_swiglu_width():
     assert narrow.c_proj.weight.shape == (16, 44)
 
 
-def test_grouped_queries_have_fewer_rows():
-    model = GPT(**TINY, n_kv_head=2)
-    assert model.transformer["h"][0].attn.c_attn.weight.shape == (4 * 4 + 2 * 2 * 4, 16)
-
-
 @pytest.mark.parametrize("n_kv_head", [4, 2])
 def test_the_cut_of_q_k_and_v_is_known_without_a_forward_pass(n_kv_head, monkeypatch):
     model, name = GPT(**TINY, n_kv_head=n_kv_head, bias=True), "transformer.h.1.attn.c_attn"

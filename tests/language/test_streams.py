@@ -158,19 +158,6 @@ def test_the_baseline_keeps_function_and_optimizer(folder: Path, tmp_path: Path)
     assert new[4]["train/loss"] != rows[4]["train/loss"]
 
 
-def test_a_stream_from_the_cache_has_the_same_rows(folder: Path, tmp_path: Path) -> None:
-    """What is known of the first task comes with the shared first phase."""
-    shared = rows_of(tmp_path, permuted(folder, "method=snp", "benchmark.tasks=2"))
-    again = rows_of(tmp_path, permuted(folder, "method=base", "benchmark.tasks=2"))
-    alone = rows_of(tmp_path / "alone", permuted(folder, "method=base", "benchmark.tasks=2", "cache=off"))
-    assert (tmp_path / ".cache").exists()
-    assert shared[0][3]["val/loss"] == again[0][3]["val/loss"]
-    for one, other in zip(again[0], alone[0], strict=True):
-        assert {k: v for k, v in one.items() if k.split("/")[0] in ("val", "stability", "online", "task")} == {
-            k: v for k, v in other.items() if k.split("/")[0] in ("val", "stability", "online", "task")
-        }
-
-
 def test_divergence_by_hand(folder: Path) -> None:
     task = task_of(permuted(folder))
     learner = Learner.new(task)

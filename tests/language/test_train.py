@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fire_core.methods import Net
 from harness.config.errors import ConfigError
-from language.model import GPT
 from language.task import Task
 from tests.language.conftest import Runs
 from tests.programs import LANGUAGE, final_state, only_run, rows, same, wait_for
@@ -49,14 +47,11 @@ def test_rows_and_summary(undisturbed):
     assert summary["steps"] == 80
 
 
-@pytest.mark.parametrize("method", ["fire", pytest.param("parseval", marks=pytest.mark.slow)])
-def test_a_compiled_run_is_the_same_run(undisturbed, runs, tmp_path, method):
-    plain = undisturbed if method == "fire" else tmp_path / "plain"
-    if method != "fire":
-        assert runs(plain, f"method={method}").code == 0
-    answer = runs(tmp_path / "traced", f"method={method}", "compile=default", before="traces_only")
+@pytest.mark.slow
+def test_a_compiled_run_is_the_same_run(undisturbed, runs, tmp_path):
+    answer = runs(tmp_path / "traced", "method=fire", "compile=default", before="traces_only")
     assert answer.code == 0, answer.err
-    one, other = only_run(plain / "runs"), only_run(tmp_path / "traced" / "runs")
+    one, other = only_run(undisturbed / "runs"), only_run(tmp_path / "traced" / "runs")
     losses = [[row["val/loss"] for row in rows(run) if "kind" not in row] for run in (one, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     weights = [final_state(run)["modules"]["model"] for run in (one, other)]
@@ -110,7 +105,7 @@ def test_from_scratch_and_full_reset_are_the_same_training(undisturbed, runs, tm
 def test_kills_change_nothing(undisturbed, runs, tmp_path):
     """SIGKILL at moments of both phases; rows and weights are those of the undisturbed run, bit for bit."""
     options = ("method=fire", "checkpoint.every_seconds=0.02")
-    for lines in (4, 22, 31):
+    for lines in (4, 31):
         child = runs.start(tmp_path, *options)
         wait_for(lambda n=lines: written(tmp_path) >= n)
         os.kill(child, signal.SIGKILL)
@@ -134,9 +129,8 @@ def written(folder: Path) -> int:
         ["method=fire_exact"],
         ["method=l2init", "precision=bfloat16", "model.activation=swiglu", "model.n_kv_head=1"],
         ["method=redo", "model.activation=relu2", "method.threshold=0.5"],
-        ["method=fire", "method.layout={linear: project, head: keep}"],
     ],
-    ids=lambda options: options[0] + ("-keep" if len(options) > 1 and "keep" in options[1] else ""),
+    ids=lambda options: options[0],
 )
 def test_methods(undisturbed, runs, tmp_path, options):
     cache = [] if any("activation" in o or "precision" in o for o in options) else [cache_of(undisturbed).parent]
@@ -146,21 +140,6 @@ def test_methods(undisturbed, runs, tmp_path, options):
     assert all(math.isfinite(row["val/loss"]) for row in found if "kind" not in row)
     if options[0] == "method=fire_exact":
         assert found[20]["boundary/dfi_after"] < 1e-6 * found[20]["boundary/dfi_before"]
-
-
-def test_tied_matrix_is_projected_unless_kept():
-    """The declared choice: `gpt` projects embedding and head, which are one."""
-    from fire_core import fire_
-
-    torch.manual_seed(0)
-    model = GPT(256, 32, 1, 2, 32)
-    for layout, moves in (("gpt", True), ({"linear": "project", "head": "keep"}, False)):
-        net = Net.of({"model": model})
-        fire_(model, solver="exact", layout=layout)
-        moved = not torch.equal(model.lm_head.weight, net.init["model"]["lm_head.weight"])
-        assert moved == moves
-        assert model.lm_head.weight is model.transformer["wte"].weight
-        model.load_state_dict(net.init["model"])
 
 
 @pytest.mark.parametrize(
@@ -224,7 +203,7 @@ def losses(folder: Path) -> torch.Tensor:
 
 def test_two_processes_are_one(runs, tmp_path):
     """The same global batch gives the same curve, also when both are stopped on the way and one is resumed alone."""
-    options = ("method=l2init", "accumulation=4")
+    options = ("method=l2init", "accumulation=4", "benchmark.iterations=[12,12]", "benchmark.checkpoints=[6]")
     for name in ("one", "two", "stopped"):
         (tmp_path / name).mkdir()
     assert runs(tmp_path / "one", *options).code == 0
@@ -234,14 +213,14 @@ def test_two_processes_are_one(runs, tmp_path):
     torch.testing.assert_close(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
 
     children = start_two(runs, tmp_path / "stopped", *options)
-    wait_for(lambda: written(tmp_path / "stopped") >= 25)
+    wait_for(lambda: written(tmp_path / "stopped") >= 17)
     os.kill(children[1], signal.SIGTERM)  # one is enough: they tell each other
     assert [runs.zygote.wait(child) for child in children] == [75, 75]
     assert runs(tmp_path / "stopped", *options).code == 0
     torch.testing.assert_close(losses(tmp_path / "stopped"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
 
 
-def test_accumulation_must_be_dealt_out(runs, tmp_path):
-    children = start_two(runs, tmp_path, "accumulation=3")
-    assert [runs.zygote.wait(child) for child in children] == [2, 2]
-    assert "accumulation=3 batches cannot be dealt to 2 processes" in runs.zygote.output(tmp_path, children[0], "err")
+def test_accumulation_must_be_dealt_out(runs, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="accumulation=3 batches cannot be dealt to 2 processes"):
+        Task.from_config(LANGUAGE.compose("accumulation=3", f"paths.data={runs.data}"))

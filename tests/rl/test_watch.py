@@ -28,12 +28,11 @@ def test_a_game_is_shown_as_the_agent_sees_it(tmp_path: Path) -> None:
         assert gif.is_animated
 
 
-@pytest.mark.parametrize("method", ["base", pytest.param("pi", marks=pytest.mark.slow)])
-def test_a_policy_plays_and_is_drawn(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an evaluation: with mean actions and the run's statistics."""
-    folder = SAC.run(tmp_path, f"method={method}")
+def test_a_policy_plays_and_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an evaluation: with mean actions and the run's statistics; modules that a method has put in come too."""
+    folder = SAC.run(tmp_path, "method=pi", "env_steps=120", "eval_every=60", "random_steps=40")
     monkeypatch.setattr(watch, "picture", lambda env: np.zeros((8, 8, 3), np.uint8))
-    pictures, returns = watch.play(*read_run(folder, PROGRAMS), compose("watch", "episodes=20"))
+    pictures, returns = watch.play(*read_run(folder, PROGRAMS), compose("watch", "episodes=20", "steps=400"))
     assert len(returns) == 20
     assert len(pictures) > 20
     assert np.mean(returns) == pytest.approx(rows(folder)[-1]["eval/return"], rel=0.3)

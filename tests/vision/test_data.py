@@ -1,6 +1,5 @@
 """Data sets: small files in the true on-disk format of each, and damaged ones."""
 
-import copyreg
 import hashlib
 import io
 import pickle
@@ -84,17 +83,7 @@ def test_digits_noise_is_as_large_as_asked_drawn_once_and_leaves_labels_alone():
     assert int(noisy_pixels(clean.test_images, 5.0, seed=1).max()) == 16
 
 
-# ---- CIFAR: pickles as NumPy wrote them in 2009, MD5 of every file, a .tar.gz around
-
-
-def legacy_pickle(content: dict) -> bytes:
-    """A pickle in protocol 2 whose dtype has the flags of old NumPy versions (0 and 1 for False and True)."""
-    buffer = io.BytesIO()
-    pickler = pickle.Pickler(buffer, protocol=2)
-    flags = (np.dtype, ("u1", 0, 1), (3, "|", None, None, None, -1, -1, 0))
-    pickler.dispatch_table = {**copyreg.dispatch_table, type(np.dtype("u1")): lambda _: flags}
-    pickler.dump(content)
-    return buffer.getvalue()
+# ---- CIFAR: pickles, MD5 of every file, a .tar.gz around
 
 
 @pytest.fixture
@@ -110,8 +99,8 @@ def cifar(tmp_path, monkeypatch):
             image = pixels(4, 32, seed=i)
             images[kind.base_folder, name] = image
             rows = image.transpose(0, 3, 1, 2).reshape(4, -1)  # red plane, green plane, blue plane
-            files[name] = legacy_pickle({"data": rows, key: [i, 1, 2, 3], "coarse_labels": [0] * 4})
-        files[kind.meta["filename"]] = legacy_pickle({kind.meta["key"]: ["a", "b", "c", "d"]})
+            files[name] = pickle.dumps({"data": rows, key: [i, 1, 2, 3], "coarse_labels": [0] * 4})
+        files[kind.meta["filename"]] = pickle.dumps({kind.meta["key"]: ["a", "b", "c", "d"]})
         md5 = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
         monkeypatch.setattr(kind, "train_list", [[name, md5[name]] for name in names[:-1]])
         monkeypatch.setattr(kind, "test_list", [[names[-1], md5[names[-1]]]])
@@ -265,9 +254,7 @@ def truncate(image: Path) -> None:
     ("damage", "message"),
     [
         (lambda f: (f / "val" / "val_annotations.txt").unlink(), r"val_annotations.txt is missing or empty: remove"),
-        (lambda f: (f / "wnids.txt").write_text(""), r"wnids.txt is missing or empty: remove"),
         (lambda f: (f / "val" / "images" / "val_1.JPEG").unlink(), r"val_1.JPEG is missing: remove"),
-        (lambda f: next(f.glob("train/*/*_boxes.txt")).unlink(), r"_boxes.txt is missing or empty: remove"),
         (
             lambda f: (f / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn99999999\t0\t0\t1\t1\n"),
             r"has the class 'n99999999', which wnids.txt lacks",

@@ -53,8 +53,3 @@ def test_another_file_or_none_is_refused(url, tmp_path, page, md5):
     with pytest.raises(ConfigError, match=f"cannot download .*{page}"):
         fetch(url + page, tmp_path / "file", md5)
     assert not (tmp_path / "file").exists()
-
-
-def test_nobody_answers(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot download .*refused"):
-        fetch("http://127.0.0.1:9/file", tmp_path / "file", MD5)

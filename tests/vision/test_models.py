@@ -99,18 +99,11 @@ def test_vit_patches_run_row_by_row_with_channels_fastest():
     torch.testing.assert_close(patches(images)[0], torch.tensor(expected), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v3_small", "vit_b_32"])
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "vit_b_32", "inception_v3"])
 def test_torchvision_by_name(name):
     with torch.device("meta"):  # shapes only: nobody waits for 86 M weights
-        model = torchvision_model(name, num_classes=7, in_channels=1, image_size=64).eval()
+        model = torchvision_model(name, num_classes=7, in_channels=1, image_size=64).train()
         assert model(torch.empty(2, 1, 64, 64)).shape == (2, 7)
-
-
-@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_torchvision_models_with_side_outputs_give_one(name):
-    with torch.device("meta"):
-        model = torchvision_model(name, num_classes=7).train()
-        assert model(torch.empty(2, 3, 96, 96)).shape == (2, 7)
 
 
 def test_other_libraries_refuse_in_one_line(monkeypatch):

@@ -82,11 +82,6 @@ def test_class_incremental_accuracy_is_on_the_classes_seen_and_on_all() -> None:
     assert len(set(found)) > 1, "an accuracy that does not depend on the classes tests nothing"
 
 
-def test_other_benchmarks_have_one_accuracy() -> None:
-    task = trainer.Task.from_config(VISION.compose("benchmark=continual"))
-    assert list(evaluate(task, trainer.Learner.new(task))) == ["test/accuracy"]
-
-
 def test_narrow_residual_networks_keep_their_images_contiguous_on_a_cpu() -> None:
     """oneDNN's kernel for channels-last images is wrong there on some CPUs; their gradients are those of float64."""
     formats = {}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness.config.groups import PACKAGES, choices
+from harness.config.groups import choices
 from tests.zygote import Zygote
 
 EXPERIMENTS = choices("experiment")
@@ -37,17 +37,6 @@ def test_help_lists_what_the_program_can_take(tmp_path: Path, zygote: Zygote) ->
     assert groups["benchmark"].startswith("class_incremental, continual, permuted, ")
     assert "cartpole" not in answer.out
     assert "epochs: ${choose:${scale},{smoke:2,small:40,paper:400}}" in answer.out, "of the default benchmark"
-
-
-def test_each_program_has_its_own_choices() -> None:
-    assert choices("env", "sac") == (
-        "ant", "dmc", "double_pendulum", "halfcheetah", "hopper", "humanoid", "humanoid_bench", "mujoco", "walker",
-    )  # fmt: skip
-    assert set(choices("env")) - set(choices("env", "sac")) == set(choices("env", "dqn"))
-    assert choices("boundary", "dqn") == ("dqn", "dqn_paper")
-    owners = {name: [program for program in PACKAGES if name in choices("experiment", program)] for name in EXPERIMENTS}
-    assert {len(programs) for programs in owners.values()} == {1}, owners
-    assert "pi" in choices("method", "dqn")
 
 
 def test_the_log_says_which_tuned_values_were_taken(tmp_path: Path, zygote: Zygote) -> None:

@@ -28,10 +28,6 @@ def test_the_newest_two_stay_and_the_newest_is_loaded(tmp_path: Path) -> None:
     assert loaded["value"] == 20
 
 
-def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
-    assert checkpoint.load_newest(tmp_path / "absent", CONFIG) is None
-
-
 @pytest.mark.parametrize("damage", ["truncated", "flipped bit", "empty"])
 def test_a_damaged_newest_is_named_and_the_one_before_used(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import LONG, SMALL, VISION, Record, assert_same, only_run, wait_for, wait_until_held
+from tests.programs import LONG, SMALL, assert_same, only_run, wait_for, wait_until_held
 from tests.zygote import Zygote
 
 METHODS = ("base", "fire", "snp")
@@ -21,7 +21,7 @@ def entry_of(folder: Path) -> Path:
     return entry
 
 
-def test_many_processes_train_it_once(tmp_path: Path, zygote: Zygote, record_property: Record) -> None:
+def test_many_processes_train_it_once(tmp_path: Path, zygote: Zygote) -> None:
     jobs = [SMALL.tiny(f"method={method}") for method in METHODS]
     children = [zygote.start(tmp_path, "vision.train", *options) for options in jobs]
     answers = [zygote.end(tmp_path, child) for child in children]
@@ -31,16 +31,15 @@ def test_many_processes_train_it_once(tmp_path: Path, zygote: Zygote, record_pro
     assert messages.count(TAKEN) == len(METHODS) - 1
     assert "s saved" in messages
     entry_of(tmp_path)
-    record_property("processes that wanted one first phase at once, and trained it once", len(METHODS))
 
 
 @pytest.mark.slow
 def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = (*LONG, "checkpoint.every_seconds=0.05")
-    holder = zygote.start(tmp_path, "vision.train", *VISION.tiny(*options), before="holds")
+    holder = zygote.start(tmp_path, "vision.train", *SMALL.tiny(*options), before="holds")
     wait_until_held(holder)
-    waiter = zygote.start(tmp_path, "vision.train", *VISION.tiny(*options, "method=base"))
-    other = zygote.start(tmp_path, "vision.train", *VISION.tiny(*options, "method=full_reset"))
+    waiter = zygote.start(tmp_path, "vision.train", *SMALL.tiny(*options, "method=base"))
+    other = zygote.start(tmp_path, "vision.train", *SMALL.tiny(*options, "method=full_reset"))
     for child in (waiter, other):
         messages = tmp_path / f".{child}.err"
         wait_for(lambda messages=messages: messages.exists() and "waiting for another process" in messages.read_text())
@@ -49,7 +48,7 @@ def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygot
     answers = [zygote.end(tmp_path, child) for child in (waiter, other)]
     assert [answer.code for answer in answers] == [0, 0]
     assert sum(TRAINING in answer.err for answer in answers) == 1
-    assert zygote.run(tmp_path, "vision.train", *VISION.tiny(*options)).code == 0
+    assert zygote.run(tmp_path, "vision.train", *SMALL.tiny(*options)).code == 0
     (fire,) = tmp_path.glob("runs/vision/*-fire-*")
     assert_same(fire, calm)
 
@@ -58,13 +57,13 @@ def test_who_waits_takes_over_when_the_holder_dies(tmp_path: Path, zygote: Zygot
 def test_another_method_takes_over_what_the_dead_holder_began(tmp_path: Path, zygote: Zygote) -> None:
     """A method's state (ReDo counts epochs) belongs to its own phases, not to the shared first one."""
     options = ("epochs=8", "checkpoint.every_seconds=0", "variant=fire_paper")
-    holder = zygote.start(tmp_path, "vision.train", *VISION.tiny("method=base", *options), before="holds")
+    holder = zygote.start(tmp_path, "vision.train", *SMALL.tiny("method=base", *options), before="holds")
     wait_until_held(holder)
     os.kill(holder, signal.SIGKILL)
     zygote.end(tmp_path, holder)
-    answer = zygote.run(tmp_path, "vision.train", *VISION.tiny("method=redo", *options))
+    answer = zygote.run(tmp_path, "vision.train", *SMALL.tiny("method=redo", *options))
     assert answer.code == 0, answer.err
-    assert zygote.run(tmp_path / "calm", "vision.train", *VISION.tiny("method=redo", *options, "cache=off")).code == 0
+    assert zygote.run(tmp_path / "calm", "vision.train", *SMALL.tiny("method=redo", *options, "cache=off")).code == 0
     (redo,) = tmp_path.glob("runs/vision/*-redo-*")
     assert_same(redo, only_run(tmp_path / "calm" / "runs"))
 

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import hydra
@@ -16,8 +14,8 @@ import yaml
 
 from harness.config.config import OWN_THREADS, set_up_torch
 from harness.config.groups import CONF
-from tests.programs import LONG, VISION, alive, assert_same, holder, lines, only_run, wait_for
-from tests.zygote import ROOT, Zygote
+from tests.programs import LONG, SMALL, assert_same, holder, lines, only_run, wait_for
+from tests.zygote import Zygote
 
 
 def needs(plugin: str) -> pytest.MarkDecorator:
@@ -49,7 +47,7 @@ def test_a_job_does_not_inherit_threads_or_determinism() -> None:
 @needs("hydra_joblib_launcher")
 @pytest.mark.slow
 def test_side_by_side_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = VISION.tiny("method=fire,snp", "lr=0.001,0", LONG[1], "-m")
+    options = SMALL.tiny("method=fire,snp", "lr=0.001,0", LONG[1], "-m")
     for state, launcher in (("done", ["hydra/launcher=cores", "hydra.launcher.n_jobs=2"]), ("skipped", [])):
         answer = zygote.run(tmp_path, "vision.train", *launcher, *options)
         assert answer.code == 2
@@ -59,31 +57,10 @@ def test_side_by_side_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> No
     assert_same(run_of(tmp_path, "fire"), calm)
 
 
-@needs("hydra_joblib_launcher")
-@pytest.mark.slow
-def test_ctrl_c_leaves_finished_runs_finished_and_no_worker(tmp_path: Path) -> None:
-    options = [*VISION.tiny("seed=range(3)", *LONG), "hydra/launcher=cores", "hydra.launcher.n_jobs=2", "-m"]
-    command = [sys.executable, "-m", "vision.train", *options]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-
-    def default() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, preexec_fn=default) as sweep:
-        wait_for(lambda: list(tmp_path.glob("runs/vision/*/DONE")))
-        os.killpg(sweep.pid, signal.SIGINT)
-        assert sweep.wait() != 0
-        wait_for(lambda: not alive(sweep.pid), 30)
-    finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/vision/*/DONE")}
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    assert len(list(tmp_path.glob("runs/vision/*/DONE"))) == 3
-    assert {path: path.stat().st_mtime_ns for path in finished} == finished
-
-
 @needs("hydra_submitit_launcher")
 @pytest.mark.slow
 def test_a_job_on_a_queue_requeues_itself(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = VISION.tiny(*LONG, "cache=off", "checkpoint.every_seconds=1000", "hydra/launcher=submitit_local", "-m")
+    options = SMALL.tiny(*LONG, "cache=off", "checkpoint.every_seconds=1000", "hydra/launcher=submitit_local", "-m")
     sweep = zygote.start(tmp_path, "vision.train", *options)
     wait_for(lambda: lines(tmp_path / "runs") >= 2)
     run = only_run(tmp_path / "runs")
@@ -113,7 +90,7 @@ def test_the_launchers_that_are_set_up_here() -> None:
 
 @needs("hydra_optuna_sweeper")
 def test_a_search_goes_on_where_it_stopped(tmp_path: Path, zygote: Zygote) -> None:
-    options = VISION.tiny("experiment=tune_snp")
+    options = SMALL.tiny("experiment=tune_snp")
     first = zygote.run(tmp_path, "vision.train", *options, "hydra.sweeper.n_trials=2", "-m")
     assert first.code == 0, first.err
     again = zygote.run(tmp_path, "vision.train", *options, "hydra.sweeper.n_trials=3", "-m")
@@ -124,9 +101,3 @@ def test_a_search_goes_on_where_it_stopped(tmp_path: Path, zygote: Zygote) -> No
     results = [json.loads(file.read_text())["test/accuracy"] for file in tmp_path.glob("runs/vision/*/DONE")]
     assert len(results) == 3
     assert best["best_value"] == max(results)
-
-
-def test_a_launcher_that_is_not_there(tmp_path: Path, zygote: Zygote) -> None:
-    answer = zygote.run(tmp_path, "vision.train", "hydra/launcher=dask", "-m")
-    assert answer.code == 2
-    assert re.fullmatch(r"error: .* Could not find 'hydra/launcher/dask' Available options .* cores .*\n", answer.err)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fire_core.methods import Net
 from harness.training.plasticity import plasticity
-from tests.programs import VISION, rows
+from tests.programs import SMALL, rows
 from tests.units.test_graph import MODELS
 
 CHEAP = {"stable_rank", "dormant_ratio"}
@@ -51,7 +51,7 @@ def test_a_network_whose_units_are_not_known_has_no_dormant_ratio() -> None:
 
 
 def test_a_boundary_s_row_has_them_before_and_after(tmp_path: Path) -> None:
-    folder = VISION.run(tmp_path, "method=fire", "dataset.train_size=256", "metrics=full")
+    folder = SMALL.run(tmp_path, "method=fire", "metrics=full")
     (row,) = [row for row in rows(folder) if row.get("kind") == "boundary"]
     for key in (*FULL, "dfi", "weight_stable_rank", "test_accuracy"):
         assert f"boundary/{key}_before" in row

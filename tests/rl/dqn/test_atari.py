@@ -85,10 +85,10 @@ OPTIONS: list[dict[str, Any]] = [
 def test_a_resumed_environment_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
     """With another number of threads."""
     env = atari.make(3, 4, "train", "breakout", **options)
-    played(env, 70)
+    played(env, 40)
     again = atari.make(3, 4, "train", "breakout", threads=1, **options)
     assert again.load_state_dict(env.state_dict())
-    same_steps(env, again, 40)
+    same_steps(env, again, 30)
     env.close()
     again.close()
 
@@ -104,7 +104,7 @@ def test_an_emulator_that_answers_otherwise_is_noticed() -> None:
 def test_stickiness_repeats_a_quarter_of_decisions() -> None:
     env = atari.make(4, 0, "train", "pong", sticky=0.25)
     env.begin()
-    decided = torch.stack([actions for actions, _ in random_steps(env, 120)], dim=1)
+    decided = torch.stack([actions for actions, _ in random_steps(env, 80)], dim=1)
     assert env.numbers == [1] * 4
     ignored = (decided != torch.tensor(env.executed)).float().mean().item()
     assert ignored == pytest.approx(0.25 * 5 / 6, abs=0.05)  # one in six repeats what was decided anyway
