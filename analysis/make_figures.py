@@ -1,10 +1,8 @@
 """Draws figures and prints tables from all runs found.
 
-    python analysis/make_figures.py
-    python analysis/make_figures.py --runs runs/vision --out figures --width column
-    python analysis/make_figures.py source=wandb:entity/project
-
-Options may be written --name value or name=value.
+python analysis/make_figures.py
+python analysis/make_figures.py --runs runs/vision --out figures --width column
+python analysis/make_figures.py --runs wandb:entity/project
 """
 
 import argparse
@@ -17,27 +15,26 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis import figures, formats, plotting, rl, style, tables
-from analysis.options import add_sources, load_or_explain, split
+from analysis.options import add_sources, load_or_explain
 from analysis.runs import Setting, settings
 from analysis.sources import small
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make_figures.py",
         description="Draws figures and prints tables from all runs found.",
-        epilog="Options may be written --name value or name=value.",
     )
     add = parser.add_argument
     add_sources(parser)
     add("--out", type=Path, default=Path("figures"), help="folder to write to (%(default)s)")
     add("--width", choices=("column", "page"), help="of a two-column paper (default: chosen by content)")
     add("--export", type=Path, metavar="NAME.csv", help="also write the runs as small results")
-    return parser.parse_args(split(argv))
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if argv is None else argv)
+    args = parse(argv)
     loaded = load_or_explain("make_figures", args.runs, args.include_unfinished)
     if loaded is None:
         return 1

@@ -1,9 +1,9 @@
 """Makes one self-contained HTML page of all runs: curves, results, boundaries.
 
     python analysis/make_report.py
-    python analysis/make_report.py runs=runs/vision out=report.html
+    python analysis/make_report.py --runs runs/vision --out report.html
 
-The page needs no network and no other file. Options may be written --name value or name=value.
+The page needs no network and no other file.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 from analysis import formats, plotting, style, tables
 from analysis.arrays import Floats
 from analysis.curves import boundaries, curve
-from analysis.options import add_sources, load_or_explain, split
+from analysis.options import add_sources, load_or_explain
 from analysis.runs import Group, LeftOut, Run, Setting, settings
 
 PAGE = Path(__file__).parent / "page"
@@ -32,13 +32,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make_report.py",
         description="Makes one self-contained HTML page of all runs.",
-        epilog="Options may be written --name value or name=value.",
     )
     add_sources(parser)
     parser.add_argument(
         "--out", type=Path, default=Path("figures/report.html"), help="file or folder to write to (%(default)s)"
     )
-    args = parser.parse_args(split(sys.argv[1:] if argv is None else argv))
+    args = parser.parse_args(argv)
     found = load_or_explain("make_report", args.runs, args.include_unfinished)
     if found is None:
         return 1

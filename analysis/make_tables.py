@@ -28,7 +28,7 @@ from analysis import numbers, plotting, result_figures, stream_rows, style
 from analysis.estimates import mean
 from analysis.formats import as_markdown
 from analysis.forms import names, winners
-from analysis.options import load_or_explain, split
+from analysis.options import load_or_explain
 from analysis.provenance import entry_of
 from analysis.runs import BadRun, Run
 from analysis.summary import (
@@ -318,7 +318,7 @@ def collect(page: str, folders: list[str], results: Path, variants: bool) -> Non
         provenance.write(path, entry_of(members))
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make_tables.py", description="Makes the tables of the result pages.")
     add = parser.add_argument
     add("page", nargs="?", choices=list(PAGES), help="one page alone (default: all, and the numbers in the text)")
@@ -331,14 +331,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--page", type=Path, dest="text", help="file to fill in (default: FOLDER.md beside that folder)")
     add("--figures", type=Path, nargs="?", const="", help="folder for figures (PNG beside the csv files without one)")
     add("--width", choices=("column", "page"), default="page", help="of a two-column paper (%(default)s)")
-    args = parser.parse_args(split(argv))
+    args = parser.parse_args(argv)
     if not args.page and (args.runs or args.results or args.text):
         parser.error("--runs, --results and --page are of one page: name it")
     return args
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if argv is None else argv)
+    args = parse(argv)
     stale = 0
     try:
         for name in [args.page] if args.page else PAGES:

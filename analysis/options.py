@@ -1,9 +1,7 @@
 """Options that both programs share."""
 
 import argparse
-import re
 import sys
-from collections.abc import Iterator
 
 from analysis.runs import LeftOut, Run, SourceError
 from analysis.sources import load
@@ -13,22 +11,8 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
     """Where runs come from, and which."""
     add = parser.add_argument
     sources = "folders of runs, small results (.csv), wandb-local:FOLDER or wandb:ENTITY/PROJECT (runs)"
-    add("--runs", "--source", nargs="+", default=["runs"], metavar="SOURCE", help=sources)
+    add("--runs", nargs="+", default=["runs"], metavar="SOURCE", help=sources)
     add("--include-unfinished", action="store_true", help="include runs that did not finish")
-
-
-def split(argv: list[str]) -> list[str]:
-    """`name=value` as `--name value`, as the other programs of the project write options."""
-    return [part for arg in argv for part in option(arg)]
-
-
-def option(arg: str) -> Iterator[str]:
-    if found := re.fullmatch(r"([a-z_]+)=(.*)", arg):
-        yield "--" + found[1].replace("_", "-")
-        if found[2] != "true":  # of a flag its name is enough
-            yield from found[2].split(",") if found[1] in ("runs", "source") else [found[2]]
-    else:
-        yield arg
 
 
 def load_or_explain(

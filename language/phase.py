@@ -16,7 +16,7 @@ from harness.training.boundary import At
 from harness.training.measure import check_finite
 from language.learner import Learner
 from language.schedule import learning_rate
-from language.task import Task, batch_at, drawn
+from language.task import Task, batch_at
 
 EARLIER = 16  # earlier tasks that are measured at most
 
@@ -32,17 +32,6 @@ def save(task: Task, learner: Learner, run: Run | None) -> None:
 def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
     """Pass a fixed batch of the phase through the network, for a trigger that looks at activations."""
     seen.modules["model"](*batch_at(task, learner.phase, 0, 0))
-
-
-def trigger_losses(task: Task, learner: Learner, seen: Net, number: int, samples: int) -> Iterator[Tensor]:
-    """Losses of mini-batches of training sequences of the phase, for a trigger; each process draws its own."""
-    names = ("trigger", learner.step, task.group.rank)
-    generator = np.random.Generator(np.random.Philox(seeding.derive(task.config.seed, *names)))
-    for _ in range(number):
-        inputs, targets = drawn(task, learner.phase, generator, samples)
-        with task.autocast():
-            loss = seen.modules["model"](inputs, targets)[1]
-        yield loss
 
 
 def evaluate(task: Task, learner: Learner) -> dict[str, float]:

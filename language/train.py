@@ -39,7 +39,6 @@ from language.phase import (
     pass_probe,
     rate_factor,
     save,
-    trigger_losses,
 )
 from language.process_group import leave
 from language.task import Task, micro_batches
@@ -87,7 +86,7 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
     start_of = "" if task.benchmark.new_tasks else f" from {task.start}"
     title = f"{config.method['name']}{start_of} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
-    start(task, learner, trigger_losses, None if config.compile == "off" else pass_probe)
+    start(task, learner, None if config.compile == "off" else pass_probe)
     shown = config.progress and group.rank == 0
     with Loop(learner, run, task.total_steps, title, shown, group.maximum) as loop:
         for index in range(learner.phase, stop or len(task.phases)):

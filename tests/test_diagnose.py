@@ -36,12 +36,6 @@ def test_a_convolution_has_a_matrix_for_each_kernel_position() -> None:
     assert math.isnan(found.error)
 
 
-@pytest.mark.parametrize("aspect", [1, 2, 4])
-def test_fresh_gaussian_weights_have_the_error_of_marchenko_and_pastur(aspect: int) -> None:
-    """The docstring's warning: square weights exceed 0.1 from the start."""
-    assert should_reinitialize(gaussian(aspect * 200, 200)).error == pytest.approx(1 / aspect, rel=0.05)
-
-
 def test_only_what_is_worse_than_it_was_initially_counts() -> None:
     start = gaussian(40, 40)
     worse = start * torch.logspace(0, -2, 40)  # input directions fade

@@ -1,6 +1,7 @@
 """Who may import whom: the library nothing else of ours, the harness no trainer, no trainer another; and no circle."""
 
 import ast
+import functools
 import graphlib
 import importlib.util
 import subprocess
@@ -20,9 +21,14 @@ FORBIDDEN = {
 }
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> Iterator[str]:
     """First components of all absolute imports, also those inside functions; relative ones stay in their package."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -48,7 +54,7 @@ def modules(root: Path, *packages: str) -> dict[str, Path]:
 
 def imported(name: str, path: Path) -> Iterator[tuple[str, str]]:
     """All (module, name imported from it) of a file, also those inside functions; not those for type checkers alone."""
-    todo: list[ast.AST] = [ast.parse(path.read_text())]
+    todo: list[ast.AST] = [parsed(path)]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test).split(".")[-1] == "TYPE_CHECKING":
@@ -63,34 +69,14 @@ def imported(name: str, path: Path) -> Iterator[tuple[str, str]]:
             yield from ((source, alias.name) for alias in node.names)
 
 
-def find_circle(files: dict[str, Path]) -> list[str]:
-    """Modules that import each other in turn, the first again at the end; empty if there are none."""
+def test_no_circle():
+    files = modules(ROOT, "fire_core", "harness", "vision", "language", "rl", "analysis")
+    assert len(files) > 100
     graph = {}
     for name, path in files.items():
         pairs = set(imported(name, path))
         graph[name] = {full if (full := f"{source}.{what}") in files else source for source, what in pairs} & set(files)
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        return list(error.args[1])
-    return []
-
-
-def test_no_circle():
-    files = modules(ROOT, "fire_core", "harness", "vision", "language", "rl", "analysis")
-    assert len(files) > 100
-    assert not find_circle(files)
-
-
-@pytest.mark.parametrize("text", ["import p.a", "from p import a", "from . import a", "from p.a import x"])
-@pytest.mark.parametrize("within", ["if True:", "def f():", "if TYPE_CHECKING:"])
-def test_circles_are_found(tmp_path, text, within):
-    (tmp_path / "p").mkdir()
-    (tmp_path / "p/__init__.py").touch()
-    (tmp_path / "p/a.py").write_text("from p.b import y")
-    (tmp_path / "p/b.py").write_text(f"{within}\n    {text}")
-    found = find_circle(modules(tmp_path, "p"))
-    assert set(found) == (set() if "TYPE" in within else {"p.a", "p.b"})
+    graphlib.TopologicalSorter(graph).prepare()  # a circle is a CycleError that names it
 
 
 def is_private(name: str) -> bool:
@@ -105,7 +91,7 @@ def private_names(path: Path, name: str, own: set[str]) -> set[str]:
     pairs = [(source, what) for source, what in imported(name, path) if source.split(".")[0] in own]
     taken = {f"{source}.{what}" for source, what in pairs if is_private(what)}
     known = {what for _, what in pairs}
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known:
             taken |= {f"{node.value.id}.{node.attr}"} if is_private(node.attr) else set()
     return taken
@@ -118,42 +104,10 @@ def test_no_private_name_is_imported():
     assert not found
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("from p.a import _x", {"p.a._x"}),
-        ("def f():\n    from p import a\n    return a._x", {"a._x"}),
-        ("from p.a import x, __version__\nself._y = x.y", set()),
-        ("from torch.nn import _x", set()),
-    ],
-)
-def test_private_names_are_found(tmp_path, text, names):
-    (tmp_path / "b.py").write_text(text)
-    assert private_names(tmp_path / "b.py", "p.b", {"p"}) == names
-
-
-def loaded_by(statement: str) -> set[str]:
-    """Top-level modules in memory after a statement, in a process of its own."""
-    code = f"{statement}; import sys; print(' '.join({{m.split('.')[0] for m in sys.modules}}))"
+def test_the_library_and_its_tools_need_torch_alone():
+    tools = "audit convergence project triggers integrations.intervention integrations.torch"
+    further = "".join(f", fire_core.{name}" for name in tools.split())
+    code = "import sys, torch, torch.utils.flop_counter; before = {*sys.modules}; import fire_core" + further
+    code += "; print(*{name.split('.')[0] for name in {*sys.modules} - before})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(done.stdout.split())
-
-
-@pytest.mark.parametrize(
-    "further",
-    ["", "audit convergence project", "triggers integrations.intervention integrations.torch"],
-    ids=["library", "tools", "hook"],
-)
-def test_the_library_needs_torch_alone(further):
-    loaded = loaded_by("import fire_core" + "".join(f", fire_core.{name}" for name in further.split()))
-    assert "fire_core" in loaded
-    with_torch = loaded_by("import torch, torch.utils.flop_counter")
-    assert not loaded - with_torch - sys.stdlib_module_names - {"fire_core"}
-
-
-def test_public_names():
-    import fire_core
-
-    needed = {"fire_", "newton_schulz", "polar_factor", "dfi", "sfe", "reset_optimizer_state", "shrink_and_perturb_"}
-    assert needed <= set(fire_core.__all__)
-    assert all(hasattr(fire_core, name) for name in fire_core.__all__)
+    assert set(done.stdout.split()) - {"torch"} - sys.stdlib_module_names == {"fire_core"}

@@ -53,21 +53,6 @@ def test_isometries_and_zero():
     assert [float(f(zero)) for f in (M.dfi, M.stable_rank, M.effective_rank, M.srank)] == [3, 0, 0, 0]
 
 
-def test_half_precision_is_computed_in_float32():
-    W = torch.randn(300, 200, generator=torch.Generator().manual_seed(0)).bfloat16()
-    assert M.dfi(W).dtype == torch.float32
-    torch.testing.assert_close(M.dfi(W).double(), M.dfi(W.double()), rtol=1e-5, atol=0)
-    torch.testing.assert_close(M.sfe(W, W * 0).double(), W.double().square().sum(), rtol=1e-5, atol=0)
-
-
-def test_dormant_is_relative_to_the_layer():
-    activity = torch.tensor([[0.0, 0.1, 1.0, 2.9]])
-    assert M.dormant(activity, 0.1).tolist() == [True, True, False, False]
-    assert M.dormant(activity * 1e-3, 0.1).tolist() == [True, True, False, False]
-    assert M.dormant(activity, 0.0).tolist() == [True, False, False, False]
-    assert M.dormant(torch.zeros(1, 3), 0.1).all()
-
-
 def test_dormant_ratio_is_redos():
     # |h| means 1, 0.5, 0.02, 0 -> scores by the mean 0.38: 2.63, 1.32, 0.0526, 0
     layer = torch.tensor([[1.0, 0.5, 0.04, 0.0], [-1.0, 0.5, 0.0, 0.0]])
@@ -99,11 +84,6 @@ def test_hessian_norm_agrees_with_the_full_hessian():
     assert all(p.grad is None for p in params.values())
 
 
-def test_hessian_norm_of_a_linear_loss_is_zero():
-    x = nn.Parameter(torch.ones(3))
-    assert M.hessian_spectral_norm(lambda: x.sum() * 2, [x]) == 0
-
-
 # ---------------------------------------------------------------------- the directions of FIRE's theorems
 
 
@@ -131,30 +111,9 @@ def hidden(model: nn.Sequential, x: Tensor) -> list[Tensor]:
 INPUTS = torch.randn(200, 24, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 
 
-def second_moment(outputs: Tensor) -> Tensor:
-    return outputs.mT @ outputs / len(outputs)
-
-
-def test_theorem_1_output_covariance_follows_dfi_and_sfe():
-    """The distance of second moments: sqrt(DfI) to the identity, at most (||A|| + ||B||) ||A - B|| to another's."""
-    W = with_spectrum([3.0, 1.0, 0.2], 3, 6)
-    Q, _ = torch.linalg.qr(torch.randn(500, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64))
-    white = Q * 500**0.5  # second moment exactly I
-    gap = torch.linalg.matrix_norm(second_moment(white @ W.mT) - torch.eye(3))
-    torch.testing.assert_close(gap, M.dfi(W).sqrt())
-    gaps = []
-    for step in (0.01, 0.1, 0.5):
-        moved = W + step * torch.randn(W.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-        gaps.append(float(torch.linalg.matrix_norm(second_moment(white @ W.mT) - second_moment(white @ moved.mT))))
-        norms = torch.linalg.matrix_norm(W, 2) + torch.linalg.matrix_norm(moved, 2)
-        assert gaps[-1] <= float(norms * M.sfe(W, moved).sqrt())
-    assert gaps == sorted(gaps)
-
-
-@pytest.mark.parametrize("seed", [0, 10, 20])
-def test_theorem_2_isometry_flattens_the_loss(seed):
+def test_theorem_2_isometry_flattens_the_loss():
     y = torch.randint(3, (200,), generator=torch.Generator().manual_seed(4))
-    model = ill_conditioned(top=6.0, seed=seed)
+    model = ill_conditioned(top=6.0)
     loss = lambda: F.cross_entropy(model(INPUTS), y)  # noqa: E731
     before = M.hessian_spectral_norm(loss, list(model.parameters()))
     fire_(model, solver="exact")
@@ -168,18 +127,6 @@ def test_theorem_3_isometry_raises_feature_rank():
     after = hidden(model, INPUTS)[-1]
     assert M.effective_rank(after) > 1.5 * M.effective_rank(before)
     assert M.srank(after) > M.srank(before)
-
-
-def test_theorem_4_isometry_wakes_dormant_units():
-    model = ill_conditioned(layers=4)
-    with torch.no_grad():
-        for layer in model[:-1:2]:
-            layer.weight[:8] *= 1e-3  # a third of the rows shrink away
-    before = M.dormant_ratio(hidden(model, INPUTS), 0.1)
-    fire_(model, solver="exact")
-    after = M.dormant_ratio(hidden(model, INPUTS), 0.1)
-    assert before > 0.25
-    assert after < before / 2
 
 
 @pytest.mark.parametrize(

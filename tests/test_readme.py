@@ -1,8 +1,8 @@
 """The commands of the README and of the presets of streams, as they stand there, at their smallest scale."""
 
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,18 +16,22 @@ README = (ROOT / "README.md").read_text()
 SMALLEST = ("scale=smoke", "tracker=none", "progress=false", "benchmark.samples=64")
 
 
-def test_the_first_command_trains_and_draws(tmp_path: Path, zygote: Zygote) -> None:
+def test_the_first_command_trains_and_draws(
+    tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (lines,) = re.findall(r"^pip install .*\n(python -m vision\.train .*)\n(.*)$", README, re.MULTILINE)
     train, draw = map(shlex.split, lines)
     assert train[:3] == ["python", "-m", "vision.train"]
     answer = zygote.run(tmp_path, "vision.train", *train[3:-1], *SMALLEST, train[-1])
     assert answer.code == 0, answer.err
-    figures = subprocess.run(
-        [sys.executable, ROOT / draw[1], *draw[2:]], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert figures.returncode == 0, figures.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", draw[1:])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / draw[1]), run_name="__main__")
+    assert ended.value.code == 0
     assert (tmp_path / "figures" / "random_labels-digits-mlp.png").exists()
-    assert re.search(r"^Base .*\n^FIRE ", figures.stdout, re.MULTILINE)
+    assert re.search(r"^Base .*\n^FIRE ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_loop_runs_and_acts(capsys: pytest.CaptureFixture[str]) -> None:

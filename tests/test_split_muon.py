@@ -57,12 +57,10 @@ def thirds(weight: Tensor) -> list[Tensor]:
 
 def text(kind: str, **settings: Any) -> nn.Module:
     transformers = pytest.importorskip("transformers")
-    common = {"vocab_size": 40, "attn_implementation": "eager", "tie_word_embeddings": False, "use_cache": False}
-    common |= {"experts_implementation": "eager"}
-    common |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(kind, **common, **settings)
-    )
+    common = {"vocab_size": 40, "attn_implementation": "eager", "experts_implementation": "eager", "use_cache": False}
+    common |= {"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    config = transformers.AutoConfig.for_model(kind, **common, **settings)
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     return model
 
 
@@ -98,16 +96,8 @@ def neox() -> Case:
 
 
 def experts() -> Case:
-    model = text(
-        "qwen3_moe",
-        intermediate_size=48,
-        moe_intermediate_size=24,
-        num_experts=3,
-        num_experts_per_tok=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        **SMALL,
-    )
+    few = {"num_experts": 3, "num_experts_per_tok": 2, "num_key_value_heads": 2, "head_dim": 8}
+    model = text("qwen3_moe", intermediate_size=48, moe_intermediate_size=24, **few, **SMALL)
 
     def halves(weight: Tensor) -> list[Tensor]:
         return [half for expert in weight for half in expert.chunk(2)]
@@ -121,16 +111,8 @@ def experts() -> Case:
 
 def vit() -> Case:
     timm = pytest.importorskip("timm")
-    model = timm.models.VisionTransformer(
-        img_size=8,
-        patch_size=4,
-        embed_dim=32,
-        depth=1,
-        num_heads=4,
-        num_classes=5,
-        class_token=False,
-        global_pool="avg",
-    )
+    sizes = {"img_size": 8, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 4, "num_classes": 5}
+    model = timm.models.VisionTransformer(**sizes, class_token=False, global_pool="avg")
     return Case(model, (torch.randn(4, 3, 8, 8),), {}, {"qkv.weight": (thirds, joined)})
 
 
@@ -159,8 +141,7 @@ def built(make: Callable[[], Case]) -> tuple[Case, list[str]]:
     return case, names
 
 
-@pytest.mark.parametrize("make", CASES)
-@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(("make", "nesterov"), [*((make, True) for make in CASES), (phi3, False)])
 def test_fed_the_same_gradients_a_fused_weight_changes_as_its_parts(make: Callable[[], Case], nesterov: bool) -> None:
     case, names = built(make)
     fused = dict(case.model.named_parameters())
@@ -216,55 +197,40 @@ def test_a_bfloat16_momentum_is_not_overwritten_by_its_direction() -> None:
         assert torch.equal(ours.state[weight]["momentum_buffer"], momentum)
 
 
-@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw", "spectral_unclamped", None])
-def test_a_convolution_is_one_matrix(adjust: str | None) -> None:
+@pytest.mark.parametrize(
+    ("groups", "adjust"), [(1, "original"), (1, "match_rms_adamw"), (1, "spectral_unclamped"), (2, None)]
+)
+def test_each_group_of_a_convolution_is_one_matrix(groups: int, adjust: str | None) -> None:
     torch.manual_seed(0)
-    conv, matrix = nn.Conv2d(3, 8, 3), nn.Parameter(torch.empty(8, 27))
-    with torch.no_grad():
-        matrix.copy_(conv.weight.flatten(1))
-    conv.weight.grad = torch.randn_like(conv.weight)
-    matrix.grad = conv.weight.grad.flatten(1)
-    SplitMuon([conv.weight], adjust_lr_fn=adjust).step()
-    torch.optim.Muon([matrix], adjust_lr_fn=adjust).step()
-    assert torch.equal(conv.weight.flatten(1), matrix)
-
-
-def test_each_group_of_a_convolution_is_a_matrix_of_its_own() -> None:
-    torch.manual_seed(0)
-    conv = nn.Conv2d(8, 8, 3, groups=2)
-    net = nn.Sequential(nn.Conv2d(3, 8, 1), conv, nn.Flatten(), nn.Linear(8, 2))
-    muon, adam = muon_groups(net)
+    conv = nn.Conv2d(8, 8, 3, groups=groups)
+    muon, adam = muon_groups(nn.Sequential(nn.Conv2d(3, 8, 1), conv, nn.Flatten(), nn.Linear(8, 2)))
     assert [group["params"] for group in muon] == [[conv.weight]]
     assert len(adam) == 5
-    halves = [nn.Parameter(half.detach().flatten(1).clone()) for half in conv.weight.chunk(2)]
+    parts = [nn.Parameter(part.detach().flatten(1).clone()) for part in conv.weight.chunk(groups)]
     conv.weight.grad = torch.randn_like(conv.weight)
-    for half, gradient in zip(halves, conv.weight.grad.chunk(2), strict=True):
-        half.grad = gradient.flatten(1)
-    SplitMuon(muon).step()
-    torch.optim.Muon(halves).step()
-    assert torch.equal(conv.weight.flatten(1), torch.cat([*halves]))
+    for part, gradient in zip(parts, conv.weight.grad.chunk(groups), strict=True):
+        part.grad = gradient.flatten(1)
+    SplitMuon(muon, adjust_lr_fn=adjust).step()
+    torch.optim.Muon(parts, adjust_lr_fn=adjust).step()
+    assert torch.equal(conv.weight.flatten(1), torch.cat([*parts]))
 
 
 def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    def steps(optimizer: SplitMuon, weight: Tensor, seeds: range) -> None:
+    def steps(model: nn.MultiheadAttention, optimizer: SplitMuon, seeds: range) -> None:
         for seed in seeds:
-            weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+            generator = torch.Generator().manual_seed(seed)
+            model.in_proj_weight.grad = torch.randn(model.in_proj_weight.shape, generator=generator)
             optimizer.step()
 
-    torch.manual_seed(0)
-    model = nn.MultiheadAttention(16, 2)
-    other = copy.deepcopy(model)
-    ours = SplitMuon(muon_groups(model).muon)
-    steps(ours, model.in_proj_weight, range(6))
-    first = SplitMuon(muon_groups(other).muon)
-    steps(first, other.in_proj_weight, range(3))
-    torch.save([first.state_dict(), other.state_dict()], tmp_path / "state.pt")
+    model, resumed = nn.MultiheadAttention(16, 2), nn.MultiheadAttention(16, 2)
+    ours, again = (SplitMuon(muon_groups(each).muon) for each in (model, resumed))
+    steps(model, ours, range(3))
+    torch.save([ours.state_dict(), model.state_dict()], tmp_path / "state.pt")
     state, weights = torch.load(tmp_path / "state.pt", weights_only=True)
-    resumed = nn.MultiheadAttention(16, 2)
     resumed.load_state_dict(weights)
-    second = SplitMuon(muon_groups(resumed).muon)
-    second.load_state_dict(state)
-    steps(second, resumed.in_proj_weight, range(3, 6))
+    again.load_state_dict(state)
+    for each, optimizer in ((model, ours), (resumed, again)):
+        steps(each, optimizer, range(3, 6))
     assert torch.equal(resumed.in_proj_weight, model.in_proj_weight)
 
 

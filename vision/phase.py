@@ -61,18 +61,6 @@ def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
     seen.modules["model"](task.train_batch(learner.phase, first)[0])
 
 
-def trigger_losses(task: Task, learner: Learner, seen: Net, number: int, samples: int) -> Iterator[Tensor]:
-    """Losses of mini-batches of training images of the phase, for a trigger."""
-    generator = seeding.generator(task.config.seed, "trigger", learner.step)
-    train = torch.from_numpy(task.phases[learner.phase].train)
-    for _ in range(number):
-        pick = train[torch.randint(len(train), (samples,), generator=generator)].to(task.device)
-        images, labels = task.train_batch(learner.phase, pick)
-        with task.autocast():
-            loss = task.loss(seen.modules["model"](images), labels)
-        yield loss
-
-
 def batches(task: Task, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
     """The phase's remaining batches from step `start` on: each pass is a permutation of its own seed."""
     phase, size = task.phases[index], task.config.batch_size

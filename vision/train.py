@@ -35,7 +35,6 @@ from vision.phase import (
     pass_probe,
     rate_factor,
     save,
-    trigger_losses,
 )
 from vision.task import Task, compiled
 
@@ -58,7 +57,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)
-    start(task, learner, trigger_losses, None if config.compile == "off" else pass_probe)
+    start(task, learner, None if config.compile == "off" else pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
     with Loop(learner, run, task.total_steps, title, config.progress) as loop, no_denormals():

@@ -26,8 +26,8 @@ class FireCallback(Callback):
 
     It acts when the batch ends that made the step, so before the validation of an epoch whose last step that is.
     `global_step` counts the steps of every optimizer: with manual optimization of two, `At(50)` is the 25th batch. For
-    known moments between epochs call `fire_` in a hook of the module instead (docs/in_your_loop.md). Several can stand
-    in one Trainer if they differ in trigger or method. Each `fit` of a new Trainer needs a new one.
+    known moments between epochs call `fire_` in a hook of the module instead (docs/in_your_loop.md). One stands in a
+    Trainer; triggers combine by `|`. Each `fit` of a new Trainer needs a new one.
 
     Args:
         trigger: when to act.
@@ -37,12 +37,6 @@ class FireCallback(Callback):
     def __init__(self, trigger: Trigger, **options: Any) -> None:
         self.intervention = Intervention(trigger, **options)
         self._seen, self._step = {"loss"}, 0
-
-    @property
-    def state_key(self) -> str:
-        """By trigger and method, so that several can stand in one Trainer."""
-        method = self.intervention.method
-        return f"FireCallback[{self.intervention.trigger}, {type(method).__name__}]"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check everything, and find the averaged models."""

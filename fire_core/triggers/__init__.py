@@ -12,9 +12,8 @@
 """
 
 from fire_core.triggers.activations import Dormancy, EffectiveRank
-from fire_core.triggers.measured import Drift, GradientNorm
+from fire_core.triggers.measured import Drift
 from fire_core.triggers.plateau import Plateau
-from fire_core.triggers.readiness import Readiness
 from fire_core.triggers.schedule import At, Every
 from fire_core.triggers.trigger import Firing, Trigger
 
@@ -25,8 +24,6 @@ __all__ = [
     "EffectiveRank",
     "Every",
     "Firing",
-    "GradientNorm",
     "Plateau",
-    "Readiness",
     "Trigger",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fire_core.methods.protocol import Net
 from fire_core.metrics import dfi
@@ -99,20 +99,6 @@ class Measured(Trigger):
     def measure(self, net: Net) -> Tensor | None:
         """The number, a scalar; None if it is not there yet: asked for again after the next step."""
         raise NotImplementedError
-
-
-class GradientNorm(Measured):
-    """The l2 norm of all gradients, as they are after the optimizer's step: clipped ones if the loop clips.
-
-    Arguments: those of `Measured`.
-    """
-
-    name = "gradient_norm"
-    missing = "there are no gradients; ask before optimizer.zero_grad()"
-
-    def measure(self, net: Net) -> Tensor | None:
-        gradients = [full(p.grad.detach()) for p in net.parameters() if p.grad is not None]
-        return nn.utils.get_total_norm(gradients) if gradients else None
 
 
 class Drift(Measured):

@@ -31,7 +31,6 @@ MOVED = {  # where the targets of 0.1 and 0.2 are today
     "fire_core.harness.options.": "harness.config.",
     "fire_core.harness.tracker.": "harness.run.tracker.",
     "fire_core.harness.": "harness.",
-    "fire_core.triggers.readiness.ReadinessOnBatches": "fire_core.triggers.readiness.Readiness",
 }
 TRUST = "trust=true builds it all the same, if you know who made this folder"
 

@@ -8,14 +8,12 @@ from torch import Tensor
 
 from fire_core.methods import Net
 from fire_core.triggers import Firing
-from fire_core.triggers.readiness import Readiness
 from harness.training.learner import LearnerBase
 
 
 def start(
     task: Any,
     learner: LearnerBase,
-    losses: Callable[..., Any],
     probe: Callable[..., Any] | None = None,
     seen: Net | None = None,
 ) -> None:
@@ -24,15 +22,12 @@ def start(
     Args:
         task: names the numbers that `ask` gets, the steps of the run and those before the first that is asked about.
         learner: with its networks and the trigger's state.
-        losses: (task, learner, seen, number, samples) -> losses of mini-batches of what is trained on, for readiness.
         probe: (task, learner, seen) passes a batch through the networks; None: those of the training are looked at.
         seen: what is measured; None: the learner's networks.
     """
     if learner.trigger is None:
         return
     seen = learner.net if seen is None else seen
-    if isinstance(learner.trigger, Readiness):
-        learner.trigger.losses = functools.partial(losses, task, learner, seen)
     learner.trigger.start(
         seen,
         metrics=task.METRICS,

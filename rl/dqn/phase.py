@@ -113,14 +113,6 @@ def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
     seen.modules["q"](on_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
 
 
-def trigger_losses(task: Task, learner: Learner, seen: Net, number: int, samples: int) -> Iterator[Tensor]:
-    """Losses of mini-batches of transitions of the replay, for a trigger."""
-    generator = seeding.generator(task.config.seed, "trigger", learner.step)
-    both = probe_batch(task, learner, learner.replay.sample(number * samples, generator))
-    for observations, targets in zip(*(part.split(samples) for part in both), strict=True):
-        yield loss_of(seen, observations, targets)
-
-
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
     """What a method is told when it acts; batches are `probe_batch`'s.
 

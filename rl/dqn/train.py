@@ -39,7 +39,6 @@ from rl.dqn.phase import (
     make_row,
     measure,
     pass_probe,
-    trigger_losses,
 )
 from rl.dqn.task import Task
 from rl.dqn.update import chosen, huber
@@ -64,7 +63,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             learner.load_replay(replay_store, state)
             learner.load_state_dict(task, state)
     seen = learner.net
-    start(task, learner, trigger_losses, pass_probe, seen)
+    start(task, learner, pass_probe, seen)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(learner.save, task, run, replay_store)
     with (

@@ -102,13 +102,6 @@ def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
         module(observation) if name == "actor" else module(observation, batch.action)
 
 
-def trigger_losses(task: Task, learner: Learner, seen: Net, number: int, samples: int) -> Iterator[Tensor]:
-    """The critics' losses of mini-batches of transitions of the replay, for a trigger."""
-    generator = seeding.generator(task.config.seed, "trigger", learner.turns)
-    for _ in range(number):
-        yield probe_loss(task, seen, *probe_batch(task, learner, samples, generator))
-
-
 def probe_batch(task: Task, learner: Learner, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """`targets_for` transitions of the replay."""
     return targets_for(task, learner, batch_at(learner.replay.sample(1, size, generator), 0), generator)

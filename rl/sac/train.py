@@ -30,7 +30,7 @@ from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics
 from rl.sac.learner import Learner
-from rl.sac.phase import make_context, make_row, measure, pass_probe, policy, trigger_losses
+from rl.sac.phase import make_context, make_row, measure, pass_probe, policy
 from rl.sac.task import Task
 from rl.sac.transitions import batch_at
 from rl.sac.update import Batch, Drawn, Temperature
@@ -56,7 +56,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             learner.load_replay(replay_store, state)
             learner.load_state_dict(task, state)
     seen = learner.separate  # each critic alone
-    start(task, learner, trigger_losses, pass_probe, seen)
+    start(task, learner, pass_probe, seen)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(learner.save, task, run, replay_store)
     with (

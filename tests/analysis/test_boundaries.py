@@ -32,15 +32,6 @@ def test_both_ways_of_logging_are_the_same_run(tmp_path: Path) -> None:
     assert points[0][20] == [1, 100, 0.45]  # what was measured right after the method had acted
 
 
-def test_small_results_keep_the_boundaries(tmp_path: Path) -> None:
-    _, now = both(tmp_path)
-    small.write([now], tmp_path / "small.csv")
-    (kept,) = small.read(tmp_path / "small.csv")
-    assert isinstance(kept, Run)
-    assert kept.boundaries.to_dict("list") == now.boundaries[list(kept.boundaries)].to_dict("list")
-    assert len(kept.history) == len(now.history)
-
-
 def test_identity_is_read_from_its_file(tmp_path: Path) -> None:
     """Two runs that differ in how they are executed, not in what they are, belong to one setting."""
     runs = []

@@ -56,31 +56,6 @@ def test_thinning_keeps_ends_and_boundaries(tmp_path):
     assert (thin.x == 100).sum() == 2
 
 
-def test_a_method_has_one_colour_whatever_else_is_shown():
-    one, other = style.Palette(["fire", "new", "base"]), style.Palette(["new", "fire"])
-    assert one.colours["fire"] == other.colours["fire"]
-    shared = [c for m, c in one.colours.items() if m != "new"]
-    assert len(set(shared)) == len(shared)
-
-
-@pytest.mark.parametrize("width", [None, "column"])
-def test_the_last_phase_is_enlarged_where_there_is_room(tmp_path, width):
-    style.use()
-    for method, end in (("base", 0.89), ("fire", 0.9)):
-        lines = plain_rows(np.linspace(0.1, 0.7, 20))
-        lines += [row | {"step": row["step"] + 20, "epoch": row["epoch"] + 20} for row in plain_rows([end] * 20, 1)]
-        write_run(tmp_path, method, rows_=lines)
-    (setting,) = settings(load([str(tmp_path)])[0])
-    figure = plotting.setting_figure(setting, style.Palette(["fire"]), width)
-    assert [text.get_text() for text in figure.legends[0].texts] == ["FIRE", "Base"], "as the lines end"
-    assert len(figure.axes) == (2 if width is None else 1)
-    if width is None:
-        assert figure.axes[1].get_xlim()[0] == 0
-        low, high = figure.axes[1].get_ylim()
-        assert 0.85 < low < 0.89 < 0.9 < high
-    plotting.plt.close(figure)
-
-
 def test_figure_2_shows_what_was_run_and_says_what_was_not(tmp_path):
     style.use()
     write_sweep(tmp_path, ("base", "full_reset", "fire"), range(2), dataset={"name": "cifar10"},
@@ -96,31 +71,3 @@ def test_figure_2_shows_what_was_run_and_says_what_was_not(tmp_path):
     heights = {line.get_ydata()[0] for line in first.lines if len(set(line.get_ydata())) == 1}
     assert {0.8005, 0.8605} <= {round(float(h), 4) for h in heights}  # base and full reset, drawn across
     plotting.plt.close(figure)
-
-
-@pytest.mark.parametrize("width", ["page", "column"])
-def test_what_the_paper_does_not_show_has_panels_too(tmp_path, width):
-    style.use()
-    for start in ("best", "30k", "500"):
-        lines = [row | {"val/loss": 3.0} for row in rows("fire", 0, 3, "val/loss")]
-        write_run(
-            tmp_path / start, "fire", metric="val/loss", rows_=lines, program="language",
-            benchmark={"name": "x", "start": start},
-        )  # fmt: skip
-    for program, env in (("dqn", "breakout"), ("sac", "Hopper-v5")):
-        write_run(tmp_path / env, "fire", metric="eval/return", program=program, env={"name": env}, dataset=None)
-    found = settings(load([str(tmp_path)])[0])
-    _, *grids = [figures.with_others(grid, found) for grid in figures.GRIDS]
-    titles = []
-    for grid in grids:
-        figure = figures.grid_figure(grid, found, style.Palette(["fire"]), width)
-        titles.append([ax.get_title(loc="left") for ax in figure.axes])
-        assert all(ax.lines for ax in figure.axes)
-        if grid.name == "figure3":
-            assert max(figure.axes[0].lines[0].get_xdata()) == 100, "the second phase alone"
-        plotting.plt.close(figure)
-    assert titles == [
-        ["From best checkpoint (n = 1)", "From 30k (n = 1)", "From 500 (n = 1)"],
-        ["breakout (n = 1)"],
-        ["Hopper-v5 (n = 1)"],
-    ]

@@ -4,11 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from analysis import plotting, style
 from analysis.make_tables import PAGES, Page
-from fire_core.tools import convergence
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -39,23 +37,3 @@ def embedded(path: Path) -> None:
     text = path.read_bytes()
     assert b"/FontFile2" in text
     assert b"/Type3" not in text
-
-
-def test_the_convergence_tool_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [
-        convergence.Row(label, "newton_schulz", "frobenius", n, 1.0, 1.0 / n, 1.0, 0.1, 1.0, 1.0, 1.0)
-        for label in ("a", "b", "c")
-        for n in (1, 2)
-    ]
-    sizes: list[float] = []
-    kept = Figure.savefig
-
-    def save(figure: Figure, *given: object, **named: object) -> None:
-        sizes.append(figure.get_size_inches()[0])
-        kept(figure, *given, **named)
-
-    monkeypatch.setattr(Figure, "savefig", save)
-    convergence.plot(rows, [tmp_path / "convergence.pdf"], "column")
-    convergence.plot(rows, [tmp_path / "convergence.png"])
-    assert sizes == pytest.approx([3.4, 3 * 3.4])
-    embedded(tmp_path / "convergence.pdf")

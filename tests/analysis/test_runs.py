@@ -25,15 +25,6 @@ def test_names_tell_configs_apart_with_few_keys(configs, expected):
     assert differences(configs) == expected
 
 
-def test_settings_of_two_scales_are_named_by_them(tmp_path):
-    for scale, epochs in (("smoke", 2), ("small", 60)):
-        for method in ("base", "fire"):
-            write_run(tmp_path, method, scale=scale, epochs=epochs, lr=1 / epochs)
-    found = settings(load([str(tmp_path)])[0])
-    assert sorted(setting.detail for setting in found) == ["scale=small", "scale=smoke"]
-    assert all(len(setting.groups) == 2 for setting in found)
-
-
 def test_device_and_tracker_do_not_part_runs(tmp_path):
     write_run(tmp_path, "fire", 0, device="cpu", tracker=None)
     write_run(tmp_path, "fire", 1, device="cuda", tracker={"name": "wandb"}, paths={"runs": "/elsewhere"})

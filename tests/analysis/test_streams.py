@@ -53,13 +53,6 @@ def test_the_horizontal_axis_is_the_task(tmp_path: Path) -> None:
     assert boundaries(group.runs) == []
 
 
-def test_an_unfinished_task_is_no_point(tmp_path: Path) -> None:
-    rows = stream_rows(ENDS["base"])[:-1]
-    write_run(tmp_path, "base", 0, rows_=rows, metric="online/accuracy", done=False)
-    (setting,) = settings(load([str(tmp_path)], include_unfinished=True)[0])
-    assert curve(setting.groups[0], setting.metric).x.tolist() == [1, 2, 3]
-
-
 def test_the_table_of_a_stream(tmp_path: Path) -> None:
     frame = tables.results(write(tmp_path)).set_index("method")
     assert list(frame.columns[:6]) == ["n", "all tasks", "first 1", "last 1", "online", "previous task"]
@@ -76,20 +69,12 @@ def test_the_table_of_a_stream(tmp_path: Path) -> None:
 def test_small_results_keep_a_row_a_task(tmp_path: Path) -> None:
     before = tables.results(write(tmp_path / "runs"))
     kept = tmp_path / "small.csv"
-    assert make_figures.main([f"runs={tmp_path / 'runs'}", f"out={tmp_path / 'f'}", f"export={kept}"]) == 0
+    assert make_figures.main([f"--runs={tmp_path / 'runs'}", f"--out={tmp_path / 'f'}", f"--export={kept}"]) == 0
     (setting,) = settings(load([str(kept)])[0])
     after = tables.results(setting)
     for name in before.columns[2:7]:
         assert [value.mean for value in after[name]] == pytest.approx([value.mean for value in before[name]], rel=1e-5)
     assert all(len(run.history) == 4 for group in setting.groups for run in group.runs)
-
-
-def test_training_accuracy_alone_makes_no_stream(tmp_path: Path) -> None:
-    rows = [{"step": 1, "phase": 0, "epoch": 1, "train/loss": 1.0, "train/accuracy": 0.5}]
-    write_run(tmp_path, "base", 0, rows_=rows, metric="train/accuracy")
-    runs, left_out = load([str(tmp_path)])
-    assert not runs
-    assert "or none of" in left_out[0].reason
 
 
 def test_an_agent_s_tasks_are_points_by_their_last_quarter(tmp_path: Path) -> None:

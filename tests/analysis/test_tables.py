@@ -1,10 +1,9 @@
 """Tables from runs whose numbers are known."""
 
-import numpy as np
 import pytest
 
-from analysis import formats, rl, tables
-from analysis.estimates import Estimate, holm, paired
+from analysis import rl, tables
+from analysis.estimates import holm, paired
 from analysis.runs import settings
 from analysis.sources import load
 from tests.analysis.synthetic import rows, rows_of_their_own, write_run
@@ -106,19 +105,6 @@ def test_rl_table_takes_normalised_scores_and_the_environments_all_share(tmp_pat
     assert frame.loc["FIRE", "environments"] == 2
     assert frame.loc["FIRE", "IQM"].mean == 2
     assert frame.loc["FIRE", "P(better than base)"].mean == 1
-
-
-def test_markdown_has_a_line_a_method(setting):
-    frame = tables.results(setting)
-    markdown = formats.as_markdown(frame).splitlines()
-    assert len({line.count("|") for line in markdown}) == 1
-    assert len(markdown) == 2 + len(frame)
-
-
-def test_text_does_not_invent_an_interval():
-    assert formats.show(Estimate(0.5, np.nan, np.nan, 1)) == "0.5000"
-    assert formats.show(None) == formats.show(float("nan")) == "–"
-    assert formats.show(Estimate(0.01234, 0.0111, 0.0139, 3), short=True) == "0.0123 [0.0111, 0.0139]"
 
 
 def test_tables_of_agents_have_both_returns_and_best_is_of_what_came_after_the_act(tmp_path):

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from analysis import make_figures
+from analysis.runs import SourceError
+from analysis.sources import wandb_service
 from tests.analysis.synthetic import config, rows_of_their_own
 from tests.analysis.test_wandb_local import WRITE
 from tests.analysis.wandb_stand_in import service_of
@@ -66,7 +68,7 @@ def source(request: Any, runs: list[dict[str, Any]], tmp_path_factory: pytest.Te
 
 
 def test_figures_and_table_10_need_wandb_alone(source: str, tmp_path: Path) -> None:
-    assert make_figures.main([f"runs={source}", f"out={tmp_path}"]) == 0
+    assert make_figures.main([f"--runs={source}", f"--out={tmp_path}"]) == 0
     for figure in FIGURES:
         assert (tmp_path / f"{figure}.png").stat().st_size > 1000, figure
     table = (tmp_path / "tables" / "convergence.md").read_text()
@@ -74,3 +76,9 @@ def test_figures_and_table_10_need_wandb_alone(source: str, tmp_path: Path) -> N
     line = next(line for line in table.splitlines() if "FIRE" in line and "resnet18" in line)
     assert "0.5000" in line, "DfI after, of the boundary's row"
     assert "0.8700" in line, "the final accuracy"
+
+
+@pytest.mark.parametrize("name", ["entity", "entity/absent"])
+def test_a_wrong_name_is_one_clear_error(name: str) -> None:
+    with service_of([]), pytest.raises(SourceError, match=f"wandb:{name}"):
+        list(wandb_service.read(name))

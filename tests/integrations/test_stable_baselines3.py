@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from fire_core.methods.full_reset import FullReset
-from fire_core.methods.snp import ShrinkAndPerturb
 from fire_core.triggers import At, Dormancy, Every, Plateau
 from tests.integrations.digits import deviation
 
@@ -77,14 +76,6 @@ def test_numbers_go_to_the_models_logger(tmp_path):
     assert [line.split(",")[column] != "" for line in lines] == [False, False, True, False, True]
 
 
-def test_other_methods_leave_the_head_alone_too():
-    model = make("ppo", learning_rate=0.0)
-    head, other = (model.policy.action_net.weight.clone(), model.policy.value_net.weight.clone())
-    model.learn(150, callback=FireCallback(At(100), method=ShrinkAndPerturb(coef=0.5)))
-    assert torch.equal(model.policy.action_net.weight, head)
-    assert not torch.equal(model.policy.value_net.weight, other)
-
-
 def weights(model) -> list[nn.Parameter]:
     return list(model.policy.parameters())
 
@@ -105,12 +96,6 @@ def test_a_resumed_run_does_not_fire_again(name, tmp_path):
     reference = list(callback.intervention.init.values())
     values = [value for part in reference for key, value in part.items() if "target" not in key]
     assert all(any(v.shape == p.shape and torch.equal(v, p) for p in initial) for v in values), "those of the first run"
-
-
-def test_plateau_of_the_reward():
-    callback = FireCallback(Plateau("rollout/ep_rew_mean", every=100, patience=2, mode="max", min_delta=0.9))
-    make("dqn").learn(600, callback=callback)
-    assert callback.intervention.firings >= 1
 
 
 @pytest.mark.parametrize(

@@ -96,19 +96,3 @@ def test_a_resumed_run_does_not_fire_again(tmp_path):
     again()
     assert again.intervention.firings == counts["saved"] + 1, "step 20"
     assert all(torch.equal(a, b) for a, b in zip(before, hook.intervention.init["model"].values(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("trigger", "options", "message"),
-    [
-        (Plateau("los"), {}, "there is no metric 'los'; metrics of this loop: loss"),
-        (
-            Every(5),
-            {"optimizers": torch.optim.SGD([torch.zeros(3)])},
-            "the optimizers hold none of the weights of model",
-        ),
-    ],
-)
-def test_what_is_refused_at_the_start(tmp_path, trigger, options, message):
-    with pytest.raises(ValueError, match=message):
-        build(trigger, tmp_path, **options)

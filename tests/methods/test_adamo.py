@@ -1,7 +1,6 @@
 """AdamO against its formula, with autograd's gradient of the penalty and Adam written out."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 from fire_core.methods import Net
 from fire_core.methods.contrib.adamo import AdamO
 from rl.sac.networks import BatchedLinear
-from tests.programs import VISION, compose, rows
 
 
 class Network(nn.Module):
@@ -56,16 +54,3 @@ def test_steps_are_those_of_the_formula(memory: torch.memory_format) -> None:
                 theta -= 0 if r is None else lr * coef * r
         for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12, msg=name)
-
-
-def test_refused() -> None:
-    with pytest.raises(ValueError, match="no linear layer"):
-        AdamO().check(Net({"m": nn.LayerNorm(4)}, {}))
-
-
-def test_in_programs(tmp_path: Path) -> None:
-    """The trainer's rate and its schedule are AdamO's."""
-    stream = ("benchmark=permuted", "benchmark.tasks=1", "lr=0.004", "warmup=0.5", "epochs=1")
-    (row,) = [row for row in rows(VISION.run(tmp_path, "method=adamo", *stream)) if "kind" not in row]
-    assert row["lr"] > 0
-    assert compose("vision", "method=adamo", "lr=0.004").method.lr == 0.004

@@ -9,9 +9,7 @@ from torch import nn
 
 from fire_core.methods import Context, Fuse, Method, Net, OptimizerReset, RandomIsometry
 from fire_core.methods.base import Base
-from fire_core.methods.cbp import ContinualBackprop
 from fire_core.methods.chain import Chain
-from fire_core.methods.contrib.c_chain import ChurnReduction
 from fire_core.methods.contrib.hare_tortoise import HareTortoise
 from fire_core.methods.contrib.trac import Trac
 from fire_core.methods.contrib.upgd import UPGD
@@ -115,40 +113,6 @@ def test_apart_needs_an_act_and_weights_that_it_can_spare(methods: dict[str, Met
         Chain(methods, apart=True)
 
 
-def test_only_the_optimizer_s_step_counts_as_one_for_trac() -> None:
-    """A step of zero follows weights that another method has halved: TRAC scales the whole path by the new s."""
-    net, trac = network(), Trac(scale=0.2)
-    chain = Chain({"trac": trac, "halved": Halved()})
-    start, x = weights(net), torch.ones(2, 6)
-
-    def step(rate: float) -> None:
-        net.modules["model"].zero_grad()
-        net.modules["model"](x).square().sum().backward()
-        chain.before_step(net, moment())
-        with torch.no_grad():
-            for p in net.parameters():
-                p -= rate * p.grad
-        chain.after_step(net, moment())
-
-    with chain.watch(net):
-        step(0.1)
-        before = trac.s.sum() + trac.eps
-        halved = weights(net)
-        step(0.0)
-    factor = (trac.s.sum().clamp(min=0) / before).float()
-    for p, old, first in zip(net.parameters(), halved, start, strict=True):
-        torch.testing.assert_close(p.detach(), 0.5 * (first + (old - first) * factor), rtol=1e-4, atol=1e-6)
-
-
-class Halved(Method):
-    """Halves all weights after each step."""
-
-    @torch.no_grad()
-    def after_step(self, net: Net, context: Context) -> None:
-        for p in net.parameters():
-            p.mul_(0.5)
-
-
 def test_hare_s_copy_begins_again_after_another_s_boundary() -> None:
     net = network()
     hare, fire = HareTortoise(momentum=0.999, every=1), Fire(solver="exact")
@@ -167,25 +131,6 @@ def test_hare_s_copy_begins_again_after_another_s_boundary() -> None:
     assert hare.slow is kept, "nobody acted at the boundary"
 
 
-def test_another_s_boundary_is_no_churn() -> None:
-    net = network()
-    churn = ChurnReduction(coef=1.0)
-    for methods, first in (({"fire": Fire(), "churn": churn}, None), ({"churn": churn}, 0.0)):
-        chain = Chain(methods)
-        with chain.watch(net):
-            for _ in range(4):
-                net.modules["model"](torch.randn(2, 6))
-                penalty = chain.penalty(net)
-                chain.before_step(net, moment())
-                chain.after_step(net, Context(0, 0, torch.Generator(), step_loss=torch.ones(())))
-        assert penalty is not None
-        chain.at_boundary(net, moment())
-        with chain.watch(net):
-            net.modules["model"](torch.randn(2, 6))
-            penalty = chain.penalty(net)
-        assert (None if penalty is None else penalty.item()) == first
-
-
 def test_unknown_and_repeated_names() -> None:
     parts = {"fire": {"_target_": "fire_core.methods.fire.Fire"}}
     with pytest.raises(ConfigError, match=r"^method\.of=fires is unknown; accepted: fire$"):
@@ -194,13 +139,6 @@ def test_unknown_and_repeated_names() -> None:
         chained("fire+fire", parts)
     with pytest.raises(ConfigError, match=r"^method\.parts\.fire\.iterations must be in \[1, 1000\]"):
         chained("fire", {"fire": {**parts["fire"], "iterations": 0}})
-
-
-def test_states_are_kept_apart() -> None:
-    chain, other = (Chain({"redo": ReDo(), "cbp": ContinualBackprop()}) for _ in range(2))
-    chain.methods["redo"].epochs = 3
-    other.load_state_dict(chain.state_dict())
-    assert other.methods["redo"].epochs == 3
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:

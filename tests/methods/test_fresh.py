@@ -66,15 +66,6 @@ def test_perturbations_are_drawn_anew_each_time_unless_the_fire_paper_s_are_aske
     assert not torch.equal(results[0], results[1])
 
 
-def test_shrinking_and_perturbing_have_factors_of_their_own() -> None:
-    model = TwoLayers()
-    net = Net.of({"model": model})
-    with torch.no_grad():
-        model.body.weight.fill_(10)
-    ShrinkAndPerturb(0.6, perturb=0.1, variant="fire_paper").at_boundary(net, moment())
-    torch.testing.assert_close(model.body.weight.detach(), 4 + 0.1 * net.init["model"]["body.weight"])
-
-
 def test_a_target_network_gets_the_same_draws() -> None:
     model, target = TwoLayers(), TwoLayers()
     target.load_state_dict(model.state_dict())

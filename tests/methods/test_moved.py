@@ -1,7 +1,6 @@
 """Paths of version 0.2 that the configurations of run folders name in `_target_`."""
 
 import importlib
-import pkgutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import yaml
 from hydra.utils import get_object
 
 from fire_core import methods
-from fire_core.methods import contrib
 from harness.config.cli import CONF
 from harness.run.reader import read_config
 
@@ -24,13 +22,3 @@ def test_an_old_target_is_the_new_one_with_a_warning(name: str, tmp_path: Path) 
         found = get_object(read_config(tmp_path, ("vision",)).method["_target_"])
     module, _, kind = target.rpartition(".")
     assert found is getattr(importlib.import_module(module), kind)
-
-
-def test_all_of_contrib_that_0_2_had_is_known() -> None:
-    names = {module.name for module in pkgutil.iter_modules(contrib.__path__)}
-    assert names >= methods.MOVED
-
-
-def test_no_other_name_is_guessed() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'inputs'"):
-        methods.inputs  # noqa: B018

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from torch import nn
 
+from fire_core.methods import Net
+from fire_core.units.graph import Units, between
 from harness.config.build import build
 from harness.config.errors import ConfigError
 from tests.methods.small import PHASE, differ, trained
@@ -108,3 +111,25 @@ def test_refused(name: str, wrong: str) -> None:
     given = OmegaConf.to_container(OmegaConf.from_dotlist(wrong.split()))
     with pytest.raises(ConfigError, match=rf"^method\.{next(iter(given))}\b"):
         build("method", options(name) | given)
+
+
+class Maps(nn.Sequential):
+    """Hidden units that only a convolution reads."""
+
+    def unit_graph(self) -> list[Units]:
+        return [between("a", self[0], self[1])]
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "says"),
+    [
+        ("adamo", nn.LayerNorm(4), "no linear layer"),
+        ("nap", nn.Linear(2, 2), r"needs norms .* model.norm=layer"),
+        ("l2_er", Maps(nn.Conv2d(2, 3, 1), nn.Conv2d(3, 2, 1)), "no linear layer reads hidden units"),
+        ("redo", nn.Linear(2, 2), "no hidden units of Linear"),
+        ("random_isometry", nn.Embedding(4, 3), "takes no matrix"),
+    ],
+)
+def test_a_network_that_it_cannot_act_on_is_refused_before_a_run(name: str, model: nn.Module, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        build("method", options(name)).check(Net({"model": model}, {}))

@@ -66,18 +66,3 @@ def test_the_dead_are_found_and_made_new_and_the_function_stays(name: str) -> No
         for consumer in units.consumers:
             columns = [1] if consumer.columns is None else consumer.columns[1]
             assert (consumer.layer.weight[:, columns] == 0).all()
-
-
-def test_it_looks_at_so_many_samples_and_every_so_many_epochs() -> None:
-    model = MODELS["vgg"]()
-    seen: list[int] = []
-    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
-    method = ReDo(every=2, samples=9)
-    assert method.after_epoch(Net.of({"model": model}), context(model)) == {}
-    assert method.after_epoch(Net.of({"model": model}), context(model))
-    assert seen == [6, 3]
-
-
-def test_a_network_without_units_is_refused_before_a_run() -> None:
-    with pytest.raises(ValueError, match="no hidden units of Linear"):
-        ReDo().check(Net({"model": nn.Linear(2, 2)}, {}))

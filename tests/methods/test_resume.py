@@ -40,16 +40,6 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def test_cut_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = (*OPTIONS, "method=snr", "method.percentile=0.5", "method.max_age=200", "method.every=2")
-    options += ("method.variant=fire_paper", "batch_size=32", "lr=1.0")  # units do fall silent then
-    calm = VISION.run(tmp_path / "calm", *options)
-    cut_before_end(monkeypatch, vision.train, rows(calm)[-1]["step"])
-    with pytest.raises(Cut):
-        VISION.run(tmp_path / "rough", *options)
-    assert_same(VISION.run(tmp_path / "rough", *options), calm)
-
-
 def cut_before_end(monkeypatch: pytest.MonkeyPatch, trainer: ModuleType, last: int) -> None:
     """Checkpoint at each third step, and raise a `Cut` some steps after the last checkpoint, in the last phase."""
     real, steps = trainer.Loop.advance, 0

@@ -16,8 +16,6 @@ from fire_core.methods.contrib.swr import SelectiveWeightReinitialization
 from fire_core.methods.contrib.trac import Trac, erfi
 from fire_core.methods.contrib.upgd import UPGD
 from fire_core.methods.contrib.weight_clipping import WeightClipping
-from fire_core.methods.weight_decay import WeightDecay
-from rl.sac.networks import BatchedLinear
 from tests.methods.small import Layers, moment
 from tests.parity import public
 
@@ -59,14 +57,6 @@ def test_clipping_spares_norms_and_if_asked_the_output() -> None:
     assert (net[0].weight == 1).all()
     assert (net[0].bias == 1).all()
     assert all((p == 3).all() for layer in net[1:] for p in layer.parameters())
-
-
-def test_twin_critics_are_clipped_as_two_layers() -> None:
-    critics = BatchedLinear(2, 4, 9)
-    with torch.no_grad():
-        critics.weight.fill_(3)
-    WeightClipping(2.0).after_step(Net({"m": nn.Sequential(critics)}, {}), moment())
-    assert (critics.weight == 1).all()  # 2 / sqrt(4 inputs)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.6])
@@ -227,11 +217,3 @@ def test_hare_and_tortoise_by_hand() -> None:
             expected = slow if epoch % 2 == 0 else fast
             assert net[1].weight.item() == pytest.approx(expected)
             assert net[0].running_mean.item() == pytest.approx(expected)
-
-
-def test_weight_decay() -> None:
-    net = nn.Linear(3, 2)
-    penalty = WeightDecay(0.3).penalty(Net({"m": net}, {}))
-    penalty.backward()
-    assert penalty.item() == pytest.approx(0.15 * sum(p.square().sum().item() for p in net.parameters()), rel=1e-5)
-    torch.testing.assert_close(net.weight.grad, 0.3 * net.weight.detach())

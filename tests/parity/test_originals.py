@@ -108,11 +108,6 @@ def test_snr_counts_and_resets_as_the_original(layer: str, percentile: float) ->
     assert data[f"reset.{key}"].sum() > 5
 
 
-def test_the_percentile_of_snr_matters_in_the_record() -> None:
-    data = public.load("snr")
-    assert (data["threshold.Dense_0.0.9"] != data["threshold.Dense_0.0.99"]).any()
-
-
 def test_dash_shrinks_to_the_same_weights() -> None:
     """gaudi-dash: one gradient for each chunk, here given in two batches of unequal size."""
     data = public.load("dash")

@@ -129,11 +129,6 @@ def test_structure_counts_and_initial_scales() -> None:
                 assert own.unique().tolist() == [largest], name
 
 
-def test_single_critic_count() -> None:
-    one = Networks().critics(STRUCTURE["obs_dim"], STRUCTURE["act_dim"], 1)
-    assert sum(p.numel() for p in one.parameters()) == STRUCTURE["n_critic_single"]
-
-
 def test_forward_and_log_probability() -> None:
     actor, critics, _ = networks()
     mean, log_std = actor(tensor("fwd.obs"))

@@ -14,7 +14,6 @@ SCRIPTS = {
     "bench_sac": ("--actor-width 8 --critic-width 8 --batch 4 --updates 2 --threads 1 --rounds 1", "x plain"),
     "bench_methods": ("--methods base,fire --rounds 1 benchmark.tasks=2 epochs=1", "x base"),
     "bench_vision": ("--steps 1 --rounds 1 benchmark.tasks=2 epochs=1", "x a plain loop"),
-    "fused_muon": ("--steps 2 --out muon.csv", "split 205"),
     "studies": ("figure2_small_c smoke rows=base workers=1", "test/accuracy_all"),
     "record_originals": ("--help", "clones"),  # needs clones of others' repositories
 }

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fire_core.tools.checkpoint import torch_file
 from fire_core.tools.checkpoint.cuts import cut
 from fire_core.tools.checkpoint.source import load
 from fire_core.tools.checkpoint.stored import CheckpointError
@@ -50,14 +49,10 @@ def header(content: Any, data: bytes = b"", length: int | None = None) -> bytes:
 A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 BROKEN = {
     "empty": b"",
-    "cut": header({"a": A})[:20],
     "no json": struct.pack("<Q", 5) + b"hello",
     "huge header": header({"a": A}, length=2**62),
-    "a list": header([1]),
     "too short": header({"a": A}, b"1234"),
     "wrong size": header({"a": {**A, "shape": [3]}}, bytes(8)),
-    "negative": header({"a": {**A, "shape": [-2]}}, bytes(8)),
-    "backwards": header({"a": {**A, "data_offsets": [8, 0]}}, bytes(8)),
     "deep": struct.pack("<Q", 200_000) + b"[" * 200_000,
 }
 
@@ -103,11 +98,8 @@ def test_files_of_torch_are_read_in_their_place(tmp_path: Path) -> None:
 
 HARMLESS = {
     "namespace": argparse.Namespace(lr=0.1, path=pathlib.Path("x/y")),
-    "path": pathlib.PurePosixPath("a/b"),
     "numpy scalar": np.float64(3.5),
     "numpy array": np.arange(4),
-    "numpy type": np.dtype("int32"),
-    "numpy bool": np.bool_(True),
     "date": datetime.datetime(2026, 1, 2),
     "ordered": collections.OrderedDict(a=1),
 }
@@ -140,13 +132,6 @@ def test_any_other_class_is_refused_by_its_name_and_not_run(tmp_path: Path) -> N
             load(tmp_path / "a.pt")
         assert "\n" not in str(error.value)
     assert not (tmp_path / "ran").exists()
-
-
-def test_the_list_of_harmless_classes_holds_no_function_of_ours() -> None:
-    named = {
-        getattr(entry[0] if isinstance(entry, tuple) else entry, "__module__", "") for entry in torch_file.harmless()
-    }
-    assert {name.split(".")[0] for name in named} <= {"argparse", "types", "datetime", "pathlib", "numpy"}
 
 
 def test_states_of_optimizers_are_passed_over(tmp_path: Path) -> None:
@@ -243,37 +228,11 @@ def test_a_model_by_name_finds_its_weights_in_a_training_loops_file(tmp_path: Pa
             cut(load(tmp_path / "a.ckpt"), name)
 
 
-def test_a_config_elsewhere_tells_the_model_of_a_file(tmp_path: Path) -> None:
-    folder = saved("Phi3ForCausalLM", tmp_path / "phi3")
-    state = {f"model.{stored.name}": stored.tensor for stored in load(folder).tensors}
-    torch.save({"state_dict": state, "optimizer_states": []}, tmp_path / "last.ckpt")
-    cuts, wanted = cut(load(tmp_path / "last.ckpt"), str(folder)), cut(load(folder))
-    prefix = "state_dict.model."
-    assert {e.label.removeprefix(prefix) for c in cuts.cuts for e in c.entries if e.action == "project"} == {
-        e.label for c in wanted.cuts for e in c.entries if e.action == "project"
-    }
-    assert not cuts.notes
-
-
-def test_a_model_that_transformers_does_not_know_is_not_guessed(tmp_path: Path) -> None:
-    folder = saved("LlamaForCausalLM", tmp_path / "llama")
-    config = json.loads((folder / "config.json").read_text())
-    for change in ({"architectures": ["Nothing"]}, {"architectures": []}, {"model_type": "nothing"}):
-        (folder / "config.json").write_text(json.dumps({**config, **change}))
-        cuts = cut(load(folder))
-        assert cuts.named
-        assert "nothing else says what the weights are" in cuts.notes[0]
-        assert "\n" not in cuts.notes[0]
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"architecture": "hf_hub:someone/evil"}, "has no model 'hf_hub:someone/evil'"),
         ({"architecture": "resnet18", "model_args": {"checkpoint_path": "payload.pth"}}, "model_args is refused"),
-        ({"architecture": "resnet18", "model_args": {"pretrained": True}}, "multiple values for keyword"),
-        ({"architecture": "resnet18", "model_args": {"model_name": 1, "name": 1}}, "timm cannot build it"),
-        ({"architecture": "resnet18", "model_args": "x"}, "model_args is refused"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attn_implementation": "someone/evil"},
          "attn_implementation='someone/evil' is refused"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "text": {"_attn_implementation": "a/b"}},

@@ -49,12 +49,6 @@ def test_a_sharded_folder_becomes_what_fire_makes_of_the_loaded_model(name: str,
     assert json.loads(report_path(target).read_text()) == json.loads(json.dumps(report))
 
 
-def test_what_transformers_gathers_as_it_loads_is_kept_and_named(tmp_path: Path) -> None:
-    report = project(saved("MixtralForCausalLM", tmp_path / "in"), tmp_path / "out", layout="all")
-    assert {row["name"].split(".")[3] for row in report["rows"] if "layers" in row["name"]} == {"self_attn"}
-    assert sum("experts" in name for name in report["kept"]["no parameter of the model has this name"]) == 2 * 4 * 3
-
-
 def test_the_header_and_what_is_kept_stay_byte_for_byte(tmp_path: Path) -> None:
     source, target = saved("LlamaForCausalLM", tmp_path / "in"), tmp_path / "out"
     report = project(source, target, layout="qk", include=["*.embed_tokens.weight"])
@@ -148,7 +142,6 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = small(tmp_path / "good.pt")
-    (tmp_path / "link.pt").symlink_to(good)
     saved("BertForMaskedLM", tmp_path / "bert")
     torch.save({"a.q_proj.weight": torch.full((3, 3), float("nan"))}, tmp_path / "nan.pt")
     torch.save(torch.load(good), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
@@ -156,7 +149,6 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
     before = digests(tmp_path)
     for arguments, message in (
         ((good, good), "IN and OUT are the same"),
-        ((good, tmp_path / "link.pt"), "IN and OUT are the same"),
         ((good, tmp_path / "nan.pt"), "exists already"),
         ((tmp_path / "bert", tmp_path / "bert" / "inner"), "lies in the folder"),
         ((tmp_path / "no.pt", tmp_path / "out.pt"), "no such file or folder"),
@@ -169,13 +161,8 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
         ((good, tmp_path / "out.pt", "--model", "timm:no"), "has no model 'no'"),
         ((good, tmp_path / "out.pt", "--iterations", "-1"), "from 0 up"),
         ((good, tmp_path / "out.pt", "--blocks", "a.q_proj.weight"), "is not of the form"),
-        ((good, tmp_path / "out.pt", "--blocks", "a.q_proj.weight=q:x"), "is not of the form"),
         ((good, tmp_path / "out.pt", "--blocks", "a.q_proj.weight=4,4"), "add up to 8, not to its 6 rows"),
-        ((good, tmp_path / "out.pt", "--transposed", "nothing"), "no parameter matches 'nothing'"),
-        ((good, tmp_path / "out.pt", "--solver", "magic"), "invalid choice"),
-        ((good, tmp_path / "out.pt", "--layout", "magic"), "invalid choice"),
         ((good, tmp_path / "out.pt", "--scale", "match_init"), "invalid choice"),
-        ((good, tmp_path / "out.pt", "--variance-factor", "2", "--include", "a.*"), "needs scale=variance_factor"),
     ):
         with pytest.raises(SystemExit) as ended:
             raise SystemExit(main([str(argument) for argument in arguments]))

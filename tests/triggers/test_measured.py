@@ -8,7 +8,7 @@ from torch import nn
 
 from fire_core import fire_
 from fire_core.methods import Net
-from fire_core.triggers import Dormancy, Drift, EffectiveRank, GradientNorm, Readiness
+from fire_core.triggers import Dormancy, Drift, EffectiveRank
 from fire_core.triggers.measured import Measured
 from tests.triggers.loops import mlp
 
@@ -143,35 +143,3 @@ def test_drift_is_the_increase_of_dfi_for_each_singular_value():
     assert firing.numbers["drift"] == pytest.approx((1.3**2 - 1) ** 2, rel=1e-4), "whatever the shapes"
     assert trigger.ask(3, model) is None, "the baseline is new"
     assert trigger.value == pytest.approx(0, abs=1e-6)
-
-
-def test_gradient_norm():
-    model = mlp()
-    trigger = GradientNorm(above=0.0, rearm=0.0, every=1)
-    backward(model, torch.ones(3, 8))
-    firing = trigger.ask(1, model)
-    expected = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
-    assert firing.numbers["gradient_norm"] == pytest.approx(expected)
-    model.zero_grad()
-    assert trigger.ask(2, model) is None
-    with pytest.raises(ValueError, match=r"there are no gradients; ask before optimizer.zero_grad\(\)"):
-        trigger.ask(3, model)
-
-
-def test_readiness_is_what_its_definition_says_and_leaves_no_trace():
-    """A linear model, for which the gradients of single samples are written down in float64."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(64, 5, generator=generator), torch.randn(64, 1, generator=generator)
-    model = nn.Sequential(nn.Linear(5, 1, bias=False), nn.Dropout(0.5))
-    batches = list(zip(x.split(4), y.split(4), strict=True))
-    trigger = Readiness(lambda *_: ((model(a) - b).square().mean() for a, b in batches), below=1e-9, every=1)
-    before = torch.get_rng_state()
-    assert trigger.ask(1, model) is None
-    error = x.double() @ model[0].weight.double().detach().T - y.double()
-    single = (2 * error * x.double()).reshape(16, 4, 5).mean(1)  # (mini-batches, weights)
-    batch = single.square().sum(1).mean()
-    whole = (16 * single.mean(0).square().sum() - batch) / 15
-    assert trigger.value == pytest.approx(float(whole / error.square().mean() * whole / batch), rel=1e-5)
-    assert model[0].weight.grad is None
-    assert model.training
-    assert torch.equal(before, torch.get_rng_state())

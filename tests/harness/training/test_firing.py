@@ -137,16 +137,15 @@ def test_figures_mark_firings(tmp_path: Path) -> None:
 
 
 OFTEN = ("trigger=plateau", "trigger.every=7", "trigger.patience=1", "trigger.min_delta=0.5")
-READY = ("trigger=readiness", "trigger.every=6", "trigger.below=1e9", "trigger.batches=4")
 
 
 @pytest.mark.parametrize(
     ("program", "trigger"),
     [
         (STREAM, OFTEN),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((DQN, OFTEN), (SAC, READY), (LANGUAGE, OFTEN))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((DQN, OFTEN), (SAC, OFTEN), (LANGUAGE, OFTEN))),
     ],
-    ids=["vision", "dqn", "sac-readiness", "language"],
+    ids=["vision", "dqn", "sac", "language"],
 )
 def test_a_resume_repeats_and_loses_no_firing(
     program: Program, trigger: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,4 +169,4 @@ def test_a_resume_repeats_and_loses_no_firing(
         with pytest.raises(SystemExit):
             program.run(tmp_path / "parts", *options)
     assert_same(whole, program.run(tmp_path / "parts", *options))
-    assert len(fired(whole)) > (2 if trigger is OFTEN else 0)
+    assert len(fired(whole)) > 2
