@@ -74,5 +74,4 @@ class Fire(Method):
             )
             for name, module in net.modules.items()
         }
-        measuring = sum(report.total("measuring") for report in reports.values())
-        return BoundaryReport(weights=reports, measuring=measuring)
+        return BoundaryReport(weights=reports)
