@@ -8,7 +8,7 @@ about 6e-8 times the condition number, so the condition number is brought down i
   to about k^(1/3) / 1.6, the first in float64. Three of them settle condition 1e5, four condition 3e6.
 - tall, CPU: W (W^T W)^(-1/2) by an eigendecomposition of the small Gram matrix in float64.
 - GPU: minimax steps alone, in float64 (which data-centre GPUs multiply as fast as float32).
-- whatever does not arrive, and everything rank-deficient: QR and SVD in float64, one matrix at a time.
+- what does not arrive, everything rank-deficient and, on a CPU, of float64: QR and SVD in float64, one by one.
 """
 
 import torch
@@ -47,8 +47,10 @@ def launch(W: Tensor, out: Tensor) -> Tensor:
         Which of them arrived, (B,) bool; the others go to `repair`.
     """
     B, m, n = W.shape
-    fine = torch.ones(B, dtype=torch.bool, device=W.device)
     cpu = W.device.type == "cpu"
+    if cpu and W.dtype == torch.float64:
+        return torch.zeros(B, dtype=torch.bool)
+    fine = torch.ones(B, dtype=torch.bool, device=W.device)
     size = max(1, (CPU_CHUNK if cpu else GPU_CHUNK) // (m * n))
     solve = matmul_only if not cpu else _halley if m < TALL * n else _tall
     for i in range(0, B, size):
@@ -130,14 +132,11 @@ def _halley(W: Tensor, low: float = LOW) -> tuple[Tensor, Tensor]:
     for number, (a, b, c) in enumerate(steps, 1):
         # with x in multiples of the unit, x (a + b x^2) / (1 + c x^2) is (b / c) x + (a - b / c) x / (1 + c x^2)
         scale, weight = (a - b / c) / unit, c / unit.square()
-        Y = _quotient(X, G, weight, scale) if W.dtype != torch.float64 else _quotient_by_qr(X, weight, scale)
-        X = Y.add_(X.mul_(b / (c * unit)))
+        X = _quotient(X, G, weight, scale).add_(X.mul_(b / (c * unit)))
         if number == len(steps) or steps[number][2] < WELL:
-            X, unit = X.to(working_dtype(W)), unit.to(working_dtype(W))
+            X, unit = X.float(), unit.float()
         G, unit = gram(X), torch.ones_like(unit)
     X, dfi = _polish(X, G)
-    if X.dtype == torch.float64:
-        X, _ = _polish(X, gram(X))  # errors 1e-2, 1e-6, rounding
     return X, dfi <= NEAR_DFI  # false for NaN
 
 
@@ -170,15 +169,6 @@ def _quotient(X: Tensor, G: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return Y
 
 
-def _quotient_by_qr(X: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """The same to rounding level, which no Gram matrix of a large weight gives: by QR of X above the unit matrix."""
-    m, n = X.shape[-2:]
-    root = weight.sqrt()
-    Q = torch.linalg.qr(torch.cat([root * X, torch.eye(n, dtype=X.dtype).expand(len(X), n, n)], dim=1))[0]
-    quotient: Tensor = (scale / root) * (Q[:, :m] @ Q[:, m:].mT)
-    return quotient
-
-
 def _settle(X: Tensor, steps: list[Step]) -> tuple[Tensor, Tensor]:
     """The `steps` and a last one of the paper's; and whether each matrix arrived, (B,)."""
     X, _ = iterate(X, steps)
@@ -206,7 +196,6 @@ def _top(G: Tensor, rounds: int) -> Tensor:
 
 def _tall(W: Tensor) -> tuple[Tensor, Tensor]:
     B, m, n = W.shape
-    work = working_dtype(W)
     rows = max(n, CPU_CHUNK // (B * n))
     G = W.new_zeros(B, n, n, dtype=torch.float64)
     for i in range(0, m, rows):
@@ -216,11 +205,11 @@ def _tall(W: Tensor) -> tuple[Tensor, Tensor]:
     fine = (cond2 > 0) & (cond2 < TALL_COND**2)
     L = torch.where(fine[:, None], L, 1.0)
     P = (V * L.rsqrt()[:, None, :]) @ V.mT
-    X = torch.empty(B, m, n, dtype=work)
+    X = torch.empty(B, m, n)
     for i in range(0, m, rows):
         X[:, i : i + rows] = W[:, i : i + rows].double() @ P
     rough = fine & (cond2 > 1e6)  # the Gram matrix squares rounding to 1e-16 * cond2: one cubic step more
-    if work == torch.float64 or rough.any():
+    if rough.any():
         X, settled = _settle(X, [])
         fine &= settled
     return X, fine

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-WIDTH = 120  # columns of a printed report
+from fire_core.weights.advice import listed
+from fire_core.weights.matrices import aligned
+
+WIDTH = 120  # columns of the text below a printed table
 TOLERANCE = 0.01  # of `Report.success`: half of it is about how far a singular value may be from its target
 
 
@@ -82,7 +85,7 @@ class Kept:
 
 @dataclass
 class Report:
-    """What `fire_` did. `print(report)` shows it at a glance, at most 120 columns wide.
+    """What `fire_` did. `print(report)` shows it at a glance.
 
     Attributes:
         rows: one for each weight or block that was projected, reset or skipped, in the model's order.
@@ -129,7 +132,10 @@ class Report:
         return bool(projected) and all(row.deviation <= tolerance for row in projected)
 
     def __str__(self) -> str:
-        return "\n".join([*_table(self.rows), *_summary(self), *_kept_lines(self), *_warning_lines(self)])
+        table = aligned(HEAD, map(_cells, self.rows))
+        lines = [*_summary(self), *_kept_lines(self), *(f"warning: {warning}" for warning in self.warnings)]
+        wrapped = (textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) for line in lines)
+        return "\n".join([table, *wrapped])
 
 
 def running_statistics(model: nn.Module) -> int:
@@ -140,16 +146,7 @@ def running_statistics(model: nn.Module) -> int:
 # ------------------------------------------------------------------------------------------------------------ printing
 
 HEAD = ("name", "shape", "n", "action", "|W| before", "after", "DfI before", "after", "SFE", "scale", "it", "rank")
-
-
 DONE = {"project": "projected", "reinit": "reset", "skip": "skipped"}
-
-
-def _table(rows: list[Row]) -> list[str]:
-    lines = [HEAD, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-    widths[0] = max(16, min(widths[0], WIDTH - sum(widths[1:]) - len(HEAD) + 1))
-    return [" ".join(_align(i, cell, widths[i]) for i, cell in enumerate(line)).rstrip() for line in lines]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -159,15 +156,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     action = f"{row.action} -{row.skipped}" if row.skipped and row.action == "project" else row.action
     shape = "x".join(map(str, row.shape))
     return (row.name, shape, str(row.matrices), action, *numbers, str(row.iterations or ""), rank)
-
-
-def _align(column: int, cell: str, width: int) -> str:
-    return _shorten(cell, width).ljust(width) if column in (0, 3) else cell.rjust(width)
-
-
-def _shorten(name: str, width: int) -> str:
-    """A long name without its middle: both ends tell more."""
-    return name if len(name) <= width else f"{name[: width // 2 - 1]}..{name[len(name) - (width - width // 2 - 1) :]}"
 
 
 def _summary(report: Report) -> list[str]:
@@ -195,31 +183,16 @@ def _summary(report: Report) -> list[str]:
 
 def _kept_lines(report: Report) -> list[str]:
     """Kept weights of two and more dimensions by reason, layers of one kind together; biases and scales as a number."""
-    reasons: dict[str, dict[tuple[str, str], list[str]]] = {}
-    vectors = 0
+    reasons: dict[str, list[str]] = {}
     for name, kept in report.kept.items():
-        if len(kept.shape) < 2:
-            vectors += 1
-            continue
-        alike = (re.sub(r"\d+", "*", name), "x".join(map(str, kept.shape)))
-        reasons.setdefault(kept.reason, {}).setdefault(alike, []).append(name)
-    lines = [f"kept: {vectors} biases, scales and other vectors"] if vectors else []
+        if len(kept.shape) > 1:
+            shown = f"{re.sub(r'[0-9]+', '*', name)} {'x'.join(map(str, kept.shape))}"
+            reasons.setdefault(kept.reason, []).append(shown)
+    lines = [f"{reason}: {listed(names, 5)}" for reason, names in reasons.items()]
     if report.statistics:
         lines.append(
-            f"kept: running statistics of {report.statistics} layers, those of the old weights: "
+            f"running statistics of {report.statistics} layers, those of the old weights: "
             "update_bn(loader, model) before evaluating"
         )
-    for reason, groups in reasons.items():
-        lines += _wrap(f"kept, {reason}:")
-        for (pattern, shape), names in groups.items():
-            ending = f" {shape}" + (f" ({len(names)} weights)" if len(names) > 1 else "")
-            lines.append("  " + _shorten(names[0] if len(names) == 1 else pattern, WIDTH - 2 - len(ending)) + ending)
-    return lines
-
-
-def _warning_lines(report: Report) -> list[str]:
-    return [line for warning in report.warnings for line in _wrap(f"warning: {warning}")]
-
-
-def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False)
+    vectors = sum(len(kept.shape) < 2 for kept in report.kept.values())
+    return [f"kept: {line}" for line in [*lines, f"{vectors} biases, scales and other vectors"]]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.units.graph import Consumer, Units, weight
+from fire_core.units.graph import Consumer, Units
 
 
 def mean_magnitude(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -50,7 +50,7 @@ class Watch:
             yield self
 
     def _hook(self, consumer: Consumer, seen: dict[nn.Module, Tensor]) -> Callable[[nn.Module, tuple[Tensor]], None]:
-        columns = None if consumer.columns is None else consumer.columns.to(weight(consumer.layer).device)
+        columns = consumer.columns
 
         def look(layer: nn.Module, inputs: tuple[Tensor]) -> None:
             if self.only_training and not layer.training:

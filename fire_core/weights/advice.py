@@ -10,6 +10,7 @@ from torch import nn
 from fire_core.weights.entry import Entry
 from fire_core.weights.topology import RAW
 
+HEADS = "its number of heads is not known"
 RAW_SHARE = 0.1  # of a model's numbers: unknown raw parameters that hold more than this are warned about
 
 
@@ -36,6 +37,18 @@ def fused(entries: list[Entry]) -> list[str]:
             f"example=a batch; or take it as one matrix, include={name!r}"
         )
     return lines
+
+
+def undecided(entries: list[Entry], total: int) -> list[str]:
+    """Lines on kept weights of a model of `total` numbers: fused ones, heads and raw parameters that nobody knows."""
+    return [*heads(entries), *fused(entries), *raw_parameters(entries, total)]
+
+
+def heads(entries: list[Entry]) -> list[str]:
+    """A line for the weights that are kept because nobody knows their heads."""
+    reasons = {entry.label: entry.reason for entry in entries if entry.reason.startswith(HEADS)}
+    why = next(iter(reasons.values()), "")
+    return [f'layout="heads" keeps {listed(reasons)}: {why}; layout="attention" takes them uncut'] if why else []
 
 
 def raw_parameters(entries: list[Entry], total: int) -> list[str]:

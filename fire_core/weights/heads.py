@@ -6,16 +6,14 @@ is not here is not cut by head, whatever its attributes are called.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from fire_core.weights.advice import listed
+from fire_core.weights.advice import HEADS
 from fire_core.weights.entry import Entry
 from fire_core.weights.fused import Misfit, number
 from fire_core.weights.known import look_up
 from fire_core.weights.topology import Use
 
-UNKNOWN = "its number of heads is not known"
 # Classes | attributes that say how many heads of queries, and of keys and values if not as many, they have | the output
 # projection, if it is in the module.
 _HEADS = """
@@ -46,17 +44,7 @@ def by_head(entry: Entry, use: Use) -> Entry:
     try:
         return replace(entry, heads=_heads_of(entry, use), columns=entry.role == "attention_out")
     except Misfit as misfit:
-        return replace(entry, role="other", reason=f"{UNKNOWN}: {misfit}")
-
-
-def warnings_of(entries: Iterable[Entry]) -> list[str]:
-    """A line for the weights that are kept because nobody knows their heads."""
-    reasons = {entry.label: entry.reason for entry in entries if entry.reason.startswith(UNKNOWN)}
-    if not reasons:
-        return []
-    return [
-        f'layout="heads" keeps {listed(reasons)}: {next(iter(reasons.values()))}; layout="attention" takes them uncut'
-    ]
+        return replace(entry, role="other", reason=f"{HEADS}: {misfit}")
 
 
 def _heads_of(entry: Entry, use: Use) -> int:

@@ -41,7 +41,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fire_core.weights import advice, heads
+from fire_core.weights import advice
 from fire_core.weights.describe import LAYERS, Reader, near
 from fire_core.weights.entry import Entries, Entry
 from fire_core.weights.fused import Declared
@@ -148,11 +148,7 @@ def resolve(
         entries = _apply(entries, chosen, "project", "include")
     if isinstance(layout, (str, Mapping)):  # a weight that the caller has chosen or excluded needs no advice
         undecided = [e for e in entries if e.action == "keep" and not any(matches(e, chosen) for chosen in excluded)]
-        warnings += [
-            *heads.warnings_of(undecided),
-            *advice.fused(undecided),
-            *advice.raw_parameters(undecided, sum(e.size for e in entries)),
-        ]
+        warnings += advice.undecided(undecided, sum(e.size for e in entries))
     for chosen in excluded:
         entries = _apply(entries, chosen, "keep", "exclude")
     left = f"layout={layout!r} leaves it alone" if isinstance(layout, str) else "the layout leaves it alone"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
-from fire_core.weights.entry import Entry
+from fire_core.weights.entry import Entries, Entry
 from fire_core.weights.layout import resolve
 
 
-class Matrices(Sequence[Entry]):
+class Matrices(Entries):
     """The matrices of a model in the order of its parameters, each as an `Entry`. Printed it is a table.
 
     Attributes:
@@ -20,21 +20,9 @@ class Matrices(Sequence[Entry]):
         unread: a line for each weight whose numbers are no matrix: quantised, parametrised, a flat shard.
     """
 
-    def __init__(self, matrices: Sequence[Entry], warnings: Sequence[str], unread: Sequence[str]) -> None:
-        self._matrices, self.warnings, self.unread = tuple(matrices), tuple(warnings), tuple(unread)
-
-    @overload
-    def __getitem__(self, index: int) -> Entry: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Entry, ...]: ...
-    def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
-        return self._matrices[index]
-
-    def __len__(self) -> int:
-        return len(self._matrices)
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self._matrices)
+    def __init__(self, matrices: Iterable[Entry], warnings: Iterable[str], unread: Iterable[str]) -> None:
+        super().__init__(matrices, warnings)
+        self.unread = list(unread)
 
     def to_json(self, indent: int | None = None) -> str:
         """All but the tensors themselves, as a JSON object with `matrices`, `warnings` and `unread`."""

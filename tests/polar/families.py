@@ -9,8 +9,6 @@ from torch import Tensor
 from fire_core.polar.factor import PolarReport, solve
 from fire_core.polar.options import PolarOptions
 
-EXACT_ROUTES = ("cpu", "matmul only")
-
 
 def polar(W: Tensor, solver: str = "exact", init: Tensor | None = None, **options: Any) -> tuple[Tensor, PolarReport]:
     """`polar_factor` with its report."""

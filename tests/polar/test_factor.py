@@ -203,16 +203,6 @@ def test_not_finite(solver, bad):
     assert isinstance(caught.value, ValueError)
 
 
-def test_wrong_names_are_answered_with_the_right_ones():
-    W = torch.eye(2)
-    with pytest.raises(ValueError, match="newton_schulz, exact, muon"):
-        polar(W, "svd")
-    with pytest.raises(ValueError, match="frobenius, spectral, power, schatten4"):
-        newton_schulz(W, norm_init="max")
-    with pytest.raises(ValueError, match="iterations=-1"):
-        newton_schulz(W, -1)
-
-
 # ---------------------------------------------------------------------------------------------------------- GPU
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")

@@ -137,21 +137,6 @@ def test_completion_of_one_kernel_position_among_many():
     torch.testing.assert_close(model[0].weight[:, :, 1, 2].detach().double(), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
-def test_vectors_scalars_empty_and_tiny(solver):
-    model = nn.ModuleDict(
-        {"row": nn.Linear(5, 1), "column": nn.Linear(1, 5), "one": nn.Linear(1, 1), "tiny": nn.Linear(4, 3)}
-    )
-    model.empty = nn.Parameter(torch.zeros(0, 3))
-    with torch.no_grad():
-        model["tiny"].weight.mul_(1e-30)
-    old = copy.deepcopy(weights(model))
-    fire_(model, solver=solver, iterations=10 if solver == "exact" else 40, include="empty", scale="orthogonal")
-    for name, weight in weights(model).items():
-        if weight.numel():
-            torch.testing.assert_close(weight.double(), polar64(old[name]), rtol=0, atol=3e-6)
-
-
 # --------------------------------------------------------------------------------------------- scale, min_norm, blend
 
 

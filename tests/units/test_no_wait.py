@@ -23,7 +23,7 @@ from fire_core.methods.contrib.weight_clipping import WeightClipping
 from fire_core.methods.snr import SelfNormalizedResets
 from fire_core.units import recycle
 from fire_core.units.find import unit_graph
-from fire_core.units.recycle import InitialDraw, recycle_
+from fire_core.units.recycle import recycle_
 from vision.models import MLP, SmallResNet
 
 METHODS: dict[str, Callable[[], Method]] = {
@@ -128,28 +128,6 @@ def test_masks_and_indices_recycle_alike() -> None:
             states.append([*model.state_dict().values(), *moments])
         for first, second in zip(*states, strict=True):
             assert torch.equal(first, second)
-
-
-def test_what_is_not_marked_stays_and_what_is_marked_is_drawn() -> None:
-    for model in models():
-        net, graph = Net.of({"model": model}), unit_graph({"model": model})
-        draw = InitialDraw(net.modules, net.init)
-        before = {key: value.clone() for key, value in model.state_dict().items()}
-        recycle_([(u, torch.zeros(u.count).bool()) for u in graph], draw, torch.Generator(), [])
-        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-        units = graph[0]
-        mask = torch.zeros(units.count).bool()
-        mask[1] = True
-        recycle_([(units, mask)], draw, torch.Generator().manual_seed(0), [])
-        for producer in units.producers:
-            kernel, old = producer.layer.weight, before[name_of(model, producer.layer)]
-            changed = (kernel != old).flatten(1).any(1)
-            assert changed.nonzero().flatten().tolist() == [1 + producer.start]
-            assert torch.isin(kernel[1 + producer.start], old).all(), "entries of the initial weight"
-
-
-def name_of(model: nn.Module, layer: nn.Module) -> str:
-    return next(f"{name}.weight" for name, module in model.named_modules() if module is layer)
 
 
 @contextmanager

@@ -119,7 +119,6 @@ CHOICES: list[tuple[Callable[[], nn.Module], dict, set[str]]] = [
     (lambda: GPT(n_layer=1), {"layout": "conv"}, set()),
     (lambda: GPT(n_layer=0), {"layout": "gpt"}, {"transformer.wte.weight"}),  # tied to the head
     (lambda: GPT(n_layer=0), {"exclude": ["lm_head"]}, set()),
-    (lambda: GPT(n_layer=0), {"exclude": "*wte*"}, set()),
     (lambda: GPT(n_layer=0), {"exclude": nn.Embedding}, set()),
     (timm_vit, {"layout": "qk"}, labels("blocks.0.attn", "qkv.weight[q] qkv.weight[k]")),
     (timm_vit, {"layout": "mlp"}, labels("blocks.0.mlp", "fc1.weight fc2.weight")),
@@ -140,7 +139,6 @@ CHOICES: list[tuple[Callable[[], nn.Module], dict, set[str]]] = [
     (Hybrid, {"layout": {"embedding": "project"}}, {"wte.weight"}),
     (Hybrid, {"layout": "attention", "include": ["*.B_bias"]}, SEPARATE | {"h.1.attn.B_bias"}),
     (Hybrid, {"exclude": ["lm_head", Mamba]}, SEPARATE | MLPS),
-    (Hybrid, {"exclude": ["lm_head", "h.1.attn"]}, SEPARATE | MLPS),
     (Hybrid, {"exclude": ["lm_head", "h.1.attn.*"]}, SEPARATE | MLPS),
     (small_net, {"layout": {"conv": "project", "linear": "reinit", "4": "keep"}}, {"0.weight"}),  # later ones win
     (lambda: nn.Sequential(nn.Conv2d(6, 6, 3, groups=6)), {}, set()),

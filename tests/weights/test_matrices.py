@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -39,19 +38,6 @@ def test_heads_experts_positions_and_gates() -> None:
     assert [(m.block, m.heads, m.count, m.shape) for m in attention][:3] == [(b, 4, 4, (4, 16)) for b in "qkv"]
     assert [(m.count, m.shape) for m in matrices(nn.Conv2d(3, 8, (2, 3)))] == [(6, (8, 3))]
     assert [m.shape for m in matrices(nn.LSTM(6, 5))] == [(5, 6)] * 4 + [(5, 5)] * 4
-
-
-def test_interleaved_and_transposed_weights_of_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    neox = transformers.GPTNeoXConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1, vocab_size=16)
-    with torch.device("meta"):
-        model = transformers.GPTNeoXModel(neox)
-    k = next(m for m in matrices(model) if m.block == "k")
-    assert (k.rows, k.repeats, k.shape, k.transposed) == ((8, 16), 4, (32, 32), False)
-    gpt2 = transformers.GPT2Model(transformers.GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=16))
-    v = next(m for m in matrices(gpt2) if m.block == "v")
-    assert (v.rows, v.transposed, v.shape) == ((64, 96), True, (32, 32))
-    assert torch.equal(v.read()[0], gpt2.h[0].attn.c_attn.weight[:, 64:].T)
 
 
 def test_what_is_read_can_be_written() -> None:

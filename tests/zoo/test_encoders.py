@@ -43,10 +43,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Cuts]] = {
         {"encoder.layer.0.attention.self.in_proj.weight": Fused("q 8 k 8 v 8", 4)},
     ),
     "t5": ("t5", T5, {"input_ids": IDS, "decoder_input_ids": IDS}, {}),
-    "vit": ("vit", IMAGES, {"pixel_values": PIXELS}, {}),
-    "clip": (
-        "clip_vision_model", IMAGES, {"pixel_values": PIXELS}, {},
-    ),
     "blip": (
         "blip_vision_model", IMAGES, {"pixel_values": PIXELS},
         {"encoder.layers.0.self_attn.qkv.weight": Fused("q 32 k 32 v 32")},

@@ -34,9 +34,7 @@ MODELS, LAYERS = "timm.models", "timm.layers"
 # name -> (module, shape of its input, the weights that are fused)
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Cuts]] = {
     "vit": (made(f"{LAYERS}.attention.Attention", 32, num_heads=4), tokens(9), QKV),
-    "eva": (made(f"{MODELS}.eva.EvaAttention", 32, num_heads=4, norm_layer=nn.LayerNorm), tokens(9), QKV),
     "swin": (made(f"{MODELS}.swin_transformer.WindowAttention", 32, num_heads=4, window_size=3), tokens(9), QKV),
-    "swin_v2": (made(f"{MODELS}.swin_transformer_v2.WindowAttention", 32, (3, 3), 4), tokens(9), QKV),
     "tiny_vit": (
         made(f"{MODELS}.tiny_vit.Attention", 32, 8, num_heads=4, attn_ratio=2, resolution=(3, 3)), tokens(9),
         {"qkv.weight": Fused("q 8 k 8 v 16", 4)},
@@ -81,13 +79,10 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Cuts]] = {
     "maxxvit_heads": (
         made(f"{MODELS}.maxxvit.Attention2d", 32, dim_head=8, head_first=True), image(3), HEADS,
     ),
-    "maxxvit": (made(f"{MODELS}.maxxvit.AttentionCl", 32, dim_head=8, head_first=False), (2, 3, 3, 32), QKV),
-    "visformer": (made(f"{MODELS}.visformer.Attention", 32, num_heads=4), image(3), QKV),
     "mobilevit": (
         made(f"{MODELS}.mobilevit.LinearSelfAttention", 32), (2, 32, 4, 9),
         {"qkv_proj.weight": Fused("q 1 k 32 v 32")},
     ),
-    "xcit": (made(f"{MODELS}.xcit.XCA", 32, num_heads=4), tokens(9), QKV),
     "pvt": (made(f"{MODELS}.pvt_v2.Attention", 32, num_heads=4), None, {"kv.weight": Fused("k 32 v 32")}),
     "hiera": (
         made(f"{MODELS}.hiera.MaskUnitAttention", 32, 64, heads=4), tokens(9),

@@ -154,8 +154,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Cuts]] = {
         },
     ),
     "llama": ("llama", GQA, {}),
-    "qwen3": ("qwen3", WIDE, {}),
-    "gemma2": ("gemma2", WIDE, {}),
 }  # fmt: skip
 
 # The share of numbers in projected matrices at least: experts are most of a mixture.
