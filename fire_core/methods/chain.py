@@ -82,7 +82,7 @@ class Chain(Method):
             part = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
             # What one method measured of the weights is only true at the end if no other acted.
             weights = part.weights if len(acting) == 1 else {}
-            report = BoundaryReport(report.numbers | part.numbers, weights)
+            report = BoundaryReport(report.numbers | part.numbers, weights, report.measuring + part.measuring)
         for method in self.methods.values():
             if any(other is not method for other in acting):
                 method.forget_weights()

@@ -74,4 +74,5 @@ class Fire(Method):
             )
             for name, module in net.modules.items()
         }
-        return BoundaryReport(weights=reports)
+        measuring = sum(report.total("measuring") for report in reports.values())
+        return BoundaryReport(weights=reports, measuring=measuring)

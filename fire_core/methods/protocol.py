@@ -103,10 +103,12 @@ class BoundaryReport:
         numbers: for the log, by name without prefix.
         weights: of a method that projects: `fire_`'s report of each module, by the module's name. If they hold the DfI
             and SFE of all weight matrices, the trainer does not measure these again.
+        measuring: seconds of the call that went into measuring; they are not counted as the method's.
     """
 
     numbers: dict[str, float] = field(default_factory=dict)
     weights: dict[str, Report] = field(default_factory=dict)
+    measuring: float = 0.0
 
     def __str__(self) -> str:
         """The numbers, and a table of each module's weights below its name."""

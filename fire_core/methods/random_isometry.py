@@ -57,8 +57,9 @@ class RandomIsometry(Fire):
         for name, module in net.modules.items():
             for entry in self._matrices(net, name, [p for p in module.parameters() if p in context.spared]):
                 fill_(entry, generator, keep_norm=self.projection.scale == "keep_norm")
-        super().at_boundary(net, context)
-        return BoundaryReport()  # what FIRE reports is of the Gaussians: the trainer measures
+        projected = super().at_boundary(net, context)
+        # What FIRE reports is of the Gaussians: the trainer measures.
+        return BoundaryReport(measuring=projected.measuring)
 
     def _matrices(self, net: Net, name: str, spared: Sequence[nn.Parameter] = ()) -> list[Entry]:
         """What is drawn anew of one network."""
