@@ -7,8 +7,8 @@
     python analysis/make_tables.py --figures                     figures too, as PNG beside the csv files
     python analysis/make_tables.py --figures paper --width column   figures for a paper, as PNG, PDF and SVG
 
-Text between `<!-- table: NAME -->` and `<!-- end -->` of docs/results/PAGE.md is replaced. What a table shows stands in
-`STREAM`, `TEXTS`, `AGENTS` and `TRIGGERS`; which tables a page has, in the function of its name.
+Text between `<!-- table: NAME -->` and `<!-- end -->` of docs/results/PAGE.md and PAGE/tables.md is replaced. What a
+table shows stands in `STREAM`, `TEXTS`, `AGENTS` and `TRIGGERS`; which tables a page has, in the function of its name.
 """
 
 import argparse
@@ -55,24 +55,18 @@ LOSSES = ("slowly_changing_regression_bits",)  # streams of which less is better
 STREAM = Table(
     (
         Column("all tasks", "value"),
-        Column("first {few}", "value", "first tenth"),
         Column("last {few}", "value", "last tenth"),
-        Column("online", "online", "last"),
-        Column("previous task", "kept"),
-        *differences("value", "base", "full_reset", "fire"),
+        *differences("value", "base", "fire"),
     ),
     order="all tasks",
 )
 TEXTS = Table(
     (
-        Column("whole task", "loss"),
         Column("last quarter", "last"),
         Column("last 3", "last", "last 3"),
         Column("lost", "lost"),
-        Column("kl", "kl"),
         Column("earlier at the end", "earlier", "last"),
-        Column("transfer", "transfer", "last"),
-        *differences("last", "base", "full_reset"),
+        *differences("last", "base"),
     ),
     order="last quarter",
 )
@@ -84,9 +78,7 @@ LOSSES_OF_TEXTS = {
 AGENTS = Table(
     (
         Column("first task", "return", "first"),
-        Column("last task", "return", "last"),
         Column("last third", "return", "last third"),
-        Column("IQM", "return", "last third", "iqm"),
         Column("P(better than base)", "return", "last third", "better", "base"),
         Column("P(better than full_reset)", "return", "last third", "better", "full_reset"),
         Column("evaluation, last third", "evaluation", "last third"),
@@ -130,8 +122,6 @@ def outcome_of_triggers(score: str) -> Table:
             Column("firings", "firings", statistic="count"),
             Column("false alarms", "false", statistic="count"),
             Column("missed", "missed", statistic="count"),
-            Column("delay (steps)", "delay", statistic="number"),
-            Column("cost (%)", "seconds", "all", "cost", "never"),
         ),
         rows="arm",
         family="column",
@@ -348,7 +338,7 @@ def main(argv: list[str] | None = None) -> int:
                 collect(name, args.runs, results, args.variants)
             page = Page(results, args.width)
             PAGES[name](page)
-            stale += write(page, text, args.check)
+            stale += write(page, text, args.check) + write(page, results / "tables.md", args.check)
             if (args.figures is not None or args.runs) and not args.check:
                 draw(page, args.figures)
     except BadRun as error:

@@ -69,6 +69,18 @@ def test_it_is_short() -> None:
     assert "<!--=" not in README, "numbers stand in generated blocks"
 
 
+def prose(page: Path) -> int:
+    """The words of a page without comments, code and rows of tables."""
+    text = re.sub(r"<!--.*?-->|^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return sum(len(line.split()) for line in text.splitlines() if not line.startswith("|"))
+
+
+def test_the_documentation_is_read_to_its_end() -> None:
+    words = {str(page): prose(page) for page in (ROOT / "docs").rglob("*.md")}
+    assert max(words.values()) <= 2200, max(words, key=words.__getitem__)
+    assert sum(words.values()) <= 29_000
+
+
 CONTROLS = {"full_reset", "optimizer_reset", "random_isometry", "weight_decay"}
 NO_METHODS = {"base", "chain", "fire", "fire_exact"}
 

@@ -12,7 +12,7 @@ from analysis import make_tables
 from analysis.make_tables import AGENTS, GAMES, PAGES, STREAM, TEXTS, Page, outcome_of_triggers
 from analysis.runs import BadRun, Run
 from analysis.sources import load
-from analysis.stream_rows import TEXT_COLUMNS, of_streams, of_texts, rows_of_text
+from analysis.stream_rows import TEXT_COLUMNS, of_streams, of_texts
 from analysis.summary import ranks, spearman, summarise
 from harness.run import provenance
 from tests.analysis.synthetic import write_run
@@ -83,36 +83,23 @@ def test_of_a_warm_start_only_what_follows_the_boundary_counts(tmp_path: Path) -
     assert table.drop(columns="method").to_numpy().tolist() == [pytest.approx([1, 1, 0.7, 0.6, 0.1])]
 
 
-def test_a_row_for_each_text() -> None:
-    found = rows_of_text(text_run("base", 3, [4.0, 3.0, 2.0]))
-    assert found["task"].tolist() == [1, 2, 3]
-    assert found["last"].tolist() == [4.0, 3.0, 2.0]
-    assert found["loss"].tolist() == [4.25, 3.25, 2.25]
-    assert found["val"].tolist() == [4.5, 3.5, 2.5]
-    assert found["transfer"].tolist()[1:] == [-1.0, -2.0]
-    assert found["after"].tolist()[1:] == [2.5, 2.5]
-    assert found["lost"].tolist()[1:] == [3.0, 3.0]
-    assert np.isnan(found.loc[0, ["earlier", "transfer", "before", "after", "kl", "lost"]].to_numpy(float)).all()
-    assert rows_of_text(text_run("base", 3, [4.0, 3.0, 2.0], pretrain=5))["task"].tolist() == [0, 1, 2]
-
-
 # -------------------------------------------------------------------------------------------------------------- numbers
 
 
-def test_methods_are_compared_with_three_references_and_the_best_stands_first() -> None:
+def test_methods_are_compared_with_two_references_and_the_best_stands_first() -> None:
     rng = np.random.default_rng(0)
     values = {method: (end + 0.05 * rng.standard_normal(20)).tolist() for method, end in ENDS.items()}
     table = summarise(frame(values), STREAM)
     assert table["method"].tolist() == ["fire", "snp", "full_reset", "base"]
     assert summarise(frame(values), STREAM, more=False)["method"].tolist() == ["base", "full_reset", "snp", "fire"]
-    pair = table.loc[1, "vs full_reset"]
-    expected = stats.ttest_rel(values["snp"], values["full_reset"])
+    pair = table.loc[1, "vs base"]
+    expected = stats.ttest_rel(values["snp"], values["base"])
     assert pair.p == pytest.approx(expected.pvalue)  # type: ignore[union-attr]
     assert pair.p_holm > pair.p  # type: ignore[union-attr]
     low, high = expected.confidence_interval()
     assert (pair.difference.low, pair.difference.high) == pytest.approx((low, high))  # type: ignore[union-attr]
     assert table.loc[0, "vs fire"] is None
-    assert list(table) == ["method", "n", "all tasks", "online", "vs base", "vs full_reset", "vs fire"], "one task"
+    assert list(table) == ["method", "n", "all tasks", "vs base", "vs fire"], "one task"
 
 
 def test_texts_are_compared_by_the_loss_at_the_end_of_tasks() -> None:
@@ -125,7 +112,6 @@ def test_texts_are_compared_by_the_loss_at_the_end_of_tasks() -> None:
     assert list(found.index) == ["fire", "base"]
     assert found.loc["base", "last quarter"].mean == pytest.approx(np.mean([(3 + s + 2) / 2 for s in (1, 2, 4)]))
     assert found.loc["fire", "earlier at the end"].mean == 9.0
-    assert found.loc["fire", "transfer"].mean == -2.0
     assert found.loc["fire", "lost"].mean == pytest.approx(7 / 3)
     assert found.loc["fire", "vs base"].difference.mean == pytest.approx(-1.0)
     with pytest.raises(BadRun, match="two runs of method fire with seed 1"):
@@ -176,7 +162,6 @@ def test_triggers_are_compared_with_a_known_boundary_and_never() -> None:
     found = summarise(pd.DataFrame(rows, columns=columns).assign(firings=3), outcome_of_triggers("score"))
     assert found["vs never"][0].difference.mean == pytest.approx(0.45)
     assert found["vs known boundary"][1].difference.mean == pytest.approx(-0.45)
-    assert found["cost (%)"].tolist() == [50.0, 0.0]
     assert found["firings"].tolist() == ["3.0", "3.0"]
     assert spearman(pd.Series([1.0, 2.0, 3.0, 4.0]), pd.Series([4.0, 3.0, 1.0, 2.0])) == pytest.approx(-0.8)
     assert np.isnan(spearman(pd.Series([1.0, 1.0]), pd.Series([1.0, 2.0])))
@@ -197,16 +182,6 @@ def test_ranks_over_streams_have_an_interval_that_shows_what_seeds_can_tell() ->
 
 
 # ---------------------------------------------------------------------------------------------------------------- pages
-
-
-def test_a_stream_on_which_few_methods_have_run_is_not_ranked(tmp_path: Path) -> None:
-    for name, methods in {"a_digits": ENDS, "b_digits": ENDS, "c_bits": ["base", "fire"]}.items():
-        frame({method: [ENDS[method]] * 5 for method in methods}).to_csv(tmp_path / f"{name}.csv", index=False)
-    page = Page(tmp_path)
-    PAGES["plasticity"](page)
-    assert "S&P" in page.tables["ranks"]["method"].tolist()
-    assert list(page.tables["ranks"]) == ["method", "mean rank", "a", "b"]
-    assert page.tables["c_bits"]["method"].tolist() == ["FIRE", "Base"]
 
 
 def test_the_page_is_filled_from_runs_and_remade_from_small_results(tmp_path: Path) -> None:
@@ -244,6 +219,7 @@ def test_a_seed_of_a_search_is_not_reported(tmp_path: Path, capsys: pytest.Captu
 def test_no_table_and_no_number_of_the_documentation_is_stale(capsys: pytest.CaptureFixture[str]) -> None:
     assert make_tables.main(["--check"]) == 0, capsys.readouterr().out
     for name in PAGES:
-        text = (make_tables.DOCS / f"{name}.md").read_text()
-        assert len(make_tables.MARK.findall(text)) >= 5, f"the marks of {name} are gone"
+        files = make_tables.DOCS / f"{name}.md", make_tables.DOCS / name / "tables.md"
+        text = "".join(file.read_text() for file in files if file.exists())
+        assert len(make_tables.MARK.findall(text)) >= 2, f"the marks of {name} are gone"
         assert text.count("<!-- table: ") == text.count("<!-- end -->")
