@@ -58,14 +58,7 @@ def test_scripts_run_to_their_figures_and_repeat_nothing(tmp_path: Path, script:
 
 def test_every_script_has_a_smallest_size() -> None:
     here = {path.stem for path in SCRIPTS.glob("*.sh")}
-    elsewhere = {
-        "agents",
-        "convergence",
-        "fig2_small",
-        "layers",
-        "paper",
-        "table10",
-    }  # below, in test_agents.py, by its program
+    elsewhere = {"agents", "convergence", "fig2_small", "layers", "paper", "table10"}  # below, or by their programs
     assert here == {*SMOKE, *elsewhere, "panels"}, "panels is sourced by the others"
 
 
