@@ -1,5 +1,6 @@
 """Estimates with their uncertainty. The unit is the seed: one number per run, never one per episode."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from scipy import stats
 from analysis.arrays import Floats
 
 CONFIDENCE = 0.95
+interval = functools.cache(stats.t.interval)  # of a share and degrees of freedom
 FEWEST = 5  # seeds that resampling asks for: with fewer its intervals are hardly more than the range
 
 
@@ -44,8 +46,8 @@ def mean(values: Sequence[float] | Floats) -> Estimate:
     m = float(x.mean())
     if len(x) < 2 or np.ptp(x) <= 1e-12 * np.abs(x).max():
         return Estimate(m, np.nan, np.nan, len(x))
-    error = stats.sem(x)
-    lower, upper = stats.t.interval(CONFIDENCE, len(x) - 1)
+    error = x.std(ddof=1) / np.sqrt(len(x))
+    lower, upper = interval(CONFIDENCE, len(x) - 1)
     return Estimate(m, float(m - upper * error), float(m - lower * error), len(x))
 
 
@@ -64,7 +66,8 @@ def paired(ours: dict[int, float], theirs: dict[int, float]) -> Paired | None:
     spread = d.std(ddof=1) if len(d) > 1 else 0.0
     if len(d) < 2 or spread <= 1e-12 * np.abs(d).max():  # one seed, or the same difference at each: no test
         return Paired(difference, np.nan, np.nan)
-    return Paired(difference, float(d.mean() / spread), float(stats.ttest_1samp(d, 0.0).pvalue))
+    effect = float(d.mean() / spread)
+    return Paired(difference, effect, float(2 * stats.t.sf(abs(effect) * np.sqrt(len(d)), len(d) - 1)))
 
 
 def holm(p: Sequence[float]) -> Floats:

@@ -21,6 +21,7 @@ and count the others. The file of a table is `page.csv` beside `page.md`, with `
 
 import functools
 import json
+import operator
 import os
 import re
 from fnmatch import fnmatchcase
@@ -99,6 +100,23 @@ def rows_of(file: Path) -> pd.DataFrame:
     return rows
 
 
+@functools.cache
+def met(file: Path, condition: str) -> "pd.Series[bool]":
+    """Which rows of a `.csv` meet a condition.
+
+    Raises:
+        StaleError: it is none on a column.
+    """
+    rows, parts = rows_of(file), CONDITION.fullmatch(condition)
+    if parts is None or parts[1] not in rows:
+        raise StaleError(f"{condition!r} is no condition on a column")
+    name, sign, wanted = parts.groups()
+    if sign == "=":
+        return rows[name].map(lambda value: fnmatchcase(value, wanted)) if "*" in wanted else rows[name] == wanted
+    numbers = pd.to_numeric(rows[name])
+    return numbers >= float(wanted) if sign == ">=" else numbers <= float(wanted)
+
+
 def by_seed(file: Path, conditions: str, column: str, unit: str = "seed") -> pd.Series:
     """The mean of a column over the rows that are asked for, for each seed or run (each row where there are none).
 
@@ -106,19 +124,7 @@ def by_seed(file: Path, conditions: str, column: str, unit: str = "seed") -> pd.
         StaleError: no row is left, or there is no such column.
     """
     rows = rows_of(file)
-    asked = pd.Series(True, rows.index)
-    for condition in conditions.split("&"):
-        parts = CONDITION.fullmatch(condition.strip())
-        if parts is None or parts[1] not in rows:
-            raise StaleError(f"{condition.strip()!r} is no condition on a column")
-        name, sign, wanted = parts.groups()
-        if sign == "=" and "*" in wanted:
-            asked &= rows[name].map(lambda value: fnmatchcase(value, wanted))  # noqa: B023
-        elif sign == "=":
-            asked &= rows[name] == wanted
-        else:
-            numbers = pd.to_numeric(rows[name])
-            asked &= numbers >= float(wanted) if sign == ">=" else numbers <= float(wanted)
+    asked = functools.reduce(operator.and_, (met(file, condition.strip()) for condition in conditions.split("&")))
     values = pd.to_numeric(rows.loc[asked, column]).dropna() if column in rows else pd.Series(dtype=float)
     if not len(values):
         raise StaleError(f"no row of {file.name} has {conditions} and a number under {column}")

@@ -51,8 +51,9 @@ def stratified(statistic: Callable[..., Floats], *samples: Scores) -> Estimate:
     if n < FEWEST:
         return Estimate(float(statistic(*samples)), np.nan, np.nan, n)
     every = [x for scores in samples for x in scores]
-    drawn = [[rng.integers(0, len(x), len(x)) for x in every] for _ in range(RESAMPLES)]
-    resampled = iter([x[np.stack(indices)] for x, indices in zip(every, zip(*drawn, strict=True), strict=True)])
+    sizes = [len(x) for x in every]
+    drawn = np.split(rng.integers(0, np.repeat(sizes, sizes), (RESAMPLES, sum(sizes))), np.cumsum(sizes)[:-1], axis=1)
+    resampled = iter([x[indices] for x, indices in zip(every, drawn, strict=True)])
     draws = statistic(*[[next(resampled) for _ in scores] for scores in samples])
     tail = widened_tail(n)
     low, high = np.quantile(draws, [tail, 1 - tail])

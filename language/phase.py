@@ -19,6 +19,8 @@ from language.schedule import learning_rate
 from language.task import Task, batch_at
 
 EARLIER = 16  # earlier tasks that are measured at most
+LOGIT = 25  # bytes that a divergence takes for each logit: two float32 networks' logits, logarithms, and what is summed
+ROOM = 3 * 2**29  # bytes of one batch of them, unless a single sequence has more
 
 
 def save(task: Task, learner: Learner, run: Run | None) -> None:
@@ -66,9 +68,10 @@ def losses_on(task: Task, learner: Learner, rows: Mapping[str, Tensor]) -> dict[
 
 
 def dealt(task: Task, sequences: Tensor) -> Sequence[Tensor]:
-    """The batches of some sequences that this process looks at; the others look at others."""
-    batches: Sequence[Tensor] = sequences.split(task.config.batch_size)
-    return batches[task.group.rank :: task.group.size]
+    """The batches of some sequences that this process looks at, as small as memory asks; the others look at others."""
+    most = max(1, ROOM // (LOGIT * task.vocab_size * (sequences.shape[1] - 1)))
+    batches = sequences.split(task.config.batch_size)[task.group.rank :: task.group.size]
+    return [part for batch in batches for part in batch.split(most)]
 
 
 def earlier_tasks(task: Task, index: int) -> dict[str, Tensor]:
@@ -112,6 +115,8 @@ class BothSides:
     def __call__(self) -> dict[str, float]:
         """The numbers of this side."""
         task, learner = self.task, self.learner
+        if task.config.metrics == "off":
+            return {}
         numbers = {key.replace("/", "_"): value for key, value in evaluate(task, learner).items()}
         if not self.firing and learner.phase > task.first_phase:
             earlier = earlier_tasks(task, learner.phase)

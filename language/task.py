@@ -22,6 +22,7 @@ from harness.config.groups import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
+from harness.training.plasticity import LEVELS
 from language.benchmark import STARTS, Benchmark, Phase, Setting
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
@@ -48,6 +49,7 @@ class LanguageConfig(Trunk):
     min_lr_ratio: Share = 0.1  # of lr, at the end of each phase
     tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
     grad_clip: Positive | None = 1.0
+    metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # at boundaries; off: no losses and no divergence either
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
     compile: Compile = "off"
 
@@ -213,12 +215,12 @@ class Task:
             return None
         what = self.identity()
         if self.benchmark.new_tasks:
-            return without(what, ("method", "trigger")) if len(self.phases) > 1 else None
+            return without(what, ("method", "metrics", "trigger")) if len(self.phases) > 1 else None
         benchmark = without(what["benchmark"], ("start",))
         for key in ("passes", "ratio", "iterations"):
             benchmark[key] = benchmark[key] and benchmark[key][:1]
         parts = {"dataset": what["dataset"]["first"], "tokens": what["tokens"]["first"]}
-        return {**without(what, ("method", "trigger")), "benchmark": benchmark, **parts}
+        return {**without(what, ("method", "metrics", "trigger")), "benchmark": benchmark, **parts}
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """bfloat16 where it is asked for."""

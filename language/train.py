@@ -163,6 +163,7 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
         make_context(task, learner, "firing" if firing else "boundary"),
         run,
         measure=measure,
+        level=task.config.metrics,
         afterwards=lambda: task.group.broadcast_(list(learner.model.parameters())),
         also=measure.between,
         firing=firing,

@@ -4,6 +4,7 @@
 #   scripts/fig4a.sh                                    everything, as in the paper (a GPU; hours: docs/dqn.md)
 #   scripts/fig4a.sh asterix                            one panel
 #   scripts/fig4a.sh asterix seed=1 device=cuda:1       options for every run
+#   scripts/fig4a.sh --dry-run                          prints every command
 #   scripts/fig4a.sh small                              Breakout on a CPU (docs/results/dqn.md)
 #   scripts/fig4a.sh smoke                              runs every part once on CartPole, learns nothing
 #
@@ -12,6 +13,7 @@
 set -euo pipefail
 source "$(dirname "$0")/panels.sh"
 
+disk="4 GB" sizes=small
 panels=(asterix beam_rider demon_attack)
 options_of() {
     local methods=base,full_reset,snp,pi,fire

@@ -4,6 +4,7 @@
 #   scripts/fig4b.sh                              everything, as in the paper (a GPU, and HumanoidBench: rl/README.md)
 #   scripts/fig4b.sh walk                         one panel: walk, balance, run
 #   scripts/fig4b.sh walk seed=0 device=cuda:1    options for every run
+#   scripts/fig4b.sh --dry-run                    prints every command
 #   scripts/fig4b.sh small                        Gymnasium's Humanoid-v5 on a CPU (docs/results/sac.md)
 #   scripts/fig4b.sh smoke                        runs every part once on a pendulum, learns nothing
 #
@@ -12,6 +13,7 @@
 set -euo pipefail
 source "$(dirname "$0")/panels.sh"
 
+disk="8 GB" sizes=small
 panels=(walk balance run)
 options_of() {
     local methods=base,full_reset,snp,pi,fire

@@ -11,6 +11,7 @@ set -euo pipefail
 source "$(dirname "$0")/panels.sh"
 
 runs=${RUNS:-runs/layers}
+sizes=digits
 panels=(a_cifar100 b_cifar100 c_cifar100)
 options_of() {
     local setting="experiment=fig2$1 seed=1,2,3" layouts=qk,attention,mlp,all

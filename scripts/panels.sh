@@ -1,17 +1,48 @@
-# Sourced by the figures' and ablations' scripts. They set `panels`, the parts that are run by default, and define
-# `options_of <panel>`, which prints the options of a panel's sweep; a line each where it has several sweeps. `runs` may be
-# set to a folder of their own. Every script has the panel `smoke`, which runs every part once, within seconds.
+# Sourced by the figures' and ablations' scripts. They set `panels`, the parts that are run by default, `sizes`, other words
+# that may stand in a panel's place, and `disk`, what the whole takes; and define `options_of <panel>`, which prints the
+# options of a panel's sweep; a line each where it has several. `runs` may be set to a folder of their own. Every script has
+# the panel `smoke`, which runs every part once, within seconds.
 
-# run_panels <program> [panel] [option=value ...]: the sweeps of the panel, or of each of them; then figures and tables.
-# An option that is given replaces the panel's own.
+dry=
+# run <command>: run it, or print it alone under --dry-run. What is started reads nothing of the loop's own input.
+run() {
+    if [[ $dry ]]; then echo "$*"; else "$@" < /dev/null; fi
+}
+
+# told <word ...>: answers --help, and --dry-run as the first word; words that are left are in `words`.
+told() {
+    words=("$@")
+    case ${1:-} in
+        -h | --help)
+            sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
+            echo "--dry-run before the other words prints the commands. After a preemption the same command goes on:"
+            echo "    until $0 ${*:2}; do sleep 60; done"
+            exit ;;
+        --dry-run) dry=yes words=("${@:2}") ;;
+    esac
+}
+
+# refuse <word> <accepted ...>: one line, before anything starts.
+refuse() {
+    echo "error: $1 is unknown; accepted: ${*:2}" >&2
+    exit 2
+}
+
+# run_panels <program> [--dry-run] [panel] [option=value ...]: the sweeps of the panel, or of each of them; then figures and
+# tables. An option that is given replaces the panel's own; <method>.option=value is for that method alone.
 run_panels() {
     cd "$(dirname "${BASH_SOURCE[0]}")/.."
-    local program=$1 panel line option sweep
-    shift
+    local program=$1 panel line option sweep all=(${panels[@]} ${sizes:-} smoke)
+    told "${@:2}"
+    set -- ${words[@]+"${words[@]}"}
     if [[ $# -gt 0 && $1 != *=* ]]; then
+        [[ " ${all[*]} " == *" $1 "* ]] || refuse "$1" "${all[@]}" "option=value"
         panels=("$1")
         shift
+    elif [[ ${disk:-} ]]; then
+        echo "the whole takes about $disk of disk and can be stopped and started again at any time"
     fi
+    for option in "$@"; do [[ $option == *=* ]] || refuse "$option" "option=value after the panel"; done
     if [[ ${panels[0]} == smoke ]]; then
         runs=${RUNS:-runs/smoke}
         set -- scale=smoke tracker=none progress=false "$@"
@@ -22,8 +53,30 @@ run_panels() {
             for option in $line ${runs:+"paths.runs=$runs"}; do
                 [[ " $* " == *" ${option%%=*}="* ]] || sweep+=("$option")
             done
-            python -m "$program" -m ${sweep[@]+"${sweep[@]}"} "$@" < /dev/null
+            start "$program" ${sweep[@]+"${sweep[@]}"} "$@"
         done < <(options_of "$panel")
     done
-    python analysis/make_figures.py ${runs:+--runs "$runs" --out "$runs/figures" --export "$runs/results.csv"}
+    run python analysis/make_figures.py ${runs:+--runs "$runs" --out "$runs/figures" --export "$runs/results.csv"}
+}
+
+# start <program> <option ...>: a sweep; methods that have options of their own are sweeps of their own.
+start() {
+    local program=$1 option name methods=, shared=() own=
+    for option in "${@:2}"; do [[ $option != method=* ]] || methods=,${option#method=},; done
+    for option in "${@:2}"; do
+        name=${option%%.*}
+        if [[ $name != *=* && $methods == *",$name,"* ]]; then
+            own+=" $option"
+        elif [[ $option != method=* ]]; then
+            shared+=("$option")
+        fi
+    done
+    for name in $(for option in $own; do echo "${option%%.*}"; done | sort -u); do
+        methods=${methods/,$name,/,}
+        run python -m "$program" -m method="$name" "${shared[@]}" $(for option in $own; do
+            [[ $option != "$name".* ]] || echo "method.${option#*.}"
+        done)
+    done
+    methods=${methods#,} methods=${methods%,}
+    [[ ! $methods ]] || run python -m "$program" -m method="$methods" "${shared[@]}"
 }

@@ -66,8 +66,8 @@ FAULTS = [
         "a full reset leaves the optimizer's state",
         METHODS,
         {
-            "reset_optimizer_state(context.optimizers, net.parameters())\n": "pass\n",
-            "reset_optimizer_state(context.optimizers, net.parameters(context.spared))\n": "pass\n",
+            "        reset_optimizer_state(context.optimizers, net.parameters())\n": "        pass\n",
+            "        reset_optimizer_state(context.optimizers, net.parameters(context.spared))\n": "        pass\n",
         },
     ),
     Fault(

@@ -11,7 +11,7 @@ from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.metrics import dormant
 from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.find import unit_graph
-from fire_core.units.recycle import InitialDraw, recycle_masked_
+from fire_core.units.recycle import InitialDraw, recycle_
 from fire_core.units.watch import Watch, mean_magnitude
 
 
@@ -65,7 +65,7 @@ class ReDo(Method):
             graph = unit_graph(net.modules)
             masks = self._dormant(net, context, Watch(graph, mean_magnitude, only_training=False))
             draw = InitialDraw(net.modules, net.init)
-            recycle_masked_(graph, masks, draw, context.generator, context.optimizers)
+            recycle_(zip(graph, masks, strict=True), draw, context.generator, context.optimizers)
         return {"dormant_ratio": torch.cat(masks).float().mean().item()}
 
     @torch.no_grad()

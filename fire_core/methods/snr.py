@@ -12,7 +12,7 @@ from fire_core.methods.fire_paper import FirePaperSilences, OutputWatch, UnitSil
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Count, at_least, checked, within
 from fire_core.units.find import unit_graph
-from fire_core.units.recycle import InitialDraw, at_hand, recycle_masked_
+from fire_core.units.recycle import InitialDraw, at_hand, recycle_
 from fire_core.units.watch import Watch, peak
 
 
@@ -79,7 +79,7 @@ class SelfNormalizedResets(Method):
         if isinstance(self.seen, OutputWatch):
             recycle_rows_(self.seen.links, masks, context)
         else:
-            recycle_masked_(self.seen.graph, masks, self.draw, context.generator, context.optimizers)
+            recycle_(zip(self.seen.graph, masks, strict=True), self.draw, context.generator, context.optimizers)
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         if isinstance(self.silences, Silences):

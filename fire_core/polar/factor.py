@@ -42,13 +42,12 @@ class PolarReport:
         solver: as asked for.
         iterations: Newton-Schulz or Muon steps taken; 0 for `exact`.
         rank: (...,) int64, the singular values above 2.4e-7 of the largest (float64 input: m eps); None unless `exact`.
-        completed: (...,) bool, True where the null space was filled from `init` or a Gaussian; None unless `exact`.
+            Where there are fewer than the smaller side, the null space was filled from `init` or a Gaussian.
     """
 
     solver: str
     iterations: int
     rank: Tensor | None = None
-    completed: Tensor | None = None
 
 
 @torch.no_grad()
@@ -246,13 +245,12 @@ def _launch(W: Tensor, out: Tensor) -> Tensor:
 def _repair(W: Tensor, X: Tensor, fine: list[bool], init: Tensor | None, seed: int) -> PolarReport:
     """Redo the matrices that did not arrive, in place in X; the report of `exact`."""
     full = min(W.shape[-2:])
-    ranks = [full] * len(fine)
     if all(fine):
-        rank = torch.full(W.shape[:-2], full, dtype=torch.int64, device=W.device)
-        return PolarReport("exact", 0, rank, rank < full)
+        return PolarReport("exact", 0, torch.full(W.shape[:-2], full, dtype=torch.int64, device=W.device))
+    ranks = [full] * len(fine)
     source, target = as_tall(W), as_tall(X)
     start = None if init is None else as_tall(init)
     for b in (b for b, ok in enumerate(fine) if not ok):
         target[b], ranks[b] = exact.repair(source[b], None if start is None else start[b], seed)
     rank = torch.tensor(ranks, dtype=torch.int64, device=W.device).reshape(W.shape[:-2])
-    return PolarReport("exact", 0, rank, rank < full)
+    return PolarReport("exact", 0, rank)

@@ -184,13 +184,13 @@ def _finish(work: Work, Q: Tensor, did: PolarReport, how: Projection, initial: M
     """Complete, scale, measure and write; the `COLUMNS` of the whole batch, (count, len(COLUMNS))."""
     W, s, p = work.W, work.s, work.batch.entries[0].parameter
     stats = torch.zeros(len(W), len(COLUMNS), dtype=torch.float64, device=W.device)
-    if did.rank is not None and did.completed is not None:
-        zero = did.rank == 0
-        if bool(did.completed.any()):
-            completed, zero = _complete(work, Q, did.completed, how, initial), zero.clone()
+    if did.rank is not None:
+        zero, filled = did.rank == 0, did.rank < min(W.shape[-2:])
+        if bool(filled.any()):
+            completed, zero = _complete(work, Q, filled, how, initial), zero.clone()
             zero &= ~completed
             Q[zero] = 0
-            stats[:, AT["completed"]] = (did.completed & ~zero).double()
+            stats[:, AT["completed"]] = (filled & ~zero).double()
         stats[:, AT["rank"]] = did.rank.double()
         stats[:, AT["zeros"]] = zero
     stats[:, AT["square_scale"]] = s.flatten().double().square()

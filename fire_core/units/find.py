@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from fire_core.units.graph import Units, weight
+from fire_core.units.graph import Consumer, Units, weight
 from fire_core.units.trace import traced_units
 from fire_core.weights.topology import unwrap
 
@@ -34,15 +34,10 @@ def unit_graph(modules: Mapping[str, nn.Module], say: bool = False) -> list[Unit
             f"no hidden units of {kinds} are declared or can be traced: give it a method unit_graph() "
             "(see fire_core.units.graph), or take one of this project's own models"
         )
-    return [on_device(units) for units in graph]
+    return [replace(units, consumers=tuple(map(on_device, units.consumers))) for units in graph]
 
 
-def on_device(units: Units) -> Units:
-    """The same units, with the columns of each consumer where its weight is: no step has to send them there."""
-    consumers = []
-    for consumer in units.consumers:
-        columns = consumer.columns
-        if columns is not None:
-            consumer = replace(consumer, columns=columns.to(weight(consumer.layer).device))
-        consumers.append(consumer)
-    return replace(units, consumers=tuple(consumers))
+def on_device(consumer: Consumer) -> Consumer:
+    """The same, its columns where its weight is: no step has to send them there."""
+    columns = consumer.columns
+    return consumer if columns is None else replace(consumer, columns=columns.to(weight(consumer.layer).device))

@@ -74,13 +74,18 @@ def recycle_(
     weights are not zero. Optimizer state of exactly these rows and columns is reset. Outgoing weights of all groups
     are zeroed after all drawing, because drawing a row for a unit of the next layer would undo a zero in it.
 
+    On a CPU masks become indices. Elsewhere no number is read from the device: it draws for every unit, there, from a
+    generator that the given one seeds; the same distribution, other numbers.
+
     Args:
         chosen: groups of units, each with the indices (k,) of those to recycle, or with a (units,) boolean mask.
         draw: for the incoming weights.
         generator: on the CPU.
         optimizers: those that train the weights.
     """
-    chosen, optimizers = list(chosen), list(optimizers)
+    optimizers = list(optimizers)
+    indexed = [(units, which.nonzero().flatten() if _becomes_index(which) else which) for units, which in chosen]
+    chosen = [(units, which) for units, which in indexed if len(which)]
     for units, which in chosen:
         for producer in units.producers:
             rows = _shifted(which, producer.start, len(weight(producer.layer)))
@@ -93,30 +98,9 @@ def recycle_(
     for units, which in chosen:
         for consumer in units.consumers:
             kernel, columns = weight(consumer.layer), consumer.columns
-            inputs = which
-            if columns is not None:
-                inputs = _columns_of(sent(columns, which.device), which, kernel.shape[1])
+            inputs = which if columns is None else _columns_of(sent(columns, which.device), which, kernel.shape[1])
             _fill(kernel, inputs, 0, dim=1)
             reset_optimizer_state(optimizers, [kernel], inputs, dim=1)
-
-
-def recycle_masked_(
-    graph: Iterable[Units],
-    masks: Iterable[Tensor],
-    draw: Draw,
-    generator: torch.Generator,
-    optimizers: Iterable[Optimizer] = (),
-) -> None:
-    """`recycle_` for the units that a (units,) boolean mask marks in each group; the other arguments are the same.
-
-    On a CPU the masks become indices. Elsewhere no number is read from the device: it draws for every unit, there, from
-    a generator that the given one seeds; the same distribution, other numbers.
-    """
-    marked = list(zip(graph, masks, strict=True))
-    if all(at_hand(mask.device) for _, mask in marked):
-        indices = [(units, mask.nonzero().flatten()) for units, mask in marked]
-        marked = [(units, index) for units, index in indices if len(index)]
-    recycle_(marked, draw, generator, optimizers)
 
 
 @torch.no_grad()
@@ -145,6 +129,10 @@ def redraw_rows_(
     if isinstance(bias, Tensor):
         _fill(bias, rows, draw(layer, (count,), source).to(bias) if draw_bias else 0)
     reset_optimizer_state(optimizers, [t for t in (kernel, bias) if isinstance(t, Tensor)], rows)
+
+
+def _becomes_index(which: Tensor) -> bool:
+    return which.dtype == torch.bool and at_hand(which.device)
 
 
 def _fill(tensor: Tensor, which: Tensor, value: Tensor | float, dim: int = 0) -> None:

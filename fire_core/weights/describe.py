@@ -183,8 +183,11 @@ def _check_declared(entry: Entry, use: Use, cut: bool, flipped: bool) -> None:
 def doubt_of(use: Use, rows: int) -> str:
     """Why a layer that no rule knows looks as if it were several; empty if it does not."""
     owner, (leaf, holder) = use.owner, use.place
-    if _SAYS_FUSED.search(leaf):
-        return f"its name, {leaf}, says so"
+    names = use.name.split(".")[-3:-1]
+    if sum(isinstance(module, (nn.Linear, _ConvNd)) for module in holder.modules()) > 1 or names[-1:] != [leaf]:
+        names = [leaf]  # else a wrapper of one layer, whose own name tells as well
+    if told := [name for name in names if _SAYS_FUSED.search(name)]:
+        return f"its name, {told[0]}, says so"
     if isinstance(owner, _ConvNd):
         glu = any(isinstance(child, nn.GLU) for child in holder.children())
         return "its module holds a GLU" if glu and rows == 2 * owner.in_channels else ""

@@ -79,14 +79,9 @@ class Entry:
             return slice(None)
         if self.repeats * self.groups == 1:
             return slice(*self.rows)
-        mine = torch.zeros(self.repeats * self.groups, self._period, dtype=torch.bool)
+        mine = torch.zeros(self.parameter.shape[self.row_dim], dtype=torch.bool).view(self.repeats * self.groups, -1)
         mine[:, slice(*self.rows)] = True
         return mine.flatten().nonzero().flatten()
-
-    @property
-    def _period(self) -> int:
-        """Rows after which the blocks' pattern recurs."""
-        return self.parameter.shape[self.row_dim] // (self.repeats * self.groups)
 
     def view(self, weight: Tensor) -> Tensor:
         """The matrices of `weight` (a tensor of this parameter's full shape).

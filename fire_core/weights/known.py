@@ -62,7 +62,7 @@ timm.bottleneck_attn.BottleneckAttn | qkv | q,k=dim_out_qk v=dim_out_v
 timm.halo_attn.HaloAttn | kv | num_heads: k=dim_head_qk v=dim_head_v
 timm.lambda_layer.LambdaLayer | qkv | q=num_heads*dim_qk k=dim_qk v=dim_v
 timm.shvit.SHSA | qkv | q,k=qk_dim v=pdim
-timm.mobilevit.LinearSelfAttention | qkv_proj | q=1 k,v=embed_dim
+timm.mobilevit.LinearSelfAttention MobileViTV2LinearSelfAttention | qkv_proj | q=1 k,v=embed_dim
 Qwen3NextAttention Qwen3_5Attention Qwen3_5MoeAttention Qwen4ExpTextAttention | q_proj |
     num_attention_heads: q=head_dim gate=head_dim
 

@@ -133,7 +133,8 @@ def resolve(
         if strict and any(entry.role == "fused" for entry in entries):
             raise ValueError("strict=True: " + "; ".join(advice.fused(entries)))
         if trainable_only:
-            entries = [replace(e, reason=FROZEN) if _is_frozen(e) else e for e in entries]
+            frozen = [not e.parameter.requires_grad and e.kind != "locked" for e in entries]
+            entries = [replace(e, reason=FROZEN) if kept else e for e, kept in zip(entries, frozen, strict=True)]
         for selector, action in rules.items():
             entries = _apply(entries, selector, action, f"layout[{selector!r}]", optional=selector in GROUPS)
     elif not isinstance(layout, Iterable) or not all(isinstance(entry, Entry) for entry in layout):
@@ -249,7 +250,3 @@ def matches(entry: Entry, selector: Selector) -> bool:
     if isinstance(selector, nn.Module):
         return any(module is selector for module in entry.modules)
     return entry.parameter is selector
-
-
-def _is_frozen(entry: Entry) -> bool:
-    return not entry.parameter.requires_grad and entry.kind != "locked"

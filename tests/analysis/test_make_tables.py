@@ -12,7 +12,7 @@ from analysis import make_tables
 from analysis.make_tables import AGENTS, GAMES, PAGES, STREAM, TEXTS, Page, outcome_of_triggers
 from analysis.runs import BadRun, Run
 from analysis.sources import load
-from analysis.stream_rows import TEXT_COLUMNS, of_streams, of_texts, rows_of_text
+from analysis.stream_rows import TEXT_COLUMNS, of_streams, of_texts
 from analysis.summary import ranks, spearman, summarise
 from harness.run import provenance
 from tests.analysis.synthetic import write_run
@@ -81,19 +81,6 @@ def test_of_a_warm_start_only_what_follows_the_boundary_counts(tmp_path: Path) -
     write_run(tmp_path, "fire", 1, rows_=[*rows[:2], boundary, *rows[2:]], benchmark={"name": "warm_start"})
     (table,) = of_streams(load([str(tmp_path)])[0]).values()
     assert table.drop(columns="method").to_numpy().tolist() == [pytest.approx([1, 1, 0.7, 0.6, 0.1])]
-
-
-def test_a_row_for_each_text() -> None:
-    found = rows_of_text(text_run("base", 3, [4.0, 3.0, 2.0]))
-    assert found["task"].tolist() == [1, 2, 3]
-    assert found["last"].tolist() == [4.0, 3.0, 2.0]
-    assert found["loss"].tolist() == [4.25, 3.25, 2.25]
-    assert found["val"].tolist() == [4.5, 3.5, 2.5]
-    assert found["transfer"].tolist()[1:] == [-1.0, -2.0]
-    assert found["after"].tolist()[1:] == [2.5, 2.5]
-    assert found["lost"].tolist()[1:] == [3.0, 3.0]
-    assert np.isnan(found.loc[0, ["earlier", "transfer", "before", "after", "kl", "lost"]].to_numpy(float)).all()
-    assert rows_of_text(text_run("base", 3, [4.0, 3.0, 2.0], pretrain=5))["task"].tolist() == [0, 1, 2]
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
@@ -195,16 +182,6 @@ def test_ranks_over_streams_have_an_interval_that_shows_what_seeds_can_tell() ->
 
 
 # ---------------------------------------------------------------------------------------------------------------- pages
-
-
-def test_a_stream_on_which_few_methods_have_run_is_not_ranked(tmp_path: Path) -> None:
-    for name, methods in {"a_digits": ENDS, "b_digits": ENDS, "c_bits": ["base", "fire"]}.items():
-        frame({method: [ENDS[method]] * 5 for method in methods}).to_csv(tmp_path / f"{name}.csv", index=False)
-    page = Page(tmp_path)
-    PAGES["plasticity"](page)
-    assert "S&P" in page.tables["ranks"]["method"].tolist()
-    assert list(page.tables["ranks"]) == ["method", "mean rank", "a", "b"]
-    assert page.tables["c_bits"]["method"].tolist() == ["FIRE", "Base"]
 
 
 def test_the_page_is_filled_from_runs_and_remade_from_small_results(tmp_path: Path) -> None:

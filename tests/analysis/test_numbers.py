@@ -24,7 +24,7 @@ def test_a_stale_number_is_found_and_written_anew(tmp_path, monkeypatch) -> None
 
 def test_a_mark_at_the_beginning_of_a_line_is_named() -> None:
     """Markdown takes such a line for HTML and ends the paragraph before it."""
-    mark = "<!--=results/digits.md; Base; final; .2f-->0.68<!--/-->"
+    mark = "<!--=results/digits.md; Base; final; .2f-->0.67<!--/-->"
     assert numbers.renewed(f"base has {mark}")[1] == []
     assert "a line begins with a mark" in numbers.renewed(f"base has\n  {mark} and")[1][0]
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import make_figures, tables
+from analysis import tables
 from analysis.curves import boundaries, curve
 from analysis.runs import Setting, settings
 from analysis.sources import load
@@ -64,17 +64,6 @@ def test_the_table_of_a_stream(tmp_path: Path) -> None:
     assert row["previous task"] == pytest.approx(0.2)
     paired = frame.loc["FIRE", "vs Base"]
     assert paired.difference.mean == pytest.approx(np.mean(ENDS["fire"]) - np.mean(ENDS["base"]))
-
-
-def test_small_results_keep_a_row_a_task(tmp_path: Path) -> None:
-    before = tables.results(write(tmp_path / "runs"))
-    kept = tmp_path / "small.csv"
-    assert make_figures.main([f"--runs={tmp_path / 'runs'}", f"--out={tmp_path / 'f'}", f"--export={kept}"]) == 0
-    (setting,) = settings(load([str(kept)])[0])
-    after = tables.results(setting)
-    for name in before.columns[2:7]:
-        assert [value.mean for value in after[name]] == pytest.approx([value.mean for value in before[name]], rel=1e-5)
-    assert all(len(run.history) == 4 for group in setting.groups for run in group.runs)
 
 
 def test_an_agent_s_tasks_are_points_by_their_last_quarter(tmp_path: Path) -> None:

@@ -64,17 +64,6 @@ def test_a_boundary_s_table_says_what_was_done_and_how_long_it_took(tmp_path):
     assert frame.loc["FIRE", "seconds"] == pytest.approx(0.2)
 
 
-def test_hyperparameters_swept_make_rows_of_their_own(tmp_path):
-    for iterations in (5, 10):
-        for seed in (0, 1):
-            write_run(tmp_path, "fire", seed, hyper={"solver": "newton_schulz", "iterations": iterations})
-    setting = only_setting(tmp_path)
-    assert list(tables.results(setting)["method"]) == ["FIRE (iterations=5)", "FIRE (iterations=10)"]
-    frame = tables.convergence([setting])
-    assert sorted(frame["iterations"]) == [5, 10]
-    assert [cell.mean for cell in frame["DfI after"]] == [0.5, 0.5]
-
-
 def test_table_10_has_the_exact_projection_and_what_it_is_measured_by(tmp_path):
     for method, hyper in (
         ("base", {}),

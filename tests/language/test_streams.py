@@ -13,6 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 from harness.config.errors import ConfigError
+from language import phase as surroundings
 from language.learner import Learner
 from language.phase import EARLIER, averages, divergence, earlier_tasks, losses_on
 from language.task import Task, batch_at
@@ -174,6 +175,30 @@ def test_divergence_by_hand(folder: Path) -> None:
     assert divergence(task, learner, parameters, {"task 0": rows}) == pytest.approx(by_hand, rel=1e-3)
     now = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     assert divergence(task, learner, now, {"task 0": rows}) == 0
+
+
+def test_a_measurement_in_small_batches_is_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(permuted(folder))
+    learner = Learner.new(task)
+    old = {name: 1.5 * p.detach() for name, p in learner.model.named_parameters()}
+    rows = {"task 0": task.held_out(0)["task 0"]}
+
+    def measured() -> tuple[int, float, float]:
+        number = len(surroundings.dealt(task, rows["task 0"]))
+        return number, losses_on(task, learner, rows)["task 0"], divergence(task, learner, old, rows)
+
+    at_once = measured()
+    monkeypatch.setattr(surroundings, "ROOM", 1)
+    one_by_one = measured()
+    assert at_once[0] < one_by_one[0] == len(rows["task 0"])
+    assert one_by_one[1:] == pytest.approx(at_once[1:], rel=1e-6)
+
+
+def test_without_measurements_a_boundary_tells_how_far_the_weights_moved(folder: Path, tmp_path: Path) -> None:
+    rows, boundaries = rows_of(tmp_path / "off", permuted(folder, "method=fire", "metrics=off"))
+    assert {key for row in boundaries for key in row if key.startswith("boundary/")} == {"boundary/sfe"}
+    known, _ = rows_of(tmp_path / "cheap", permuted(folder, "method=fire"))
+    assert [row["val/loss"] for row in rows] == [row["val/loss"] for row in known]
 
 
 def test_averages_by_hand() -> None:

@@ -86,6 +86,7 @@ def test_an_act_spares_muon_s_weights_and_their_state_if_asked_to(method: Method
         (owned,) = hidden_weights(net)
         assert (owned in set(changed)) != apart
         assert model[0].weight in set(changed)
+        assert not optimizer.state.get(model[0].weight), "the state of old weights"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods import Context, Fire, Net, OptimizerReset, RandomIsometry
+from fire_core.methods import Context, Fire, Net, RandomIsometry
 from fire_core.weights.layout import resolve
 from harness.config.errors import ConfigError
 from tests.programs import DQN, VISION, rows
@@ -91,30 +91,6 @@ def test_what_is_no_matrix_stays_and_only_changed_weights_are_forgotten_by_the_o
         is_drawn = parameter.ndim > 1 and name != "table.weight"
         assert torch.equal(before[name], parameter) != is_drawn, name
         assert bool(optimizer.state.get(parameter)) != is_drawn, name
-
-
-@pytest.mark.parametrize("build", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad])
-def test_the_next_step_is_that_of_a_new_optimizer(build: type[torch.optim.Optimizer]) -> None:
-    net, _ = trained()
-    options = {"lr": 0.1, **({"momentum": 0.9} if build is torch.optim.SGD else {})}
-    parameters = list(net.parameters())
-    optimizer = build(parameters, **options)
-    gradients = [[torch.randn_like(p) for p in parameters] for _ in range(4)]
-    take(optimizer, parameters, gradients[:3])
-    before = [p.detach().clone() for p in parameters]
-    assert OptimizerReset().at_boundary(net, moment(0, optimizer)) == {"optimizer_states_reset": len(parameters)}
-    assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
-    twins = [nn.Parameter(value.clone()) for value in before]
-    take(optimizer, parameters, gradients[3:])
-    take(build(twins, **options), twins, gradients[3:])
-    assert all(torch.equal(a, b) for a, b in zip(parameters, twins, strict=True))
-
-
-def take(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], gradients: list[list[Tensor]]) -> None:
-    for step in gradients:
-        for parameter, gradient in zip(parameters, step, strict=True):
-            parameter.grad = gradient.clone()
-        optimizer.step()
 
 
 def test_programs_refuse_it_where_the_next_phase_has_a_new_optimizer(tmp_path: Path) -> None:

@@ -59,10 +59,11 @@ def test_logits_of_the_projects_own_vit() -> None:
     model = ViT(num_classes=meta["classes"], image_size=size, in_channels=channels, **sizes).eval()
     weights = golden.tensors("fire_vit", "before.")
     model.load_state_dict({name.replace("head.fc.0.", "head."): weight for name, weight in weights.items()})
-    fire_(model, iterations=meta["iteration"], layout="vit")
-    with torch.no_grad():
-        logits = model(torch.from_numpy(VIT["x"]))
-    torch.testing.assert_close(logits, torch.from_numpy(VIT["logits_after_is_vit"]), rtol=0, atol=1e-5)
+    for key in ("logits_before", "logits_after_is_vit"):
+        with torch.no_grad():
+            logits = model(torch.from_numpy(VIT["x"]))
+        torch.testing.assert_close(logits, torch.from_numpy(VIT[key]), rtol=0, atol=1e-5)
+        fire_(model, iterations=meta["iteration"], layout="vit")
 
 
 @pytest.mark.parametrize("case", sorted(set(re.findall(r"tree\.after_(\w+?_it\d+)\.", " ".join(SAC)))))

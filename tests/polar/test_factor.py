@@ -30,7 +30,6 @@ def test_exact_on_gaussians(shape, dtype):
         assert dfi64(X).max() < 1e-22
     assert report.rank.shape == shape[:-2]
     assert (report.rank == min(shape[-2:])).all()
-    assert not report.completed.any()
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e4, 9e5])
@@ -132,7 +131,6 @@ def test_rank_deficient_matrices_are_completed(shape, with_init):
     init = gaussian(*shape, seed=2).float() if with_init else None
     X, report = polar(W, init=init)
     assert int(report.rank) == rank
-    assert bool(report.completed)
     assert dfi64(X) / min(shape) <= 1e-11
     U, _, Vh = torch.linalg.svd(W.double(), full_matrices=False)
     U, Vh = U[:, :rank], Vh[:rank]
@@ -163,7 +161,6 @@ def test_zero_and_dead_rows():
     init = gaussian(3, 16, 24, seed=4).float()
     X, report = polar(W, init=init)
     assert report.rank.tolist() == [0, 12, 16]
-    assert report.completed.tolist() == [True, True, False]
     assert dfi64(X).max() / 16 <= 1e-11
     torch.testing.assert_close(X[0].double(), truth(init[0]), rtol=0, atol=1e-5)
     assert_guarantee(W[2], X[2])

@@ -1,7 +1,6 @@
 """What fire_ and shrink_and_perturb_ refuse or leave alone: one clear line, and nothing is changed."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 4))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
 @pytest.mark.parametrize("call", [fire_, lambda model: shrink_and_perturb_(model, {})], ids=["fire_", "perturb"])
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -22,6 +22,7 @@ def network() -> nn.Sequential:
         (lambda: network().state_dict(), "expected a module .* got OrderedDict: load it into its model first"),
         (lambda: torch.eye(3), "got Tensor: load it"),
         (lambda: [network()], "expected a module .* got list"),
+        (lambda: torch.jit.trace(network(), torch.zeros(1, 6)), "TorchScript module: call it on the module that"),
         (lambda: torch.export.export(network(), (torch.zeros(1, 6),)), "got ExportedProgram"),
         (lambda: torch.export.export(network(), (torch.zeros(1, 6),)).module(), "exported program, without its layers"),
     ],
@@ -29,14 +30,6 @@ def network() -> nn.Sequential:
 def test_what_is_no_module_with_layers(call, make, message):
     with pytest.raises(TypeError, match=message):
         call(make())
-
-
-def test_torchscript():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated
-        scripted = torch.jit.trace(network(), torch.zeros(1, 6))
-    with pytest.raises(TypeError, match="TorchScript module: call it on the module that the script was made from"):
-        fire_(scripted)
 
 
 def test_a_symbolically_traced_module_keeps_its_layers():

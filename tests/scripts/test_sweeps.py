@@ -58,7 +58,7 @@ def test_scripts_run_to_their_figures_and_repeat_nothing(tmp_path: Path, script:
 
 def test_every_script_has_a_smallest_size() -> None:
     here = {path.stem for path in SCRIPTS.glob("*.sh")}
-    elsewhere = {"agents", "convergence", "fig2_small", "layers", "table10"}  # below, in test_agents.py, by its program
+    elsewhere = {"agents", "convergence", "fig2_small", "layers", "paper", "table10"}  # below, or by their programs
     assert here == {*SMOKE, *elsewhere, "panels"}, "panels is sourced by the others"
 
 
@@ -76,10 +76,37 @@ def test_a_convergence_table_is_made_once(tmp_path: Path) -> None:
 
 def test_figure_3_trains_each_run_once_and_the_full_reset_from_one_checkpoint(tmp_path: Path) -> None:
     runs = [line for line in commands(tmp_path, "fig3.sh", "paper", "2", SEEDS="0") if line.startswith("torchrun")]
-    assert len(runs) == len(set(runs)) == 3 * 4 + 1
+    assert len(runs) == len(set(runs)) == 3 * 3 + 1
     assert all("--nproc_per_node=2 -m language.train experiment=fig3" in line for line in runs)
     (reset,) = [line for line in runs if "method=full_reset" in line]
     assert "benchmark.start=best" in reset
+
+
+def test_an_option_of_one_method_is_a_sweep_of_its_own(tmp_path: Path) -> None:
+    own, rest, _ = commands(tmp_path, "fig2.sh", "a_cifar10", "fire.norm_init=spectral", "seed=7")
+    assert own == "python -m vision.train -m method=fire experiment=fig2a_cifar10 seed=7 method.norm_init=spectral"
+    assert rest.endswith(
+        "method=base,full_reset,snp,dash,parseval,l2init,cbp,redo,snr,muon experiment=fig2a_cifar10 seed=7"
+    )
+
+
+@pytest.mark.parametrize("script", ["fig2", "fig3", "fig4a", "fig4b", "layers", "table10", "paper"])
+def test_help_dry_run_and_unknown_words_start_nothing(tmp_path: Path, script: str) -> None:
+    def said(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run([SCRIPTS / f"{script}.sh", *words], env=environment, capture_output=True, text=True)
+
+    for program in ("python", "torchrun"):
+        (tmp_path / program).write_text("#!/bin/sh\nexit 9\n")
+        (tmp_path / program).chmod(0o755)
+    assert f"until {SCRIPTS / script}.sh" in said("--help").stdout
+    dry = said("--dry-run")
+    assert dry.returncode == 0
+    assert "analysis/make_figures.py" in dry.stdout
+    wrong = said("rubbish")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: rubbish is unknown; accepted: ")
+    assert wrong.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -106,7 +133,11 @@ def test_one_sweep_a_panel_and_options_that_are_given_replace_its_own(
 @pytest.mark.parametrize(
     ("script", "panels", "varied"),
     [
-        ("table10.sh", ["fig2a_cifar10", "fig2a_cifar100", "fig2a_tinyimagenet"], "method.iterations="),
+        (
+            "table10.sh",
+            ["fig2a_cifar10", "fig2a_cifar100", "fig2a_tinyimagenet"],
+            "method.iterations=1,2,5,10,15,20,30 method.norm_init=frobenius ",
+        ),
         ("layers.sh", ["fig2a_cifar100", "fig2b_cifar100", "fig2c_cifar100"], "method.layout=qk,attention,mlp,all"),
     ],
 )

@@ -105,6 +105,7 @@ def test_no_step_reads_a_number(name: str) -> None:
     assert any(not torch.equal(a, b) for parameters in pairs for a, b in parameters), "it did nothing here"
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_masks_and_indices_recycle_alike() -> None:
     """With the same new weights: every weight, bias, norm entry, running statistic and moment afterwards."""
 

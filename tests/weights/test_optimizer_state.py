@@ -255,15 +255,6 @@ def test_rows_and_columns_of_the_moments(rows: Any, dim: int) -> None:
     assert optimizer.state[weight]["step"] == 4
 
 
-def test_fire_resets_what_it_projects_and_nothing_else() -> None:
-    model = nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3))
-    optimizer, other = Adam(model.parameters()), Adam([nn.Parameter(torch.zeros(2))])
-    steps(list(model.parameters()), optimizer)
-    report = fire_(model, optimizer=[optimizer, other])
-    assert {id(p) for p in report.parameters} == {id(model[0].weight), id(model[1].weight)}
-    assert {id(p) for p in optimizer.state} == {id(model[0].bias), id(model[1].bias)}
-
-
 @pytest.mark.parametrize(
     ("optimizers", "params", "message"),
     [

@@ -47,6 +47,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Cuts]] = {
         "blip_vision_model", IMAGES, {"pixel_values": PIXELS},
         {"encoder.layers.0.self_attn.qkv.weight": Fused("q 32 k 32 v 32")},
     ),
+    "mobilevitv2": (
+        "mobilevitv2", dict(image_size=64, n_attn_blocks=[1, 1, 1]), {"pixel_values": torch.randn(1, 3, 64, 64)},
+        {
+            f"encoder.layer.{stage}.transformer.layer.0.attention.qkv_proj.convolution.weight": Fused(
+                f"q 1 k {width} v {width}", seen=False
+            )
+            for stage, width in ((2, 128), (3, 192), (4, 256))
+        },
+    ),
     "whisper": (
         "whisper",
         dict(

@@ -8,7 +8,7 @@ from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units, weight
-from fire_core.units.recycle import InitialDraw, recycle_masked_
+from fire_core.units.recycle import InitialDraw, recycle_
 
 
 class ReGraMa(Method):
@@ -41,7 +41,9 @@ class ReGraMa(Method):
             return
         graph = unit_graph(net.modules)
         masks = [gradient_scores(units) <= self.threshold for units in graph]
-        recycle_masked_(graph, masks, InitialDraw(net.modules, net.init), context.generator, context.optimizers)
+        recycle_(
+            zip(graph, masks, strict=True), InitialDraw(net.modules, net.init), context.generator, context.optimizers
+        )
 
 
 def gradient_scores(units: Units) -> Tensor:
