@@ -184,7 +184,7 @@ def doubt_of(use: Use, rows: int) -> str:
     """Why a layer that no rule knows looks as if it were several; empty if it does not."""
     owner, (leaf, holder) = use.owner, use.place
     names = use.name.split(".")[-3:-1]
-    if sum(isinstance(module, (nn.Linear, _ConvNd)) for module in holder.modules()) > 1 or names[-1] != leaf:
+    if sum(isinstance(module, (nn.Linear, _ConvNd)) for module in holder.modules()) > 1 or names[-1:] != [leaf]:
         names = [leaf]  # else a wrapper of one layer, whose own name tells as well
     if told := [name for name in names if _SAYS_FUSED.search(name)]:
         return f"its name, {told[0]}, says so"
