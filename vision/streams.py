@@ -218,6 +218,8 @@ def choose(data: ImageData, samples: int | None, seed: int) -> np.ndarray:
     if samples is None:
         return np.arange(there)
     if samples > there:
-        raise ConfigError(f"benchmark.samples={samples} is more than the {there} training images of the data set")
+        raise ConfigError(
+            f"benchmark.samples={samples} is more than the {there} training images; benchmark.samples=null takes all"
+        )
     order: np.ndarray = torch.randperm(there, generator=seeding.generator(seed, "samples")).numpy()
     return order[:samples]

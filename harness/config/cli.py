@@ -13,6 +13,7 @@ import shutil
 import string
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -197,7 +198,10 @@ def _check_names(config_name: str, overrides: list[str], conf: Path) -> None:
 def help_text(config_name: str, overrides: list[str]) -> str:
     """What a program does, the choices of its groups, and its options with the values that they have now."""
     config = compose_with_hydra(config_name, overrides)
-    groups = [f"{group}: {', '.join(choices(group, config_name))}" for group in groups_of(config_name)]
+    groups = [
+        textwrap.fill(f"{group}: {', '.join(choices(group, config_name))}", 120, subsequent_indent="  ")
+        for group in groups_of(config_name)
+    ]
     template = string.Template(config.hydra.help.template)
     shown = OmegaConf.to_yaml(without_hydra(config))
     return template.safe_substitute(GROUPS="\n".join(groups), CONFIG=shown)
