@@ -100,6 +100,10 @@ def plasticity_gap(
             can be read only once; a loss that is not finite, or that changes the mode of the network (a loss in
             evaluation mode against one in training mode compares dropout, not plasticity).
     """
+    if isinstance(fresh, nn.Module) or not callable(fresh):
+        raise ValueError(f"fresh is a {type(fresh).__name__}: give a function that builds a new network at each call")
+    if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
+        raise ValueError("optimizer must be a function of the parameters, as lambda p: torch.optim.AdamW(p, lr=3e-4)")
     if not isinstance(batches, Sequence) or not batches:
         raise ValueError("batches must be a list that is not empty: both networks train on the same")
     cuda = {p.device for p in model.parameters() if p.is_cuda}
@@ -135,10 +139,19 @@ def _order(count: int, steps: int, seed: int) -> list[int]:
 
 
 def _check_fresh(model: nn.Module, new: nn.Module, before: Sequence[Tensor] | None) -> None:
-    shapes = [{name: p.shape for name, p in network.named_parameters()} for network in (model, new)]
-    if shapes[0] != shapes[1]:
-        other = sorted(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
-        raise ValueError(f"fresh gives a network of another shape: {other[0]}")
+    if not isinstance(new, nn.Module):
+        raise ValueError(f"fresh gives a {type(new).__name__}: it must give a new network at each call")
+    built = [
+        {name: (p.shape, p.dtype, p.requires_grad) for name, p in network.named_parameters()}
+        | {name: (buffer.shape, buffer.dtype, False) for name, buffer in network.named_buffers()}
+        for network in (model, new)
+    ]
+    for name in sorted({*built[0], *built[1]}):
+        a, b = built[0].get(name), built[1].get(name)
+        if a is None or b is None or a[0] != b[0]:
+            raise ValueError(f"fresh gives a network of another shape: {name}")
+        if a != b:
+            raise ValueError(f"fresh gives a network of another type, or with other frozen weights: {name}")
     mine = {id(p) for p in model.parameters()}
     if any(id(p) in mine for p in new.parameters()) or _equal(list(model.parameters()), list(new.parameters())):
         raise ValueError("fresh gives the aged network's own weights")
@@ -174,6 +187,8 @@ def _train(
 def _loss_of(network: nn.Module, batch: Any, loss: Loss) -> Tensor:
     training = network.training
     value = loss(network, batch)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise ValueError("loss must give one number, as a tensor: a mean over the samples")
     if network.training != training:
         raise ValueError("loss changes the network's mode: the two networks would not be compared alike")
     if not math.isfinite(float(value.detach())):

@@ -113,9 +113,13 @@ class SplitMuon(torch.optim.Optimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("momentum", momentum)):
-            if not value >= 0:
-                raise ValueError(f"{name}={value}: at least 0")
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("momentum", momentum), ("eps", eps)):
+            if isinstance(value, str) or not value >= 0:
+                raise ValueError(f"{name}={value}: a number, at least 0")
+        if ns_steps != int(ns_steps) or not 0 <= ns_steps < 100:
+            raise ValueError(f"ns_steps={ns_steps}: a whole number from 0 to 99")
+        if len(ns_coefficients) != 3:
+            raise ValueError(f"ns_coefficients={tuple(ns_coefficients)}: three numbers")
         if adjust_lr_fn not in ADJUST:
             raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r}: one of {', '.join(str(name) for name in ADJUST)}")
         defaults = {
@@ -140,10 +144,19 @@ class SplitMuon(torch.optim.Optimizer):
                 raise ValueError(
                     f"a parameter of shape {tuple(parameter.shape)} is sharded: each rank needs whole matrices"
                 )
+            if parameter.is_complex():
+                raise ValueError(f"a parameter of shape {tuple(parameter.shape)} is complex, which Muon does not train")
             if parameter.ndim < 2 or (parameter.ndim == 3 and not group["cuts"]):
                 raise ValueError(
                     f"a parameter of shape {tuple(parameter.shape)} is no matrix: muon_groups(model) sorts them"
                 )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in every optimizer; how weights are cut stays as it is here, so `torch.optim.Muon`'s states load too."""
+        cuts = [group["cuts"] for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, own in zip(self.param_groups, cuts, strict=True):
+            group["cuts"] = own
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -192,3 +192,20 @@ def test_sharded_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fire_core.weights.distributed.is_sharded", lambda tensor: True)
     with pytest.raises(ValueError, match="is sharded: each rank needs whole matrices"):
         SplitMuon([nn.Parameter(torch.zeros(4, 4))])
+
+
+def test_states_of_torch_load_and_what_muon_does_not_train_is_refused() -> None:
+    model = nn.Sequential(nn.Embedding(9, 6), nn.MultiheadAttention(6, 2), nn.Linear(6, 6))
+    groups, _ = muon_groups(model)
+    parameters = [p for group in groups for p in group["params"]]
+    theirs = torch.optim.Muon([{"params": group["params"]} for group in groups])
+    ours = SplitMuon(groups)
+    ours.load_state_dict(theirs.state_dict())
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    ours.step()
+    with pytest.raises(ValueError, match="complex"):
+        SplitMuon([torch.zeros(3, 3, dtype=torch.complex64, requires_grad=True)])
+    for wrong in ({"lr": "a"}, {"eps": -1}, {"ns_steps": 200}, {"ns_coefficients": (1, 2)}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            SplitMuon(muon_groups(model)[0], **wrong)

@@ -156,7 +156,10 @@ def fire_(
     copies = find_masters(unwrap(model), optimizers, masters)
     trained = holding(optimizers, model.parameters()) or copies
     if optimizers and any(True for _ in model.parameters()) and not trained:
-        raise ValueError("the optimizers hold none of the model's weights: give those that train it; of a copy, none")
+        raise ValueError(
+            "the optimizers hold none of the model's weights: give those that train it; if they train copies from "
+            "which the weights are written, name them, masters={name: copy}"
+        )
     with carried_to(copies):
         report = _apply(model, entries, how, init)
     changed = [row for row in report.rows if row.action != "skip"]
@@ -185,7 +188,8 @@ def _untrained(
         return []
     return [
         f"{len(names)} changed weights are in none of the given optimizers: {listed(names)}. If another "
-        "one trains them, give all optimizers as a list; if none does, exclude= keeps them"
+        "one trains them, give all optimizers as a list; if one trains copies of them, name these, masters=; if none "
+        "does, exclude= keeps them"
     ]
 
 

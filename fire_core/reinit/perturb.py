@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fire_core.polar.options import check_number
 from fire_core.polar.steps import working_dtype
@@ -11,7 +12,7 @@ from fire_core.reinit.checks import check_module
 from fire_core.reinit.initial import initial_of, initial_weights
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
-from fire_core.weights.masters import Master, carried_to
+from fire_core.weights.masters import Masters, carried_to, find_masters
 from fire_core.weights.topology import clean_name, unwrap
 
 
@@ -21,7 +22,8 @@ def shrink_and_perturb_(
     init: Mapping[str, Tensor],
     coef: float = 0.8,
     exclude: Collection[Tensor] = (),
-    masters: Iterable[Master] = (),
+    optimizer: Optimizer | Iterable[Optimizer] = (),
+    masters: Masters | None = None,
 ) -> None:
     """Shrink and perturb (Ash and Adams, NeurIPS 2020) as the FIRE paper uses it: W <- (1 - coef) W + coef W_init.
 
@@ -33,13 +35,14 @@ def shrink_and_perturb_(
         init: copies of the initial weights by parameter name.
         coef: 0 changes nothing, 1 restores the initial parameters exactly.
         exclude: parameters to keep.
-        masters: float32 copies from which an optimizer writes half-precision weights after each step, as
-            `masters.find_masters(model, optimizers)` gives them; they are changed too.
+        optimizer: what trains the model: its float32 master copies of half-precision weights are changed too. Its state
+            stays.
+        masters: copies that the optimizers do not show, as for `fire_`.
 
     Raises:
         TypeError: `model` is no module.
         ValueError: `coef` outside [0, 1]; `init` lacks a parameter or is the model's own memory; a parameter is not
-            floating point. Nothing is changed.
+            floating point; master copies that cannot be matched. Nothing is changed.
     """
     check_number("coef", coef, lambda share: 0 <= share <= 1, "between 0 and 1")
     named, kept = unwrap(check_module(model)).named_parameters(), set(exclude)
@@ -49,7 +52,7 @@ def shrink_and_perturb_(
     for entry in entries:
         if not entry.parameter.is_floating_point() or entry.parameter.dtype.itemsize == 1:
             raise ValueError(f"{entry.name} is {entry.parameter.dtype}: only floating-point weights can be mixed")
-    with carried_to(masters):
+    with carried_to(find_masters(unwrap(model), optimizer, masters)):
         for entry, start in zip(entries, starts, strict=True):
             weight = distributed.full(entry.parameter)
             dtype = working_dtype(weight)

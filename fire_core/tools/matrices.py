@@ -15,6 +15,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fire_core.weights.matrices import COLUMNS, aligned, cells, described, matri
 UNKNOWN = {"block": "", "role": "", "rows": None, "repeats": 1, "transposed": False, "heads": 1, "note": ""}
 
 
-def of_model(spec: str, **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
+def of_model(spec: str, only: str | None = None, **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
     """The matrices of the model that `module:callable` builds, and lines for the user.
 
     Raises:
@@ -45,14 +46,18 @@ def of_model(spec: str, **options: Any) -> tuple[list[dict[str, Any]], list[str]
         raise CheckpointError(f"{spec}: a {type(build).__name__} is no function that builds a model")
     try:
         model = build()
-    except Exception as error:  # whatever the user's function raises
-        raise CheckpointError(f"{spec}: {type(error).__name__}: {error}") from None
+    except (Exception, SystemExit) as error:  # whatever the user's function raises
+        said = str(error).partition("\n")[0]
+        raise CheckpointError(f"{spec}: {type(error).__name__}: {said}") from None
     if not isinstance(model, nn.Module):
         raise CheckpointError(f"{spec}: gives a {type(model).__name__}, no torch.nn.Module")
     found = matrices(model, **options)
+    chosen = [entry for entry in found if only is None or fnmatchcase(entry.name, only)]
+    if only is not None and not chosen:
+        raise CheckpointError(f"--only={only}: no name matches; there are {', '.join(e.name for e in found[:6])}, ...")
     rows = [
         described(entry) | (extremes(entry.read()) if entry.parameter.device.type != "meta" else {})
-        for entry in progress(found, "weights")
+        for entry in progress(chosen, "weights")
     ]
     return rows, [*found.warnings, *found.unread]
 
@@ -105,7 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
     where = given.model_or_path
     try:
         if ":" in where and not Path(where).exists():
-            rows, notes = of_model(where, **options)
+            if given.model is not None:
+                raise CheckpointError(f"--model: {where} builds its model itself")
+            rows, notes = of_model(where, given.only, **options)
         else:
             rows, notes = of_checkpoint(where, given.model, given.only, **options)
     except (CheckpointError, ValueError) as error:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+MASTER = "master_param"  # where TransformerEngine's FusedAdam keeps the float32 copy of a weight: no state to forget
+
 
 def not_as_new(optimizer: Optimizer, params: set[int]) -> list[str]:
     """A line for each thing that an optimizer still knows of parameters, and a new one would not.
@@ -25,7 +27,10 @@ def not_as_new(optimizer: Optimizer, params: set[int]) -> list[str]:
         used.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     except Exception as error:  # whatever a foreign class may raise
         return [f"{name}: no new one can be built to compare with ({type(error).__name__}: {error})"]
-    found: list[str] = []
+    shapes = {p.shape for p in held}
+    outside = [key for key, value in vars(optimizer).items() if key not in ("state", "param_groups", "defaults")]
+    outside = [key for key in outside if _holds(vars(optimizer)[key], shapes)]
+    found = [f"{name} keeps {key} outside of its state, which cannot be compared" for key in outside]
     generator = torch.Generator().manual_seed(0)
     for before, group, fresh in zip(optimizer.param_groups, used.param_groups, new.param_groups, strict=True):
         for original, p, q in zip(before["params"], group["params"], fresh["params"], strict=True):
@@ -33,7 +38,9 @@ def not_as_new(optimizer: Optimizer, params: set[int]) -> list[str]:
                 p.grad = q.grad = None
                 continue
             found += [
-                f"{name} keeps {key} of a weight" for key in _differing(used.state.get(p, {}), new.state.get(q, {}))
+                f"{name} keeps {key} of a weight"
+                for key in _differing(used.state.get(p, {}), new.state.get(q, {}))
+                if key != MASTER  # the weight itself, in full precision
             ]
             p.grad = torch.randn(p.shape, generator=generator).to(p)
             q.grad = p.grad.clone()
@@ -73,6 +80,13 @@ def _differing(some: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
         return bool(a == b) or not a
 
     return [key for key, value in some.items() if not same(value, others.get(key))]
+
+
+def _holds(value: object, shapes: set[torch.Size]) -> bool:
+    """Whether tensors as large as a weight, but no weights, lie in an attribute, in a list or by name or parameter."""
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
+    states = [one for one in inside if isinstance(one, Tensor) and not isinstance(one, torch.nn.Parameter)]
+    return any(one.shape in shapes and one.numel() > 1 for one in states)
 
 
 def _is_number(value: object) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.weights.optimizer_state import MASTER, with_inner
+from fire_core.weights.optimizer_state import MASTER, optimizers_of, with_inner
 
 HALF = (torch.bfloat16, torch.float16)
 # A master of the weight's shape, or a flat tensor and where in it the weight begins, as ZeRO's partitions are.
@@ -48,7 +48,9 @@ class Master:
         return torch.equal(copy, self.weight.detach().to(copy.device))
 
 
-def find_masters(model: nn.Module, optimizers: Iterable[Optimizer], given: Masters | None = None) -> list[Master]:
+def find_masters(
+    model: nn.Module, optimizers: Optimizer | Iterable[Optimizer], given: Masters | None = None
+) -> list[Master]:
     """The master copies of a model's weights.
 
     A master is what the caller names, what an optimizer keeps as `master_param` in the state of a weight, or a tensor
@@ -70,7 +72,7 @@ def find_masters(model: nn.Module, optimizers: Iterable[Optimizer], given: Maste
     """
     named = dict(model.named_parameters())
     found = _given(named, given or {})
-    parts = [part for optimizer in optimizers for part in with_inner(optimizer)]
+    parts = [part for optimizer in optimizers_of(optimizers) for part in with_inner(optimizer)]
     of_model = {id(p) for p in named.values()}
     held = [p for part in parts for group in part.param_groups for p in group["params"]]
     for part in parts:
@@ -101,11 +103,15 @@ def find_masters(model: nn.Module, optimizers: Iterable[Optimizer], given: Maste
 
 
 def _given(named: Mapping[str, Tensor], given: Masters) -> dict[int, Master]:
+    if not isinstance(given, Mapping):
+        raise ValueError("masters: give a mapping, {name: copy} or {name: (flat tensor, offset)}")
     found = {}
     for name, value in given.items():
         if name not in named:
             raise ValueError(f"masters: the model has no weight {name!r}")
         weight, (tensor, start) = named[name], value if isinstance(value, tuple) else (value, None)
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"masters: the copy of {name} is a {type(tensor).__name__}, no tensor")
         fits = tensor.shape == weight.shape if start is None else 0 <= start <= tensor.numel() - weight.numel()
         if not fits:
             where = "" if start is None else f" from {start} on"

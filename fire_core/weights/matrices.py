@@ -87,8 +87,11 @@ def matrices(model: nn.Module, **options: Any) -> Matrices:
         The matrices; biases, scales and other vectors are not in it.
 
     Raises:
+        TypeError: `model` is no module.
         ValueError: an option that `resolve` refuses.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a module (torch.nn.Module), got {type(model).__name__}")
     entries = resolve(model, **options)
     unread = [f"{entry.label}: {entry.reason}" for entry in entries if entry.kind == "locked"]
     found = [entry for entry in entries if entry.kind not in ("locked", "vector") and entry.parameter.numel()]

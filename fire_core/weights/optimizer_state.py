@@ -14,14 +14,13 @@ from torch.optim import Optimizer
 
 from fire_core.errors import FireWarning
 from fire_core.weights import distributed
-from fire_core.weights.as_new import not_as_new
+from fire_core.weights.as_new import MASTER, not_as_new
 
 Rows = Tensor | slice | Sequence[int]
 # Where wrappers keep the optimizer that they wrap: timm's and torch_optimizer's Lookahead, accelerate, Lightning, SAM;
 # and the several of a chain: Megatron's, torchtitan's and our own.
 _INNER = ("_base_optimizer", "base_optimizer", "optimizer", "_optimizer", "base")
 _SEVERAL = ("chained_optimizers", "sub_optimizers", "optimizers", "parts")
-MASTER = "master_param"  # where TransformerEngine's FusedAdam keeps the float32 copy of a weight: no state to forget
 # Counters that some optimizers (timm's Lamb and Adan, schedule-free, torch_optimizer's Lookahead) keep for a whole
 # group, with their first values.
 _GROUP_COUNTERS = {"step": 0, "k": 0, "counter": 0, "weight_sum": 0.0, "lr_max": -1.0}
@@ -68,6 +67,8 @@ def reset_optimizer_state(
         raise ValueError("verify compares whole parameters with those of a new optimizer: not with rows=")
     params = list(params) if not isinstance(params, (nn.Module, Tensor)) else params
     count, notes = reset_states(optimizers, params, rows, dim)
+    if verify and not count and any(part.state for o in optimizers_of(optimizers) for part in with_inner(o)):
+        notes.append("the optimizers keep nothing of these parameters: if they train copies, give the copies too")
     if verify:
         for optimizer in optimizers_of(optimizers):
             for part in with_inner(optimizer):

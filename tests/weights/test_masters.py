@@ -158,7 +158,7 @@ def test_shrink_and_perturb_takes_the_copies_along() -> None:
     init = copy.deepcopy(loop.model.state_dict())
     for _ in range(5):
         loop.step()
-    shrink_and_perturb_(loop.model, init, 1.0, masters=find_masters(loop.model, [loop.optimizer]))
+    shrink_and_perturb_(loop.model, init, 1.0, optimizer=loop.optimizer, masters=loop.masters)
     for (weight, master), start in zip(loop.pairs, init.values(), strict=True):
         assert torch.equal(weight, start)
         assert torch.equal(master.bfloat16(), start)
@@ -206,3 +206,17 @@ def test_other_models_in_the_optimizer_are_no_masters() -> None:
     assert find_masters(model, [optimizer]) == []
     with pytest.raises(ValueError, match="hold none of the model's weights"):
         fire_(copy.deepcopy(model), optimizer=optimizer)
+
+
+def test_copies_of_float32_weights_are_named_by_the_caller_and_else_told() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(copies)
+    with pytest.raises(ValueError, match=r"masters=\{name: copy\}"):
+        fire_(model, optimizer=optimizer)
+    named = dict(zip((name for name, _ in model.named_parameters()), copies, strict=True))
+    fire_(model, optimizer=optimizer, masters=named)
+    assert torch.equal(copies[0], model[0].weight)
+    for wrong, says in (({"0.weight": 3}, "no tensor"), ([1], "give a mapping")):
+        with pytest.raises(ValueError, match=says):
+            fire_(model, optimizer=optimizer, masters=wrong)

@@ -256,3 +256,23 @@ def test_what_is_no_optimizer_or_no_parameter_is_refused(optimizers: Any, params
     with pytest.raises(TypeError, match=message):
         reset_optimizer_state(*given)
     assert len(right.state) == 2
+
+
+class Outside(torch.optim.SGD):
+    """Keeps a momentum of its own where no state_dict sees it."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr=lr)
+        self.mom = [torch.zeros_like(p) for group in self.param_groups for p in group["params"]]
+
+
+def test_verify_names_what_it_cannot_see():
+    model = nn.Linear(4, 3)
+    with pytest.warns(FireWarning, match="Outside keeps mom outside of its state"):
+        reset_optimizer_state(Outside(model.parameters()), model.parameters(), verify=True)
+    copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.Adam(copies)
+    copies[0].grad = torch.ones_like(copies[0])
+    optimizer.step()
+    with pytest.warns(FireWarning, match="keep nothing of these parameters"):
+        reset_optimizer_state(optimizer, model.parameters(), verify=True)
