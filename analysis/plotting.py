@@ -55,7 +55,7 @@ def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool 
             axes.plot(at, height, "|", color=look["color"], markersize=4, transform=axes.get_xaxis_transform())
     axes.set_xlim(0, max((c.x.max() for _, c in drawn), default=0) + 0.5 * setting.runs[0].is_stream or 1)
     axes.margins(y=0.04)
-    axes.set_xlabel(style.AXES[setting.x_unit])
+    axes.set_xlabel(style.AXES[setting.x])
     axes.set_ylabel(setting.y_label)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))

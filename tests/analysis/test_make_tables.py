@@ -122,7 +122,7 @@ def agent_rows() -> pd.DataFrame:
     """Two methods, three seeds, six tasks; base loses 10 a task, fire stays."""
     return pd.DataFrame(
         [
-            {"method": method, "seed": seed, "task": task, "evaluation": 200 + task, "dfi": 7.0 * task}
+            {"method": method, "seed": seed, "task": task, "evaluation": 200 + task}
             | {"return": 100 + seed - (10 * task if method == "base" else 0)}
             for method in ("base", "fire")
             for seed in range(3)
@@ -151,9 +151,6 @@ def test_games_that_come_round_again_have_a_column_for_each_task(
     best, other = page.tables["tasks games"].to_dict("records")
     assert list(other) == ["method", "1: a", "2: b", "3: c", "4: a", "5: b", "6: c"]
     assert [best["method"], *(one.mean for one in list(other.values())[1:])] == ["FIRE", 101, 91, 81, 71, 61, 51]
-    states = page.tables["state games"]
-    assert states["task"].tolist() == [1, 6, 6]
-    assert [one.mean for one in states["DfI"]] == [0.0, 35.0, 35.0]
 
 
 def test_triggers_are_compared_with_a_known_boundary_and_never() -> None:
