@@ -5,7 +5,7 @@
     python analysis/make_tables.py agents                        one page
     python analysis/make_tables.py plasticity --runs FOLDER ...  from runs; writes the csv files first, then figures too
     python analysis/make_tables.py --figures                     figures too, of pages as PNG beside the csv files
-    python analysis/make_tables.py --figures paper --width column   figures for a paper, as PNG, PDF and SVG
+    python analysis/make_tables.py --figures paper --width column   figures for a paper, as PNG and PDF
 
 Text between `<!-- table: NAME -->` and `<!-- end -->` of docs/results/PAGE.md and PAGE/tables.md is replaced. What a
 table shows stands in `STREAM`, `TEXTS`, `AGENTS` and `TRIGGERS`; which tables a page has, in the function of its name.

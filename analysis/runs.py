@@ -179,11 +179,10 @@ class Run:
         rows: pd.DataFrame = self.history.loc[step > step.max() - (step.max() - start) / 4]
         return rows
 
-    def best(self, metric: str | None = None) -> float:
+    def best(self) -> float:
         """The best value after the act: what all methods of a sweep share is not theirs."""
-        metric = metric or self.metric
-        values = self.after_the_act[metric].where(np.isfinite)
-        return float(values.max() if METRICS.get(metric, ("", True))[1] else values.min())
+        values = self.after_the_act[self.metric].where(np.isfinite)
+        return float(values.max() if METRICS[self.metric][1] else values.min())
 
 
 def metric_of(history: pd.DataFrame) -> str | None:
