@@ -1,4 +1,4 @@
-"""Metrics against definitions in numpy and float64, and the directions of the paper's four theorems."""
+"""Metrics against definitions in numpy and float64."""
 
 import math
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core import fire_
 from fire_core import metrics as M
 
 
@@ -82,51 +81,6 @@ def test_hessian_norm_agrees_with_the_full_hessian():
     estimate = M.hessian_spectral_norm(lambda: F.mse_loss(model(x), y), list(params.values()), 500, tol=1e-9)
     assert estimate == pytest.approx(float(exact), rel=1e-4)
     assert all(p.grad is None for p in params.values())
-
-
-# ---------------------------------------------------------------------- the directions of FIRE's theorems
-
-
-def ill_conditioned(layers: int = 3, width: int = 24, top: float = 3.0, seed: int = 0) -> nn.Sequential:
-    """A ReLU network whose weights have geometric spectra, top to top / 300: what long training leaves behind."""
-    torch.manual_seed(seed)
-    modules: list[nn.Module] = []
-    for i in range(layers):
-        layer = nn.Linear(width, width, bias=False)
-        spectrum = [top * 300.0 ** (-k / (width - 1)) for k in range(width)]
-        with torch.no_grad():
-            layer.weight.copy_(with_spectrum(spectrum, width, width, seed + i))
-        modules += [layer, nn.ReLU()]
-    return nn.Sequential(*modules, nn.Linear(width, 3)).double()
-
-
-def hidden(model: nn.Sequential, x: Tensor) -> list[Tensor]:
-    out = []
-    for module in model[:-1]:
-        x = module(x)
-        out += [x.detach()] if isinstance(module, nn.ReLU) else []
-    return out
-
-
-INPUTS = torch.randn(200, 24, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-
-
-def test_theorem_2_isometry_flattens_the_loss():
-    y = torch.randint(3, (200,), generator=torch.Generator().manual_seed(4))
-    model = ill_conditioned(top=6.0)
-    loss = lambda: F.cross_entropy(model(INPUTS), y)  # noqa: E731
-    before = M.hessian_spectral_norm(loss, list(model.parameters()))
-    fire_(model, solver="exact")
-    assert M.hessian_spectral_norm(loss, list(model.parameters())) < before / 2
-
-
-def test_theorem_3_isometry_raises_feature_rank():
-    model = ill_conditioned()
-    before = hidden(model, INPUTS)[-1]
-    fire_(model, solver="exact")
-    after = hidden(model, INPUTS)[-1]
-    assert M.effective_rank(after) > 1.5 * M.effective_rank(before)
-    assert M.srank(after) > M.srank(before)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""SplitMuon against torch.optim.Muon on the parts of fused weights, which are cut here by hand."""
+"""SplitMuon against torch.optim.Muon on the parts of fused weights, which are cut here by rows written by hand."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,178 +11,103 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fire_core import SplitMuon, matrices, muon_groups
+from tests.weights.test_blocks import MODULES
+from tests.zoo.checks import Cuts, Fused
 
-Split = Callable[[Tensor], list[Tensor]]
-Join = Callable[[Sequence[Tensor]], Tensor]
+OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
 
 
-@dataclass
+def vit() -> nn.Module:
+    timm = pytest.importorskip("timm")
+    sizes = {"img_size": 8, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 4, "num_classes": 5}
+    model: nn.Module = timm.models.VisionTransformer(**sizes, class_token=False, global_pool="avg")
+    return model
+
+
+CASES = ["gpt2", "phi3", "gpt_neox", "qwen3_moe", "vit", "torch's attention", "LSTM"]
+VIT = (vit, torch.randn(4, 3, 8, 8), {"blocks.0.attn.qkv.weight": Fused("q 32 k 32 v 32")})
+
+
 class Case:
-    """A model, an input of it, and how its fused weights are cut and joined again."""
+    """A model of the tables of cuts, an input of it, and the weights that Muon trains."""
 
-    model: nn.Module
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    cuts: dict[str, tuple[Split, Join]]  # end of the weight's name -> the true matrices, (d_out, d_in) each, and back
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(0)
+        self.cuts: Cuts
+        if name in {"vit": VIT} | MODULES:
+            build, inputs, self.cuts = ({"vit": VIT} | MODULES)[name]
+            self.model, self.given = build(), {"args": (inputs,)}
+        else:
+            from tests.zoo import test_transformers as zoo
+
+            kind, settings, self.cuts = zoo.FAMILIES[name]
+            eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+            self.model, self.given = zoo.build(kind, settings | eager).eval(), {"args": (), "kwargs": zoo.tokens()}
+        chosen = {id(p) for group in muon_groups(self.model).muon for p in group["params"]}
+        self.weights = {key: p for key, p in self.model.named_parameters() if id(p) in chosen}
+        assert self.cuts.keys() <= self.weights.keys()
+
+    def split(self, name: str, weight: Tensor) -> list[Tensor]:
+        """The true matrices of a weight, (d_out, d_in) each."""
+        stack = weight.mT if any(fused.transposed for fused in self.cuts.values()) else weight  # as all of GPT-2's
+        rows = self.cuts[name].rows().values() if name in self.cuts else [slice(None)]
+        return [matrix for part in rows for matrix in stack[..., part, :].reshape(-1, *stack[..., part, :].shape[-2:])]
+
+    def joined(self, name: str, parts: list[nn.Parameter]) -> Tensor:
+        places = self.split(name, torch.arange(self.weights[name].numel()).view_as(self.weights[name]))
+        order = torch.cat([place.flatten() for place in places]).argsort()
+        return torch.cat([part.flatten() for part in parts])[order].view_as(self.weights[name])
+
+    def parts(self) -> dict[str, list[nn.Parameter]]:
+        """The true matrices, as parameters of their own."""
+        pieces = {name: self.split(name, weight.detach()) for name, weight in self.weights.items()}
+        return {name: [nn.Parameter(piece.contiguous().clone()) for piece in pieces[name]] for name in pieces}
 
     def loss(self, model: nn.Module, weights: Mapping[str, Tensor]) -> Tensor:
-        out = functional_call(model, dict(weights), self.arguments, self.options)
+        out = functional_call(model, dict(weights), **self.given)
         while not isinstance(out, Tensor):
             out = out[0]
         return out.square().mean()
 
-    def cut_of(self, name: str) -> tuple[Split, Join]:
-        found = [cut for end, cut in self.cuts.items() if name.endswith(end)]
-        return found[0] if found else (lambda weight: [weight], lambda parts: parts[0])
 
-    def parts(self, names: list[str]) -> dict[str, list[nn.Parameter]]:
-        """The true matrices of some weights, as parameters of their own."""
-        weights = dict(self.model.named_parameters())
-        pieces = {name: self.cut_of(name)[0](weights[name].detach()) for name in names}
-        return {name: [nn.Parameter(piece.contiguous().clone()) for piece in pieces[name]] for name in names}
-
-
-def rows(*heights: int) -> tuple[Split, Join]:
-    return lambda weight: list(weight.split(heights)), joined
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([*parts])
-
-
-def thirds(weight: Tensor) -> list[Tensor]:
-    return list(weight.chunk(3))
-
-
-def text(kind: str, **settings: Any) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    common = {"vocab_size": 40, "attn_implementation": "eager", "experts_implementation": "eager", "use_cache": False}
-    common |= {"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    config = transformers.AutoConfig.for_model(kind, **common, **settings)
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
-    return model
-
-
-TOKENS = {"input_ids": torch.arange(24).reshape(2, 12)}
-SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-
-
-def gpt2() -> Case:
-    model = text("gpt2", n_embd=32, n_layer=1, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
-    turned = (lambda weight: [weight.T], lambda parts: parts[0].T)
-    qkv = (
-        lambda weight: [part.T for part in weight.chunk(3, dim=1)],
-        lambda parts: torch.cat([p.T for p in parts], dim=1),
-    )
-    return Case(model, (), TOKENS, {"c_attn.weight": qkv, "c_proj.weight": turned, "c_fc.weight": turned})
-
-
-def phi3() -> Case:
-    model = text("phi3", intermediate_size=48, num_key_value_heads=2, **SMALL)
-    return Case(model, (), TOKENS, {"qkv_proj.weight": rows(32, 16, 16), "gate_up_proj.weight": rows(48, 48)})
-
-
-def neox() -> Case:
-    model = text("gpt_neox", intermediate_size=48, **SMALL)
-
-    def split(weight: Tensor) -> list[Tensor]:
-        return [part.reshape(32, 32) for part in weight.view(4, 3, 8, 32).unbind(1)]
-
-    def join(parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack([part.view(4, 8, 32) for part in parts], 1).reshape(96, 32)
-
-    return Case(model, (), TOKENS, {"query_key_value.weight": (split, join)})
-
-
-def experts() -> Case:
-    few = {"num_experts": 3, "num_experts_per_tok": 2, "num_key_value_heads": 2, "head_dim": 8}
-    model = text("qwen3_moe", intermediate_size=48, moe_intermediate_size=24, **few, **SMALL)
-
-    def halves(weight: Tensor) -> list[Tensor]:
-        return [half for expert in weight for half in expert.chunk(2)]
-
-    def join(parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack([torch.cat([*parts[i : i + 2]]) for i in range(0, len(parts), 2)])
-
-    down = (lambda weight: list(weight), lambda parts: torch.stack([*parts]))
-    return Case(model, (), TOKENS, {"experts.gate_up_proj": (halves, join), "experts.down_proj": down})
-
-
-def vit() -> Case:
-    timm = pytest.importorskip("timm")
-    sizes = {"img_size": 8, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 4, "num_classes": 5}
-    model = timm.models.VisionTransformer(**sizes, class_token=False, global_pool="avg")
-    return Case(model, (torch.randn(4, 3, 8, 8),), {}, {"qkv.weight": (thirds, joined)})
-
-
-def attention() -> Case:
-    x = torch.randn(2, 6, 32)
-    model = nn.MultiheadAttention(32, 4, batch_first=True)
-    return Case(model, (x, x, x), {"need_weights": False}, {"in_proj_weight": (thirds, joined)})
-
-
-def lstm() -> Case:
-    gates = (lambda weight: list(weight.chunk(4)), joined)
-    return Case(nn.LSTM(16, 32), (torch.randn(6, 2, 16),), {}, {"weight_ih_l0": gates, "weight_hh_l0": gates})
-
-
-CASES = [gpt2, phi3, neox, experts, vit, attention, lstm]
-OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
-
-
-def built(make: Callable[[], Case]) -> tuple[Case, list[str]]:
-    """A case, and the names of what Muon trains."""
-    torch.manual_seed(0)
-    case = make()
-    chosen = {id(p) for group in muon_groups(case.model).muon for p in group["params"]}
-    names = [name for name, p in case.model.named_parameters() if id(p) in chosen]
-    assert all(any(name.endswith(end) for name in names) for end in case.cuts)
-    return case, names
-
-
-@pytest.mark.parametrize(("make", "nesterov"), [*((make, True) for make in CASES), (phi3, False)])
-def test_fed_the_same_gradients_a_fused_weight_changes_as_its_parts(make: Callable[[], Case], nesterov: bool) -> None:
-    case, names = built(make)
-    fused = dict(case.model.named_parameters())
-    parts = case.parts(names)
+@pytest.mark.parametrize(("name", "nesterov"), [*((name, True) for name in CASES), ("phi3", False)])
+def test_fed_the_same_gradients_a_fused_weight_changes_as_its_parts(name: str, nesterov: bool) -> None:
+    case = Case(name)
+    parts = case.parts()
     ours = SplitMuon(muon_groups(case.model).muon, nesterov=nesterov, **OPTIONS)
     theirs = torch.optim.Muon([p for several in parts.values() for p in several], nesterov=nesterov, **OPTIONS)
     for _ in range(50):
-        for name in names:
-            gradient = torch.randn_like(fused[name])
-            fused[name].grad = gradient
-            for part, piece in zip(parts[name], case.cut_of(name)[0](gradient), strict=True):
+        for key, weight in case.weights.items():
+            weight.grad = torch.randn_like(weight)
+            for part, piece in zip(parts[key], case.split(key, weight.grad), strict=True):
                 part.grad = piece.contiguous()
         ours.step()
         theirs.step()
-    for name in names:
-        for part, piece in zip(parts[name], case.cut_of(name)[0](fused[name]), strict=True):
-            assert torch.equal(part, piece), name
+    for key, weight in case.weights.items():
+        assert torch.equal(weight, case.joined(key, parts[key])), key
 
 
-@pytest.mark.parametrize("make", CASES)
-def test_trained_end_to_end_a_fused_and_an_unfused_copy_agree(make: Callable[[], Case]) -> None:
-    case, names = built(make)
+@pytest.mark.parametrize("name", CASES)
+def test_trained_end_to_end_a_fused_and_an_unfused_copy_agree(name: str) -> None:
+    case = Case(name)
     case.model.double()
-    case.arguments = tuple(x.double() if x.is_floating_point() else x for x in case.arguments)
-    start = {name: p.detach().clone() for name, p in case.model.named_parameters()}
-    parts = case.parts(names)
-    others = {n: nn.Parameter(p.clone()) for n, p in start.items() if n not in names}
-    unfused = copy.deepcopy(case.model)
+    case.given["args"] = tuple(x.double() for x in case.given["args"])
+    start = {key: p.detach().clone() for key, p in case.model.named_parameters()}
+    parts, unfused = case.parts(), copy.deepcopy(case.model)
+    others = {n: nn.Parameter(p.clone()) for n, p in start.items() if n not in case.weights}
     ours = SplitMuon(muon_groups(case.model).muon, **OPTIONS)
     theirs = torch.optim.Muon([p for several in parts.values() for p in several], **OPTIONS)
     rest = [torch.optim.SGD(some, lr=0.1) for some in (muon_groups(case.model).adam, [*others.values()]) if some]
-    fused = dict(case.model.named_parameters())
     for _ in range(5):
-        weights = others | {name: case.cut_of(name)[1](parts[name]) for name in names}
+        weights = others | {key: case.joined(key, parts[key]) for key in parts}
         for optimizer in (ours, theirs, *rest):
             optimizer.zero_grad()
-        (case.loss(case.model, fused) + case.loss(unfused, weights)).backward()
+        (case.loss(case.model, dict(case.model.named_parameters())) + case.loss(unfused, weights)).backward()
         for optimizer in (ours, theirs, *rest):
             optimizer.step()
-    for name in names:
-        torch.testing.assert_close(fused[name].detach(), case.cut_of(name)[1](parts[name]).detach(), atol=1e-6, rtol=0)
-        assert not torch.equal(fused[name], start[name])
+    for key, weight in case.weights.items():
+        torch.testing.assert_close(weight.detach(), case.joined(key, parts[key]).detach(), atol=1e-6, rtol=0)
+        assert not torch.equal(weight, start[key])
 
 
 def test_a_bfloat16_momentum_is_not_overwritten_by_its_direction() -> None:

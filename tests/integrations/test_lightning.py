@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fire_core.methods.full_reset import FullReset
 from fire_core.methods.snp import ShrinkAndPerturb
-from fire_core.triggers import At, Every, Plateau, Trigger
+from fire_core.triggers import At, Every, Plateau
 from tests.integrations.digits import isometric, loader, network
 
 L = pytest.importorskip("lightning.pytorch")
@@ -105,14 +105,3 @@ def test_plateau_of_a_metric_of_the_validation(tmp_path):
     trainer(tmp_path, callback, logger=False, limit_val_batches=1, max_epochs=5).fit(model, loader(), loader())
     assert callback.intervention.firings == 1, "taken once an epoch: seen first at step 11, then without gain at 21, 31"
     assert callback.intervention.trigger.acted_at == 31
-
-
-@pytest.mark.parametrize(
-    ("trigger", "message"),
-    [
-        (Plateau("vall_score", every=1), "there is no metric 'vall_score'; metrics of this run: loss"),
-    ],
-)
-def test_what_is_refused(tmp_path, trigger: Trigger, message: str):
-    with pytest.raises(ValueError, match=message):
-        trainer(tmp_path, FireCallback(trigger), logger=False).fit(Digits(), loader())

@@ -16,6 +16,7 @@ from fire_core.methods.contrib.swr import SelectiveWeightReinitialization
 from fire_core.methods.contrib.trac import Trac, erfi
 from fire_core.methods.contrib.upgd import UPGD
 from fire_core.methods.contrib.weight_clipping import WeightClipping
+from fire_core.methods.snr import SelfNormalizedResets
 from tests.methods.small import Layers, moment
 from tests.parity import public
 
@@ -178,24 +179,26 @@ def test_cpr_and_regrama_score_and_reset_as_the_public_code(transform: str) -> N
     assert all(torch.equal(old, layer.bias) for old, layer in zip(biases, layers.values(), strict=True))
 
 
-def test_regrama_recycles_the_units_without_gradient() -> None:
+@pytest.mark.parametrize("method", [ReGraMa(threshold=0.01, every=2), SelfNormalizedResets(max_age=200)])
+def test_a_silent_unit_is_recycled_and_still_says_nothing(method: Method) -> None:
     torch.manual_seed(0)
     net = Layers(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
-    own = Net.of({"model": net})
-    method = ReGraMa(threshold=0.01, every=2)
-    x = torch.randn(16, 5)
+    own, x = Net.of({"model": net}), torch.randn(64, 5)
     with torch.no_grad():
         net[0].bias[3] = -100
         net[0].weight += 1
     expected = net(x)
-    for step in range(2):
-        net.zero_grad()
-        net(x).square().sum().backward()
-        method.after_step(own, moment())
-        assert (net[0].bias[3] == 0) == (step == 1)
+    with method.watch(own):
+        for step in range(4):
+            net.zero_grad()
+            net(x).square().sum().backward()
+            method.after_step(own, moment(step))
+    assert net[0].bias[3] == 0
     changed = (net[0].weight - own.init["model"]["0.weight"] - 1).abs().max(1).values > 1e-6
     assert changed.nonzero().flatten().tolist() == [3]
+    assert (net[2].weight[:, 3] == 0).all()
     torch.testing.assert_close(net(x), expected)
+    assert not any(module._forward_pre_hooks for module in net.modules())
 
 
 def test_hare_and_tortoise_by_hand() -> None:

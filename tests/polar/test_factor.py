@@ -18,7 +18,8 @@ from tests.polar.families import assert_guarantee, dfi64, gaussian, polar, spect
 
 
 @pytest.mark.parametrize(
-    "shape", [(64, 64), (3, 96, 96), (160, 128), (128, 160), (300, 40), (40, 300), (2, 3, 17, 30), (1, 2, 2)]
+    "shape",
+    [(64, 64), (3, 96, 96), (160, 128), (128, 160), (300, 40), (40, 300), (2, 3, 17, 30), (1, 7), (7, 1)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_exact_on_gaussians(shape, dtype):
@@ -84,15 +85,6 @@ def test_the_norm_does_not_matter(power, solver, shape):
     assert torch.equal(polar_factor(W * 2.0**power, solver), polar_factor(W, solver))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("solver", ["exact", "newton_schulz"])
-def test_half_precision_is_computed_in_float32_and_rounded_once(dtype, solver):
-    W = gaussian(3, 40, 30).to(dtype)
-    X = polar_factor(W, solver)
-    assert X.dtype == dtype
-    assert torch.equal(X, polar_factor(W.float(), solver).to(dtype))
-
-
 @pytest.mark.parametrize("solver", ["exact", "newton_schulz", "muon"])
 @pytest.mark.parametrize("shape", [(0, 4, 4), (3, 0, 4), (3, 4, 0), (0, 0)])
 def test_empty(solver, shape):
@@ -100,14 +92,6 @@ def test_empty(solver, shape):
     X, report = polar(W, solver)
     assert X.shape == shape
     assert report.solver == solver
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (4, 1, 1)])
-def test_vectors_are_normalised(shape):
-    W = gaussian(*shape).float()
-    expected = W / torch.linalg.matrix_norm(W, keepdim=True)
-    torch.testing.assert_close(polar_factor(W), expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(newton_schulz(W, 3), expected, rtol=0, atol=1e-6)
 
 
 def test_exact_is_deterministic_and_leaves_its_input_alone():

@@ -1,6 +1,5 @@
 """Newton-Schulz steps and the minimax schedule: singular values follow their scalar recursion."""
 
-import itertools
 import math
 import subprocess
 import sys
@@ -26,7 +25,7 @@ def scalar_recursion(s: Tensor, steps: int) -> Tensor:
     return s
 
 
-@pytest.mark.parametrize("shape", [(30, 30), (45, 30), (200, 30), (30, 200)])
+@pytest.mark.parametrize("shape", [(30, 30), (45, 30), (200, 30), (30, 200), (1, 7)])
 @pytest.mark.parametrize("norm_init", NORM_INITS)
 def test_singular_values_follow_the_cubic(shape, norm_init):
     W = gaussian(*shape)
@@ -56,15 +55,6 @@ def test_float32_stays_near_float64_on_hard_matrices(shape, family, steps):
     # Rounding noise in null directions grows 1.5-fold a step, as it does in the plain loop.
     atol = 5e-6 if steps == 10 else 5e-5
     torch.testing.assert_close(newton_schulz(W, steps).double(), exact, rtol=0, atol=atol)
-
-
-def test_no_start_makes_it_diverge():
-    """The claim that ||W||_F makes the iteration diverge: from (0, 1] it cannot, it is late."""
-    W = gaussian(64, 64).float()
-    for norm_init in NORM_INITS:
-        errors = [float(dfi64(newton_schulz(W, k, norm_init))) for k in range(0, 60, 3)]
-        assert all(after <= before * (1 + 1e-6) + 1e-9 for before, after in itertools.pairwise(errors))
-        assert errors[-1] < 1e-6
 
 
 def test_tol_stops_early():

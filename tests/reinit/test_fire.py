@@ -124,52 +124,33 @@ def test_dead_rows_are_filled_from_the_initial_weights():
     assert (filled[0] - start).square().sum() < (filled[1] - start).square().sum()
 
 
-def test_completion_of_one_kernel_position_among_many():
-    model = network()
-    init = copy.deepcopy(model.state_dict())
-    with torch.no_grad():
-        model[0].weight[:, :, 1, 2] = 0
-    report = fire_(model, solver="exact", init=init)
-    row = report.rows[0]
-    assert (row.rank, row.completed, row.matrices) == (0, 1, 9)
-    # A zero matrix becomes what the initial one projects to.
-    expected = row.scale * polar64(init["0.weight"][:, :, 1, 2])
-    torch.testing.assert_close(model[0].weight[:, :, 1, 2].detach().double(), expected, atol=1e-5, rtol=0)
-
-
 # --------------------------------------------------------------------------------------------- scale, min_norm, blend
 
 
-def test_scale_match_init_keeps_the_root_mean_square_of_the_initialisation():
-    model = network()
-    for number, weight in enumerate(weights(model).values()):
-        nn.init.normal_(weight, std=0.02 * (1 + number))
-    init = copy.deepcopy(model.state_dict())
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", ["match_init", "init_norm", "keep_norm"])
+def test_scales_keep_the_norm_of_the_initial_or_the_present_weights(scale, dtype, solver):
+    """Of each matrix; with match_init of the whole weight, whose matrices then have one scale."""
+    model, init = network(), network()
     with torch.no_grad():
-        for weight in weights(model).values():
-            weight.mul_(3).add_(0.01)
-    fire_(model, solver="exact", scale="match_init", init=init)
-    for name, weight in weights(model).items():
-        rms = init[name].square().mean().sqrt()
-        torch.testing.assert_close(weight.square().mean().sqrt(), rms, rtol=1e-5, atol=0)
-        spectra = torch.linalg.svdvals(matrices(weight).double())
-        assert spectra.max() / spectra.min() < 1 + 1e-5  # one scale for the whole weight
-
-
-def test_scale_init_norm_gives_every_matrix_its_own_initial_frobenius_norm():
-    model = network()
-    with torch.no_grad():
-        model[0].weight[:, :, 0, 1] *= 7
-    init = copy.deepcopy(weights(model))
-    for number, weight in enumerate(weights(model).values()):
-        nn.init.normal_(weight, std=0.1 + number)
-    report = fire_(model, "exact", scale="init_norm", init=init)
+        for start in (model, init):
+            start[0].weight[:, :, 0, 1] *= 7
+        model[6].weight.mul_(1e-20)
+        init[4].weight.mul_(3)
+    model.to(dtype)
+    wanted = copy.deepcopy(weights(model if scale == "keep_norm" else init))
+    start = None if scale == "keep_norm" else init.state_dict()
+    report = fire_(model, solver, iterations=10 if solver == "exact" else 60, scale=scale, init=start)
+    rtol = 1e-5 if dtype == torch.float32 else 4e-3
     for row, (name, weight) in zip(report, weights(model).items(), strict=True):
-        old, new = (torch.linalg.matrix_norm(matrices(w).double()) for w in (init[name], weight))
-        torch.testing.assert_close(new, old, rtol=1e-5, atol=0)
+        old, new = (torch.linalg.matrix_norm(matrices(w).double()) for w in (wanted[name], weight))
+        root = old.square().mean().sqrt()
+        torch.testing.assert_close(new, root.expand_as(new) if scale == "match_init" else old, rtol=rtol, atol=0)
         spectrum = torch.linalg.svdvals(matrices(weight).double())
-        assert (spectrum.amax(-1) / spectrum.amin(-1)).max() < 1 + 1e-4
-        assert row.scale == pytest.approx(float(old.square().mean().sqrt()) / min(row.shape) ** 0.5, rel=1e-5)
+        assert (spectrum.amax(-1) / spectrum.amin(-1)).max() < (1 + 1e-4 if dtype == torch.float32 else 1.05)
+        assert row.scale == pytest.approx(float(root) / min(row.shape) ** 0.5, rel=1e-5)
+        assert row.norm_after == pytest.approx(float(new.square().sum().sqrt()), rel=1e-5)
 
 
 @pytest.mark.parametrize("scale", ["match_init", "init_norm"])
@@ -196,25 +177,6 @@ def test_scale_variance_factor_sets_the_output_variance(layer, factor):
         model[0].bias.zero_()
         ratio = model(x).square().mean() / x.square().mean()
     assert float(ratio) == pytest.approx(factor, rel=0.05)
-
-
-@pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_scale_keep_norm_keeps_the_frobenius_norm_of_every_matrix(solver, dtype):
-    model = network()
-    with torch.no_grad():
-        model[0].weight[:, :, 0, 1] *= 7
-        model[6].weight.mul_(1e-20)
-    model.to(dtype)
-    before = copy.deepcopy(weights(model))
-    report = fire_(model, solver, iterations=10 if solver == "exact" else 60, scale="keep_norm")
-    for row, (name, weight) in zip(report, weights(model).items(), strict=True):
-        old, new = (torch.linalg.matrix_norm(matrices(w).double()) for w in (before[name], weight))
-        torch.testing.assert_close(new, old, rtol=1e-5 if dtype == torch.float32 else 4e-3, atol=0)
-        spectrum = torch.linalg.svdvals(matrices(weight).double())
-        assert (spectrum.amax(-1) / spectrum.amin(-1)).max() < (1 + 1e-4 if dtype == torch.float32 else 1.05)
-        assert row.scale == pytest.approx(float(old.square().mean().sqrt()) / min(row.shape) ** 0.5, rel=1e-5)
-        assert row.norm_after == pytest.approx(float(new.square().sum().sqrt()), rel=1e-5)
 
 
 def test_min_norm_leaves_small_matrices_alone():

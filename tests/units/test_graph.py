@@ -5,10 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core.methods.fire_paper import he_normal, uniform
 from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units, between, weight
-from fire_core.units.recycle import recycle_
 from fire_core.units.watch import Watch, mean_magnitude, peak
 from language.model import GPT
 from vision.models import MLP, VGG16, ResNet18, SmallResNet, ViT
@@ -105,38 +103,6 @@ def test_units_are_interchangeable(model: nn.Module) -> None:
         torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
 
 
-def test_recycled_units_say_nothing_but_can_learn(model: nn.Module) -> None:
-    graph = unit_graph({"model": model})
-    if any(isinstance(norm, nn.LayerNorm) for units in graph for norm in units.norms):
-        return  # which divides every unit by the deviation of all
-    chosen = [(units, torch.tensor([0, units.count - 1])) for units in graph]
-    recycle_(chosen, uniform, torch.Generator().manual_seed(0))
-    before = outputs(model)
-    with torch.no_grad():
-        for units, index in chosen:
-            for producer in units.producers:
-                weight(producer.layer)[index + producer.start] += 1.0
-    # Rows of one group are columns of another, where the addition above would be heard: make those silent again.
-    for units, index in chosen:
-        for consumer in units.consumers:
-            columns = index if consumer.columns is None else consumer.columns[index].flatten()
-            with torch.no_grad():
-                weight(consumer.layer)[:, columns] = 0
-    torch.testing.assert_close(outputs(model), before, rtol=1e-4, atol=1e-4)
-
-
-def test_every_hidden_layer_of_the_networks_is_in_the_graph() -> None:
-    for name in ("mlp", "mlp_biases", "mlp_fourier", "small_resnet", "resnet18", "vgg"):
-        network = MODELS[name]()
-        layers = {m for m in network.modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
-        graph = unit_graph({"model": network})
-        producers = {producer.layer for units in graph for producer in units.producers}
-        consumers = {consumer.layer for units in graph for consumer in units.consumers}
-        last = network.head if isinstance(network.head, nn.Linear) else network.head[-1]
-        assert producers == layers - {last}
-        assert len(layers - consumers) == 1  # the first one reads the image
-
-
 def test_watch_sees_what_readers_see() -> None:
     torch.manual_seed(0)
     network = Tiny()
@@ -198,20 +164,6 @@ def test_a_stream_is_the_mean_of_its_readers() -> None:
     (stream,) = [i for i, units in enumerate(graph) if units.name == "stream4"]
     expected = torch.stack([x.abs().mean((0, 2, 3)) for x in inputs]).mean(0)
     torch.testing.assert_close(watch.read()[stream], expected)
-
-
-def test_optimizers_forget_the_recycled_and_nothing_else() -> None:
-    network = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    adam = torch.optim.Adam(network.parameters())
-    network(torch.randn(8, 4)).square().sum().backward()
-    adam.step()
-    moments = {p: adam.state[p]["exp_avg_sq"].clone() for p in network.parameters()}
-    recycle_([(between("h", network[0], network[2]), torch.tensor([1, 4]))], he_normal, torch.Generator(), [adam])
-    gone = [torch.zeros_like(p, dtype=torch.bool) for p in network.parameters()]
-    gone[0][[1, 4]] = gone[1][[1, 4]] = gone[2][:, [1, 4]] = True
-    for p, mask in zip(network.parameters(), gone, strict=True):
-        assert torch.equal(adam.state[p]["exp_avg_sq"], moments[p].masked_fill(mask, 0))
-    assert (network[0].bias[[1, 4]] == 0).all()
 
 
 def test_a_network_without_a_graph_is_refused_with_advice() -> None:

@@ -181,16 +181,3 @@ def test_unknown_heads_are_kept_and_named() -> None:
     torn.num_heads = 3
     reasons = [entry.reason for entry in resolve(torn, "heads") if entry.name == "in_proj_weight"]
     assert reasons == ["its number of heads is not known: 8 x 8 is not 3 heads of MultiheadAttention"] * 3
-
-
-def test_optimizer_state_and_biases_as_with_attention() -> None:
-    model = nn.MultiheadAttention(IN, 3)
-    optimizer = torch.optim.Adam(model.parameters())
-    x = torch.randn(5, IN)
-    model(x, x, x)[0].square().sum().backward()
-    optimizer.step()
-    fire_(model, layout="heads", optimizer=optimizer, exclude="in_proj_weight[v]")
-    moment = optimizer.state[model.in_proj_weight]["exp_avg_sq"]
-    assert not moment[:24].any()
-    assert moment[24:].any()
-    assert "exp_avg_sq" not in optimizer.state[model.out_proj.weight], "begins anew"

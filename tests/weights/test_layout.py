@@ -40,17 +40,6 @@ def test_matrices_of_a_layer(layer, count, shape, positions):
     assert (entry.action, entry.count, entry.shape, entry.positions) == ("project", count, shape, positions)
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_view_of_a_convolution_is_its_kernel_positions(memory_format):
-    conv = nn.Conv2d(4, 6, 3, groups=2).to(memory_format=memory_format)
-    entry = by_label(nn.ModuleDict({"l": conv}))["l.weight"]
-    view = entry.view(conv.weight.detach())
-    assert view.shape == (2, 3, 3, 3, 2)
-    assert torch.equal(view[1, 2, 0], conv.weight[3:, :, 2, 0])
-    view.zero_()  # a view, not a copy
-    assert not conv.weight.any()
-
-
 @pytest.mark.parametrize("layer", [nn.ConvTranspose2d(4, 6, 3, groups=2), nn.Conv2d(4, 6, 3, groups=2)])
 def test_a_group_maps_inputs_to_outputs_by_its_own_matrices(layer):
     """At one kernel position, a delta input through the layer is the matrix product."""
@@ -175,27 +164,6 @@ def test_roles_and_names_of_a_gpt():
     assert (tied.role, tied.aliases) == ("head", ("transformer.wte.weight", "lm_head.weight"))
     assert "lm_head.weight" not in entries
     assert entries["transformer.wpe.weight"].action == "keep"
-
-
-def test_one_block_of_a_fused_projection_leaves_the_others_alone():
-    model = GPT(n_layer=1)
-    weight = model.transformer["h"][0].attn.c_attn.weight
-    before = weight.detach().clone()
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
-    optimizer.step()
-    with torch.no_grad():
-        weight.copy_(before)
-    layout = [entry for entry in resolve(model) if entry.parameter is weight and entry.block == "v"]
-    fire_(model, layout=layout, optimizer=optimizer, solver="exact")
-    moment = optimizer.state[weight]["exp_avg_sq"]
-    for name, after, old, state in zip("qkv", *(t.detach().chunk(3) for t in (weight, before, moment)), strict=True):
-        if name == "v":
-            torch.testing.assert_close(after @ after.mT, torch.eye(12), atol=1e-5, rtol=0)
-            assert not state.any()
-        else:
-            assert torch.equal(after, old)
-            assert state.any()
 
 
 @pytest.mark.parametrize(

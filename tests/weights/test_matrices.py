@@ -33,13 +33,6 @@ def test_each_block_is_a_row_and_vectors_are_none() -> None:
     assert "qkv.weight" in found.warnings[0]
 
 
-def test_heads_experts_positions_and_gates() -> None:
-    attention = matrices(nn.MultiheadAttention(16, 4), layout="heads")
-    assert [(m.block, m.heads, m.count, m.shape) for m in attention][:3] == [(b, 4, 4, (4, 16)) for b in "qkv"]
-    assert [(m.count, m.shape) for m in matrices(nn.Conv2d(3, 8, (2, 3)))] == [(6, (8, 3))]
-    assert [m.shape for m in matrices(nn.LSTM(6, 5))] == [(5, 6)] * 4 + [(5, 5)] * 4
-
-
 def test_what_is_read_can_be_written() -> None:
     lstm = nn.LSTM(6, 5)
     gate = matrices(lstm)[2]

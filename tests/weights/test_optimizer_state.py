@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import SGD, Adam
 
 from fire_core import FireWarning, SplitMuon, fire_, reset_optimizer_state
@@ -116,22 +115,6 @@ def test_what_is_not_reset_goes_on(name: str) -> None:
     steps(untouched, copied, seed=1)
     assert torch.equal(other, untouched[1])
     assert not torch.equal(chosen, untouched[0])
-
-
-@pytest.mark.parametrize("name", LOOKAHEADS)
-def test_lookahead_does_not_take_the_projection_back(name: str) -> None:
-    model = network()
-    optimizer = make(name)(list(model.parameters()))
-    steps(list(model.parameters()), optimizer, 6)
-    report = fire_(model, "exact", scale="orthogonal", optimizer=optimizer)
-    assert report.optimizer_states_reset == 2
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    for _ in range(3):  # one averaging with the slow weights
-        optimizer.step()
-    for p in model.parameters():
-        spectrum = torch.linalg.svdvals(p.detach().double())
-        torch.testing.assert_close(spectrum, torch.ones_like(spectrum), rtol=0, atol=1e-2)
 
 
 @pytest.mark.parametrize("name", COUNTING)
@@ -273,36 +256,3 @@ def test_what_is_no_optimizer_or_no_parameter_is_refused(optimizers: Any, params
     with pytest.raises(TypeError, match=message):
         reset_optimizer_state(*given)
     assert len(right.state) == 2
-
-
-def test_no_loss_spike_after_fire_and_reset() -> None:
-    """A deep network trained until its gradients are tiny, projected, and trained on.
-
-    The second moments of converged gradients are tiny too, so with a stale state the first steps after the projection
-    are several times the learning rate, and the loss leaps. With the state reset it falls.
-    """
-    torch.manual_seed(0)
-    x, y = torch.randn(64, 20), torch.randint(10, (64,))
-    layers = [module for _ in range(8) for module in (nn.Linear(64, 64), nn.ReLU())]
-    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), *layers, nn.Linear(64, 10))
-    optimizer = Adam(model.parameters(), lr=2e-3)
-
-    def rise(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> float:
-        """The highest rise of the loss above the lowest one so far."""
-        losses = []
-        for _ in range(count):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return max(loss - min(losses[: i + 1]) for i, loss in enumerate(losses))
-
-    rise(model, optimizer, 300)
-    other = copy.deepcopy(model)
-    other_optimizer = Adam(other.parameters(), lr=2e-3)
-    other_optimizer.load_state_dict(optimizer.state_dict())
-    fire_(model)
-    fire_(other, optimizer=other_optimizer)
-    assert rise(other, other_optimizer, 30) < 0.1
-    assert rise(model, optimizer, 30) > 0.5
