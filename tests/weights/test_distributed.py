@@ -147,14 +147,10 @@ def same_on_all_ranks(*values: torch.Tensor) -> bool:
     return all(torch.equal(part, flat) for part in parts)
 
 
-CASES = {"ddp": ddp, "fsdp": fsdp, "fused": fused, "meshes": meshes}
-
-
 def main(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    for name, case in CASES.items():
-        print(name, flush=True)
+    for case in (ddp, fsdp, fused, meshes):
         case(rank, world)
     dist.barrier()
     dist.destroy_process_group()
@@ -173,7 +169,6 @@ def test_every_rank_ends_with_the_numbers_of_a_single_process(world: int, tmp_pa
         for process in processes:
             process.kill()
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
-    assert all(output.split()[-len(CASES) :] == [*CASES] for output in outputs)
 
 
 if __name__ == "__main__":
