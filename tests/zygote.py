@@ -1,31 +1,21 @@
 """Starts programs as a user would, without paying the seconds of `import torch` each time.
 
 `Zygote` is a process that has imported everything once. For each request it forks a child that runs
-`python -m <module>` with its own folder, arguments, environment and output. A program that is to come to its own end
-runs in the process of the test, at a fraction of the cost.
+`python -m <module>` with its own folder, arguments, environment and output.
 """
 
-import contextlib
-import functools
 import gc
-import io
 import json
-import logging
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-
-from harness.training.signals import SIGNALS
 from tests import faults
 
 ROOT = Path(__file__).parents[1]
@@ -48,14 +38,9 @@ class Zygote:
     """
 
     def __init__(self, *imports: str) -> None:
-        self.imports = imports
-
-    @functools.cached_property
-    def process(self) -> "subprocess.Popen[str]":
-        """The process, once a child is asked for."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.zygote", *self.imports],
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.zygote", *imports],
             cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -74,9 +59,7 @@ class Zygote:
         return int(self._ask(do="wait", child=child))
 
     def run(self, folder: Path, module: str, *arguments: str, before: str = "", **environment: str) -> Answer:
-        """Let a program come to its end: in this process, if it has neither a fault nor an environment of its own."""
-        if not before and not environment:
-            return run_here(folder, module, *arguments)
+        """Start a program and wait for it."""
         return self.end(folder, self.start(folder, module, *arguments, before=before, **environment))
 
     def end(self, folder: Path, child: int) -> Answer:
@@ -93,9 +76,7 @@ class Zygote:
         return text
 
     def close(self) -> None:
-        """End the process, if there is one."""
-        if "process" not in vars(self):
-            return
+        """End the process."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
@@ -136,63 +117,22 @@ def be_program(request: dict[str, Any]) -> None:
         descriptor = os.open(f".{os.getpid()}.{name}", os.O_WRONLY | os.O_CREAT)
         os.dup2(descriptor, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv = [request["module"], *request["arguments"]]
     if request["before"]:
         getattr(faults, request["before"])()
-    code = run_module(request["module"], request["arguments"])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def run_module(module: str, arguments: Sequence[str]) -> int:
-    """What `python -m module arguments` does; the exit code."""
-    sys.argv = [module, *arguments]
+    code = 0
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+        code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-        return 1
-    return 0
-
-
-def run_here(folder: Path, module: str, *arguments: str) -> Answer:
-    """The same in this process, which is afterwards as it was."""
-    folder.mkdir(parents=True, exist_ok=True)
-    out, err = io.StringIO(), io.StringIO()
-    with as_it_was(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run_module(module, arguments)
-    return Answer(code, out.getvalue(), err.getvalue())
-
-
-@contextlib.contextmanager
-def as_it_was(folder: Path) -> Iterator[None]:
-    """Within a folder; then puts back what a program changes in its process, and forgets the folder's modules."""
-    arguments, environment = sys.argv, dict(os.environ)
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    loggers = [logging.getLogger(name) for name in (None, "fire_core", "harness", "vision", "language", "rl")]
-    logs = [(logger, [*logger.handlers], logger.level, logger.propagate) for logger in loggers]
-    sys.path.insert(0, str(folder))
-    try:
-        with contextlib.chdir(folder):
-            yield
-    finally:
-        sys.path.remove(str(folder))
-        for name, module in list(sys.modules.items()):
-            if str(getattr(module, "__file__", "")).startswith(str(folder)):
-                del sys.modules[name]
-        for logger, logger.handlers, level, logger.propagate in logs:
-            logger.setLevel(level)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        os.environ.clear()
-        os.environ.update(environment)
-        sys.argv = arguments
-        HydraConfig.instance().cfg = None
-        GlobalHydra.instance().clear()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

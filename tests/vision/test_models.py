@@ -102,8 +102,8 @@ def test_vit_patches_run_row_by_row_with_channels_fastest():
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "vit_b_32", "inception_v3"])
 def test_torchvision_by_name(name):
     with torch.device("meta"):  # shapes only: nobody waits for 86 M weights
-        model = torchvision_model(name, num_classes=7, in_channels=1, image_size=64).train()
-        assert model(torch.empty(2, 1, 64, 64)).shape == (2, 7)
+        model = torchvision_model(name, num_classes=7, in_channels=1, image_size=96).train()
+        assert model(torch.empty(2, 1, 96, 96)).shape == (2, 7)
 
 
 def test_other_libraries_refuse_in_one_line(monkeypatch):
