@@ -156,19 +156,30 @@ def main(rank: int, world: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_every_rank_ends_with_the_numbers_of_a_single_process(world: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.weights.test_distributed"]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+def start_ranks(module: str, world: int, folder: Path) -> None:
+    """Run a module as so many processes, which check themselves.
+
+    Raises:
+        AssertionError: one of them failed.
+    """
     processes = [
-        subprocess.Popen([*command, str(rank), str(world), str(tmp_path)], cwd=ROOT, **streams) for rank in range(world)
-    ]
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(rank), str(world), str(folder)],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
     try:
         outputs = [process.communicate(timeout=180)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_every_rank_ends_with_the_numbers_of_a_single_process(world: int, tmp_path: Path) -> None:
+    start_ranks("tests.weights.test_distributed", world, tmp_path)
 
 
 if __name__ == "__main__":
