@@ -1,21 +1,16 @@
-"""Rows of a run's log apart from rows about where a method acted, however the run wrote them.
+"""Rows of a run's log apart from rows about where a method acted.
 
 Runs log a row {"kind": "boundary"} at the step of the row before it, and {"kind": "firing"} where a trigger fired. In a
-table such a row has 1 or 2 in the column `boundary`, as tables hold numbers alone. Earlier runs put the boundary's
-numbers into the first row of the phase that begins there; `split` takes them out.
+table such a row has 1 or 2 in the column `boundary`, as tables hold numbers alone.
 """
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
-
-from analysis.arrays import Bools
 
 FLAG = "boundary"
 FIRING = "firing"  # a column of boundaries: 1 where a trigger fired, 0 at the boundary of a phase
 KINDS = {"boundary": 1.0, "firing": 2.0}
-PREFIX = "boundary/"
 
 
 def flag(row: dict[str, object]) -> dict[str, object]:
@@ -40,24 +35,13 @@ def trigger_of(config: dict[str, Any]) -> str:
 
 def split(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A run's table as (history, boundaries), each with the columns that it has numbers in."""
-    if FLAG in table:
-        flags = table[FLAG].to_numpy()
-        here = np.isin(flags, [*KINDS.values()])
-        if (flags == KINDS[FIRING]).any():
-            table = table.assign(**{FIRING: flags == KINDS[FIRING]})
-            return _part(table.drop(columns=FIRING), ~here), _part(table.drop(columns=FLAG), here)
-        return _part(table, ~here), _part(table.drop(columns=FLAG), here)
-    columns = [name for name in table if str(name).startswith(PREFIX)]
-    if not columns:
+    if FLAG not in table:
         return table, pd.DataFrame()
-    here = table[columns].notna().any(axis=1).to_numpy()
-    if not here.any():
-        return table, _part(table, here)
-    boundaries = table.loc[here, [name for name in ("step", "phase") if name in table] + columns]
-    before = np.flatnonzero(here) - 1
-    steps = table["step"].to_numpy()
-    boundaries = boundaries.assign(step=np.where(before < 0, 0, steps[before]))
-    return table.drop(columns=columns), boundaries.reset_index(drop=True)
+    acted, fired = table[FLAG].isin([*KINDS.values()]), table[FLAG] == KINDS[FIRING]
+    of_firings = {FIRING: fired} if fired.any() else {}
+    parts = table[~acted], table[acted].drop(columns=FLAG).assign(**of_firings)
+    history, boundaries = (part.dropna(axis="columns", how="all").reset_index(drop=True) for part in parts)
+    return history, boundaries
 
 
 def join(history: pd.DataFrame, boundaries: pd.DataFrame) -> pd.DataFrame:
@@ -68,7 +52,3 @@ def join(history: pd.DataFrame, boundaries: pd.DataFrame) -> pd.DataFrame:
     acted = boundaries.drop(columns=FIRING, errors="ignore").assign(**{FLAG: kinds})
     both = pd.concat([history, acted], ignore_index=True)
     return both.sort_values(["step", FLAG], kind="stable", na_position="first", ignore_index=True)
-
-
-def _part(table: pd.DataFrame, rows: Bools) -> pd.DataFrame:
-    return table[rows].dropna(axis="columns", how="all").reset_index(drop=True)

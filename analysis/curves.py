@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 
 from analysis.arrays import Bools, Floats, Ints
-from analysis.boundaries import FIRING
 from analysis.estimates import band
 from analysis.runs import Group, Run
 
@@ -76,17 +75,6 @@ def since_boundary(points: Floats) -> Floats:
     start = np.array([0.0, before[-1, 1] if len(before) else 0.0, 0.0])
     out: Floats = here - start
     return out
-
-
-def firings(run: Run) -> Floats:
-    """Where a trigger fired, on the horizontal axis."""
-    acted = run.boundaries
-    if FIRING not in acted:
-        return np.empty(0)
-    known = run.history.dropna(subset=[run.x])
-    steps, x = ([0.0, *known[key]] for key in ("step", run.x))
-    where: Floats = np.interp(acted.loc[acted[FIRING] == 1, "step"], steps, x)
-    return where
 
 
 def boundaries(runs: list[Run]) -> list[float]:

@@ -12,29 +12,22 @@ def number(value: float, digits: int) -> str:
     return f"{value:,.{digits}f}" if np.isfinite(value) else "–"
 
 
-def digits_for(value: float, short: bool = False) -> int:
-    """A number with decimals that fit its size: 0.8234 (accuracy), 3.021 (loss), 712 (return); 3 digits if short."""
+def digits_for(value: float) -> int:
+    """A number with decimals that fit its size: 0.8234 (accuracy), 3.021 (loss), 712 (return)."""
     if not np.isfinite(value) or value == 0:
         return 0
     size = abs(value)
-    if short:
-        return int(np.clip(2 - np.floor(np.log10(size)), 0, 5))
     return 4 if size < 2 else 3 if size < 10 else 2 if size < 100 else 0
 
 
-def show(value: object, short: bool = False) -> str:
-    """An entry of a table as text: `mean [low, high]`, and for a difference its effect size and corrected p.
-
-    Args:
-        value: a number, an estimate, a comparison, or None.
-        short: three digits, for seconds and per cent.
-    """
+def show(value: object) -> str:
+    """An entry of a table as text: `mean [low, high]`, and for a difference its effect size and corrected p."""
     if isinstance(value, Paired):
         sign = "+" if value.difference.mean > 0 else ""
         test = f", d={value.effect:.1f}, p={p_value(value.p_holm)}" if np.isfinite(value.p_holm) else ""
         return f"{sign}{show(value.difference)} (n={value.difference.n}{test})"
     if isinstance(value, Estimate):
-        digits = digits_for(value.mean, short)
+        digits = digits_for(value.mean)
         interval = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if np.isfinite(value.low) else ""
         return number(value.mean, digits) + interval
     if value is None or (isinstance(value, float) and np.isnan(value)):
@@ -48,10 +41,7 @@ def p_value(p: float) -> str:
 
 def cells(frame: pd.DataFrame) -> list[list[str]]:
     """The header and the rows as text."""
-    names = list(frame.columns)
-    short = [name.endswith(("(s)", "(%)")) for name in names]
-    rows = frame.itertuples(index=False)
-    return [names, *([show(v, s) for v, s in zip(row, short, strict=True)] for row in rows)]
+    return [list(frame.columns), *([show(value) for value in row] for row in frame.itertuples(index=False))]
 
 
 def as_text(frame: pd.DataFrame) -> str:

@@ -70,7 +70,7 @@ def setting_data(setting: Setting, palette: style.Palette) -> dict[str, Any]:
     shown = {"Results": tables.results(setting), "Boundaries": tables.at_boundaries(setting)}
     return {
         "title": plotting.title(setting, 999),
-        "xlabel": style.AXES[setting.x_unit],
+        "xlabel": style.AXES[setting.x],
         "ylabel": setting.y_label,
         "boundaries": boundaries(setting.runs),
         "caption": plotting.caption(setting.groups),

@@ -4,8 +4,8 @@
     python analysis/make_tables.py --check                       names what is stale, and exits with 1 if anything is
     python analysis/make_tables.py agents                        one page
     python analysis/make_tables.py plasticity --runs FOLDER ...  from runs; writes the csv files first, then figures too
-    python analysis/make_tables.py --figures                     figures too, as PNG beside the csv files
-    python analysis/make_tables.py --figures paper --width column   figures for a paper, as PNG, PDF and SVG
+    python analysis/make_tables.py --figures                     figures too, of pages as PNG beside the csv files
+    python analysis/make_tables.py --figures paper --width column   figures for a paper, as PNG and PDF
 
 Text between `<!-- table: NAME -->` and `<!-- end -->` of docs/results/PAGE.md and PAGE/tables.md is replaced. What a
 table shows stands in `STREAM`, `TEXTS`, `AGENTS` and `TRIGGERS`; which tables a page has, in the function of its name.
@@ -41,7 +41,6 @@ from analysis.summary import (
     methods,
     ranks,
     read,
-    states,
     summarise,
 )
 from harness.run import provenance
@@ -95,11 +94,11 @@ STATE = {
 }
 GAMES = {"continual_minatar": ("Space Invaders", "Asterix", "Seaquest")}  # in turn
 TUNING = "tuning"  # the arm of the runs on which the settings of triggers were chosen
-TRIGGERS = {  # stream: (its name, its score)
-    "random_labels": ("Random labels", "average online accuracy"),
-    "permuted": ("Permuted images", "average online accuracy"),
-    "permuted_text": ("Permuted text", "average online loss"),
-    "continual_cartpole": ("Continual CartPole", "training return, last quarter of tasks"),
+TRIGGERS = {  # stream: its score
+    "random_labels": "average online accuracy",
+    "permuted": "average online accuracy",
+    "permuted_text": "average online loss",
+    "continual_cartpole": "training return, last quarter of tasks",
 }
 SIGNALS = {
     "dormancy": "dormant units",
@@ -113,7 +112,7 @@ SIGNALS = {
 
 
 def outcome_of_triggers(score: str) -> Table:
-    """A row for each moment at which a method may act."""
+    """A row for each moment at which FIRE may act."""
     return Table(
         (
             Column(score, "online"),
@@ -151,13 +150,12 @@ class Page:
 
 
 def plasticity(page: Page) -> None:
-    """Every method on streams of tasks, what a search chose, ranks over streams, FIRE's variants and costs.
+    """Every method on streams of tasks, what a search chose, ranks over streams, and FIRE's variants.
 
     Raises:
         BadRun: a seed that a search has used is reported.
     """
-    streams = page.files()
-    cost = streams.pop("cost", None)
+    streams = {name: frame for name, frame in page.files().items() if "task" in frame}
     options: dict[str, dict[str, str]] = {}
     for name, frame in streams.items():
         stream = name.removeprefix(VARIANTS)
@@ -178,20 +176,14 @@ def plasticity(page: Page) -> None:
     if len(whole) > 1:
         ranked = ranks(whole, LOSSES)
         called = names(ranked["method"], *(options[name] for name in whole))
-        # FIRE is not to be ranked against itself.
-        forms_of_fire = [method for method in called if "+" in method or method == "fire_exact"]
-        others = {name: frame[~frame["method"].isin(forms_of_fire)] for name, frame in whole.items()}
         titles = {name: result_figures.stream_name(name) for name in whole}
-        for table, frame in {"ranks": ranked, "ranks without variants": ranks(others, LOSSES)}.items():
-            page.tables[table] = named(frame.rename(columns=titles), called)
+        page.tables["ranks"] = named(ranked.rename(columns=titles), called)
         panels = {
             titles[name]: [mean([*by_seed(frame[frame["method"] == method]).values()]) for method in called]
             for name, frame in whole.items()
         }
         words = "Mean over tasks, 95 % interval over seeds; methods in the order of their mean rank"
         page.figures["overview"] = partial(result_figures.overview, panels, called, words, page.width, 1.02)
-    if cost is not None:
-        page.tables["cost"] = named(cost, names(cost["method"]))
 
 
 def check_seeds(name: str, frame: pd.DataFrame, searched: pd.DataFrame | None) -> None:
@@ -218,7 +210,7 @@ def language_streams(page: Page) -> None:
 
 
 def agents(page: Page) -> None:
-    """Agents on streams of control tasks: returns, games one by one, and the state of the networks."""
+    """Agents on streams of control tasks: returns, and games one by one."""
     for name, runs in page.files().items():
         compared = summarise(runs, AGENTS)
         order = list(compared["method"])
@@ -227,38 +219,25 @@ def agents(page: Page) -> None:
         if "fire" in called:  # other treatments of the last layers take what FIRE's search chose
             called = {method: words.replace("FIRE,", f"{called['fire']},") for method, words in called.items()}
         page.tables[name] = named(compared, called)
-        for kind, metric in (("tasks", "return"), ("evaluations", "evaluation")) if name in GAMES else ():
-            games = GAMES[name]
-            count = int(runs["task"].max()) + 1
-            table = Table(
-                tuple(Column(f"{task + 1}: {games[task % len(games)]}", metric, task) for task in range(count))
-            )
+        if games := GAMES.get(name):
+            tasks = range(int(runs["task"].max()) + 1)
+            table = Table(tuple(Column(f"{task + 1}: {games[task % len(games)]}", "return", task) for task in tasks))
             by_task = summarise(runs, table).drop(columns="n").set_index("method").loc[order].reset_index()
-            page.tables[f"{kind} {name}"] = named(by_task, called)
+            page.tables[f"tasks {name}"] = named(by_task, called)
         known = {column: words for column, words in STATE.items() if column in runs and runs[column].notna().any()}
-        if known:
-            page.tables[f"state {name}"] = named(states(runs, known, order), called)
         page.figures[name] = partial(result_figures.agents, runs, called, known, page.width)
 
 
 def triggers(page: Page) -> None:
-    """When a method acts, compared with a known boundary and never; what was tried, and what the signals say."""
+    """When FIRE acts, compared with a known boundary and never, and what the signals say."""
     files = page.files()
     runs, signals = files["runs"], files["signals"]
-    for stream, (_, score) in TRIGGERS.items():
-        here = runs[runs["stream"] == stream]
-        never, tuned = here[here["arm"] == "never"], here[here["arm"] == TUNING]
-        for method, rows in here[here["arm"] != TUNING].groupby("method", sort=False):
-            rows = rows if method == "fire" else pd.concat([rows, never])
-            moments = {"boundary": "known boundary", "never": "never"}
-            moments = dict(zip(rows["arm"], rows["when"], strict=True)) | moments
-            table = summarise(rows, outcome_of_triggers(score))
-            page.tables[f"{stream} {method}"] = table.assign(arm=table["arm"].map(moments)).rename(
-                columns={"arm": "when"}
-            )
-        if len(tuned):
-            table = summarise(tuned, Table((Column(score, "online", statistic="number"),), rows="when"))
-            page.tables[f"{stream} settings"] = table.rename(columns={"when": "setting"})
+    for stream, score in TRIGGERS.items():
+        rows = runs[(runs["stream"] == stream) & (runs["method"] == "fire") & (runs["arm"] != TUNING)]
+        moments = dict(zip(rows["arm"], rows["when"], strict=True))
+        moments |= {"boundary": "known boundary", "never": "never"}
+        table = summarise(rows, outcome_of_triggers(score))
+        page.tables[f"{stream} fire"] = table.assign(arm=table["arm"].map(moments)).rename(columns={"arm": "when"})
         if len(checkpoints := signals[signals["stream"] == stream]):
             page.tables[f"{stream} signals"] = correlations(checkpoints, SIGNALS, "probe_accuracy")
 
@@ -340,7 +319,7 @@ def main(argv: list[str] | None = None) -> int:
             PAGES[name](page)
             stale += write(page, text, args.check) + write(page, results / "tables.md", args.check)
             if (args.figures is not None or args.runs) and not args.check:
-                draw(page, args.figures)
+                draw(page, args.figures, shown_alone=not args.runs)
     except BadRun as error:
         print(f"make_tables: {error}", file=sys.stderr)
         return 1
@@ -363,12 +342,14 @@ def write(page: Page, file: Path, check: bool) -> int:
     return len(changed)
 
 
-def draw(page: Page, folder: Path | None) -> None:
-    """Draw a page's figures."""
+def draw(page: Page, folder: Path | None, shown_alone: bool) -> None:
+    """Draw a page's figures; without a folder perhaps only those that lie there, which are what the page shows."""
     style.use()
     for name, figure in page.figures.items():
         is_given = folder is not None and folder != Path("")
         target = (folder if is_given else page.folder) / name  # type: ignore[operator]
+        if shown_alone and not is_given and not target.with_name(f"{name}.png").exists():
+            continue
         plotting.save(figure(), target, plotting.FORMATS if is_given else ["png"])
         print(f"drew {name}")
 

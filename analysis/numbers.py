@@ -10,7 +10,7 @@ number is a cell's first one; with `low`, `high`, `n` or `p` before the format i
 PAGE may be a committed `.csv` as well, for numbers that no table has. ROW then says which rows, such as
 `method=base & task>=8` (a column of the file or, beside `name.runs.json`, an option of the run; `*` matches any text),
 COLUMN which numbers; the mean over seeds is written, or another part: `low` and `high` (95 % t-interval), `n`,
-`least`, `most`, `median`. `ROW minus ROW` is the difference, paired by seed, `ROW over ROW` the ratio of means.
+`least`, `most`. `ROW minus ROW` is the difference, paired by seed, `ROW over ROW` the ratio of means.
 
 `<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. The numbers of the HEADLINES
 stand on files of today's numerics alone, or the check fails: between `<!-- table: headline -->` and `<!-- end -->` they
@@ -142,7 +142,7 @@ def from_rows(file: Path, row: str, column: str, part: str) -> float:
         numbers = (numbers - by_seed(file, second, column)).dropna()
     if part in ("low", "high"):
         return mean(numbers.to_numpy()).low if part == "low" else mean(numbers.to_numpy()).high
-    statistics = {"": "mean", "n": "count", "least": "min", "most": "max", "median": "median"}
+    statistics = {"": "mean", "n": "count", "least": "min", "most": "max"}
     if part not in statistics:
         raise StaleError(f"{part} is no part of rows; they have low, high, {', '.join(filter(None, statistics))}")
     return float(numbers.agg(statistics[part]))

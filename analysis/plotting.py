@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from analysis import style
-from analysis.curves import Curve, boundaries, curve, firings
+from analysis.curves import Curve, boundaries, curve
 from analysis.runs import Group, Setting
 
 FORMATS = ("png", "pdf")
@@ -22,7 +22,7 @@ Drawn = list[tuple[Group, Curve]]
 
 
 def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool = False) -> Drawn:
-    """Draws every method of a setting: mean line, band over seeds, phase boundaries, firings of the first seed.
+    """Draws every method of a setting: mean line, band over seeds, phase boundaries.
 
     Args:
         axes: to draw on.
@@ -48,32 +48,15 @@ def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool 
     if not last_phase:
         for x in boundaries(setting.runs):
             axes.axvline(x, color="#A0A0A0", linewidth=0.8, zorder=1)
-        for row, group in enumerate(with_firings(setting)):
-            at = firings(group.runs[0])
-            look = palette.line(group.method, group.rank)
-            height = np.full(len(at), 0.015 + 0.03 * row)  # of the axes: a line of ticks for each
-            axes.plot(at, height, "|", color=look["color"], markersize=4, transform=axes.get_xaxis_transform())
     axes.set_xlim(0, max((c.x.max() for _, c in drawn), default=0) + 0.5 * setting.runs[0].is_stream or 1)
     axes.margins(y=0.04)
-    axes.set_xlabel(style.AXES[setting.x_unit])
+    axes.set_xlabel(style.AXES[setting.x])
     axes.set_ylabel(setting.y_label)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     if axes.get_xlim()[1] >= 1e4:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return drawn
-
-
-def with_firings(setting: Setting) -> list[Group]:
-    """The groups whose first seed's trigger fired."""
-    return [group for group in setting.groups if len(firings(group.runs[0]))]
-
-
-def marks(setting: Setting) -> str:
-    """What the marks of `draw` are, for a caption."""
-    lines = "Vertical line: phase boundary." if boundaries(setting.runs) else ""
-    ticks = "Ticks below: where the trigger of the first seed fired." if with_firings(setting) else ""
-    return f"{lines} {ticks}".strip()
 
 
 def end_of(c: Curve) -> float:
@@ -131,7 +114,7 @@ def setting_figure(setting: Setting, palette: style.Palette, width: str | None =
     size = (style.PAGE, 2.6) if page else (style.COLUMN, 3.0)
     figure, axes = plt.subplots(1, 1 + enlarged, figsize=size, squeeze=False, layout="constrained")
     drawn = draw(axes[0, 0], setting, palette)
-    below = caption(setting.groups, marks(setting))
+    below = caption(setting.groups, "Vertical line: phase boundary." if boundaries(setting.runs) else "")
     if enlarged:
         enlarge(axes[0, 1], draw(axes[0, 1], setting, palette, last_phase=True))
         below += " Right: the last phase, enlarged."

@@ -149,9 +149,7 @@ class Run:
         """The column for the horizontal axis."""
         if self.is_stream:
             return streams.TASK
-        if self.domain == "language":  # earlier runs called the column `epoch`
-            return next(key for key in ("iteration", "epoch", "step") if key in self.history)
-        return next(key for key in ("epoch", "env_steps", "step") if key in self.history)
+        return next(key for key in ("epoch", "iteration", "env_steps", "step") if key in self.history)
 
     def final(self, metric: str | None = None) -> float:
         """The last value logged, of a stream the mean over tasks of the last in each; inf if the run diverged."""
@@ -181,11 +179,10 @@ class Run:
         rows: pd.DataFrame = self.history.loc[step > step.max() - (step.max() - start) / 4]
         return rows
 
-    def best(self, metric: str | None = None) -> float:
+    def best(self) -> float:
         """The best value after the act: what all methods of a sweep share is not theirs."""
-        metric = metric or self.metric
-        values = self.after_the_act[metric].where(np.isfinite)
-        return float(values.max() if METRICS.get(metric, ("", True))[1] else values.min())
+        values = self.after_the_act[self.metric].where(np.isfinite)
+        return float(values.max() if METRICS[self.metric][1] else values.min())
 
 
 def metric_of(history: pd.DataFrame) -> str | None:
@@ -285,11 +282,6 @@ class Setting:
     @property
     def x(self) -> str:
         return self.groups[0].runs[0].x
-
-    @property
-    def x_unit(self) -> str:
-        """What the horizontal axis counts: a language run's column `epoch` holds iterations."""
-        return "iteration" if (self.domain, self.x) == ("language", "epoch") else self.x
 
     @property
     def y_label(self) -> str:

@@ -5,16 +5,14 @@ its average over all epochs so far, and `kept`, the accuracy on the task before,
 are no tasks (warm start), each phase after the first is one: `online` is the mean of the metric over its epochs, and
 `kept` the test accuracy right after the boundary.
 
-Of a stream of texts, losses in nats a token, less is better, but for `transfer`; task 0 is the mixture on which a run
-was trained before its stream:
+Of a stream of texts, losses in nats a token, less is better; task 0 is the mixture on which a run was trained before
+its stream:
 
     loss, last      mean training loss over the task, and over its last quarter (plasticity)
-    val             held-out loss at the task's end
     before, after   held-out loss on the task before, on both sides of the boundary that begins this one (stability)
     lost            held-out loss on all earlier tasks, right after that boundary less right before
     kl              how far the method moved the function there: KL divergence on held-out tokens of the task before
     earlier         held-out loss on all earlier tasks at the task's end
-    transfer        backward transfer at the task's end: below 0, earlier tasks were forgotten
 
 Configurations are not kept: all runs of a stream are alike but for the method's options and the learning rate, which is
 checked; the options are in conf/tuned_values/searched.yaml and in the table of the search.
@@ -34,13 +32,7 @@ from analysis.runs import BadRun, Run, method_groups
 
 COLUMNS = ["method", "seed", "task", "value", "online", "kept"]
 AFTER = "boundary/test_accuracy_after"
-TEXT_ENDS = {
-    "loss": "task/loss",
-    "last": "train/loss",
-    "val": "val/loss",
-    "earlier": "stability/earlier_loss",
-    "transfer": "stability/backward_transfer",
-}
+TEXT_ENDS = {"loss": "task/loss", "last": "train/loss", "earlier": "stability/earlier_loss"}
 TEXT_BOUNDARIES = {"before": "previous_loss_before", "after": "previous_loss_after", "kl": "kl"}
 TEXT_COLUMNS = ["method", "seed", "task", *TEXT_ENDS, *TEXT_BOUNDARIES, "lost"]
 

@@ -15,7 +15,7 @@ from scipy import stats
 from analysis import streams
 from analysis.estimates import FEWEST, Estimate, Paired, holm, mean, paired, widened_tail
 from analysis.forms import names, winners
-from analysis.rl import iqm, probability_of_improvement, stratified
+from analysis.rl import probability_of_improvement, stratified
 
 RESAMPLES = 2000
 Numbers = dict[int, float]  # by seed
@@ -29,9 +29,8 @@ class Column:
         heading: of the table; `{few}` in it is the number of tasks in a tenth of them.
         of: column of the file.
         tasks: `all`, `first`, `last`, `first tenth`, `last tenth`, `last third`, `last 3`, or a task's number, from 0.
-        statistic: `mean` with a 95 % t-interval, `number` (the mean alone), `count` (with one decimal), `iqm`; against
-            another row `difference` (paired by seed, with Holm's correction), `better` (the probability), `cost` (the
-            median over seeds of what is added, in per cent).
+        statistic: `mean` with a 95 % t-interval, `count` (the mean alone, with one decimal); against another row
+            `difference` (paired by seed, with Holm's correction) or `better` (the probability).
         against: that row.
     """
 
@@ -119,7 +118,7 @@ def summarise(frame: pd.DataFrame, table: Table, more: bool = True) -> pd.DataFr
         ours = [numbers[column][name] for name in order]
         theirs = numbers[column].get(column.against, {})
         out[column.heading.format(few=few_of(count))] = [
-            None if name == column.against and column.statistic != "cost" else cell(column.statistic, one, theirs)
+            None if name == column.against else cell(column.statistic, one, theirs)
             for name, one in zip(order, ours, strict=True)
         ]
     compared = [column.heading for column in columns if column.statistic == "difference"]
@@ -140,15 +139,10 @@ def cell(statistic: str, ours: Numbers, theirs: Numbers) -> object:
     values = np.array([*ours.values()])
     if statistic == "mean":
         return mean(values)
-    if statistic in ("number", "count"):
-        value = float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
-        return f"{value:.1f}" if statistic == "count" else value
-    if statistic == "iqm":
-        return stratified(iqm, [values])
+    if statistic == "count":
+        return f"{np.nanmean(values) if np.isfinite(values).any() else float('nan'):.1f}"
     if statistic == "better":
         return stratified(probability_of_improvement, [values], [np.array([*theirs.values()])])
-    if statistic == "cost":
-        return float(np.median([100 * (value / theirs[seed] - 1) for seed, value in ours.items() if seed in theirs]))
     return paired(ours, theirs)
 
 
@@ -216,24 +210,6 @@ def chosen(searched: pd.DataFrame, more: bool = True) -> pd.DataFrame:
             best = known.iloc[0]
             row |= {"best": float(best["score"]), "options of the best": str(best["options"]) or "the defaults"}
         rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def states(runs: pd.DataFrame, columns: Mapping[str, str], order: Sequence[str]) -> pd.DataFrame:
-    """The networks of each method as the last task ends; those of base as the first one ends, too.
-
-    Args:
-        runs: a row for each task of each run.
-        columns: of the file, and their headings.
-        order: of the methods.
-    """
-    last = int(runs["task"].max())
-    rows = []
-    for method, task in [("base", 0)] * ("base" in order) + [(method, last) for method in order]:
-        here = runs[(runs["method"] == method) & (runs["task"] == task)]
-        numbers = {words: here[column].dropna().to_numpy() for column, words in columns.items()}
-        row = {words: mean(values) if len(values) else None for words, values in numbers.items()}
-        rows.append({"method": method, "task": task + 1} | row)
     return pd.DataFrame(rows)
 
 

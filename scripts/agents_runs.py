@@ -144,28 +144,21 @@ class Runs:
         return {method: "" if trial is None else trial.options for method, trial in chosen.items()}
 
     def collect(self, methods: Sequence[str]) -> None:
-        """Run these methods with their best options; a method is in the table as soon as its runs have ended."""
+        """Run these methods with their best options, and put their rows into the table."""
         sources = {method: "fire" if method in self.setting.heads else method for method in methods}
         options = self.search(list(dict.fromkeys(sources.values())))
         seeds = range(self.seeds[1])
-        jobs = {
-            Job(self.setting.program, (*self.options_of(method, "runs", options[source]), f"seed={seed}")): (
-                method,
-                seed,
-            )
-            for method, source in sources.items()
-            for seed in seeds
-        }
-        folders: dict[str, dict[int, Path]] = {method: {} for method in methods}
-        for ended in run_jobs(jobs):
-            method, seed = jobs[ended.job]
-            folders[method][seed] = ended.folder
-            if len(folders[method]) == len(seeds):
-                rows = [row for seed in seeds for row in task_rows(method, seed, folders[method][seed])]
-                table = self.tables / f"{self.name}.csv"
-                write(table, method, rows)
-                provenance.write(table, provenance.of_folders(folders[method].values()), method)
-                print(f"{self.name} {method}: {len(rows)} rows", flush=True)
+        jobs: dict[Job, tuple[str, int]] = {}
+        for method, source in sources.items():
+            given = self.options_of(method, "runs", options[source])
+            jobs |= {Job(self.setting.program, (*given, f"seed={seed}")): (method, seed) for seed in seeds}
+        folders = {jobs[ended.job]: ended.folder for ended in run_jobs(jobs)}
+        table = self.tables / f"{self.name}.csv"
+        for method in methods:
+            rows = [row for seed in seeds for row in task_rows(method, seed, folders[method, seed])]
+            write(table, method, rows)
+            provenance.write(table, provenance.of_folders([folders[method, seed] for seed in seeds]), method)
+            print(f"{self.name} {method}: {len(rows)} rows", flush=True)
 
 
 def task_rows(method: str, seed: int, folder: Path) -> list[dict[str, Any]]:
@@ -173,13 +166,9 @@ def task_rows(method: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     written = rows_of(folder)
     before = {row["phase"] - 1: row for row in written if row.get("kind") == "boundary"}
     return [
-        {"method": method, "seed": seed, "task": row["phase"], "return": row["task/return"]}
-        | {"evaluation": row["eval/return"]}
-        | {
-            key: row.get(f"plasticity/{key}", before.get(row["phase"], {}).get(f"boundary/{key}_before"))
-            for key in STATE
-        }
-        for row in written
+        {"method": method, "seed": seed, "task": phase, "return": row["task/return"], "evaluation": row["eval/return"]}
+        | {key: row.get(f"plasticity/{key}", before.get(phase, {}).get(f"boundary/{key}_before")) for key in STATE}
+        for phase, row in ((row.get("phase"), row) for row in written)
         if "task/return" in row
     ]
 

@@ -40,7 +40,7 @@ def accuracies(method: str, seed: int, n: int) -> np.ndarray:
 
 
 def rows(method: str = "base", seed: int = 0, n: int = 20, metric: str = "test/accuracy") -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl: two phases of n rows."""
+    """The rows of a metrics.jsonl: two phases of n rows, and the boundary between them."""
     values = accuracies(method, seed, n)
     out = []
     for i in range(2 * n):
@@ -57,7 +57,10 @@ def rows(method: str = "base", seed: int = 0, n: int = 20, metric: str = "test/a
             }
         )
     after = {"base": 0.72, "full_reset": 0.1, "fire": 0.45}.get(method, 0.55)
-    out[n] |= {
+    boundary = {
+        "kind": "boundary",
+        "step": 10 * n,
+        "phase": 1,
         "boundary/dfi_before": 100.0,
         "boundary/dfi_after": 0.5,
         "boundary/sfe": 20.0,
@@ -65,16 +68,7 @@ def rows(method: str = "base", seed: int = 0, n: int = 20, metric: str = "test/a
         "boundary/test_accuracy_after": after,
         "method/seconds": 0.2,
     }
-    return out
-
-
-def rows_of_their_own(*given: Any) -> list[dict[str, Any]]:
-    """What `rows` says, with the boundary in a row of its own, as trainers write it today."""
-    plain = rows(*given)
-    first = next(i for i, row in enumerate(plain) if "boundary/sfe" in row)
-    moved = {key: plain[first].pop(key) for key in list(plain[first]) if key.startswith(("boundary/", "method/"))}
-    row = {"kind": "boundary", "step": plain[first - 1]["step"], "phase": plain[first]["phase"], **moved}
-    return [*plain[:first], row, *plain[first:]]
+    return [*out[:n], boundary, *out[n:]]
 
 
 def write_run(

@@ -39,7 +39,7 @@ def test_a_point_is_the_mean_of_the_seeds_that_were_logged_there(tmp_path):
 def test_the_point_right_after_the_method_acted_stands_on_the_boundary(tmp_path):
     write_run(tmp_path, "fire", 0, n=4)
     c = curves.curve(groups(tmp_path)[0], "test/accuracy")
-    logged = [row["test/accuracy"] for row in rows("fire", 0, 4)]
+    logged = [row["test/accuracy"] for row in rows("fire", 0, 4) if "kind" not in row]
     assert c.x.tolist() == [25, 50, 75, 100, 100, 125, 150, 175, 200]
     assert c.mean == pytest.approx([*logged[:4], 0.45, *logged[4:]])
     assert curves.boundaries(groups(tmp_path)[0].runs) == [100]

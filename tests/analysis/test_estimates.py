@@ -87,4 +87,3 @@ def test_the_stratified_interval_never_mixes_environments():
     got = rl.stratified(lambda scores: np.concatenate(scores, -1).mean(-1), constant)
     assert (got.mean, got.n) == (5, 5)
     assert np.isnan([got.low, got.high]).all(), "mixed, resamples would differ"
-    assert np.isnan(rl.stratified(rl.iqm, [np.array([1.0]), np.array([1.0, 2.0])]).low)

@@ -16,13 +16,6 @@ from analysis.sources import load
 from tests.analysis.synthetic import rows, write_run
 from tests.zygote import ROOT
 
-OTHER_FORMS = [
-    ("norm_init", "spectral"),
-    ("blend", "0."),
-    ("scale", "orthogonal"),
-    ("scale", "keep_norm"),
-    ("scale", "match_init"),
-]
 FIRE = {"name": "fire", "solver": "newton_schulz", "iterations": 10, "norm_init": "frobenius", "scale": "modular",
         "blend": 1.0, "variance_factor": 1.0, "tol": None, "layout": None}  # fmt: skip
 EXACT = {"name": "fire_exact", "solver": "exact", "scale": "modular", "blend": 1.0}
@@ -110,12 +103,3 @@ def test_the_first_of_the_best_trials_decides() -> None:
 def test_a_table_of_several_streams_says_searched_if_one_was() -> None:
     searches = {"fire": "lr=1"}, {"fire": "method.blend=0.5"}
     assert names(["fire", "snp"], *searches) == {"fire": "FIRE searched", "snp": "S&P"}
-
-
-def test_no_row_of_a_search_calls_another_form_fire() -> None:
-    text = (ROOT / "docs/results/plasticity/tables.md").read_text()
-    found = [line for line in text.splitlines() if line.startswith("| FIRE") and "method." in line]
-    assert found
-    for line in found:
-        other_form = any(f"{option}={value}" in line for option, value in OTHER_FORMS)
-        assert ("searched" in line.split("|")[1]) == other_form, line

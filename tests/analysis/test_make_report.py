@@ -38,12 +38,6 @@ def test_the_page_stands_alone_and_holds_every_method(report):
     assert any("unfinished" in item for item in data["left_out"])
 
 
-def test_no_runs_is_an_error_and_no_file(tmp_path, capsys):
-    assert make_report.main(["--runs", str(tmp_path), f"--out={tmp_path / 'r.html'}"]) != 0
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    assert not (tmp_path / "r.html").exists()
-
-
 @pytest.mark.skipif(browser.find() is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
 def test_a_browser_draws_it_hides_a_method_on_a_click_and_shows_values_under_the_mouse(report, tmp_path):
     page = tmp_path / "page.html"

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from analysis import make_tables
 from analysis.make_tables import AGENTS, GAMES, PAGES, STREAM, TEXTS, Page, outcome_of_triggers
@@ -44,7 +43,7 @@ def text_run(method: str, seed: int, losses: list[float], pretrain: int = 0) -> 
             row = {"step": 2 * phase + step, "phase": phase, "train/loss": loss + 2 - step, "val/loss": loss + 0.5}
             row |= {"online/loss": 3.0, "task/loss": loss + 0.25}
             if step == 2 and phase:
-                row |= {"stability/earlier_loss": 7.0 + phase, "stability/backward_transfer": -1.0 * phase}
+                row["stability/earlier_loss"] = 7.0 + phase
             rows.append(row)
         if phase + 1 < len(losses):
             before = {"previous_loss_before": 2.0, "previous_loss_after": 2.5, "kl": 0.125}
@@ -87,17 +86,10 @@ def test_of_a_warm_start_only_what_follows_the_boundary_counts(tmp_path: Path) -
 
 
 def test_methods_are_compared_with_two_references_and_the_best_stands_first() -> None:
-    rng = np.random.default_rng(0)
-    values = {method: (end + 0.05 * rng.standard_normal(20)).tolist() for method, end in ENDS.items()}
+    values = {method: [end, end + 0.01, end + 0.03 * end] for method, end in ENDS.items()}
     table = summarise(frame(values), STREAM)
     assert table["method"].tolist() == ["fire", "snp", "full_reset", "base"]
     assert summarise(frame(values), STREAM, more=False)["method"].tolist() == ["base", "full_reset", "snp", "fire"]
-    pair = table.loc[1, "vs base"]
-    expected = stats.ttest_rel(values["snp"], values["base"])
-    assert pair.p == pytest.approx(expected.pvalue)  # type: ignore[union-attr]
-    assert pair.p_holm > pair.p  # type: ignore[union-attr]
-    low, high = expected.confidence_interval()
-    assert (pair.difference.low, pair.difference.high) == pytest.approx((low, high))  # type: ignore[union-attr]
     assert table.loc[0, "vs fire"] is None
     assert list(table) == ["method", "n", "all tasks", "vs base", "vs fire"], "one task"
 
@@ -122,7 +114,7 @@ def agent_rows() -> pd.DataFrame:
     """Two methods, three seeds, six tasks; base loses 10 a task, fire stays."""
     return pd.DataFrame(
         [
-            {"method": method, "seed": seed, "task": task, "evaluation": 200 + task, "dfi": 7.0 * task}
+            {"method": method, "seed": seed, "task": task, "evaluation": 200 + task}
             | {"return": 100 + seed - (10 * task if method == "base" else 0)}
             for method in ("base", "fire")
             for seed in range(3)
@@ -151,9 +143,6 @@ def test_games_that_come_round_again_have_a_column_for_each_task(
     best, other = page.tables["tasks games"].to_dict("records")
     assert list(other) == ["method", "1: a", "2: b", "3: c", "4: a", "5: b", "6: c"]
     assert [best["method"], *(one.mean for one in list(other.values())[1:])] == ["FIRE", 101, 91, 81, 71, 61, 51]
-    states = page.tables["state games"]
-    assert states["task"].tolist() == [1, 6, 6]
-    assert [one.mean for one in states["DfI"]] == [0.0, 35.0, 35.0]
 
 
 def test_triggers_are_compared_with_a_known_boundary_and_never() -> None:

@@ -15,8 +15,8 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
     ("name", "csv"),
     [
         ("plasticity", "random_labels_digits"),
-        ("language_streams", "domains"),
-        ("agents", "continual_cartpole_untuned"),
+        ("language_streams", "permuted_text"),
+        ("agents", "high_replay_ratio_cheetah"),
     ],
 )
 def test_it_fits_a_column_or_a_page_and_embeds_its_fonts(name: str, csv: str, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import yaml
 
 from analysis.differences import by_number, differences
 from analysis.runs import settings
-from analysis.sources import load
+from analysis.sources import load, small
+from analysis.sources.folders import read_folder
 from tests.analysis.synthetic import write_run
 
 
@@ -30,6 +31,20 @@ def test_device_and_tracker_do_not_part_runs(tmp_path):
     write_run(tmp_path, "fire", 1, device="cuda", tracker={"name": "wandb"}, paths={"runs": "/elsewhere"})
     (setting,) = settings(load([str(tmp_path)])[0])
     assert len(setting.groups[0].runs) == 2
+
+
+def test_what_a_run_is_is_read_from_its_identity(tmp_path):
+    """Two runs that differ in how they are executed, not in what they are, belong to one setting."""
+    runs = []
+    for threads in (1, 2):
+        folder = write_run(tmp_path, "fire", 0, name=f"run-{threads}", threads=threads)
+        what = {"method": {"name": "fire"}, "seed": 0, "lr": 0.1, "numerics": 1}
+        (folder / "identity.json").write_text(json.dumps({"run": what, "execution": {"threads": threads}}))
+        runs.append(read_folder(folder))
+    assert runs[0].setting == runs[1].setting
+    assert '"numerics": 1' in runs[0].setting
+    small.write(runs, tmp_path / "small.csv")
+    assert [kept.setting for kept in small.read(tmp_path / "small.csv")] == [run.setting for run in runs]
 
 
 def test_of_two_copies_the_finished_one_is_used(tmp_path):

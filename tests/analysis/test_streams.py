@@ -62,8 +62,6 @@ def test_the_table_of_a_stream(tmp_path: Path) -> None:
     assert (row["first 1"], row["last 1"]) == pytest.approx((ends[0], ends[-1]))
     assert row["online"] == pytest.approx((ends * 2 / 3).mean())
     assert row["previous task"] == pytest.approx(0.2)
-    paired = frame.loc["FIRE", "vs Base"]
-    assert paired.difference.mean == pytest.approx(np.mean(ENDS["fire"]) - np.mean(ENDS["base"]))
 
 
 def test_an_agent_s_tasks_are_points_by_their_last_quarter(tmp_path: Path) -> None:

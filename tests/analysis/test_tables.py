@@ -6,7 +6,7 @@ from analysis import rl, tables
 from analysis.estimates import holm, paired
 from analysis.runs import settings
 from analysis.sources import load
-from tests.analysis.synthetic import rows, rows_of_their_own, write_run
+from tests.analysis.synthetic import rows, write_run
 
 FINAL = {"base": [0.70, 0.72, 0.69], "snp": [0.75, 0.74, 0.78], "fire": [0.80, 0.79, 0.83]}
 
@@ -58,7 +58,7 @@ def test_final_and_best_of_a_loss_and_a_run_that_diverged_is_in_no_mean(tmp_path
 
 
 def test_a_boundary_s_table_says_what_was_done_and_how_long_it_took(tmp_path):
-    write_run(tmp_path, "fire", rows_=rows_of_their_own("fire"))
+    write_run(tmp_path, "fire")
     frame = tables.at_boundaries(only_setting(tmp_path)).set_index("method")
     assert (frame.loc["FIRE", "phase"], frame.loc["FIRE", "DfI after"]) == (1, 0.5)
     assert frame.loc["FIRE", "seconds"] == pytest.approx(0.2)

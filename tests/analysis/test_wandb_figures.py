@@ -12,7 +12,7 @@ import pytest
 from analysis import make_figures
 from analysis.runs import SourceError
 from analysis.sources import wandb_service
-from tests.analysis.synthetic import config, rows_of_their_own
+from tests.analysis.synthetic import config, rows
 from tests.analysis.test_wandb_local import WRITE
 from tests.analysis.wandb_stand_in import service_of
 
@@ -26,21 +26,15 @@ FIGURES = {  # what a run of each figure's program has in its configuration, and
 
 @pytest.fixture(scope="module")
 def runs() -> list[dict[str, Any]]:
-    """Base and FIRE of each figure, as a trainer hands them to wandb: the boundary is a row of its own."""
+    """Base and FIRE of each figure, as a trainer hands them to wandb."""
     found = []
     for figure, (metric, over) in FIGURES.items():
         for method in ("base", "fire"):
             about = config(method, 0, **over)
             if method == "fire":
                 about["method"] |= {"solver": "newton_schulz"}
-            found.append(
-                {
-                    "id": f"{figure}-{method}",
-                    "config": about,
-                    "rows": rows_of_their_own(method, 0, 3, metric),
-                    "done": True,
-                }
-            )
+            logged = rows(method, 0, 3, metric)
+            found.append({"id": f"{figure}-{method}", "config": about, "rows": logged, "done": True})
     return found
 
 

@@ -33,13 +33,11 @@ def written(tmp_path_factory) -> Path:
     """Three runs: one whole and larger than a block, one in two legs, one interrupted."""
     root = tmp_path_factory.mktemp("offline")
     short = rows("base", 1, 5)
-    lost = [
-        row | {"test/accuracy": 0.0} for row in short[5:7]
-    ]  # after the last checkpoint: made again by the second leg
+    lost = [row | {"test/accuracy": 0.0} for row in short[6:8]]  # after the last checkpoint: made again later
     legs = [
         {"id": "whole", "config": config("fire", 0), "rows": rows("fire", 0, 75), "done": True},
-        {"id": "resumed", "config": config("base", 1), "rows": short[:5] + lost, "done": False},
-        {"id": "resumed", "config": config("base", 1), "rows": short[5:], "done": True},
+        {"id": "resumed", "config": config("base", 1), "rows": short[:6] + lost, "done": False},
+        {"id": "resumed", "config": config("base", 1), "rows": short[6:], "done": True},
         {"id": "stopped", "config": config("snp", 2), "rows": short[:3], "done": False},
     ]
     subprocess.run([sys.executable, "-c", WRITE, str(root)], input=json.dumps(legs), text=True, check=True)
@@ -50,11 +48,12 @@ def test_real_offline_runs_come_back_as_they_were_logged(written):
     found = {run.name: run for run in wandb_local.read(written)}
     assert set(found) == {"whole", "resumed", "stopped"}
     for name, method, seed, n in (("whole", "fire", 0, 75), ("resumed", "base", 1, 5)):
-        run, logged = found[name], rows(method, seed, n)
+        run, logged = found[name], [row for row in rows(method, seed, n) if "kind" not in row]
         assert (run.method, run.seed, run.finished) == (method, seed, True)
         assert run.config == config(method, seed)
         for key in logged[0]:
             assert run.history[key].tolist() == [row[key] for row in logged]
+        assert run.boundaries["boundary/sfe"].tolist() == [20.0]
     assert not found["stopped"].finished
 
 

@@ -1,10 +1,6 @@
 """FireHook in plain loops, in accelerate, with timm's averaged models, and what every integration shares."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,8 +18,7 @@ from fire_core.methods.pi import PlasticityInjection
 from fire_core.methods.snp import ShrinkAndPerturb
 from fire_core.triggers import At, Drift, EffectiveRank, Every
 from tests.integrations.digits import batches, deviation, isometric, network
-
-ROOT = Path(__file__).parents[2]
+from tests.weights.test_distributed import start_ranks
 
 
 def train(
@@ -228,20 +223,4 @@ def test_a_compiled_model_needs_a_probe():
 @pytest.mark.slow
 @pytest.mark.filterwarnings(f"ignore::{FireWarning.__module__}.{FireWarning.__name__}")
 def test_two_ranks_agree(tmp_path):
-    """Losses and activations differ by rank, the trigger follows their means, and all weights stay equal."""
-    command = [sys.executable, "-m", "tests.integrations.ranks"]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=180)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    assert first == second
-    assert first["plateau"]
-    assert first["dormancy"]
-    assert first["alone"] != first["plateau"], "without averaging this rank would have fired at other steps"
+    start_ranks("tests.integrations.ranks", 2, tmp_path)

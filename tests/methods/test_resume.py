@@ -3,18 +3,15 @@
 Every method's own state is in `test_options_matter`; here it goes through programs and their folders.
 """
 
+import itertools
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 import vision.train
 from tests.programs import VISION, assert_same, final_state, rows
-
-OPTIONS = ("benchmark=continual", "benchmark.chunks=2", "dataset.train_size=512", "model.stages=2")
 
 
 class Headed(nn.Module):
@@ -31,30 +28,6 @@ class Headed(nn.Module):
         return logits
 
 
-class Cut(Exception):
-    """The end of the first process."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def cut_before_end(monkeypatch: pytest.MonkeyPatch, trainer: ModuleType, last: int) -> None:
-    """Checkpoint at each third step, and raise a `Cut` some steps after the last checkpoint, in the last phase."""
-    real, steps = trainer.Loop.advance, 0
-
-    def step_or_cut(*arguments: object) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == last - 1:
-            raise Cut
-        real(*arguments)
-
-    monkeypatch.setattr(trainer.Loop, "advance", step_or_cut)
-    monkeypatch.setattr(trainer.Run, "checkpoint_due", property(lambda _: steps % 3 == 0))
-
-
 def test_a_network_with_injected_modules_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -63,8 +36,16 @@ def test_a_network_with_injected_modules_is_resumed(
     calm = VISION.run(tmp_path / "calm", *options)
     assert "head.new.weight" in final_state(calm)["modules"]["model"], "nothing was injected"
     last = rows(calm)[-1]["step"]
-    cut_before_end(monkeypatch, vision.train, last)
-    with pytest.raises(Cut):
+    real, steps = vision.train.Loop.advance, itertools.count(1)
+
+    def step_or_cut(*given: object) -> None:
+        if (step := next(steps)) == last - 1:  # in the last phase, some steps after a checkpoint
+            raise InterruptedError
+        real(*given)
+        monkeypatch.setattr(vision.train.Run, "checkpoint_due", property(lambda _: step % 3 == 0))
+
+    monkeypatch.setattr(vision.train.Loop, "advance", step_or_cut)
+    with pytest.raises(InterruptedError):
         VISION.run(tmp_path / "rough", *options)
     caplog.clear()
     with caplog.at_level("INFO"):

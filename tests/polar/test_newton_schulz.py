@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fire_core.polar.factor import (
     newton_schulz,
-    polar_factor,
 )
 from fire_core.polar.options import NORM_INITS
 from fire_core.polar.steps import minimax_steps
@@ -103,13 +102,6 @@ def test_compiles_without_a_graph_break(shape, norm_inits):
     compiled = torch.compile(newton_schulz, fullgraph=True, backend="aot_eager")
     for norm_init in norm_inits:
         torch.testing.assert_close(compiled(W, 5, norm_init), newton_schulz(W, 5, norm_init), rtol=0, atol=2e-6)
-
-
-def test_muon_keeps_wandering():
-    s = torch.linalg.svdvals(polar_factor(gaussian(64, 64).float(), "muon", iterations=30).double())
-    assert s.max() > 1.1
-    assert s.min() < 0.8
-    assert s.max() < 1.3
 
 
 # ------------------------------------------------------------------------------------------------ the schedule

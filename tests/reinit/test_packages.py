@@ -41,33 +41,15 @@ def test_packed_weights_are_kept_and_named_and_compute_as_before(name, trainable
             fire_(model, include=kept)
 
 
-def adapted() -> nn.Module:
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["0"], modules_to_save=["2"], r=2))
-
-
-def test_lora_keeps_its_base_and_a_zero_factor_stays_zero():
-    model = adapted()
-    base, factor = model.get_parameter(BASE).clone(), model.get_parameter(FACTOR_B)
-    assert not factor.any()
-    with pytest.warns(FireWarning, match=r"zero matrices.*lora_B"):
-        report = fire_(model, "exact", include=["*lora_A*", "*lora_B*"])
-    assert not factor.any()
-    assert torch.equal(model.get_parameter(BASE), base)
-    assert "frozen" in report.kept[BASE].reason
-    row = next(row for row in report if row.name == FACTOR_A)
-    assert row.dfi_after < 1e-9
-    assert any("modules_to_save" in row.name for row in report)  # a copy of the layer, which trains: projected
-
-
 BASE = "base_model.model.0.base_layer.weight"
 FACTOR_A, FACTOR_B = "base_model.model.0.lora_A.default.weight", "base_model.model.0.lora_B.default.weight"
 
 
-def test_lora_computes_as_before():
-    model = adapted()
+def test_lora_computes_as_before_and_of_included_factors_a_zero_one_stays_zero():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["0"], modules_to_save=["2"], r=2))
     with torch.no_grad():
         model.get_parameter(FACTOR_B).normal_(std=0.01)
     before = copy.deepcopy(model.state_dict())
@@ -75,3 +57,11 @@ def test_lora_computes_as_before():
     for name in (BASE, FACTOR_A, FACTOR_B):
         assert torch.equal(model.state_dict()[name], before[name])
         assert report.kept[name].reason
+    assert any("modules_to_save" in row.name for row in report)  # a copy of the layer, which trains: projected
+    nn.init.zeros_(model.get_parameter(FACTOR_B))
+    with pytest.warns(FireWarning, match=r"zero matrices.*lora_B"):
+        report = fire_(model, "exact", include=["*lora_A*", "*lora_B*"])
+    assert not model.get_parameter(FACTOR_B).any()
+    assert torch.equal(model.get_parameter(BASE), before[BASE])
+    assert "frozen" in report.kept[BASE].reason
+    assert next(row for row in report if row.name == FACTOR_A).dfi_after < 1e-9

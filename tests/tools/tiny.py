@@ -18,7 +18,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "Phi3ForCausalLM": {**GROUPED, "pad_token_id": 0},
     "BertForMaskedLM": SMALL,
 }
-EXPERTS = {"MixtralForCausalLM": {**GROUPED, "num_local_experts": 4}}
 
 
 def quiet_transformers() -> Any:
@@ -32,22 +31,17 @@ def quiet_transformers() -> Any:
     return transformers
 
 
-def build(name: str, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
-    """A model of the class `name`, seeded."""
+def saved(name: str, folder: Path) -> Path:
+    """The folder that `save_pretrained` makes of a seeded model of the class `name`, with a file of a tokenizer."""
     cls = getattr(quiet_transformers(), name)
     torch.manual_seed(0)
-    model: nn.Module = cls(cls.config_class(**{**MODELS, **EXPERTS}[name])).to(dtype)
-    return model
-
-
-def saved(name: str, folder: Path, shards: str = "40KB", dtype: torch.dtype = torch.bfloat16) -> Path:
-    """The folder that `save_pretrained` makes of it, with a stand-in for a tokenizer's files."""
-    build(name, dtype).save_pretrained(folder, max_shard_size=shards)
+    cls(cls.config_class(**MODELS[name])).bfloat16().save_pretrained(folder, max_shard_size="40KB")
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
     return folder
 
 
-def loaded(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+def loaded(name: str, folder: Path) -> nn.Module:
     """The model that `from_pretrained` makes of a folder."""
-    model: nn.Module = getattr(quiet_transformers(), name).from_pretrained(folder, dtype=dtype, local_files_only=True)
+    options = {"dtype": torch.bfloat16, "local_files_only": True}
+    model: nn.Module = getattr(quiet_transformers(), name).from_pretrained(folder, **options)
     return model

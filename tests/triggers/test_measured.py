@@ -121,15 +121,6 @@ def test_a_probe_is_measured_at_once_in_evaluation_mode_and_leaves_no_trace():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_model_whose_passes_are_not_seen_is_an_error_and_a_probe_helps():
-    model = mlp()
-    trigger = Dormancy(above=0.1, every=2)
-    for step in (1, 2, 3):
-        trigger.ask(step, model)
-    with pytest.raises(ValueError, match=r"Dormancy: no training pass was seen.*start\(model, probe=\.\.\.\)"):
-        trigger.ask(4, model)
-
-
 def test_drift_is_the_increase_of_dfi_for_each_singular_value():
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(6, 10), nn.Linear(10, 4))
     fire_(model, "exact")

@@ -83,11 +83,6 @@ def timm_vit() -> nn.Module:
     )
 
 
-def torchvision_vit() -> nn.Module:
-    models = pytest.importorskip("torchvision.models.vision_transformer")
-    return models.VisionTransformer(8, 4, 1, 2, 8, 16, num_classes=3)
-
-
 def small_net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 2))
 
@@ -100,7 +95,7 @@ MIXER = {"*.in_proj.weight": {"gate": 16, "x": 16, "B": 5, "C": 5, "dt": 4}}  # 
 SSM = {*(f"h.1.attn.in_proj.weight[{part}]" for part in ("gate", "x", "B", "C", "dt")), "h.1.attn.out_proj.weight"}
 SEPARATE = labels("h.0.attn", "c_q.weight c_k.weight c_v.weight c_proj.weight")
 MLPS = {f"h.{block}.mlp.c_{name}.weight" for block in (0, 1) for name in ("fc", "proj", "gate")}
-H0, LAYER = "transformer.h.0", "encoder.layers.encoder_layer_0"
+H0 = "transformer.h.0"
 # (model, options, what is projected)
 CHOICES: list[tuple[Callable[[], nn.Module], dict, set[str]]] = [
     (lambda: GPT(n_layer=1), {"layout": "mlp"}, labels(f"{H0}.mlp", "c_fc.weight c_proj.weight")),
@@ -111,12 +106,11 @@ CHOICES: list[tuple[Callable[[], nn.Module], dict, set[str]]] = [
     (lambda: GPT(n_layer=0), {"exclude": nn.Embedding}, set()),
     (timm_vit, {"layout": "qk"}, labels("blocks.0.attn", "qkv.weight[q] qkv.weight[k]")),
     (timm_vit, {"layout": "mlp"}, labels("blocks.0.mlp", "fc1.weight fc2.weight")),
-    (torchvision_vit, {"layout": "mlp"}, labels(LAYER, "mlp.0.weight mlp.3.weight")),
     (
-        torchvision_vit, {"layout": "attention"},
-        labels(f"{LAYER}.self_attention", "in_proj_weight[q] in_proj_weight[k] in_proj_weight[v] out_proj.weight"),
+        timm_vit, {"layout": "attention"},
+        labels("blocks.0.attn", "qkv.weight[q] qkv.weight[k] qkv.weight[v] proj.weight"),
     ),
-    (torchvision_vit, {"layout": {"head": "project"}}, {"heads.head.weight"}),
+    (timm_vit, {"layout": {"head": "project"}}, {"head.weight"}),
     (lambda: nn.MultiheadAttention(8, 2, kdim=6, vdim=4), {"layout": "qk"}, {"q_proj_weight", "k_proj_weight"}),
     # Of the hybrid's 23 parameters, those that FIRE applies to; attention is told by what surrounds it.
     (Hybrid, {"exclude": "lm_head", "blocks": MIXER}, SEPARATE | MLPS | SSM),
