@@ -9,11 +9,6 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from analysis.curves import firings
-from analysis.plotting import marks
-from analysis.runs import Run, settings
-from analysis.sources import small
-from analysis.sources.folders import read_folder
 from fire_core.methods import Method, Net
 from fire_core.methods.fire import Fire
 from fire_core.methods.pi import PlasticityInjection
@@ -117,23 +112,6 @@ def test_what_is_refused() -> None:
             check(choice, Method())
     with pytest.raises(ConfigError, match=r"^trigger=every: method=it puts in new modules"):
         check("every", PlasticityInjection())
-
-
-def test_figures_mark_firings(tmp_path: Path) -> None:
-    known = STREAM.run(tmp_path / "known")
-    folder = STREAM.run(tmp_path / "hidden", "trigger=every", "trigger.steps=3")
-    runs = [read_folder(known), read_folder(folder)]
-    (setting,) = settings(runs)
-    assert len(setting.groups) == 2  # one method, two triggers
-    assert sorted(group.detail for group in setting.groups) == ["", "trigger=every steps=3"]
-    assert marks(setting) == "Ticks below: where the trigger of the first seed fired."
-    small.write([runs[1]], tmp_path / "small.csv")
-    (kept,) = small.read(tmp_path / "small.csv")
-    for run in (runs[1], kept):
-        assert isinstance(run, Run)
-        assert run.boundaries["step"].tolist() == [3, 6]
-        assert firings(run).tolist() == [0.75, 1.5]  # tasks of four steps
-        assert len(run.history) == (4 if run is runs[1] else 2)
 
 
 OFTEN = ("trigger=plateau", "trigger.every=7", "trigger.patience=1", "trigger.min_delta=0.5")
