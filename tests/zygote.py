@@ -4,6 +4,7 @@
 `python -m <module>` with its own folder, arguments, environment and output.
 """
 
+import copy
 import gc
 import json
 import os
@@ -16,6 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from harness.config import groups
 from tests import faults
 
 ROOT = Path(__file__).parents[1]
@@ -91,10 +96,31 @@ class Zygote:
         return self.process.stdout.readline()
 
 
+def read_options_once() -> None:
+    """The same files and options are read in a thousand tests: the half of what a configuration costs."""
+    load, parse, known = OmegaConf.load, OverridesParser.parse_rule, dict[Any, Any]()
+
+    def load_once(file: Any) -> Any:
+        about = os.stat(file.name if hasattr(file, "read") else file)
+        key = (about.st_ino, about.st_mtime_ns, about.st_size)
+        if key not in known:
+            known[key] = load(file)
+        return copy.deepcopy(known[key])
+
+    def parse_once(parser: OverridesParser, text: str, rule: str) -> Any:
+        if (text, rule) not in known:
+            known[text, rule] = parse(parser, text, rule)
+        return copy.deepcopy(known[text, rule])
+
+    OmegaConf.load, OverridesParser.parse_rule = staticmethod(load_once), parse_once
+
+
 def serve() -> None:
     """Answer requests until the input ends."""
     for module in sys.argv[1:]:
         __import__(module)
+    read_options_once()
+    groups.compose("vision", ["scale=smoke", "lr=0.1"])  # Hydra's grammar fills its tables by use
     gc.freeze()  # children do not look at what was imported, nor copy its memory
     for line in sys.stdin:
         request = json.loads(line)
