@@ -23,6 +23,7 @@ from rl.dqn.evaluation import epsilon_greedy
 from rl.dqn.learner import Learner
 from rl.dqn.task import Task
 from rl.dqn.train import begin_phase, crossed, interact
+from rl.dqn.update import td_target
 from tests.programs import ATARI, DQN, Program, compose, final_state, rows, same
 
 SHORT = ("total_steps=160", "midpoint=100")
@@ -109,6 +110,11 @@ def test_a_trigger_restarts_the_networks_state_without_a_method_that_acts(tmp_pa
     assert [row["step"] for row in rows(folder) if row.get("kind") == "firing"] == [160, 320]
     with pytest.raises(ConfigError, match="method=base does nothing there"):
         DQN.run(tmp_path, "method=base", "trigger=every", "boundary.optimizer=keep", "boundary.target=keep")
+
+
+def test_target_ends_where_the_episode_does_and_not_at_a_time_limit() -> None:
+    values, rewards, terminated = torch.tensor([[1.0, 3.0], [2.0, 5.0]]), torch.full((2,), 0.5), torch.tensor([1, 0])
+    assert td_target(torch.nn.Identity(), values, rewards, terminated.bool(), 0.9).tolist() == [0.5, 5.0]
 
 
 def test_shared_exploration_is_one_draw_for_all() -> None:
