@@ -114,7 +114,7 @@ class SplitMuon(torch.optim.Optimizer):
         adjust_lr_fn: str | None = None,
     ) -> None:
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("momentum", momentum), ("eps", eps)):
-            if isinstance(value, str) or not value >= 0:
+            if not isinstance(value, (int, float, Tensor)) or not value >= 0:
                 raise ValueError(f"{name}={value}: a number, at least 0")
         if ns_steps != int(ns_steps) or not 0 <= ns_steps < 100:
             raise ValueError(f"ns_steps={ns_steps}: a whole number from 0 to 99")

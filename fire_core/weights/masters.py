@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.weights.optimizer_state import MASTER, optimizers_of, with_inner
+from fire_core.weights.as_new import MASTER
+from fire_core.weights.optimizer_state import optimizers_of, with_inner
 
 HALF = (torch.bfloat16, torch.float16)
 # A master of the weight's shape, or a flat tensor and where in it the weight begins, as ZeRO's partitions are.

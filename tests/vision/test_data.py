@@ -315,3 +315,13 @@ def test_folder_errors(own_images, damage, message):
     damage(own_images)
     with pytest.raises(ConfigError, match=message):
         load_folder(str(own_images))
+
+
+def test_a_folder_that_cannot_be_written_is_cached_elsewhere(own_images, tmp_path_factory, monkeypatch):
+    spare = tmp_path_factory.mktemp("runs") / ".decoded"
+    monkeypatch.setattr("vision.data.decode.os.access", lambda path, mode: False)
+    data = load_folder(str(own_images), image_size=16, spare=str(spare))
+    assert len([*spare.rglob("*.safetensors")]) == 1
+    assert not [*own_images.glob("decoded*")]
+    monkeypatch.setattr("vision.data.decode.decode", None)  # it would be called if the cache were not read
+    assert torch.equal(load_folder(str(own_images), image_size=16, spare=str(spare)).train_images, data.train_images)

@@ -87,6 +87,7 @@ def decoded(
     image_size: int,
     in_channels: int,
     cache: Path | None,
+    spare: Path | None = None,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Images and labels of both splits; decoded once and kept in a file.
 
@@ -96,6 +97,7 @@ def decoded(
         image_size: see `decode`.
         in_channels: see `decode`.
         cache: the file; None: none.
+        spare: folder for it if its own cannot be written.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -106,6 +108,8 @@ def decoded(
         return {name: decode(part, image_size, in_channels) for name, part in zip(SPLITS, files, strict=True)}
 
     key = fingerprint([*files[0], *files[1]], image_size, in_channels)
+    if cache is not None and spare is not None and not os.access(cache.parent, os.W_OK):
+        cache = spare / key[:16] / cache.name
     images = make() if cache is None else cached(cache, key, make)
     labels = [torch.tensor([label for _, label in split]) for split in (train, test)]
     return (images[SPLITS[0]], labels[0]), (images[SPLITS[1]], labels[1])

@@ -16,6 +16,7 @@ def load_folder(
     in_channels: Annotated[int, one_of(1, 3)] = 3,
     test_statistics: Statistics = "train",
     cache: bool = True,
+    spare: str | None = None,
 ) -> ImageData:
     """Images in torchvision's ImageFolder layout: `train/<class>/*.png`, and the same under `test/` or `val/`.
 
@@ -25,6 +26,7 @@ def load_folder(
         in_channels: 3 for colour, 1 for grey.
         test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
         cache: whether to keep the decoded images in `path`, which saves the decoding at every start.
+        spare: folder where they are kept if `path` cannot be written.
 
     Returns:
         uint8 images (N, in_channels, image_size, image_size).
@@ -47,7 +49,7 @@ def load_folder(
             raise ConfigError(f"{entry} has no counterpart in {base / 'train'}: test classes must be trained on")
     train, test = (_samples(split, classes) for split in (base / "train", test_folder))
     kept = base / f"decoded-{image_size}x{in_channels}.safetensors" if cache else None
-    images = decoded(train, test, image_size, in_channels, kept)
+    images = decoded(train, test, image_size, in_channels, kept, None if spare is None else Path(spare))
     return ImageData.of(*images, len(classes), test_statistics)
 
 
