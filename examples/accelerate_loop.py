@@ -11,11 +11,19 @@ torch.manual_seed(0)
 accelerator = Accelerator(gradient_accumulation_steps=2)
 x = torch.randn(1000, 20)
 data = torch.utils.data.TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
-model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+model = nn.Sequential(
+    nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = torch.utils.data.DataLoader(data, batch_size=50, shuffle=True)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-hook = FireHook(optimizer, model, Plateau("loss", every=10, patience=3, min_delta=0.05), log=print, solver="exact")
+hook = FireHook(
+    optimizer,
+    model,
+    Plateau("loss", every=10, patience=3, min_delta=0.05),
+    log=print,
+    solver="exact",
+)
 
 for _ in range(10):
     for inputs, targets in loader:

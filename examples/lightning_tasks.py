@@ -14,11 +14,14 @@ class Signs(L.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+        self.net = nn.Sequential(
+            nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+        )
 
     def on_train_epoch_start(self) -> None:
         if self.current_epoch and self.current_epoch % EPOCHS == 0:  # a new task begins
-            print(fire_(self, optimizer=self.optimizers()))  # several optimizers: the list that this gives
+            # of several optimizers this gives the list
+            print(fire_(self, optimizer=self.optimizers()))
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         (inputs,), task = batch, self.current_epoch // EPOCHS
@@ -32,5 +35,5 @@ class Signs(L.LightningModule):
 L.seed_everything(0)
 data = torch.utils.data.TensorDataset(torch.randn(1000, 20))
 loader = torch.utils.data.DataLoader(data, batch_size=50, shuffle=True)
-trainer = L.Trainer(max_epochs=3 * EPOCHS, accelerator="cpu", logger=False, enable_checkpointing=False)
+trainer = L.Trainer(max_epochs=3 * EPOCHS, logger=False, enable_checkpointing=False)
 trainer.fit(Signs(), loader)

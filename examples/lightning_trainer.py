@@ -15,7 +15,9 @@ class Product(L.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+        self.net = nn.Sequential(
+            nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+        )
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         inputs, targets = batch
@@ -30,5 +32,6 @@ x = torch.randn(1000, 20)
 data = torch.utils.data.TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
 loader = torch.utils.data.DataLoader(data, batch_size=50, shuffle=True)
 fire = FireCallback(Every(50), solver="exact")
-trainer = L.Trainer(max_epochs=10, callbacks=[fire, EMAWeightAveraging()], logger=CSVLogger("logs"), accelerator="cpu")
+callbacks = [fire, EMAWeightAveraging()]
+trainer = L.Trainer(max_epochs=10, callbacks=callbacks, logger=CSVLogger("logs"))
 trainer.fit(Product(), loader)

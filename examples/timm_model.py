@@ -12,7 +12,9 @@ torch.manual_seed(0)
 model = timm.create_model("test_vit", num_classes=10, img_size=32)
 optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3)
 ema = ModelEmaV3(model, decay=0.99)
-hook = FireHook(optimizer, model, Every(10), copies=[ema], layout="attention", solver="exact")
+hook = FireHook(
+    optimizer, model, Every(10), copies=[ema], layout="attention", solver="exact"
+)
 
 for _ in range(30):
     images, labels = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))

@@ -10,17 +10,22 @@ from fire_core.triggers import Every, Plateau
 torch.manual_seed(0)
 x = torch.randn(1000, 20)
 y = (x[:, 0] * x[:, 1] > 0).long()
-model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+model = nn.Sequential(
+    nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+)
 ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def show(step: int, numbers: dict[str, float]) -> None:
-    print(f"step {step}: DfI {numbers['fire/dfi_before']:.1f} -> {numbers['fire/dfi_after']:.1g}")
+    before, after = numbers["fire/dfi_before"], numbers["fire/dfi_after"]
+    print(f"step {step}: DfI {before:.1f} -> {after:.1g}")
 
 
 trigger = Every(100) | Plateau("loss", every=10, patience=5)
-hook = FireHook(optimizer, model, trigger, copies=[ema], total_steps=300, log=show, solver="exact")
+hook = FireHook(
+    optimizer, model, trigger, copies=[ema], total_steps=300, log=show, solver="exact"
+)
 
 for step in range(300):
     batch = slice(step % 10 * 100, step % 10 * 100 + 100)

@@ -217,7 +217,10 @@ class Intervention:
         )
         with torch.no_grad():  # within an optimizer's step its copies are ahead of the weights
             for master in self._masters:
-                master.weight.copy_(master.view())
+                weight, copy = master.pair()
+                if master.part is not None and not master.agrees():
+                    raise RuntimeError("DeepSpeed's step is not over here: give its optimizer, engine.optimizer")
+                weight.copy_(copy)
         masters = self._masters = self._all_masters()
         starts = {key: _sample(weight) for key, weight in self._weights().items()}
         with carried_to(masters):
@@ -229,7 +232,9 @@ class Intervention:
             if key in starts and not torch.equal(starts[key], new)
         ]
         moved = {id(one.weight) for one in self.changed}
-        reset_states(self.optimizers, [m.tensor for m in masters if m.start is None and id(m.weight) in moved])
+        for master in masters:
+            if id(master.weight) in moved:
+                reset_states(self.optimizers, [master.tensor], master.rows)
         self.report = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
         with torch.no_grad():
             for name, module in followed.items():

@@ -11,9 +11,9 @@ from torch import Tensor
 from fire_core.methods.fire_paper import FirePaperCBP, chain
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Decay, at_least, checked
-from fire_core.units.find import unit_graph
 from fire_core.units.graph import Consumer, Units, weight
 from fire_core.units.recycle import InitialDraw, recycle_
+from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, mean_magnitude
 
 

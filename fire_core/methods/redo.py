@@ -10,8 +10,8 @@ from fire_core.methods.fire_paper import OutputWatch, chain, rectified, recycle_
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.metrics import dormant
 from fire_core.ranges import Count, NonNegative, checked
-from fire_core.units.find import unit_graph
 from fire_core.units.recycle import InitialDraw, recycle_
+from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, mean_magnitude
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from fire_core.methods.fire_paper import FirePaperSilences, OutputWatch, UnitSilences, chain, recycle_rows_
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Count, at_least, checked, within
-from fire_core.units.find import unit_graph
 from fire_core.units.recycle import InitialDraw, at_hand, recycle_
+from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, peak
 
 

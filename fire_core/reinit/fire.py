@@ -19,10 +19,8 @@ from fire_core.reinit.project import Projection, make_batches, project
 from fire_core.reinit.report import Kept, Report, Row, running_statistics
 from fire_core.reinit.scales import scale_of
 from fire_core.weights import distributed
-from fire_core.weights.advice import listed
-from fire_core.weights.entry import Entry
-from fire_core.weights.fused import Declared
-from fire_core.weights.layout import Layout, Selector, resolve
+from fire_core.weights.entry import Declared, Entry
+from fire_core.weights.layout import Layout, Selector, listed, resolve
 from fire_core.weights.masters import Master, Masters, carried_to, find_masters
 from fire_core.weights.optimizer_state import holding, optimizers_of, parameters_of, reset_states
 from fire_core.weights.topology import unwrap
@@ -268,7 +266,6 @@ def _reset(
         counts = [reset_states(optimizers, held, e.where, e.row_dim)[0] for e in siblings]
         count += max(counts)
     for master in masters:
-        if master.start is not None and id(master.weight) in parts:
-            rows = slice(master.start, master.start + master.weight.numel())
-            count += reset_states(optimizers, [master.tensor], rows)[0]
+        if master.rows is not None and id(master.weight) in parts:
+            count += reset_states(optimizers, [master.tensor], master.rows)[0]
     return count, notes

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from fire_core.weights.advice import listed
+from fire_core.weights.layout import listed
 from fire_core.weights.matrices import aligned
 
 WIDTH = 120  # columns of the text below a printed table
@@ -135,7 +135,7 @@ class Report:
         table = aligned(HEAD, map(_cells, self.rows))
         lines = [*_summary(self), *_kept_lines(self), *(f"warning: {warning}" for warning in self.warnings)]
         wrapped = (textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) for line in lines)
-        return "\n".join([table, *wrapped])
+        return "\n".join([table, *[COLUMNS] * bool(self.rows), *wrapped])
 
 
 def running_statistics(model: nn.Module) -> int:
@@ -146,6 +146,7 @@ def running_statistics(model: nn.Module) -> int:
 # ------------------------------------------------------------------------------------------------------------ printing
 
 HEAD = ("name", "shape", "n", "action", "|W| before", "after", "DfI before", "after", "SFE", "scale", "it", "rank")
+COLUMNS = "n: matrices; |W|: norm; DfI: deviation from isometry; SFE: squared distance from before; it: steps"
 DONE = {"project": "projected", "reinit": "reset", "skip": "skipped"}
 
 

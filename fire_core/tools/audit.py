@@ -29,7 +29,7 @@ from fire_core.tools.checkpoint.source import load
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import Parser, add_model, progress
 from fire_core.tools.spectra import RULE, Finding, finding
-from fire_core.weights.fused import Declared
+from fire_core.weights.entry import Declared
 
 ONLY = "weights whose names match, such as '*.trainer.model.*'"
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TypeVar
 
-from fire_core.weights.fused import Declared
+from fire_core.weights.entry import Declared
 
 SECONDS = 5.0  # between two lines
 

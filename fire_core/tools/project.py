@@ -41,7 +41,7 @@ from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
 from fire_core.tools.checkpoint.source import Checkpoint, load
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import Parser, add_model, at_least, progress
-from fire_core.weights.fused import Declared
+from fire_core.weights.entry import Declared
 from fire_core.weights.layout import PRESETS
 
 SCALES = ("modular", "orthogonal", "keep_norm", "variance_factor")  # those that need no initial weights

@@ -13,8 +13,8 @@ from fire_core.methods.protocol import Net
 from fire_core.metrics import dormant_ratio, effective_rank
 from fire_core.ranges import Count, Share, checked
 from fire_core.triggers.measured import Measured, Steps
-from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units
+from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, mean_magnitude
 from fire_core.weights.topology import unwrap
 

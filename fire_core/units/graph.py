@@ -3,7 +3,7 @@
 A weight matrix does not show which of its rows belong to which columns of another one: a residual stream has several
 producers and several readers, a flattened map gives each channel many columns, and in a transformer the layer that
 runs next is seldom the reader. So a model declares its units in a method `unit_graph()` that returns a list of `Units`;
-methods that score and recycle units (ReDo, CBP, SNR) use nothing else. `fire_core.units.find` collects them, and reads
+methods that score and recycle units (ReDo, CBP, SNR) use nothing else. `fire_core.units.trace` collects them, and reads
 those of a model that declares none off a trace.
 """
 

@@ -1,9 +1,9 @@
-"""The hidden units of a network that does not declare them, read off a symbolic trace of its forward pass.
+"""The hidden units of a run's networks: those that a model declares, else those read off a trace of its forward pass.
 
-The trace (`torch.fx`, in training mode) says which layer reads what which layer writes, through skips and flattened
-maps. Units that flow into what is not understood (concatenations, grouped convolutions, attention, layer norm, other
-reshapes) are left out rather than guessed, and so are those of layers that are called twice, share a weight, or are
-more than torch's own layers. Inputs are taken to be batches of vectors or of maps.
+The symbolic trace (`torch.fx`, in training mode) says which layer reads what which layer writes, through skips and
+flattened maps. Units that flow into what is not understood (concatenations, grouped convolutions, attention, layer
+norm, other reshapes) are left out rather than guessed, and so are those of layers that are called twice, share a
+weight, or are more than torch's own layers. Inputs are taken to be batches of vectors or of maps.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import inspect
 import logging
 import operator
 from collections import Counter
-from collections.abc import Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,8 @@ from torch import nn
 from torch.fx import Node, Tracer
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.units.graph import Consumer, Producer, Units
+from fire_core.units.graph import Consumer, Producer, Units, weight
+from fire_core.weights.topology import unwrap
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,42 @@ ELEMENTWISE = {
 SPATIAL = {f"{adaptive}{kind}pool{d}d" for adaptive in ("", "adaptive") for kind in ("avg", "max") for d in (1, 2, 3)}
 SPATIAL |= {f"{kind}pad{d}d" for kind in ("zero", "constant", "reflection", "replication") for d in (1, 2, 3)}
 BINARY = {"add", "iadd", "sub", "isub", "mul", "imul", "div", "truediv"}
+ARGUMENTS = {"flatten": ("input", "start_dim", "end_dim"), "mean": ("input", "dim", "keepdim")}
 SHAPES = {"shape", "ndim", "dtype", "device"}  # attributes that do not depend on the numbers
 LAYERS = {nn.Linear: 0, nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}  # dimensions of a map that they take; 0: vectors
 NORMS = {nn.BatchNorm1d: (0, 1), nn.BatchNorm2d: (2,), nn.BatchNorm3d: (3,)}
+
+
+def unit_graph(modules: Mapping[str, nn.Module], say: bool = False) -> list[Units]:
+    """The units that the modules declare; those of a module that declares none are read off a trace of it.
+
+    Args:
+        modules: by name.
+        say: in the log, what a trace left out.
+
+    Raises:
+        ValueError: a module has neither a `unit_graph()` nor a `forward` that can be traced, or there are no units.
+    """
+    roots = [unwrap(module) for module in modules.values()]
+    users = Counter(id(p) for root in roots for p in root.parameters())
+    shared = {key for key, count in users.items() if count > 1}
+    graph: list[Units] = []
+    for root in roots:
+        declare = getattr(root, "unit_graph", None)
+        graph += traced_units(root, shared, say) if declare is None else declare()
+    if not graph:
+        kinds = ", ".join(type(unwrap(module)).__name__ for module in modules.values())
+        raise ValueError(
+            f"no hidden units of {kinds} are declared or can be traced: give it a method unit_graph() "
+            "(see fire_core.units.graph), or take one of this project's own models"
+        )
+    return [replace(units, consumers=tuple(map(_on_device, units.consumers))) for units in graph]
+
+
+def _on_device(consumer: Consumer) -> Consumer:
+    """The same, its columns where its weight is: no step has to send them there."""
+    columns = consumer.columns
+    return consumer if columns is None else replace(consumer, columns=columns.to(weight(consumer.layer).device))
 
 
 @dataclass(eq=False)
@@ -76,21 +110,11 @@ class _Reader:
         self.graph = Tracer().trace(model, concrete_args=defaults)
         self.flows: dict[Node, _Flow | None] = {}
         self.streams: list[_Stream] = []
-        calls = Counter(str(node.target) for node in self.graph.nodes if node.op == "call_module")
-        twice = {id(self.modules[name]) for name, count in calls.items() if count > 1}
+        called = [self.modules[str(node.target)] for node in self.graph.nodes if node.op == "call_module"]
         read = [str(node.target).rpartition(".") for node in self.graph.nodes if node.op == "get_attr"]
-        owners = Counter(id(p) for module in set(self.modules.values()) for p in module.parameters(recurse=False))
-        bad = {id(getattr(self.modules[owner], name, None)) for owner, _, name in read}
-        bad |= {key for key, count in owners.items() if count > 1} | shared
-        self.closed = {
-            name
-            for name, m in self.modules.items()
-            if id(m) in twice
-            or "forward" in vars(m)
-            or m._forward_hooks
-            or any(id(tensor) in bad for tensor in (*m.parameters(recurse=False), *m.buffers(recurse=False)))
-            or {key for key, _ in m.named_parameters()} - {"weight", "bias"}  # a gain of each unit, say
-        }
+        owned = [p for module in set(self.modules.values()) for p in module.parameters(recurse=False)]
+        self.bad = {id(getattr(self.modules[owner], name, None)) for owner, _, name in read} | shared
+        self.bad |= {key for key, count in Counter(map(id, [*called, *owned])).items() if count > 1}
 
     def read(self) -> list[_Stream]:
         """All streams whose writers and readers are all known."""
@@ -107,31 +131,37 @@ class _Reader:
         for flow in filter(None, map(self.flows.get, node.all_input_nodes)):
             flow.stream.opaque = True
 
+    def closed(self, module: nn.Module) -> bool:
+        """Whether a layer is called or used elsewhere too, or does more than torch's own, as with a gain."""
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        more = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
+        if more or "forward" in vars(module) or module._forward_hooks:
+            return True
+        return any(id(thing) in self.bad for thing in (module, *tensors))
+
     def follow(self, node: Node) -> _Flow | None:
         """What a node's value holds, None if that is not known."""
         sources = [self.flows[source] for source in node.all_input_nodes]
         source = sources[0] if len(sources) == 1 else None
         if node.op == "call_module":
-            name = str(node.target)
-            module = self.modules[name]
+            module = self.modules[str(node.target)]
             if type(module) in LAYERS or type(module) in NORMS:
-                if name in self.closed or node.kwargs:
+                if self.closed(module) or node.kwargs:
                     return None
-                return self.norm(source, name) if type(module) in NORMS else self.layer(node, source, name)
-            if isinstance(module, nn.Flatten):
-                return flattened(source, (module.start_dim, module.end_dim))
-            return passed(source, type(module).__name__)
-        if node.op in ("call_function", "call_method") and "out" not in node.kwargs:
-            name, rest = getattr(node.target, "__name__", str(node.target)), node.args[1:]
-            if name.rstrip("_") in BINARY:
-                return self.combined(sources)
-            if name == "flatten":
-                given = _bound(node, ("input", "start_dim", "end_dim"))
-                return flattened(source, (given.get("start_dim", 0), given.get("end_dim", -1)))
-            if name in ("view", "reshape") and len(rest) == 2 and rest[1] == -1 and _is_batch(rest[0], node.args[0]):
-                return flattened(self.flows[node.all_input_nodes[0]], (1, -1))
-            return averaged(source, node) if name == "mean" else passed(source, name)
-        return None
+                way = self.norm if type(module) in NORMS else self.layer
+                return way(node, source, str(node.target))
+            name, given = type(module).__name__, dict(vars(module))
+        elif node.op in ("call_function", "call_method") and "out" not in node.kwargs:
+            name = getattr(node.target, "__name__", str(node.target))
+            given = dict(zip(ARGUMENTS.get(name, ()), node.args, strict=False)) | dict(node.kwargs)
+        else:
+            return None
+        name = name.replace("_", "").lower()
+        if name in BINARY:
+            return self.combined(sources)
+        if name in ("view", "reshape") and len(node.args) == 3 and node.args[2] == -1 and _is_batch(*node.args[:2]):
+            name, given, source = "flatten", {"start_dim": 1}, sources[0]
+        return None if source is None else passed(source, name, given)
 
     def layer(self, node: Node, source: _Flow | None, name: str) -> _Flow | None:
         module = self.modules[name]
@@ -149,7 +179,7 @@ class _Reader:
         self.streams.append(_Stream(len(module.weight), [name]))
         return _Flow(self.streams[-1], dims)
 
-    def norm(self, source: _Flow | None, name: str) -> _Flow | None:
+    def norm(self, node: Node, source: _Flow | None, name: str) -> _Flow | None:
         module: Any = self.modules[name]
         if source is None or source.flat or source.dims not in NORMS[type(module)]:
             return None
@@ -162,7 +192,7 @@ class _Reader:
         if len(known) < len(sources) or len({(flow.stream.count, *flow[1:]) for flow in known}) != 1:
             return None
         one = known[0].stream
-        for other in (flow.stream for flow in known[1:] if flow.stream is not one):
+        for other in {id(flow.stream): flow.stream for flow in known if flow.stream is not one}.values():
             one.opaque |= other.opaque
             one.producers += other.producers
             one.consumers += other.consumers
@@ -174,39 +204,24 @@ class _Reader:
         return known[0]
 
 
-def flattened(source: _Flow | None, dims: tuple[object, object]) -> _Flow | None:
-    """From (1, -1) on each unit may have several neighbouring columns; of (N, T, C) they would not be neighbours."""
-    if source is None or dims != (1, -1) or not (source.dims or source.flat):
-        return None
-    return _Flow(source.stream, 0, flat=True)
+def passed(source: _Flow, name: str, given: Mapping[str, Any]) -> _Flow | None:
+    """Through a function or module, in lower case without underscores, that leaves each channel to itself."""
+    dims = source.dims
+    if name == "flatten":  # from (1, -1) on each unit may have several neighbouring columns; of (N, T, C) it has not
+        between = given.get("start_dim", 0), given.get("end_dim", -1)
+        return _Flow(source.stream, 0, flat=True) if between == (1, -1) and (dims or source.flat) else None
+    if name == "mean":  # over all of a map
+        over = given.get("dim")
+        if not dims or not isinstance(over, (tuple, list)) or "dtype" in given:
+            return None
+        if {d % (dims + 2) for d in over} != set(range(2, dims + 2)):
+            return None
+        return source if given.get("keepdim") else _Flow(source.stream, 0)
+    spatial = dims > 0 and (name == "upsample" or (name in SPATIAL and dims == int(name[-2])))
+    return source if spatial or name in ELEMENTWISE else None
 
 
-def passed(source: _Flow | None, name: str) -> _Flow | None:
-    """Through a function or module that leaves each channel to itself."""
-    name = name.replace("_", "").lower()
-    if source is None or name in ELEMENTWISE:
-        return source
-    within = name == "upsample" or (name in SPATIAL and source.dims == int(name[-2]))
-    return source if within and source.dims else None
-
-
-def averaged(source: _Flow | None, node: Node) -> _Flow | None:
-    """A mean over all of a map."""
-    given = _bound(node, ("input", "dim", "keepdim"))
-    dims = given.get("dim")
-    if source is None or not source.dims or not isinstance(dims, (tuple, list)) or "dtype" in given:
-        return None
-    if {d % (source.dims + 2) for d in dims} != set(range(2, source.dims + 2)):
-        return None
-    return source if given.get("keepdim") else _Flow(source.stream, 0)
-
-
-def _bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
-    """A call's arguments by name."""
-    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-
-
-def _is_batch(number: object, tensor: object) -> bool:
+def _is_batch(tensor: object, number: object) -> bool:
     """Whether a node is the batch size, `x.size(0)` or `x.shape[0]` of this tensor or of an input."""
     if not isinstance(number, Node):
         return False

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,21 +20,19 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.weights import heads, topology
-from fire_core.weights.entry import Entry
-from fire_core.weights.fused import Cut, Declared, Misfit, declared
-from fire_core.weights.known import known_cut
+from fire_core.weights import topology
+from fire_core.weights.entry import Cut, Declared, Entry
+from fire_core.weights.known import Misfit, by_head, known_cut
 from fire_core.weights.read import read_cuts, read_module
-from fire_core.weights.topology import Use, linear_layers, unwrap, width
+from fire_core.weights.topology import HOLDS, Use, linear_layers, unwrap, width
 
 LAYERS = ("q", "k", "v", "attention_out", "mlp", "ssm", "recurrent", "head", "dense", "conv")  # roles that can be cut
-# Names that say "several projections in one".
+# Names that say "several projections in one", beside those of q, k and v.
 _SAYS_FUSED = re.compile(
-    r"qkv|kqv|qvk|query_key_value|key_value|c_attn|att_proj|gate_up|up_gate|gate_and_up|(^|_)(kv|qk|w12|w13|xz|zx|xBC)(_|$)"
-    r"|^Wi$|fused|zxbc"
+    r"kqv|qvk|key_value|gate_up|up_gate|gate_and_up|(^|_)(kv|qk|w12|w13|xz|zx|xBC)(_|$)|^Wi$|fused|zxbc"
+    rf"|{'|'.join(name for name, held in HOLDS.items() if held == 'qkv')}"
 )
-_SEPARATE = re.compile(r"(to_|w|w_|c_)?[qkv](_|$)|query|key|value")
-_GATED = re.compile(r"GLU|Glu([A-Z]|$)|Gated(MLP|Mlp|Linear|FFN|FeedForward)")
+_GATED = re.compile(r"GLU|Glu([A-Z]|$)|Gat(ed|ing)(MLP|Mlp|Linear|FFN|FeedForward)")
 
 
 def near(pattern: str, names: Iterable[str]) -> str:
@@ -74,6 +72,7 @@ class Reader:
             if declare := getattr(module, "matrix_blocks", None):
                 prefix = topology.clean_name(f"{name}." if name else "")
                 self.by_model = {prefix + key: heights for key, heights in declare().items()} | self.by_model
+        self.cuts: dict[str, Cut] = {}  # by a weight's names, for the bias that goes with it
         self._alone: dict[object, Cut | None] = {}
 
     def read(self) -> list[Entry]:
@@ -88,54 +87,55 @@ class Reader:
         """One parameter's entries: several when its rows are fused projections."""
         use = next((use for use in uses if not use.is_raw), uses[0])  # the linear module says how it is multiplied
         kind, role, reason = topology.standing_of(use, parameter, len({id(u.owner) for u in uses}) > 1)
+        names = tuple(dict.fromkeys(u.name for u in uses))
+        matching = (heights for name in names for pattern, heights in self.blocks.items() if fnmatchcase(name, pattern))
+        heights = next(matching, None)
+        flipped = any(fnmatchcase(name, pattern) for name in names for pattern in self.transposed)
         entry = Entry(
-            uses[0].name,
+            names[0],
             parameter,
             role,
             kind=kind,
-            aliases=tuple(dict.fromkeys(u.name for u in uses)),
+            groups=use.owner.groups if kind.startswith("conv") and isinstance(use.owner, _ConvNd) else 1,
+            transposed=kind == "matrix" and (flipped or topology.is_transposed_linear(use.owner)),
+            aliases=names,
             modules=tuple({id(m): m for u in uses for m in u.path[1:]}.values()),
             reason=reason,
         )
-        names = [*(u.name for u in uses), *(u.weight_name for u in uses)]  # a bias goes with its layer's weight
-        matching = (heights for name in names for pattern, heights in self.blocks.items() if fnmatchcase(name, pattern))
-        heights = next(matching, None)
-        flipped = any(fnmatchcase(u.name, pattern) for u in uses for pattern in self.transposed)
         _check_declared(entry, use, heights is not None, flipped)
         if kind == "locked":
             return [entry]
-        if kind.startswith("conv") and isinstance(use.owner, _ConvNd):
-            entry = replace(entry, groups=use.owner.groups)
-        elif topology.is_transposed_linear(use.owner) or flipped:
-            entry = replace(entry, transposed=parameter.ndim > 1)
         if heights is None:
             heights = next((self.by_model[name] for name in names if name in self.by_model), None)
-        if heights is not None:
-            parts = _split(entry, declared(entry.name, entry.d_out, heights, role in ("q", "k", "v")))
-        else:
-            cut, doubt = self._cut(entry, use)
-            if doubt and kind != "vector":
-                entry = replace(entry, role="fused", reason=f"looks fused: {doubt}")
-            parts = [entry] if cut is None else _split(entry, cut, raw=use.is_raw)
-        return [heads.by_head(part, use) for part in parts] if self.by_head else parts
+        cut, doubt = self._cut(entry, use, heights)
+        if doubt:
+            entry = replace(entry, role="fused", reason=f"looks fused: {doubt}")
+        if cut is not None:
+            self.cuts |= dict.fromkeys(names, cut)
+        parts = [entry] if cut is None else _split(entry, cut)
+        return [by_head(part, use) for part in parts] if self.by_head else parts
 
-    def _cut(self, entry: Entry, use: Use) -> tuple[Cut | None, str]:
-        """How a parameter is cut, or why it looks cut; neither for one matrix."""
+    def _cut(self, entry: Entry, use: Use, heights: Declared | None) -> tuple[Cut | None, str]:
+        """How a parameter is cut (declared, else known, else read), or why it looks cut; neither for one matrix."""
         parameter, rows, doubt = entry.parameter, entry.d_out, ""
+        if heights is not None:
+            return declared(entry.name, rows, heights, entry.role in ("q", "k", "v")), ""
+        if entry.kind == "vector":
+            cut = self.cuts.get("weight".join(use.name.rsplit("bias", 1)))  # in_proj_bias goes with in_proj_weight
+            return cut if cut is not None and cut.rows == rows else None, ""
         try:
             if (known := known_cut(use, parameter, rows)) is not None:
                 return known, ""
         except Misfit as misfit:
             doubt = str(misfit)
-        layer = entry.kind in ("matrix", "conv") and entry.role in LAYERS
-        bias = parameter.ndim == 1 and not use.is_raw
-        if layer or bias or use.is_raw:
-            seen = self.seen.get(id(parameter if use.is_raw or layer else use.owner.weight))
-            if seen is not None and (use.is_raw or seen.rows == rows):
+        seen = self.seen.get(id(parameter))
+        if use.is_raw:
+            return seen, doubt
+        if entry.role in LAYERS and entry.kind != "conv_transpose":
+            if seen is not None and seen.rows == rows:
                 return seen, ""
-        if layer or bias:
             doubt = doubt or doubt_of(use, rows)
-        alone = self._read_alone(use) if doubt and not use.is_raw else None
+        alone = self._read_alone(use) if doubt else None
         return (alone, "") if alone is not None and alone.rows == rows else (None, doubt)
 
     def _read_alone(self, use: Use) -> Cut | None:
@@ -149,11 +149,11 @@ class Reader:
         return self._alone[key]
 
 
-def _split(entry: Entry, cut: Cut, raw: bool = False) -> list[Entry]:
-    """The blocks of a weight, each with its role; a raw parameter that a rule knows is a layer's weight like others."""
-    if raw and entry.kind == "matrix":
-        role = entry.role if entry.role != "other" else cut.role or "other"
-        reason = entry.reason if role in ("other", "router") else ""
+def _split(entry: Entry, cut: Cut) -> list[Entry]:
+    """The blocks of a weight, each with its role; a raw parameter of known use is a layer's weight like others."""
+    if cut.role and entry.kind == "matrix":
+        role = cut.role if entry.role == "other" else entry.role
+        reason = entry.reason if role == "router" else ""
         entry = replace(entry, transposed=cut.transposed, groups=cut.groups, role=role, reason=reason)
     if len(cut.blocks) == 1:
         return [entry]
@@ -169,11 +169,42 @@ def _split(entry: Entry, cut: Cut, raw: bool = False) -> list[Entry]:
     return parts
 
 
+def declared(name: str, rows: int, blocks: Declared, attention: bool) -> Cut:
+    """The cut that a caller or a model gives for a weight.
+
+    Args:
+        name: of the weight, for messages.
+        rows: of its matrix.
+        blocks: heights from top to bottom, (64, 16, 16); or by name, {"q": 64, "k": 16, "v": 16}, with "repeats"
+            where the pattern recurs: {"q": 16, "k": 16, "v": 16, "repeats": 4} is interleaved by four heads.
+        attention: whether three unnamed blocks are q, k and v.
+
+    Raises:
+        ValueError: they are no heights, or do not add up to the rows.
+    """
+    if not isinstance(blocks, (Mapping, Sequence)):
+        raise ValueError(f"blocks of {name}: give heights, (64, 16, 16), or heights by name, got {blocks!r}")
+    if not isinstance(blocks, Mapping):
+        names = "qkv" if attention and len(blocks) == 3 else map(str, range(len(blocks)))
+        blocks = dict(zip(names, blocks, strict=True))
+    repeats = blocks.get("repeats", 1)
+    pairs = tuple((str(key), height) for key, height in blocks.items() if key != "repeats")
+    numbers = [repeats, *(height for _, height in pairs)]
+    if not pairs or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
+        raise ValueError(f"blocks of {name}: heights and repeats are whole numbers above 0, got {blocks!r}")
+    cut = Cut(pairs, repeats)
+    if cut.rows != rows:
+        times = f", {repeats} times," if repeats > 1 else ""
+        raise ValueError(
+            f"blocks of {name}: heights {tuple(numbers[1:])}{times} add up to {cut.rows}, not to its {rows} rows"
+        )
+    return cut
+
+
 def _check_declared(entry: Entry, use: Use, cut: bool, flipped: bool) -> None:
     """Refuse what could only be ignored."""
-    option = "blocks" if cut else "transposed"
     if (cut or flipped) and entry.kind == "locked":
-        raise ValueError(f"{option}: cannot cut {entry.name}: {entry.reason}")
+        raise ValueError(f"{'blocks' if cut else 'transposed'}: cannot cut {entry.name}: {entry.reason}")
     if flipped and isinstance(use.owner, _ConvNd) and entry.kind != "vector":
         raise ValueError(f"transposed: {entry.name} is a convolution's; its layout is known")
     if cut and (entry.kind == "conv_transpose" or (isinstance(use.owner, _ConvNd) and use.owner.groups > 1)):
@@ -203,8 +234,9 @@ def doubt_of(use: Use, rows: int) -> str:
         return f"it sits in {type(holder).__name__}"
     if isinstance(holder, (nn.Sequential, nn.ModuleDict, nn.ModuleList)) or leaf.endswith(("_a_proj", "_b_proj")):
         return ""
+    separate = len(HOLDS.get(leaf, "several")) == 1
     for other in layers[1 + next((i for i, layer in enumerate(layers) if layer is owner), len(layers)) :]:
-        for parts in (2,) if _SEPARATE.match(leaf) else (2, 3):
+        for parts in (2,) if separate else (2, 3):
             if rows == parts * width(other) and (parts == 3 or width(other) != inputs):
                 return f"its {rows} rows are {parts} times what the layer beside it takes"
     return ""

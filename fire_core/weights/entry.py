@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+
+Declared = Sequence[int] | Mapping[str, int]  # blocks of rows as a caller or a model gives them, see `layout.resolve`
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Blocks of rows, in their order, and how often this pattern recurs.
+
+    Attributes:
+        blocks: (name, rows) of each block within one period. A single one for a weight that is one matrix.
+        repeats: periods: 1 for [q][k][v], the heads for a projection that is interleaved by head.
+        transposed: a raw parameter that is stored (..., d_in, d_out).
+        groups: matrices that lie one after the other in the first dimension of a 2-D parameter (experts).
+        role: what a raw parameter does; empty where the module says so.
+    """
+
+    blocks: tuple[tuple[str, int], ...]
+    repeats: int = 1
+    transposed: bool = False
+    groups: int = 1
+    role: str = ""
+
+    @property
+    def rows(self) -> int:
+        return self.repeats * sum(height for _, height in self.blocks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +138,13 @@ class Entry:
         """The matrices as a view always; with `repeats` above 1, d_out falls apart into (repeats, rows)."""
         if self.kind in ("vector", "locked"):
             raise ValueError(f"{self.label}: a {self.kind} weight holds no matrix to project")
-        if self.kind == "conv":  # (c_out, c_in/g, *kernel)
-            matrix = self._grouped(weight).movedim((1, 2), (-2, -1))
-        elif self.kind == "conv_transpose":  # (c_in, c_out/g, *kernel)
-            matrix = self._grouped(weight).movedim((2, 1), (-2, -1))
-        else:
-            matrix = weight if self.groups == 1 else self._grouped(weight)
-            matrix = matrix.mT if self.transposed else matrix
+        matrix = weight  # a convolution is stored (c_out, c_in/g, *kernel), a transposed one (c_in, c_out/g, *kernel)
+        if self.groups > 1 or self.kind != "matrix":  # (g * a, b, ...) -> (g, a, b, ...)
+            matrix = torch.unflatten(weight, 0, (self.groups, -1))
+        if self.kind != "matrix":
+            matrix = matrix.movedim((1, 2) if self.kind == "conv" else (2, 1), (-2, -1))
+        elif self.transposed:
+            matrix = matrix.mT
         if self.rows is not None:
             if self.repeats > 1:
                 matrix = torch.unflatten(matrix, -2, (self.repeats, -1))
@@ -129,10 +154,6 @@ class Entry:
         if self.columns:
             return torch.unflatten(matrix, -1, (self.heads, -1)).movedim(-2, -3)
         return torch.unflatten(matrix, -2, (self.heads // self.repeats, -1))
-
-    def _grouped(self, weight: Tensor) -> Tensor:
-        """(g * a, b, ...) -> (g, a, b, ...), as a view whatever the memory format."""
-        return torch.unflatten(weight, 0, (self.groups, -1))
 
     @cached_property
     def shape(self) -> tuple[int, int]:

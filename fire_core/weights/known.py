@@ -1,4 +1,4 @@
-"""Fused weights of transformers, timm, torchvision, x-transformers and mamba_ssm.
+"""What is known of the fused weights of transformers, timm, torchvision, x-transformers and mamba_ssm.
 
 Two kinds of knowledge. A rule by name holds in the packages whose families the tests compare with their forward passes
 (`tests/zoo`): a `qkv` with three times as many rows as columns is q, k, v. A rule by class goes before it, for whatever
@@ -8,22 +8,25 @@ and name (`timm.tiny_vit.Attention`). Nothing is imported. Each rule is checked 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+import re
 from dataclasses import replace
-from typing import TypeVar
+from itertools import pairwise
+from typing import Any
 
 from torch import Tensor, nn
 
-from fire_core.weights.fused import Cut, Misfit, number, stated
-from fire_core.weights.topology import HOLDS, Use, width
+from fire_core.weights.entry import Cut, Entry
+from fire_core.weights.topology import HOLDS, Use, linear_layers, width
 
-Known = TypeVar("Known")
 # Packages in which a name says how a layer is cut, unless its class is in the table below.
 PACKAGES = ("transformers", "timm", "torchvision")
-STRAIGHT = ("qkv", "Wqkv", "kv", "to_kv", "qk")  # of equal parts, each as high as the weight is wide
 
-# Classes | layers or raw parameters of theirs | their blocks, see `fused.stated` | of a raw one: role and storage.
+# Classes | layers or raw parameters of theirs | their blocks, see `stated` | of a raw one: role and storage.
 # Two more names: `*`, any class of the packages; `*Experts`, classes that say themselves how they store.
+# Last, for `layout="heads"`: classes that keep a head's rows of q, k and v together, and its columns of the output
+# projection alike | heads | attributes that say how many heads of queries, and of keys and values if not as many, they
+# have | the output projection, if it is in the module.
 _RULES = """
 * | gate_up_proj Wi | gate up
 * | kv_b_proj | num_heads: k=qk_nope_head_dim v=v_head_dim
@@ -41,16 +44,10 @@ MiniMaxLightningAttention | qkv_proj | num_attention_heads: q k v
 DisentangledSelfAttention | in_proj | num_attention_heads: q k v
 EsmFoldSelfAttention | proj | num_heads: q k v
 GPT2Attention DecisionTransformerGPT2Attention ImageGPTAttention | c_attn | is_cross_attention ? k v ; q k v
-transformers.modeling_openai.Attention | c_attn | q k v
-BarkSelfAttention BarkSelfFlashAttention2 | att_proj | q k v
-LayoutLMv2SelfAttention | qkv_linear | q k v
 DbrxAttention | Wqkv | q=num_heads*head_dim k,v=num_key_value_heads*head_dim
 Phi3Attention Phi4MultimodalAttention | qkv_proj | q=num_attention_heads*head_dim k,v=num_key_value_heads*head_dim
 Exaone4_5_VisionAttention | qkv | q=q_dim k,v=kv_dim
 JetMoeAttention | kv_proj | k v
-torchvision.maxvit.RelativePositionalMultiHeadAttention | to_qkv | q k v
-torchvision.mvit.MultiscaleAttention timm.mvitv2.MultiScaleAttention timm.hiera.MaskUnitAttention | qkv | q k v
-timm.hieradet_sam2.MultiScaleAttention HieraMaskUnitAttention Sam2MultiScaleAttention | qkv | q k v
 timm.gcvit.WindowAttentionGlobal | qkv | use_global ? k v ; q k v
 timm.tiny_vit.Attention timm.efficientformer.Attention timm.levit.Attention | qkv | num_heads: q,k=key_dim v=val_dim
 timm.levit.AttentionDownsample | kv | num_heads: k=key_dim v=val_dim
@@ -66,15 +63,7 @@ timm.mobilevit.LinearSelfAttention MobileViTV2LinearSelfAttention | qkv_proj | q
 Qwen3NextAttention Qwen3_5Attention Qwen3_5MoeAttention Qwen4ExpTextAttention | q_proj |
     num_attention_heads: q=head_dim gate=head_dim
 
-GraniteMoeHybridMLP GraniteMoeSWAMLP GraniteMoeSharedMLP | input_linear | gate up
-MoonshineDecoderMLP MoonshineStreamingDecoderMLP MoshiGatingMLP KyutaiSpeechToTextGatingMLP | fc1 | gate up
-timm.mlp.GluMlp | fc1 | gate up
 timm.mambaout.GatedConvBlock | fc1 | gate value
-ClvpGatedLinearUnit | proj | gate up
-x_transformers.x_transformers.GLU | proj | up gate
-SeamlessM4TConformerConvolutionModule SeamlessM4Tv2ConformerConvolutionModule | pointwise_conv1 | value gate
-Wav2Vec2BertConvolutionModule Wav2Vec2ConformerConvolutionModule | pointwise_conv1 | value gate
-
 MambaMixer FalconMambaMixer JambaMambaMixer mamba_ssm.mamba_simple.Mamba | in_proj | x gate
 MambaMixer FalconMambaMixer JambaMambaMixer | x_proj | dt=time_step_rank B,C=ssm_state_size
 mamba_ssm.mamba_simple.Mamba | x_proj | dt=dt_rank B,C=d_state
@@ -101,6 +90,20 @@ JetMoeMoA | input_linear | | q
 JetMoeMoA | output_linear | | attention_out
 DbrxExpertGLU | w1 v1 | | mlp groups:moe_num_experts
 DbrxExpertGLU | w2 | | mlp transposed groups:moe_num_experts
+
+torch.activation.MultiheadAttention | in_proj_weight | q k v
+torch.activation.MultiheadAttention CLIPAttention OPTAttention BartAttention | heads | num_heads | out_proj
+vision.vit.Attention | heads | heads | to_out
+language.model.Attention | heads | n_head n_kv_head | c_proj
+GPT2Attention ImageGPTAttention | heads | num_heads | c_proj
+GPTNeoXAttention | heads | config.num_attention_heads | dense
+BloomAttention | heads | num_heads | dense
+Phi3Attention LlamaAttention MistralAttention MixtralAttention Qwen2Attention Qwen3Attention GemmaAttention
+    Gemma2Attention GraniteAttention Olmo2Attention | heads | config.num_attention_heads config.num_key_value_heads |
+    o_proj
+BertSelfAttention RobertaSelfAttention | heads | num_attention_heads |
+timm.attention.Attention timm.swin_transformer.WindowAttention | heads | num_heads | proj
+torchvision.swin_transformer.ShiftedWindowAttention | heads | num_heads | proj
 """
 
 
@@ -116,6 +119,12 @@ def _table() -> dict[str, dict[str, tuple[str, str]]]:
 
 TABLE = _table()
 _GATES = {"LSTM": "i f g o", "GRU": "r z n", "LSTMCell": "i f g o", "GRUCell": "r z n"}
+_OPERATORS = {"": operator.add, "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+UNKNOWN_HEADS = "its number of heads is not known"
+
+
+class Misfit(Exception):
+    """A known module whose weight has another shape than its rule says; the message is one clause."""
 
 
 def known_cut(use: Use, parameter: Tensor, rows: int) -> Cut | None:
@@ -123,15 +132,15 @@ def known_cut(use: Use, parameter: Tensor, rows: int) -> Cut | None:
 
     Args:
         use: where the parameter sits.
-        parameter: a weight, a bias or a raw parameter.
-        rows: d_out of the matrix that it is, or belongs to.
+        parameter: a weight, or a raw parameter.
+        rows: d_out of its matrix.
 
     Raises:
         Misfit: its class is known with another shape.
     """
     names = use.name.split(".")
     # Upwards, each with the name by which it may know the parameter: a layer may sit in a wrapper, or in a list.
-    levels = range(1, 4) if not use.is_raw else range(2 if parameter.ndim > 1 else 1)
+    levels = range(2) if use.is_raw else range(1, 4)
     for up in levels[: len(use.path) - levels.start]:
         module = use.path[-1 - up]
         rule = _rule_for(module, names[-1 - up], rows, 0 if use.is_raw else width(use.owner))
@@ -143,11 +152,38 @@ def known_cut(use: Use, parameter: Tensor, rows: int) -> Cut | None:
     return stated("value gate", None, rows) if _feeds_glu(use) and rows % 2 == 0 else None
 
 
+def _rule_for(module: nn.Module, leaf: str, rows: int, columns: int) -> tuple[str, str] | None:
+    """The rule for a module's own parameter, or for the layer of that name in it; None where none is known."""
+    owner, rules = _rules_of(module)
+    if leaf in rules:
+        return rules[leaf]
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # one matrix for each gate of `weight_ih` and of `weight_hh`
+        gates = _GATES.get(getattr(module, "mode", type(module).__name__), "")
+        return ("" if leaf.startswith("weight_hr") else gates, "")
+    if columns < 2 or owner.__module__.partition(".")[0] not in PACKAGES:  # of one column nothing is left but signs
+        return None
+    if leaf in TABLE["*"]:
+        return TABLE["*"][leaf]
+    parts, widths = HOLDS.get(leaf, ""), {columns, *map(width, linear_layers(module))}
+    # Each part is as high as the weight is wide, or as what reads it.
+    return (" ".join(parts), "") if len(parts) > 1 and rows in {len(parts) * one for one in widths} else None
+
+
+def _rules_of(module: nn.Module) -> tuple[type, dict[str, tuple[str, str]]]:
+    """The class whose `forward` runs (a subclass with its own may read its rows anew), and the table's rules for it."""
+    owner = next((c for c in type(module).__mro__ if "forward" in vars(c)), nn.Module)
+    parts = owner.__module__.split(".")
+    rules = TABLE.get(f"{parts[0]}.{parts[-1]}.{owner.__name__}") or TABLE.get(owner.__name__)
+    if rules is None and owner.__name__.endswith("Experts") and hasattr(module, "is_concatenated"):
+        rules = TABLE["*Experts"]
+    return owner, rules or {}
+
+
 def _apply(rule: tuple[str, str], module: nn.Module, raw: Tensor | None, rows: int) -> Cut:
     """A rule's cut; of a raw parameter, which of its last two dimensions is d_out is for the rule to say."""
     statement, stored = rule
     options = dict(word.partition(":")[::2] for word in stored.split())
-    if raw is None or raw.ndim < 2 or not options:
+    if raw is None or not options:
         return stated(statement, module, rows)
     flag = options.get("transposed")
     transposed = flag is not None and bool(not flag or getattr(module, flag))
@@ -156,42 +192,89 @@ def _apply(rule: tuple[str, str], module: nn.Module, raw: Tensor | None, rows: i
     return replace(cut, transposed=transposed, groups=groups, role=next(iter(options)))
 
 
-def _rule_for(module: nn.Module, leaf: str, rows: int, columns: int) -> tuple[str, str] | None:
-    """The rule for a module's own parameter, or for the layer of that name in it; None where none is known."""
-    owner = forward_class(module)
-    rules = look_up(TABLE, module)
-    if rules is None and owner.__name__.endswith("Experts") and hasattr(module, "is_concatenated"):
-        rules = TABLE["*Experts"]
-    if rules is not None and leaf in rules:
-        return rules[leaf]
-    if isinstance(module, nn.MultiheadAttention):
-        return ("q k v", "") if leaf.startswith("in_proj_") else None
-    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # one matrix for each gate of `weight_ih` and of `weight_hh`
-        gates = _GATES.get(getattr(module, "mode", type(module).__name__), "")
-        return ("" if leaf.startswith("weight_hr") else gates, "")
-    if columns > 1 and owner.__module__.partition(".")[0] in PACKAGES:  # of one column nothing is left but signs
-        if leaf in STRAIGHT and rows == len(HOLDS[leaf]) * columns:
-            return " ".join(HOLDS[leaf]), ""
-        return TABLE["*"].get(leaf)
-    return None
-
-
-def forward_class(module: nn.Module) -> type:
-    """The class whose `forward` runs: a subclass with its own may read its rows anew."""
-    return next((c for c in type(module).__mro__ if "forward" in vars(c)), nn.Module)
-
-
-def look_up(table: Mapping[str, Known], module: nn.Module) -> Known | None:
-    """What a table of classes holds for a module."""
-    owner = forward_class(module)
-    parts = owner.__module__.split(".")
-    return table.get(f"{parts[0]}.{parts[-1]}.{owner.__name__}") or table.get(owner.__name__)
-
-
 def _feeds_glu(use: Use) -> bool:
     """Whether torch's own GLU, which takes two halves, comes right after the layer in a Sequential."""
-    if len(use.path) < 2 or not isinstance(use.path[-2], nn.Sequential):
-        return False
-    layers = list(use.path[-2].children())
-    at = next((i for i, layer in enumerate(layers) if layer is use.owner), len(layers))
-    return at + 1 < len(layers) and isinstance(layers[at + 1], nn.GLU)
+    layers = use.path[-2].children() if len(use.path) > 1 and isinstance(use.path[-2], nn.Sequential) else ()
+    return any(layer is use.owner and isinstance(after, nn.GLU) for layer, after in pairwise(layers))
+
+
+def stated(statement: str, module: Any, rows: int) -> Cut:
+    """The cut that a statement of a rule gives for a module's weight.
+
+    `q k v` are blocks of equal height; `q,k=key_dim v=val_dim*2` have heights that attributes of the module make;
+    `num_heads: q k v` recur, interleaved by head; nothing is one matrix. Of several, between semicolons, the first
+    whose condition the module meets: `use_global ? k v ; q k v`.
+
+    Raises:
+        Misfit: the blocks are not the rows, or the module lacks an attribute.
+    """
+    for choice in statement.split(" ; "):
+        condition, _, text = choice.rpartition("? ")
+        if not condition or getattr(module, condition.strip()):
+            break
+    recurs, _, text = text.rpartition(": ")
+    repeats = number(module, recurs, rows) if recurs else 1
+    parts = [(name, h) for names, _, h in (part.partition("=") for part in text.split()) for name in names.split(",")]
+    parts = parts or [("", "")]
+    even = rows // max(1, repeats * len(parts))
+    cut = Cut(tuple((name, number(module, height, rows) if height else even) for name, height in parts), repeats)
+    heights = tuple(height for _, height in cut.blocks)
+    if cut.rows != rows or min(heights) < 1:
+        raise Misfit(f"{f'{repeats} x ' if repeats > 1 else ''}{heights} rows are not its {rows}")
+    return cut
+
+
+def number(module: Any, expression: str, rows: int = 0) -> int:
+    """What numbers, attributes of the module or else of its `config`, and its `rows` make, from left to right.
+
+    Raises:
+        Misfit: the module has no number of that name.
+    """
+    result = 0
+    for sign, term in re.findall(r"([-+*/]?)([\w.]+)", expression):
+        value = int(term) if term.isdigit() else rows if term == "rows" else _attribute(module, term)
+        result = _OPERATORS[sign](result, value)
+    return result
+
+
+def _attribute(module: Any, name: str) -> int:
+    for place in (module, getattr(module, "config", None)):
+        value: Any = place
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if isinstance(value, int) and value > 0:
+            return int(value)
+    raise Misfit(f"{type(module).__name__} has no number {name}")
+
+
+def by_head(entry: Entry, use: Use) -> Entry:
+    """An attention's matrix cut by head; kept, with the reason, where that is not known. Any other entry as it is."""
+    if entry.kind != "matrix" or entry.role not in ("q", "k", "v", "attention_out"):
+        return entry
+    try:
+        return replace(entry, heads=_heads_of(entry, use), columns=entry.role == "attention_out")
+    except Misfit as misfit:
+        return replace(entry, role="other", reason=f"{UNKNOWN_HEADS}: {misfit}")
+
+
+def _heads_of(entry: Entry, use: Use) -> int:
+    """How many heads a matrix holds.
+
+    Raises:
+        Misfit: the class is not known, or its weight is another than the known one.
+    """
+    leaf, holder = use.place
+    name, (statement, out) = type(holder).__name__, _rules_of(holder)[1].get("heads", ("", ""))
+    if not statement:
+        raise Misfit(f"no rule knows {name}")
+    queries, *keys = statement.split()
+    columns = entry.role == "attention_out"
+    if columns and (leaf != out or entry.block):
+        raise Misfit(f"{leaf} of {name} is not its output projection")
+    heads = number(holder, queries if columns or entry.role == "q" or not keys else keys[0])
+    d_out, d_in = entry.shape
+    width_of_heads, rest = divmod(d_in if columns else d_out, heads)
+    declared: object = getattr(holder, "head_dim", None)
+    if rest or heads % entry.repeats or entry.count > 1 or (isinstance(declared, int) and declared != width_of_heads):
+        raise Misfit(f"{d_out} x {d_in} is not {heads} heads of {name}")
+    return heads

@@ -34,6 +34,7 @@ What a weight *is* (its role) comes from where it sits; see `topology`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -41,11 +42,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fire_core.weights import advice
 from fire_core.weights.describe import LAYERS, Reader, near
-from fire_core.weights.entry import Entries, Entry
-from fire_core.weights.fused import Declared
-from fire_core.weights.topology import prefixes
+from fire_core.weights.entry import Declared, Entries, Entry
+from fire_core.weights.known import UNKNOWN_HEADS
+from fire_core.weights.topology import RAW, prefixes
 
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]
 
@@ -58,6 +58,7 @@ _SEVERAL = {
 _WORDS = "linear conv depthwise attention qk mlp ssm recurrent router adapter head embedding"
 # A word in a layout stands for these roles.
 GROUPS: dict[str, tuple[str, ...]] = {word: _SEVERAL.get(word, (word,)) for word in _WORDS.split()}
+RAW_SHARE = 0.1  # of a model's numbers: unknown raw parameters that hold more than this are warned about
 FROZEN = "frozen (requires_grad=False): trainable_only=False takes it too"
 _EVERY_LAYER = {"linear": "project", "conv": "project"}
 PRESETS: dict[str, dict[str, str]] = {
@@ -123,15 +124,17 @@ def resolve(
             weight that cannot be cut.
     """
     included, excluded = selectors_of("include", include), selectors_of("exclude", exclude)
-    flipped = _patterns("transposed", transposed)
+    given = selectors_of("transposed", transposed)
+    if len(flipped := [pattern for pattern in given if isinstance(pattern, str)]) < len(given):
+        raise ValueError(f"transposed={transposed!r}: give a pattern, or several of them")
     if not isinstance(blocks, Mapping | None) or not all(isinstance(pattern, str) for pattern in blocks or ()):
         raise ValueError(f"blocks={blocks!r}: give a mapping from patterns to heights")
     if isinstance(layout, (str, Mapping)):
         rules = _rules(layout)
         entries = Reader(model, blocks or {}, flipped, example, by_head=layout == "heads").read()
-        warnings = advice.quantised(model)
+        warnings = _quantised(model)
         if strict and any(entry.role == "fused" for entry in entries):
-            raise ValueError("strict=True: " + "; ".join(advice.fused(entries)))
+            raise ValueError("strict=True: " + "; ".join(_fused(entries)))
         if trainable_only:
             frozen = [not e.parameter.requires_grad and e.kind != "locked" for e in entries]
             entries = [replace(e, reason=FROZEN) if kept else e for e, kept in zip(entries, frozen, strict=True)]
@@ -149,7 +152,7 @@ def resolve(
         entries = _apply(entries, chosen, "project", "include")
     if isinstance(layout, (str, Mapping)):  # a weight that the caller has chosen or excluded needs no advice
         undecided = [e for e in entries if e.action == "keep" and not any(matches(e, chosen) for chosen in excluded)]
-        warnings += advice.undecided(undecided, sum(e.size for e in entries))
+        warnings += _undecided(undecided, sum(e.size for e in entries))
     for chosen in excluded:
         entries = _apply(entries, chosen, "keep", "exclude")
     left = f"layout={layout!r} leaves it alone" if isinstance(layout, str) else "the layout leaves it alone"
@@ -170,13 +173,6 @@ def selectors_of(option: str, selectors: Selector | Iterable[Selector]) -> list[
     if not isinstance(selectors, Iterable):
         raise ValueError(f"{option}={selectors!r}: give a pattern, a type, a module or a parameter, or several of them")
     return list(selectors)
-
-
-def _patterns(option: str, given: str | Iterable[str]) -> list[str]:
-    patterns = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise ValueError(f"{option}={given!r}: give a pattern, or several of them")
-    return patterns
 
 
 def _rules(layout: str | Mapping[str, str]) -> dict[str, str]:
@@ -250,3 +246,56 @@ def matches(entry: Entry, selector: Selector) -> bool:
     if isinstance(selector, nn.Module):
         return any(module is selector for module in entry.modules)
     return entry.parameter is selector
+
+
+# ------------------------------------------------------------------- what is kept and might have been meant, in words
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    every = list(dict.fromkeys(names))
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
+def _undecided(entries: list[Entry], total: int) -> list[str]:
+    """Lines on kept weights of a model of `total` numbers: heads, fused ones and raw parameters that nobody knows."""
+    lines = []
+    if torn := {entry.label: entry.reason for entry in entries if entry.reason.startswith(UNKNOWN_HEADS)}:
+        why = next(iter(torn.values()))
+        lines.append(f'layout="heads" keeps {listed(torn)}: {why}; layout="attention" takes them uncut')
+    lines += _fused(entries)
+    raw = [e for e in entries if e.reason == RAW and e.kind == "matrix" and min(e.parameter.shape[-2:]) > 1]
+    held = sum(e.size for e in raw)
+    if held > RAW_SHARE * total:
+        names = listed(re.sub(r"(?<=\.)\d+(?=\.)", "*", e.name) for e in raw)
+        lines.append(
+            f"{100 * held / total:.0f} % of the model's numbers are raw parameters that no rule knows, and are kept: "
+            f"{names}. include= projects them, transposed= says that they are stored (d_in, d_out)"
+        )
+    return lines
+
+
+def _fused(entries: list[Entry]) -> list[str]:
+    """One line for each fused weight that nobody knows, layers that differ by their number together."""
+    alike: dict[tuple[str, int, str], list[Entry]] = {}
+    for entry in entries:
+        if entry.role == "fused":
+            alike.setdefault((re.sub(r"\b\d+\b", "*", entry.name), entry.d_out, entry.reason), []).append(entry)
+    lines = []
+    for (pattern, rows, reason), found in alike.items():
+        name = pattern if len(found) > 1 else found[0].name
+        parts = 3 if rows % 3 == 0 and re.search("q|attn", name) else 2
+        many = f" ({len(found)} weights)" if len(found) > 1 else ""
+        lines.append(
+            f"{name}{many} is kept; it {reason}, and how its {rows} rows divide is not known. Declare it, "
+            f"blocks={{{name!r}: {(rows // parts,) * parts}}} or as they lie; or have it read off a forward pass, "
+            f"example=a batch; or take it as one matrix, include={name!r}"
+        )
+    return lines
+
+
+def _quantised(model: nn.Module) -> list[str]:
+    """A line on quantised layers, whose weights are no parameters."""
+    names = [name for name, module in model.named_modules() if ".quantized" in type(module).__module__]
+    names = [name for name in names if not any(name.startswith(f"{outer}.") for outer in names)]
+    return [f"{len(names)} quantised layers hold no parameters and are kept: {listed(names)}"] if names else []

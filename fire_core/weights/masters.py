@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,22 +31,33 @@ class Master:
         weight: the model's parameter.
         tensor: what holds the copy.
         start: where it begins in a flat tensor; None: the tensor has the weight's shape.
+        part: of the flattened weight, where the flat tensor holds no more: ZeRO cuts weights at the ends of its
+            partitions, and of most of them a process holds nothing.
     """
 
     weight: Tensor
     tensor: Tensor
     start: int | None = None
+    part: slice | None = None
 
-    def view(self) -> Tensor:
-        """The copy, of the weight's shape; writing to it writes to the tensor."""
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """The weight and the copy, of one shape, or the part that there is of both; views, to be written to."""
+        weight, copy = self.weight.detach(), self.tensor.detach()
+        if self.part is not None:
+            weight = weight.view(-1)[self.part]
+        return weight, copy if self.rows is None else copy.view(-1)[self.rows].view(weight.shape)
+
+    @property
+    def rows(self) -> slice | None:
+        """Where it lies in a flat tensor; None: it is the whole tensor."""
         if self.start is None:
-            return self.tensor
-        return self.tensor.view(-1)[self.start : self.start + self.weight.numel()].view(self.weight.shape)
+            return None
+        return slice(self.start, self.start + len(range(self.weight.numel())[self.part or slice(None)]))
 
     def agrees(self) -> bool:
         """Whether it is the weight's value, but for rounding."""
-        copy = self.view().detach().to(self.weight.dtype)
-        return torch.equal(copy, self.weight.detach().to(copy.device))
+        weight, copy = self.pair()
+        return torch.equal(copy.to(weight.dtype), weight.to(copy.device))
 
 
 def find_masters(
@@ -54,9 +65,10 @@ def find_masters(
 ) -> list[Master]:
     """The master copies of a model's weights.
 
-    A master is what the caller names, what an optimizer keeps as `master_param` in the state of a weight, or a tensor
-    in an optimizer's groups that is none of the model's, has the shape of a half-precision weight that no optimizer
-    holds, and equals it after rounding.
+    A master is what the caller names, what an optimizer keeps as `master_param` in the state of a weight, the part of
+    an optimizer's flat tensor that DeepSpeed names at a weight (ZeRO stages 1 and 2), or a tensor in an optimizer's
+    groups that is none of the model's, has the shape of a half-precision weight that no optimizer holds, and equals it
+    after rounding.
 
     Args:
         model: whose weights they are copies of.
@@ -69,13 +81,13 @@ def find_masters(
     Raises:
         ValueError: an optimizer holds tensors that are no weights of the model and no masters of any, while none holds
             some half-precision weight that is trained; a name or a shape of `given` that does not fit, or a copy that
-            differs from its weight.
+            differs from its weight; DeepSpeed's copies whose optimizer is not given, or ZeRO stage 3.
     """
     named = dict(model.named_parameters())
-    found = _given(named, given or {})
     parts = [part for optimizer in optimizers_of(optimizers) for part in with_inner(optimizer)]
     of_model = {id(p) for p in named.values()}
     held = [p for part in parts for group in part.param_groups for p in group["params"]]
+    found = _of_zero(named, held) | _given(named, given or {})
     for part in parts:
         for p, state in part.state.items():
             if id(p) in of_model and isinstance(state, dict) and isinstance(state.get(MASTER), Tensor):
@@ -103,6 +115,38 @@ def find_masters(
     return list(found.values())
 
 
+def _of_zero(named: Mapping[str, Tensor], held: list[Tensor]) -> dict[int, Master]:
+    """The copies in ZeRO's flat partitions: DeepSpeed notes at each weight what of it this process keeps, and where."""
+    divided = any(hasattr(weight, "_hp_mapping") for weight in named.values())
+    flats = {t.untyped_storage().data_ptr(): t for t in held} if divided else {}  # FSDP's shards have no storage to ask
+    found = {}
+    for name, weight in cast(Mapping[str, Any], named).items():
+        if hasattr(weight, "ds_id"):
+            raise ValueError(
+                f"{name} is divided by ZeRO stage 3, which is not supported: save the weights, project them from disk "
+                "to disk (fire project) and start the next stage from them, or train with stage 2"
+            )
+        noted = getattr(weight, "_hp_mapping", None)
+        if noted is not None and held:
+            flat = flats.get(noted.hp_fragment.untyped_storage().data_ptr())
+            if flat is None:
+                raise ValueError(
+                    f"DeepSpeed trains {name} through a copy: give its optimizer, optimizer=engine.optimizer"
+                )
+            start, own = noted.hp_fragment_address.start, noted.lp_fragment_address
+            part = slice(own.start, own.start + own.numel)
+            found[id(weight)] = _checked(name, Master(weight, flat, start, part))
+        elif held and hasattr(weight, "_hp_mapping"):
+            found[id(weight)] = Master(weight, held[0], 0, slice(0, 0))  # other processes hold all of it
+    return found
+
+
+def _checked(name: str, master: Master) -> Master:
+    if not master.agrees():
+        raise ValueError(f"masters: the copy of {name} has other values than the weight")
+    return master
+
+
 def _given(named: Mapping[str, Tensor], given: Masters) -> dict[int, Master]:
     if not isinstance(given, Mapping):
         raise ValueError("masters: give a mapping, {name: copy} or {name: (flat tensor, offset)}")
@@ -119,10 +163,7 @@ def _given(named: Mapping[str, Tensor], given: Masters) -> dict[int, Master]:
             raise ValueError(
                 f"masters: {name} has shape {tuple(weight.shape)}, its copy {tuple(tensor.shape)}{where} cannot hold it"
             )
-        master = Master(weight, tensor, start)
-        if not master.agrees():
-            raise ValueError(f"masters: the copy of {name} has other values than the weight")
-        found[id(weight)] = master
+        found[id(weight)] = _checked(name, Master(weight, tensor, start))
     return found
 
 
@@ -132,10 +173,10 @@ def carried_to(masters: Iterable[Master]) -> Iterator[None]:
 
     Numbers that stay the same in half precision keep the master's further digits.
     """
-    before = [(master, master.weight.detach().clone()) for master in masters]
+    before = [(master, master.pair()[0].clone()) for master in masters]
     yield
     with torch.no_grad():
         for master, old in before:
-            copy, weight = master.view(), master.weight.detach()
+            weight, copy = master.pair()
             changed = (weight != old).to(copy.device)
             copy.copy_(torch.where(changed, weight.to(copy.device, copy.dtype), copy))

@@ -17,10 +17,6 @@ from fire_core.weights import distributed
 from fire_core.weights.as_new import MASTER, not_as_new
 
 Rows = Tensor | slice | Sequence[int]
-# Where wrappers keep the optimizer that they wrap: timm's and torch_optimizer's Lookahead, accelerate, Lightning, SAM;
-# and the several of a chain: Megatron's, torchtitan's and our own.
-_INNER = ("_base_optimizer", "base_optimizer", "optimizer", "_optimizer", "base")
-_SEVERAL = ("chained_optimizers", "sub_optimizers", "optimizers", "parts")
 # Counters that some optimizers (timm's Lamb and Adan, schedule-free, torch_optimizer's Lookahead) keep for a whole
 # group, with their first values.
 _GROUP_COUNTERS = {"step": 0, "k": 0, "counter": 0, "weight_sum": 0.0, "lr_max": -1.0}
@@ -61,19 +57,19 @@ def reset_optimizer_state(
 
     Raises:
         TypeError: not optimizers, or not a list of parameters (a module, one bare tensor, names).
-        ValueError: `verify` with `rows`, whose other rows are not new.
+        ValueError: `rows` that a parameter does not have; `verify` with `rows`, whose other rows are not new.
     """
     if verify and rows is not None:
         raise ValueError("verify compares whole parameters with those of a new optimizer: not with rows=")
     params = list(params) if not isinstance(params, (nn.Module, Tensor)) else params
     count, notes = reset_states(optimizers, params, rows, dim)
-    if verify and not count and any(part.state for o in optimizers_of(optimizers) for part in with_inner(o)):
-        notes.append("the optimizers keep nothing of these parameters: if they train copies, give the copies too")
     if verify:
-        for optimizer in optimizers_of(optimizers):
-            for part in with_inner(optimizer):
-                if len([*with_inner(part)]) == 1:  # a wrapper is no new one without what is inside
-                    notes += not_as_new(part, _parameters(params))
+        parts = [part for optimizer in optimizers_of(optimizers) for part in with_inner(optimizer)]
+        if not count and any(part.state for part in parts):
+            notes.append("the optimizers keep nothing of these parameters: if they train copies, give the copies too")
+        for part in parts:
+            if len([*with_inner(part)]) == 1:  # a wrapper is no new one without what is inside
+                notes += not_as_new(part, set(_parameters(params)))
     for note in notes:
         warnings.warn(note, FireWarning, stacklevel=2)
     return count
@@ -85,6 +81,10 @@ def reset_states(
 ) -> tuple[int, list[str]]:
     """`reset_optimizer_state`, which returns its warnings instead of giving them."""
     unique = _parameters(params)
+    if rows is not None:
+        rows = rows if isinstance(rows, slice) else torch.as_tensor(rows)
+        for p in unique.values():
+            _check_rows(rows, p, dim)
     count, notes = 0, []
     for optimizer in optimizers_of(optimizers):
         done: set[int] = set()
@@ -123,7 +123,7 @@ def _is_optimizer(thing: object) -> bool:
     return hasattr(thing, "param_groups") and hasattr(thing, "state")
 
 
-def _parameters(params: Iterable[Tensor]) -> set[int]:
+def _parameters(params: Iterable[Tensor]) -> dict[int, Tensor]:
     if isinstance(params, nn.Module):
         raise TypeError("params is a module: give its parameters, module.parameters()")
     if isinstance(params, Tensor):
@@ -132,11 +132,25 @@ def _parameters(params: Iterable[Tensor]) -> set[int]:
     for p in several:
         if not isinstance(p, Tensor):
             raise TypeError(f"params holds {p!r}, which is no parameter: give tensors, as in model.parameters()")
-    return {id(p) for p in several}
+    return {id(p): p for p in several}
+
+
+def _check_rows(rows: Tensor | slice, p: Tensor, dim: int) -> None:
+    held = p.shape[dim] if dim < p.ndim else 0
+    if isinstance(rows, slice):
+        fits = dim < p.ndim
+    elif rows.dtype == torch.bool:
+        fits = rows.shape == (held,)
+    else:  # those on a GPU would have to be waited for
+        fits = not rows.is_floating_point() and (
+            rows.device.type != "cpu" or all(-held <= row < held for row in rows.flatten().tolist())
+        )
+    if not fits:
+        raise ValueError(f"rows: a parameter of shape {tuple(p.shape)} lacks some of them along dim={dim}")
 
 
 def with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """The optimizer and, inside a wrapper, those that it wraps."""
+    """The optimizer and those that it holds, by whatever names: a wrapper's one, a chain's several."""
     seen: set[int] = set()
     queue: list[Any] = [optimizer]
     while queue:
@@ -145,9 +159,8 @@ def with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
             continue
         seen.add(id(part))
         yield part
-        queue += [getattr(part, name, None) for name in _INNER]
-        several = (getattr(part, name, ()) for name in _SEVERAL)
-        queue += [one for held in several for one in (held.values() if isinstance(held, dict) else held or ())]
+        for held in vars(part).values():
+            queue += held.values() if isinstance(held, dict) else held if isinstance(held, (list, tuple)) else [held]
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> set[int]:
@@ -187,29 +200,25 @@ def _forget(optimizer: Optimizer, group: dict[str, Any], p: Tensor) -> None:
         state["step"].zero_()
         state["sum"].fill_(group["initial_accumulator_value"])
         return
-    if MASTER in state:
-        for name, value in state.items():
-            if name != MASTER:
-                state[name] = value.zero_() if isinstance(value, Tensor) else 0
-        return
     # A captured CUDA graph holds the addresses of these tensors, so they stay and become zero, where zero is new.
-    if group.get("capturable") and set(state) <= {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}:
-        for value in state.values():
-            value.zero_()
+    captured = group.get("capturable") and set(state) <= {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+    if not captured and MASTER not in state:
+        del optimizer.state[p]
         return
-    del optimizer.state[p]
+    for name, value in state.items():
+        if name != MASTER:
+            state[name] = value.zero_() if isinstance(value, Tensor) else 0
 
 
-def _forget_rows(state: dict[str, object], p: Tensor, rows: Rows, dim: int) -> None:
-    index = torch.as_tensor(rows, device=p.device) if not isinstance(rows, (slice, Tensor)) else rows
+def _forget_rows(state: dict[str, object], p: Tensor, rows: Tensor | slice, dim: int) -> None:
     for name, value in state.items():
         if name != MASTER and isinstance(value, Tensor) and value.shape == p.shape:
             # writing to rows of a DTensor would write to a copy
             whole = distributed.full(value).clone() if distributed.is_sharded(value) else value
-            if isinstance(index, Tensor) and index.dtype == torch.bool:  # no list of rows, which a GPU would wait for
-                whole.masked_fill_(index.view(-1, *[1] * (whole.ndim - dim - 1)), 0)
+            if isinstance(rows, Tensor) and rows.dtype == torch.bool:  # no list of rows, which a GPU would wait for
+                whole.masked_fill_(rows.to(whole.device).view(-1, *[1] * (whole.ndim - dim - 1)), 0)
             else:
-                whole[(slice(None),) * dim + (index,)] = 0
+                whole[(slice(None),) * dim + (rows,)] = 0
             if whole is not value:
                 distributed.write_(value, whole)
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -21,12 +22,17 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
-from fire_core.weights.fused import Cut
-from fire_core.weights.topology import is_transposed_linear, unwrap
+from fire_core.weights.entry import Cut
+from fire_core.weights.topology import is_transposed_linear, unwrap, width
 
 _PRODUCTS = {"mul", "multiply", "matmul", "bmm", "mm", "einsum", "baddbmm", "scaled_dot_product_attention", "glu"}
 _VIEWS = ("Alias", "Narrow", "Permute", "Select", "Slice", "Split", "Transpose", "Unbind", "Unsafe", "View")
-_SIDES = {"gate": {"0": "gate", "1": "up"}, "glu": {"0": "value", "1": "gate"}}
+_SIDES = {"attention": ("q", "k", "v"), "gate": ("gate", "up"), "glu": ("value", "gate")}
+_BY_HAND: dict[tuple[str, ...], str] = {
+    ("0", "0"): "q",
+    ("1", "0"): "k",
+    ("", "1"): "v",
+}  # sides in an attention's products
 _FIRST = {"baddbmm": 1, "einsum": 1}  # where the factors begin among the arguments
 
 
@@ -36,8 +42,8 @@ Products = list[tuple[str, list[Tensor]]]  # the sides of each product that was 
 class _Watch(TorchFunctionMode):
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
-        self.weights = {id(weight): weight for weight in weights}
-        self.seen: dict[int, Products] = {key: [] for key in self.weights}
+        self.weights = list(weights)
+        self.seen: dict[int, Products] = {id(weight): [] for weight in weights}
         self.used: set[int] = set()  # by linear layers
         self.draw = torch.Generator().manual_seed(0)
 
@@ -48,8 +54,6 @@ class _Watch(TorchFunctionMode):
         if torch.is_grad_enabled():
             if name in _PRODUCTS:
                 self._product(name, args, kwargs)
-            elif name == "softmax":
-                self._softmax(args, kwargs)
             elif name == "linear" and len(args) > 1:
                 self.used.add(id(args[1]))
         return func(*args, **kwargs)
@@ -58,48 +62,27 @@ class _Watch(TorchFunctionMode):
         values = [*args[_FIRST.get(name, 0) :], *kwargs.values()]
         if name == "einsum" and values and isinstance(values[0], (list, tuple)):
             values = list(values[0])
-        sides = [v for v in values if isinstance(v, Tensor) and v.requires_grad]
+        sides = [v for v in values if isinstance(v, Tensor) and v.grad_fn is not None]
         if name == "glu" and sides:
             sides = list(sides[0].chunk(2, kwargs.get("dim", args[1] if len(args) > 1 else -1)))
         sides = sides[:3] if name.startswith("scaled") else sides[:2]
         if len(sides) < 2:
             return
-        sources = [self._sources(side) for side in sides]
         activated = [not type(side.grad_fn).__name__.startswith(_VIEWS) for side in sides]
         if name == "mul" and sum(activated) == 1:  # silu(gate) * up
-            turn = 1 if activated[0] else -1
-            name, sides, sources = "gate", sides[::turn], sources[::turn]
-        for key in {k for one in sources for k in one}:
-            masks = [self._reach(x, self.weights[key]) for x, known in zip(sides, sources, strict=True) if key in known]
+            name, sides = "gate", sides[:: 1 if activated[0] else -1]
+        reached = [self._reached(side) for side in sides]
+        for key in {key for masks in reached for key in masks}:
+            masks = [masks[key] for masks in reached if key in masks]
             if len(masks) > 1:
                 self.seen[key].append((name, masks))
 
-    def _softmax(self, args: Any, kwargs: Any) -> None:
-        scores = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
-        if scores is not None and scores.requires_grad:
-            for key in self._sources(scores):
-                if len(self.seen[key]) == 1:  # of queries with keys
-                    self.seen[key].append(("softmax", []))
-
-    def _sources(self, tensor: Tensor) -> set[int]:
-        """Which watched weights a tensor is computed from."""
-        found, done, stack = set(), set(), [tensor.grad_fn]
-        while stack:
-            node = stack.pop()
-            if node is None or node in done:
-                continue
-            done.add(node)
-            variable = getattr(node, "variable", None)
-            if variable is not None and id(variable) in self.weights:
-                found.add(id(variable))
-            stack += [following for following, _ in node.next_functions]
-        return found
-
-    def _reach(self, tensor: Tensor, weight: Tensor) -> Tensor:
-        """Which of a weight's numbers a tensor depends on: a bool tensor of the weight's shape."""
+    def _reached(self, tensor: Tensor) -> dict[int, Tensor]:
+        """Which numbers of which weights a tensor depends on, as bool tensors of the weights' shapes."""
         direction = torch.randn(tensor.shape, generator=self.draw).to(tensor)
-        (slope,) = torch.autograd.grad(tensor, weight, direction, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(weight, dtype=torch.bool) if slope is None else slope != 0
+        slopes = torch.autograd.grad(tensor, self.weights, direction, retain_graph=True, allow_unused=True)
+        pairs = zip(self.weights, slopes, strict=True)
+        return {id(weight): slope != 0 for weight, slope in pairs if slope is not None}
 
 
 def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
@@ -136,24 +119,21 @@ def _read(clone: nn.Module, args: Any, kwargs: Any, weights: Sequence[Tensor]) -
     """The cuts of some weights of a copy, by `id(weight)`; raises whatever the module does."""
     layers = [m for m in clone.modules() if _is_dense(m)]
     lists = [m for m in clone.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-    blocks = [c for m in lists for c in m._modules.values() if c is not None and _is_block(c)]
+    blocks = [child for m in lists for child in m.children() if any(map(_is_dense, child.modules()))]
     for module in dict.fromkeys((*layers, *blocks)):
         module.register_forward_pre_hook(_detach, with_kwargs=True)
     watch = _Watch(weights)
     devices = {p.device for p in weights if p.device.type == "cuda"}
-    with _eager(), torch.random.fork_rng(list(devices)), torch.inference_mode(False), torch.enable_grad(), watch:
+    # Compiled parts run as they are written. Without dynamo, whose import takes seconds, there are none.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with eager, torch.random.fork_rng(list(devices)), torch.inference_mode(False), torch.enable_grad(), watch:
         clone(*args, **kwargs)
     convs = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd)}
     cuts = {}
-    for key, seen in watch.seen.items():
-        whole = Cut((("", len(watch.weights[key])),)) if key in watch.used else None  # if no product divides it
-        cuts[key] = _cut(seen, (0,) if key in convs else (-2, -1), whole)
+    for weight in weights:
+        whole = Cut((("", len(weight)),)) if id(weight) in watch.used else None  # if no product divides it
+        cuts[id(weight)] = _cut(watch.seen[id(weight)], (0,) if id(weight) in convs else (-2, -1), whole)
     return {key: cut for key, cut in cuts.items() if cut is not None}
-
-
-def _eager() -> AbstractContextManager[Any]:
-    """Compiled parts run as they are written. Without dynamo, whose import takes seconds, there are none."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _is_dense(module: nn.Module) -> bool:
@@ -161,10 +141,6 @@ def _is_dense(module: nn.Module) -> bool:
     if isinstance(module, _ConvNd):
         return module.groups == 1
     return isinstance(module, nn.Linear) or is_transposed_linear(module)
-
-
-def _is_block(module: nn.Module) -> bool:
-    return not _is_dense(module) and any(_is_dense(part) for part in module.modules())
 
 
 def _detach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -229,10 +205,8 @@ def _twin(p: nn.Parameter) -> nn.Parameter:
 def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
     if isinstance(layer, _ConvNd):
         sides = (8,) * len(layer.kernel_size)
-        return [(2, layer.in_channels, *sides), (2, layer.in_channels, *(7 for _ in sides))]
-    weight: Any = layer.weight
-    width = weight.shape[1 if isinstance(layer, nn.Linear) else 0]
-    return [(2, 16, width), (2, 4, 4, width), (2, 49, width), (16, width)]
+        return [(2, layer.in_channels, *sides), (2, layer.in_channels, *(7 for _ in sides)), (2, 16, layer.in_channels)]
+    return [(*batch, width(layer)) for batch in ((2, 16), (2, 4, 4), (2, 49), (16,))]
 
 
 # ------------------------------------------------------------------------------------------------ from masks to a cut
@@ -240,49 +214,38 @@ def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
 
 def _cut(seen: Products, dims: tuple[int, ...], whole: Cut | None) -> Cut | None:
     for dim in dims:
-        rows = [(name, [mask.movedim(dim, 0).flatten(1).any(1) for mask in masks]) for name, masks in seen]
-        rows = [(name, sides) for name, sides in rows if _disjoint(sides)]
+        rows = [(name, torch.stack([mask.movedim(dim, 0).flatten(1).any(1) for mask in masks])) for name, masks in seen]
+        rows = [(name, sides) for name, sides in rows if int(sides.sum(0).max()) == 1 < int(sides.any(1).sum())]
         if rows:
-            return _pattern(_labels(rows, any(name == "softmax" for name, _ in seen)), transposed=dim == -1)
+            return _pattern(_labels(rows), transposed=dim == -1)
     return whole
 
 
-def _disjoint(masks: list[Tensor]) -> bool:
-    present = [mask for mask in masks if bool(mask.any())]
-    return len(present) > 1 and int(torch.stack(present).sum(0).max()) == 1
-
-
-def _labels(products: Products, softmax: bool) -> list[tuple[str, ...]]:
-    """For each row, on which side of which product it stood; named q, k and v where attention says so."""
-    attention = [masks for name, masks in products if name.startswith("scaled") and len(masks) == 3]
-    if attention:
-        sides = [torch.stack(masks).any(0) for masks in zip(*attention, strict=True)]
-        return [next(((w,) for w, s in zip("qkv", sides, strict=True) if s[i]), ("",)) for i in range(len(sides[0]))]
-    events = list(dict.fromkeys(tuple(tuple(mask.tolist()) for mask in masks) for _, masks in products))
+def _labels(products: list[tuple[str, Tensor]]) -> list[tuple[str, ...]]:
+    """For each row, on which side of which product it stood, from masks (sides, rows); named where that is usual."""
+    if attention := [sides for name, sides in products if name == "scaled_dot_product_attention" and len(sides) == 3]:
+        products = [("attention", torch.stack(attention).any(0))]
+    events: dict[tuple[tuple[bool, ...], ...], str] = {}
+    for name, sides in products:
+        events.setdefault(tuple(map(tuple, sides.tolist())), name)
+    names = _SIDES.get(next(iter(events.values())), "01") if len(events) == 1 else "01"
     labels = [
-        tuple(next((str(n) for n, side in enumerate(sides) if side[i]), "") for sides in events)
-        for i in range(len(events[0][0]))
+        tuple(next((names[n] for n, side in enumerate(sides) if side[i]), "") for sides in events)
+        for i in range(products[0][1].shape[1])
     ]
-    if len(events) == 1 and products[0][0] in _SIDES:
-        return [(_SIDES[products[0][0]].get(label[0], ""),) for label in labels]
-    if not (softmax and len(events) > 1):
-        return labels
-    return [({"0": "q", "1": "k"}.get(label[0], "v" if label[1] else ""),) for label in labels]
+    by_hand = {label: _BY_HAND.get(label[:2], "") for label in labels}
+    if all(by_hand.values()) and not {"mul", "multiply", "gate"} & set(events.values()):  # of matrices, not of numbers
+        labels = [(by_hand[label],) for label in labels]
+    return labels
 
 
 def _pattern(labels: list[tuple[str, ...]], transposed: bool) -> Cut | None:
     """The shortest pattern of runs that recurs; None if a block would lie in two places within it."""
-    runs: list[tuple[tuple[str, ...], int]] = []
-    for label in labels:
-        if runs and runs[-1][0] == label:
-            runs[-1] = (label, runs[-1][1] + 1)
-        else:
-            runs.append((label, 1))
+    runs = [(label, len(list(rows))) for label, rows in groupby(labels)]
     period = next(n for n in range(1, len(runs) + 1) if len(runs) % n == 0 and runs == runs[:n] * (len(runs) // n))
     block = runs[:period]
     if len({label for label, _ in block}) < len(block) or len(block) < 2:
         return None
-    plain = all(len(label) == 1 and label[0] in ("q", "k", "v", "gate", "up", "value") for label, _ in block)
-    names = [label[0] if plain else str(i) for i, (label, _) in enumerate(block)]
-    heights = tuple((name, height) for name, (_, height) in zip(names, block, strict=True))
+    named = all("".join(label).isalpha() for label, _ in block)
+    heights = tuple((label[0] if named else str(i), height) for i, (label, height) in enumerate(block))
     return Cut(heights, len(runs) // period, transposed, role="dense")

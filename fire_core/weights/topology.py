@@ -67,12 +67,6 @@ class Use:
         """Whether it belongs to no layer that is known, as in nn.MultiheadAttention."""
         return not isinstance(self.owner, (nn.Linear, _ConvNd)) and not is_transposed_linear(self.owner)
 
-    @property
-    def weight_name(self) -> str:
-        """The name of the weight that a bias goes with: a.bias -> a.weight, in_proj_bias -> in_proj_weight."""
-        stem, _, leaf = self.name.rpartition("bias")
-        return f"{stem}weight{leaf}"
-
     @cached_property
     def place(self) -> tuple[str, nn.Module]:
         """The projection's own name and the module that holds it, looking through Sequential: `to_out.0` -> to_out."""
@@ -107,34 +101,32 @@ def prefixes(names: Iterable[str]) -> Iterator[str]:
         yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
 
 
-def standing_of(use: Use, parameter: Tensor, tied: bool) -> tuple[str, str, str]:
-    """(kind, role, reason) of a parameter; the reason is why it is kept when nobody asks for it by name."""
-    locked = lock_of(use, parameter)
-    if locked:
-        return "locked", "other", locked
-    kind, role = _kind_of(use, parameter), role_of(use, tied)
-    if kind == "vector":
-        return kind, role, "a bias, a scale or another vector: no matrix"
-    if role == "other":
-        return kind, role, _raw_reason(use)
-    return kind, role, _REASONS.get(role, "")
-
-
 RAW = "a raw parameter: which of its dimensions is in and which out is unknown; include it (and transposed=)"
 _REASONS = {
     "embedding": "an embedding: a table of vectors, not a map; include= takes it, or the layout word embedding",
     "depthwise": "a depthwise convolution: its matrices are m x 1; the layout word depthwise takes it",
     "router": "a router: the size of its logits says how sharply experts are chosen; the layout word router takes it",
     "adapter": "an adapter's factor: what counts is the product of its factors; the layout word adapter takes it",
+    "other": RAW,
 }
 
 
-def _raw_reason(use: Use) -> str:
-    if isinstance(use.owner, nn.Bilinear):
-        return "bilinear: include it to project the (in1, in2) matrix of each output"
-    if isinstance(use.owner, (nn.Linear, _ConvNd)):
-        return f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)"
-    return RAW
+def standing_of(use: Use, parameter: Tensor, tied: bool) -> tuple[str, str, str]:
+    """(kind, role, reason) of a parameter; the reason is why it is kept when nobody asks for it by name."""
+    if locked := lock_of(use, parameter):
+        return "locked", "other", locked
+    kind, role = _kind_of(use, parameter), role_of(use, tied)
+    if kind == "vector":
+        return kind, role, "a bias, a scale or another vector: no matrix"
+    if role == "other" and isinstance(use.owner, nn.Bilinear):
+        return kind, role, "bilinear: include it to project the (in1, in2) matrix of each output"
+    if role == "other" and isinstance(use.owner, (nn.Linear, _ConvNd)):
+        return (
+            kind,
+            role,
+            f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)",
+        )
+    return kind, role, _REASONS.get(role, "")
 
 
 _STANDARDISED = {
@@ -146,13 +138,15 @@ _STANDARDISED = {
 
 def lock_of(use: Use, parameter: Tensor) -> str:
     """Why a parameter's numbers are not the matrix that the module multiplies with; empty if they are."""
-    kind, name = type(parameter), use.attribute
-    if kind.__module__.startswith("bitsandbytes") or not (parameter.is_floating_point() or parameter.is_complex()):
-        return f"quantised or packed ({_words(kind, parameter)}): its numbers are codes"
+    kind, name, dtype = type(parameter), use.attribute, str(parameter.dtype).removeprefix("torch.")
+    words = dtype if kind.__name__ in ("Parameter", "Tensor") else f"{kind.__name__} of {dtype}"
+    packed = kind.__module__.startswith("bitsandbytes") or (
+        hasattr(kind, "__tensor_flatten__") and not hasattr(parameter, "device_mesh")
+    )
+    if packed or not (parameter.is_floating_point() or parameter.is_complex()):
+        return f"quantised or packed ({words}): its numbers are codes"
     if parameter.dtype.itemsize == 1:
-        return f"{_words(kind, parameter)}: eight bits hold no isometry, and its scale lies elsewhere"
-    if hasattr(kind, "__tensor_flatten__") and not hasattr(parameter, "device_mesh"):
-        return f"quantised or packed ({_words(kind, parameter)}): its numbers are codes"
+        return f"{words}: eight bits hold no isometry, and its scale lies elsewhere"
     if kind.__name__ == "FlatParameter" or (
         isinstance(use.owner, nn.Linear) and name == "weight" and parameter.ndim < 2
     ):
@@ -169,11 +163,6 @@ def lock_of(use: Use, parameter: Tensor) -> str:
     if name[-2:] in ("_g", "_v") and pair <= use.owner._parameters.keys():
         return "weight norm: the module computes its weight g v / |v| from it"
     return ""
-
-
-def _words(kind: type, parameter: Tensor) -> str:
-    dtype = str(parameter.dtype).removeprefix("torch.")
-    return dtype if kind.__name__ in ("Parameter", "Tensor") else f"{kind.__name__} of {dtype}"
 
 
 def _kind_of(use: Use, parameter: Tensor) -> str:

@@ -222,5 +222,5 @@ def test_a_compiled_model_needs_a_probe():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(f"ignore::{FireWarning.__module__}.{FireWarning.__name__}")
-def test_two_ranks_agree(tmp_path):
-    start_ranks("tests.integrations.ranks", 2, tmp_path)
+def test_two_ranks_agree(tmp_path, zygote):
+    start_ranks(zygote, "tests.integrations.ranks", 2, tmp_path)

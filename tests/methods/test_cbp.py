@@ -5,7 +5,7 @@ import torch
 
 from fire_core.methods import Net
 from fire_core.methods.cbp import ContinualBackprop, outgoing
-from fire_core.units.find import unit_graph
+from fire_core.units.trace import unit_graph
 from tests.methods.small import moment, perceptron
 from tests.units.test_graph import MODELS
 

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from fire_core.methods import Context, Net
 from fire_core.methods.redo import ReDo
-from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units
+from fire_core.units.trace import unit_graph
 from tests.units.test_graph import MODELS
 
 

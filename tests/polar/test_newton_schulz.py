@@ -1,16 +1,12 @@
 """Newton-Schulz steps and the minimax schedule: singular values follow their scalar recursion."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import Tensor
 
-from fire_core.polar.factor import (
-    newton_schulz,
-)
+from fire_core.polar.factor import newton_schulz
 from fire_core.polar.options import NORM_INITS
 from fire_core.polar.steps import minimax_steps
 from tests.polar.families import dfi64, gaussian, polar, spectra, with_spectrum
@@ -73,11 +69,13 @@ SETTINGS = (
 )
 
 
-@pytest.mark.parametrize("setting", [SETTINGS[0], pytest.param(SETTINGS[1], marks=pytest.mark.slow)])
-def test_lower_matmul_precision_and_autocast_do_not_reach_it(setting):
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_lower_matmul_precision_and_autocast_do_not_reach_it(setting, tmp_path, zygote):
     """In a process of its own: torch's old and new settings do not mix, and cannot be undone together."""
     program = f"""
-import torch
+import torch, warnings
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "Please use the new API settings")  # torch 2.9 says so of the first setting
 from fire_core.polar.factor import newton_schulz, polar_factor
 W = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
 before = newton_schulz(W), polar_factor(W)
@@ -89,9 +87,8 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
 assert state == (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)
 """
-    strict = ["-W", "error", "-W", "ignore:Please use the new API settings"]  # torch 2.9 says so of the first setting
-    done = subprocess.run([sys.executable, *strict, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    answer = zygote.code(tmp_path, program)
+    assert answer.code == 0, answer.err
 
 
 @pytest.mark.filterwarnings("default")  # the compiler's own deprecations

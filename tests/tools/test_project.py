@@ -5,8 +5,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from fire_core.tools.checkpoint.source import load
 from fire_core.tools.command import blocks_of
 from fire_core.tools.project import main, project, report_path
 from tests.tools.tiny import MODELS, loaded, saved
+from tests.zygote import Zygote
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -182,13 +181,13 @@ project(sys.argv[1], sys.argv[2], include=["a.*"], solver="exact")
 """
 
 
-def test_killed_and_repeated(tmp_path: Path) -> None:
+def test_killed_and_repeated(tmp_path: Path, zygote: Zygote) -> None:
     source, target = tmp_path / "in", tmp_path / "out"
     source.mkdir()
     small(source / "pytorch_model.bin")
     project(source, tmp_path / "calm", include=["a.*"], solver="exact")
     before = digests(source)
-    assert subprocess.run([sys.executable, "-c", KILLED, source, target]).returncode == -signal.SIGKILL
+    assert zygote.code(tmp_path, KILLED, str(source), str(target)).code == -signal.SIGKILL
     assert not target.exists()
     (left,) = tmp_path.glob(".out.*.partial")
     project(source, target, include=["a.*"], solver="exact")
@@ -221,13 +220,12 @@ print(int(line.split()[1]) // 1024)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_memory_is_that_of_the_largest_projected_tensor(tmp_path: Path) -> None:
+def test_memory_is_that_of_the_largest_projected_tensor(tmp_path: Path, zygote: Zygote) -> None:
     peaks = []
     for rows, others in ((64, 1), (8192, 60)):
         tensors = {f"{i}.thing.weight": torch.randn(1024, 1024) for i in range(others)}
         tensors["a.fc1.weight"] = torch.randn(rows, 512).bfloat16()
         path, out = tmp_path / f"{others}.safetensors", tmp_path / f"out-{others}.safetensors"
         save_file(tensors, path)
-        done = subprocess.run([sys.executable, "-c", MEMORY, path, out], capture_output=True, text=True, check=True)
-        peaks.append(int(done.stdout))
+        peaks.append(int(zygote.code(tmp_path, MEMORY, str(path), str(out)).out))
     assert peaks[1] - peaks[0] < 24 * 8192 * 512 / 2**20 + 16, f"{peaks} MB for a file of 4 and one of 248 MB"

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units, between, weight
+from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, mean_magnitude, peak
 from language.model import GPT
 from vision.models import MLP, VGG16, ResNet18, SmallResNet, ViT

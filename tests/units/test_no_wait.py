@@ -22,8 +22,8 @@ from fire_core.methods.contrib.trac import Trac
 from fire_core.methods.contrib.weight_clipping import WeightClipping
 from fire_core.methods.snr import SelfNormalizedResets
 from fire_core.units import recycle
-from fire_core.units.find import unit_graph
 from fire_core.units.recycle import recycle_
+from fire_core.units.trace import unit_graph
 from vision.models import MLP, SmallResNet
 
 METHODS: dict[str, Callable[[], Method]] = {

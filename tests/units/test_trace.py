@@ -12,9 +12,8 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from fire_core.methods import Net
 from fire_core.methods.redo import ReDo
-from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units
-from fire_core.units.trace import traced_units
+from fire_core.units.trace import traced_units, unit_graph
 from tests.units.test_graph import permute_
 from vision.models import MLP, VGG16, ResNet18, SmallResNet
 

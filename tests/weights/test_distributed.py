@@ -1,7 +1,6 @@
 """DDP and sharded weights: every rank ends with the numbers of a single process. Real processes, gloo, CPU."""
 
 import copy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from torch import nn
 
 from fire_core import fire_, shrink_and_perturb_
 from tests.networks import GPT
-from tests.zygote import ROOT
+from tests.zygote import Zygote
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
 
@@ -156,30 +155,20 @@ def main(rank: int, world: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def start_ranks(module: str, world: int, folder: Path) -> None:
+def start_ranks(zygote: Zygote, module: str, world: int, folder: Path) -> None:
     """Run a module as so many processes, which check themselves.
 
     Raises:
         AssertionError: one of them failed.
     """
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, str(rank), str(world), str(folder)],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=180)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
+    ranks = [zygote.start(folder, module, str(rank), str(world), str(folder)) for rank in range(world)]
+    answers = [zygote.end(folder, rank) for rank in ranks]
+    assert all(answer.code == 0 for answer in answers), "\n".join(answer.err for answer in answers)
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_every_rank_ends_with_the_numbers_of_a_single_process(world: int, tmp_path: Path) -> None:
-    start_ranks("tests.weights.test_distributed", world, tmp_path)
+def test_every_rank_ends_with_the_numbers_of_a_single_process(world: int, tmp_path: Path, zygote: Zygote) -> None:
+    start_ranks(zygote, "tests.weights.test_distributed", world, tmp_path)
 
 
 if __name__ == "__main__":

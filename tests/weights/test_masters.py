@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,7 +151,7 @@ def test_the_next_step_does_not_undo_the_act(make: Callable[[], Loop]) -> None:
 
 def copies(loop: Loop) -> dict[int, Tensor]:
     found = find_masters(loop.model, [loop.optimizer], loop.masters)
-    return {id(master.weight): master.view() for master in found}
+    return {id(master.weight): master.pair()[1] for master in found}
 
 
 def test_shrink_and_perturb_takes_the_copies_along() -> None:
@@ -197,6 +198,26 @@ def test_what_cannot_be_matched_is_refused_with_what_to_pass() -> None:
         with pytest.raises(ValueError, match=says):
             fire_(loop.model, optimizer=loop.optimizer, masters=wrong)
     assert all(torch.equal(value, before[name]) for name, value in loop.model.state_dict().items())
+
+
+def test_a_process_changes_its_part_of_zeros_partitions() -> None:
+    """As DeepSpeed notes it at the weights: here a process whose part ends in the middle of `2.weight`."""
+    loop, cut, start = Flat(), 200, 0
+    own = nn.Parameter(loop.flat.detach()[:cut].clone())
+    optimizer = torch.optim.AdamW([own])
+    for p in loop.model.parameters():
+        count = max(0, min(p.numel(), cut - start))
+        address, copied = SimpleNamespace(start=start), own.detach()[start : start + count]
+        part = SimpleNamespace(start=0, numel=count)
+        noted = SimpleNamespace(hp_fragment=copied, hp_fragment_address=address, lp_fragment_address=part)
+        p._hp_mapping = noted if count else None
+        start += p.numel()
+    with pytest.raises(ValueError, match=r"give its optimizer, optimizer=engine\.optimizer"):
+        fire_(loop.model, optimizer=torch.optim.AdamW([torch.zeros(3)]))
+    assert not fire_(loop.model, solver="exact", optimizer=optimizer).warnings
+    weights = torch.cat([p.detach().flatten() for p in loop.model.parameters()])
+    assert torch.equal(own.detach().bfloat16(), weights[:cut])
+    assert not torch.equal(weights[cut:], loop.flat.detach().bfloat16()[cut:])
 
 
 def test_other_models_in_the_optimizer_are_no_masters() -> None:

@@ -258,6 +258,15 @@ def test_what_is_no_optimizer_or_no_parameter_is_refused(optimizers: Any, params
     assert len(right.state) == 2
 
 
+@pytest.mark.parametrize(("rows", "dim"), [([99], 0), ([0, -7], 1), (torch.ones(5).bool(), 0), ([0], 2), ([0.5], 0)])
+def test_rows_that_a_parameter_lacks_are_refused(rows: Any, dim: int) -> None:
+    parameters, optimizer = trained(lambda p: Adam(p, lr=0.1))
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"^rows: a parameter of shape \(\d, \d\) lacks some of them along dim=\d$"):
+        reset_optimizer_state(optimizer, parameters, rows=rows, dim=dim)
+    torch.testing.assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)
+
+
 class Outside(torch.optim.SGD):
     """Keeps a momentum of its own where no state_dict sees it."""
 

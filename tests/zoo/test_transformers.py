@@ -22,7 +22,7 @@ ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
 EXPERTS = f"{MLP}.experts"
 QKV = "q 32 k 32 v 32"
 MLA = {
-    "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "v_head_dim": 6, "qk_nope_head_dim": 8,
+    "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "v_head_dim": 8, "qk_nope_head_dim": 8,
 }  # fmt: skip
 GATED = {f"{EXPERTS}.gate_up_proj": Fused("gate 24 up 24")}
 
@@ -129,7 +129,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Cuts]] = {
         ),
         GATED
         | {
-            f"{ATTENTION}.kv_b_proj.weight": Fused("k 8 v 6", 4),
+            f"{ATTENTION}.kv_b_proj.weight": Fused("k 8 v 8", 4),
             f"{ATTENTION}.kv_a_proj_with_mqa.weight": Fused("latent 8 rope 4", seen=False),
         },
     ),

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from fire_core.methods.contrib.regrama import gradient_scores
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, Decay, NonNegative, Share, checked, one_of
-from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units, weight
 from fire_core.units.recycle import Draw, InitialDraw, sent
+from fire_core.units.trace import unit_graph
 
 # d = sharpness (u - threshold) -> the share before it is multiplied by the rate
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -11,8 +11,8 @@ from fire_core.methods.contrib.inputs import InputWatch
 from fire_core.methods.layers import norms
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, NonNegative, checked
-from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units
+from fire_core.units.trace import unit_graph
 
 EPS = 1e-8
 

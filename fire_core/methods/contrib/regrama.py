@@ -6,9 +6,9 @@ from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, NonNegative, checked
-from fire_core.units.find import unit_graph
 from fire_core.units.graph import Units, weight
 from fire_core.units.recycle import InitialDraw, recycle_
+from fire_core.units.trace import unit_graph
 
 
 class ReGraMa(Method):

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from fire_core.tools.checkpoint.skeleton import model_of, model_of_names
 from fire_core.tools.checkpoint.source import Checkpoint
 from fire_core.tools.checkpoint.stored import CheckpointError, Stored
-from fire_core.weights.entry import Entry
-from fire_core.weights.fused import Declared
+from fire_core.weights.entry import Declared, Entry
 from fire_core.weights.layout import resolve
 
 
