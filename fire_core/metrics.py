@@ -58,6 +58,25 @@ def sfe(A: Tensor, B: Tensor) -> Tensor:
     return (to_working(A) - to_working(B)).square().sum((-2, -1))
 
 
+def alignment(reader: Tensor, writer: Tensor) -> Tensor:
+    """How far a layer reads the directions that the layer before it writes most (Ji and Telgarsky, ICLR 2019).
+
+    n ||B A||_F^2 / (||B||_F^2 ||A||_F^2), which is n times the mean of <v_i, u_j>^2 over the right singular vectors of
+    the reader B and the left ones of the writer A, weighted by the squares of their singular values. Gradient descent
+    on linear networks drives it to n, both matrices having rank one then.
+
+    Args:
+        reader: B, (..., k, n).
+        writer: A, (..., n, m).
+
+    Returns:
+        (...): 1 on average if B and A know nothing of each other, or one of them is a square isometry; at most n.
+    """
+    B, A = to_working(reader), to_working(writer)
+    total = B.square().sum((-2, -1)) * A.square().sum((-2, -1))
+    return A.shape[-2] * (B @ A).square().sum((-2, -1)) / total
+
+
 # ------------------------------------------------------------------------------------------------------------- ranks
 
 

@@ -46,7 +46,9 @@ def save(task: Task, learner: Learner, run: Run) -> None:
 
 
 def measure(task: Task, learner: Learner) -> dict[str, float]:
-    """Test accuracy, that on the task before, and how plastic the network is on the first images."""
+    """Test accuracy, that on the task before, and how plastic the network is on the first images; see `metrics=`."""
+    if task.config.metrics in ("off", "weights"):
+        return {}
     images, labels = task.probe(learner.phase, PROBE)
     numbers = plasticity(learner.net, lambda: task.loss(learner.model(images), labels), task.config.metrics)
     numbers |= {key.replace("/", "_"): value for key, value in evaluate(task, learner).items()}

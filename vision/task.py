@@ -24,7 +24,7 @@ from harness.config.groups import register
 from harness.config.trigger import build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
-from harness.training.plasticity import LEVELS
+from harness.training.plasticity import LEVELS, settled
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
 
@@ -47,7 +47,9 @@ class VisionConfig(Trunk):
     grad_clip: Positive | None = 0.5
     warmup: Share = 0.1  # fraction of each phase
     schedule: Annotated[str, one_of("warmup", "reference")] = "warmup"
-    metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at boundaries
+    # Taken before and after a method acts. off: SFE alone; weights: DfI too, no pass over data; cheap: accuracy, ranks
+    # and dormancy too; full: see harness/training/plasticity.py. auto: cheap up to a million weights, beyond weights.
+    metrics: Annotated[str, one_of("auto", *LEVELS)] = "auto"
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
     memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of images and filters
     compile: Compile = "off"  # the training passes
@@ -97,6 +99,7 @@ class Task:
         method = build("method", config.method, Method)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)
+        options.metrics = settled(options.metrics, model)
         trigger = build_trigger(options.trigger)
         task = cls(options, device, data.to(device), benchmark, phases, model, method, trigger)
         model.to(memory_format=task.memory_format)

@@ -15,9 +15,10 @@ from harness.training.measure import (
     Matrices,
     Meter,
     Weights,
+    each_dfi,
     find_matrices,
     from_reports,
-    total_dfi,
+    total,
     total_sfe,
     weight_stable_rank,
 )
@@ -64,7 +65,7 @@ def act_at_boundary(
         run: takes the row; None (a process that is not the first of its run) takes none.
         measure: numbers of the networks, taken before and after: those of their features, and of their weights
             (`dfi`, `weight_stable_rank`) only if these are to be taken of other modules than the learner's.
-        level: of the weights' numbers: off (only SFE), cheap (DfI too) or full (stable rank too).
+        level: of the weights' numbers: off (only SFE), weights or cheap (DfI too) or full (stable rank too).
         afterwards: done with the networks before they are measured again.
         also: further numbers for the row, by name without prefix.
         firing: why the method acts, if it is not for a boundary.
@@ -114,11 +115,11 @@ def _of_weights(
     sfe = functools.partial(total_sfe, after[0], before[1], after[1])
     if level == "off":
         return {"sfe": sfe()}
-    numbers = from_reports(report.weights, after[0]) or {
-        "dfi_before": total_dfi(*before),
-        "dfi_after": total_dfi(*after),
-        "sfe": sfe(),
-    }
+    numbers = from_reports(report.weights, after[0])
+    if numbers is None:
+        old = each_dfi(*before)
+        new = each_dfi(*after, before[1], old) if after[0] is before[0] else each_dfi(*after)
+        numbers = {"dfi_before": total(old), "dfi_after": total(new), "sfe": sfe()}
     if level == "full":
         numbers["weight_stable_rank_before"] = weight_stable_rank(*before)
         numbers["weight_stable_rank_after"] = weight_stable_rank(*after)

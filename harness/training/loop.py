@@ -5,7 +5,7 @@ import logging
 import signal as signals
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from harness.config.errors import TrainingError
 from harness.run.folder import Run
@@ -14,6 +14,7 @@ from harness.training.learner import LearnerBase
 from harness.training.signals import Preemption
 
 log = logging.getLogger(__name__)
+SHARE = 0.02  # of the time, which checkpoints within a phase take at most, unless one is asked for after each step
 
 
 def _alone(*numbers: int) -> list[int]:
@@ -44,6 +45,8 @@ class Loop:
         self.learner, self.run, self.largest = learner, run, largest
         self._preemption = Preemption()
         self._bar = progress_bar(total_steps, learner.step, title, shown)
+        if learner.step:  # resumed: the next phase may begin with a long act
+            self._preemption.at_once = self._leave
 
     def __enter__(self) -> Self:
         self._began = time.monotonic() - self.learner.seconds
@@ -53,10 +56,12 @@ class Loop:
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self._preemption.at_once = None  # a circle would keep the learner, and its replay, in memory
         self._stack.__exit__(*exception)
 
     def advance(self, steps: int = 1) -> None:
-        """Move the bar on."""
+        """Move the bar on: a step was made."""
+        self._preemption.at_once = None
         self._bar.update(steps)
 
     def show(self, **numbers: object) -> None:
@@ -69,6 +74,8 @@ class Loop:
 
     def end_step(self, save: Callable[[], None], ended: bool) -> None:
         """At the end of each step: write a checkpoint where one belongs, and leave if a signal asks for it.
+
+        Between a phase's end and the next step a signal leaves at once: the act at the boundary is made again.
 
         On a full disk within a phase the checkpoint is skipped; a resume then starts from the one before.
         The end of a phase must be on the disk before the next one begins.
@@ -86,13 +93,19 @@ class Loop:
             self.read_clock()
             self._write(save, ended)
         if signal:
-            name = signals.Signals(signal).name
-            log.warning("%sstopped by %s at step %d", self._folder(after=": "), name, self.learner.step)
-            self._preemption.leave()
+            self._leave(signal)
+        if ended:
+            self._preemption.at_once = self._leave
+
+    def _leave(self, signal: int | None = None) -> NoReturn:
+        name = signals.Signals(signal or self._preemption.received or 0).name
+        log.warning("%sstopped by %s at step %d", self._folder(after=": "), name, self.learner.step)
+        self._preemption.leave()
 
     def _write(self, save: Callable[[], None], ended: bool) -> None:
+        began = time.monotonic()
         if self.run is not None:
-            self.run.next_checkpoint = time.monotonic() + self.run.every_seconds
+            self.run.next_checkpoint = began + self.run.every_seconds
         try:
             save()
         except OSError as error:
@@ -103,6 +116,10 @@ class Loop:
                     f"({reason}): make room and start the same command again, it resumes from the last checkpoint"
                 ) from error
             log.warning("no checkpoint at step %d%s: %s", step, self._folder(" in "), reason)
+            return
+        if self.run is not None and self.run.every_seconds:
+            now = time.monotonic()
+            self.run.next_checkpoint = max(self.run.next_checkpoint, now + (now - began) / SHARE)
 
     def _folder(self, before: str = "", after: str = "") -> str:
         return "" if self.run is None else f"{before}{self.run.folder}{after}"

@@ -1,8 +1,10 @@
 """What a boundary did to a network, and what it cost."""
 
+import functools
 import math
+import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import torch
@@ -35,31 +37,43 @@ def _view(name: str, entry: Entry, weights: Weights) -> Tensor:
 
 
 @torch.no_grad()
-def total_dfi(found: Matrices, weights: Weights) -> float:
-    """Deviation from isometry summed over all weight matrices, each divided by its FIRE scale first.
+def each_dfi(
+    found: Matrices, weights: Weights, before: Weights | None = None, known: Sequence[float] = ()
+) -> list[float]:
+    """Deviation from isometry of all weight matrices, each divided by its FIRE scale first.
 
-    A matrix W counts ||W^T W / s^2 - I||_F^2 with s = sqrt(d_out/d_in) / (k_h k_w): 0 after an exact projection.
+    A matrix W counts ||W^T W / s^2 - I||_F^2 with s = sqrt(d_out/d_in) / (k_h k_w): 0 after an exact projection. Those
+    that are as they were `before` have the number that is `known`.
     """
-    total = torch.zeros((), dtype=torch.float64)
-    for name, entry in found:
-        total += dfi(_view(name, entry, weights), modular(*entry.shape, entry.positions)).double().sum().cpu()
-    return total.item()
+    values = []
+    for number, (name, entry) in enumerate(found):
+        W = _view(name, entry, weights)
+        if before is not None and torch.equal(W, _view(name, entry, before)):
+            values.append(known[number])
+        else:
+            values.append(dfi(W, modular(*entry.shape, entry.positions)).double().sum().item())
+    return values
+
+
+def total(values: Iterable[float]) -> float:
+    """Their sum, in order."""
+    return functools.reduce(operator.add, values, 0.0)
 
 
 @torch.no_grad()
 def total_sfe(found: Matrices, before: Weights, after: Weights) -> float:
     """Squared Frobenius error summed over the same matrices. Matrices that were not there before count nothing."""
-    total = torch.zeros((), dtype=torch.float64)
-    for name, entry in found:
-        if entry.name in before[name]:
-            total += sfe(_view(name, entry, after), _view(name, entry, before)).double().sum().cpu()
-    return total.item()
+    return total(
+        sfe(_view(name, entry, after), _view(name, entry, before)).double().sum().item()
+        for name, entry in found
+        if entry.name in before[name]
+    )
 
 
 def weight_numbers(net: Net, level: str) -> dict[str, float]:
     """DfI and, for `level` full, the mean stable rank of all weight matrices; nothing for off."""
     found, weights = find_matrices(net), {name: module.state_dict() for name, module in net.modules.items()}
-    numbers = {} if level == "off" else {"dfi": total_dfi(found, weights)}
+    numbers = {} if level == "off" else {"dfi": total(each_dfi(found, weights))}
     return numbers | ({"weight_stable_rank": weight_stable_rank(found, weights)} if level == "full" else {})
 
 
@@ -101,7 +115,7 @@ def check_finite(step: int, *values: Tensor) -> None:
         TrainingError: a value is NaN or infinite.
     """
     for value in values:
-        if not torch.isfinite(value).all():
+        if not (math.isfinite(value) if value.ndim == 0 else torch.isfinite(value).all()):
             raise TrainingError(
                 f"the loss, its gradient or a weight is not finite at step {step}; the last checkpoint is from before. "
                 "Lower lr="

@@ -34,10 +34,12 @@ class Preemption:
 
     Attributes:
         received: the first signal that came, None before.
+        at_once: called when a signal comes, where there is nothing to save; None where a step is to be finished first.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.at_once: Callable[[], NoReturn] | None = None
         self._before: dict[signal.Signals, Handler] = {}
         self._requeue = False  # a warning, not a request to end the job
 
@@ -55,6 +57,8 @@ class Preemption:
             os._exit(130)
         self.received = self.received or signal.Signals(number)
         self._requeue |= number in (signal.SIGUSR1, signal.SIGUSR2)
+        if self.at_once is not None:
+            self.at_once()
 
     def leave(self) -> NoReturn:
         """Exit with code 75, after the checkpoint is written.

@@ -69,6 +69,25 @@ def test_the_weights_do_not_matter_and_the_seed_does() -> None:
     assert not any(torch.allclose(found[0][label], found[2][label], atol=0.01) for label in found[0])
 
 
+def test_one_side_of_a_weight_is_redrawn_and_the_other_stays() -> None:
+    """Projectors on the spaces of rows and columns, by a float64 SVD: the side that is not redrawn keeps its own."""
+    for redraws, kept in (("left", "rows"), ("right", "columns")):
+        (net, _), (known, _) = trained(), trained()
+        RandomIsometry(redraws=redraws).at_boundary(net, moment())
+        before, after = matrices(known), matrices(net)
+        for label, matrix in after.items():
+            d_out, d_in = matrix.shape[-2:]
+            spaces = {}
+            for when, W in (("before", before[label]), ("after", matrix)):
+                U, _, Vh = torch.linalg.svd(W, full_matrices=False)
+                spaces[when] = {"columns": U @ U.mT, "rows": Vh.mT @ Vh}
+            is_kept = {"rows": d_out < d_in, "columns": d_out > d_in}  # the space of the longer side is all there is
+            for side, has_own in is_kept.items():
+                same = torch.allclose(spaces["before"][side], spaces["after"][side], atol=1e-10)
+                assert same == (side == kept or not has_own), (redraws, label, side)
+            assert not torch.allclose(matrix, before[label], atol=0.01)
+
+
 def test_all_isometries_are_alike() -> None:
     """Haar: of orthogonal 4 x 4 matrices trace and determinant have mean 0, the squared trace 1, its square 3."""
     model = nn.Conv2d(4, 4, (80, 100), bias=False)

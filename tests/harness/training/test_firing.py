@@ -16,7 +16,7 @@ from harness.config.errors import ConfigError
 from harness.config.groups import CONF
 from harness.config.trigger import build_trigger, check_trigger
 from harness.training.loop import Loop
-from tests.programs import ALIKE, DQN, LANGUAGE, SAC, VISION, Program, assert_same, final_state, rows
+from tests.programs import ALIKE, LANGUAGE, SAC, VISION, Program, assert_same, final_state, rows
 from vision.task import Task as VisionTask
 
 # Two tasks of two epochs of two steps; two hidden layers of 8.
@@ -121,16 +121,16 @@ OFTEN = ("trigger=plateau", "trigger.every=7", "trigger.patience=1", "trigger.mi
     ("program", "trigger"),
     [
         (STREAM, OFTEN),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((DQN, OFTEN), (SAC, OFTEN), (LANGUAGE, OFTEN))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((SAC, OFTEN), (LANGUAGE, OFTEN))),
     ],
-    ids=["vision", "dqn", "sac", "language"],
+    ids=["vision", "sac", "language"],  # tests/rl/test_resumed.py has DQN
 )
 def test_a_resume_repeats_and_loses_no_firing(
     program: Program, trigger: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped twice, after steps at which nothing else ends."""
     options = ["method=fire", "cache=off", *trigger, f"paths.data={tmp_path}/data"]
-    options += {SAC: ["random_steps=20"], STREAM: ["epochs=20"]}.get(program, [])
+    options += {SAC: ["random_steps=20", "env_steps=200"], STREAM: ["epochs=20"]}.get(program, [])
     steps, stops, real = iter(range(10**6)), [], Loop.end_step
 
     def end_step(self: Loop, save: Callable[[], None], ended: bool) -> None:

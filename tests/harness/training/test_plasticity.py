@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from fire_core.methods import Net
-from harness.training.plasticity import plasticity
+from harness.training.plasticity import plasticity, settled
 from tests.programs import SMALL, rows
 from tests.units.test_graph import MODELS
 
 CHEAP = {"stable_rank", "dormant_ratio"}
-FULL = CHEAP | {"effective_rank", "srank", "sharpness"}
+FULL = CHEAP | {"effective_rank", "srank", "sharpness", "output_scale", "alignment"}
 
 
 def test_numbers_are_those_of_the_probe() -> None:
@@ -39,6 +39,13 @@ def test_numbers_are_those_of_the_probe() -> None:
     dormant = sum(int((layer <= 0.1 * layer.mean()).sum()) for layer in layers)
     assert numbers["dormant_ratio"] == pytest.approx(dormant / sum(map(len, layers)))
     assert dormant >= 1
+    with torch.no_grad():
+        assert numbers["output_scale"] == pytest.approx(float(model(x).square().mean().sqrt()), rel=1e-5)
+    writer, reader = model.head[0].weight.detach().double(), model.head[-1].weight.detach().double()
+    (U, S, _), (_, R, Vh) = torch.linalg.svd(writer), torch.linalg.svd(reader)
+    overlap = (Vh[: len(R)] @ U[:, : len(S)]).square() * R.square()[:, None] * S.square()
+    share = overlap.sum() / (R.square().sum() * S.square().sum())
+    assert numbers["alignment"] == pytest.approx(float(len(writer) * share), rel=1e-5)
 
 
 def test_a_network_whose_units_are_not_known_has_no_dormant_ratio() -> None:
@@ -48,6 +55,13 @@ def test_a_network_whose_units_are_not_known_has_no_dormant_ratio() -> None:
         numbers = plasticity(Net.of({"model": model}), loss)
         assert numbers.keys() == (CHEAP if known else CHEAP - {"dormant_ratio"})
         assert plasticity(Net.of({"model": model}), loss, "off") == {}
+
+
+def test_large_networks_are_measured_by_their_weights_alone() -> None:
+    assert settled("auto", nn.Linear(999, 1000)) == "cheap"
+    assert settled("auto", nn.Linear(1000, 1000)) == "weights"
+    assert settled("full", nn.Linear(1000, 1000)) == "full"
+    assert plasticity(Net.of({"model": nn.Linear(2, 2)}), lambda: torch.zeros(()), "weights") == {}
 
 
 def test_a_boundary_s_row_has_them_before_and_after(tmp_path: Path) -> None:

@@ -4,24 +4,26 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from harness.training import loop as loop_module
+from harness.training.loop import Loop
 from harness.training.signals import EXIT_PREEMPTED, Preemption
 from tests.programs import LONG, SMALL, VISION, assert_same, final_state, only_run, wait_for, wait_until_held
 from tests.zygote import Zygote
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGUSR1", marks=pytest.mark.slow)])
-def test_a_signal_costs_nothing(name: str, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+def test_a_signal_costs_nothing(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = SMALL.tiny(*LONG, "checkpoint.every_seconds=1000", "cache=off")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds")
     wait_until_held(child)
-    os.kill(child, signal.Signals[name])
+    os.kill(child, signal.SIGTERM)
     os.kill(child, signal.SIGCONT)
     answer = zygote.end(tmp_path, child)
     assert answer.code == EXIT_PREEMPTED, answer.err
-    assert f"stopped by {name} at step" in answer.err
+    assert "stopped by SIGTERM at step" in answer.err
     run = only_run(tmp_path / "runs")
     assert not (run / "DONE").exists()
     assert not (run / "FAILED").exists()
@@ -83,3 +85,33 @@ def test_submitit_s_own_handler_has_the_last_word(monkeypatch: pytest.MonkeyPatc
         assert signal.getsignal(signal.SIGUSR2) is requeue, "handlers are put back"
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_at_a_boundary_a_signal_leaves_at_once() -> None:
+    """What was done since the phase's end is done again; within a phase the step is finished and saved first."""
+    learner, saved = SimpleNamespace(step=7, phase=0, seconds=0.0), []
+    with Loop(learner, None, 10, "", shown=False) as loop:  # resumed at a phase's end
+        with pytest.raises(SystemExit) as left:
+            signal.raise_signal(signal.SIGTERM)
+        assert left.value.code == EXIT_PREEMPTED
+    with Loop(learner, None, 10, "", shown=False) as loop:
+        loop.advance()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            loop.end_step(lambda: saved.append("within"), ended=False)
+    with Loop(learner, None, 10, "", shown=False) as loop:
+        loop.advance()
+        loop.end_step(lambda: saved.append("end"), ended=True)
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+    assert saved == ["within", "end"]
+
+
+def test_slow_checkpoints_come_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, learner = SimpleNamespace(now=0.0), SimpleNamespace(step=7, phase=0, seconds=0.0)
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for every, seconds, following in ((60, 1, 60), (60, 6, 306), (0, 6, 0)):
+        clock.now, run = 0.0, SimpleNamespace(every_seconds=every, next_checkpoint=0.0, checkpoint_due=True)
+        with Loop(learner, run, 10, "", shown=False) as loop:
+            loop.end_step(lambda by=seconds: setattr(clock, "now", clock.now + by), ended=False)
+        assert run.next_checkpoint == following
