@@ -111,6 +111,8 @@ def parse_start(start: str | int) -> str | int:
 class ContinualPretraining(Benchmark):
     """Phase 0 overfits a small corpus; phase 1 continues from one of its checkpoints on a mixture with a larger one.
 
+    With `dataset.replay=0` phase 1 is the larger corpus alone.
+
     Args:
         start: checkpoint of phase 0 from which phase 1 starts: `best` (validation loss), `end`, one of `checkpoints`
             (30000 or 30k), or `scratch` (the initial weights: phase 0 is not trained).
@@ -173,7 +175,14 @@ class ContinualPretraining(Benchmark):
             Mixture(alone, (1.0,), setting.block_size, setting.mix_by),
             Mixture(both, (replay, 1 - replay), setting.block_size, setting.mix_by),
         ]
+        val = [
+            {"first": (first["val"], 1.0)},
+            {"first": (first["val"], replay), "second": (second["val"], 1 - replay)},
+        ]
         whole = [len(first["train"]), len(first["train"]) + len(second["train"])]
+        if replay == 0:
+            mixtures[1] = Mixture(both[1:], (1.0,), setting.block_size, setting.mix_by)
+            val[1], whole[1] = {"second": (second["val"], 1.0)}, len(second["train"])
         phases = []
         for i, mixture in enumerate(mixtures):
             iterations = None if self.iterations is None else self.iterations[i]
@@ -183,10 +192,7 @@ class ContinualPretraining(Benchmark):
             )
             if length is None or length.iterations == 0:
                 raise ConfigError(f"phase {i} has less than one iteration of {tokens} tokens")
-            val = {"first": (first["val"], 1.0)}
-            if i == 1:
-                val = {"first": (first["val"], replay), "second": (second["val"], 1 - replay)}
-            phases.append(Phase(mixture, val, length))
+            phases.append(Phase(mixture, val[i], length))
         if self.checkpoints and self.checkpoints[-1] > phases[0].length.steps:
             raise ConfigError(
                 f"benchmark.checkpoints={self.checkpoints} go beyond phase 0, which has {phases[0].length.steps} steps"

@@ -152,7 +152,7 @@ def wikitext103(repository: str = "Salesforce/wikitext", revision: str | None = 
     """WikiText-103, raw (Merity et al., arXiv 1609.07843), with its own validation set; no token between lines.
 
     Args:
-        repository: on the Hugging Face hub.
+        repository: on the Hugging Face hub, or a folder of parquet or text files.
         revision: of it; None: the newest.
     """
     splits = _load_dataset(repository, "wikitext-103-raw-v1", revision)
@@ -160,23 +160,40 @@ def wikitext103(repository: str = "Salesforce/wikitext", revision: str | None = 
 
 
 @checked
+def wikitext103_tokenised(
+    val_fraction: Part = 0.0005,
+    split_seed: Seed = 2357,
+    repository: str = "Salesforce/wikitext",
+    revision: str | None = None,
+) -> Corpus:
+    """WikiText-103 as the FIRE authors prepare it: tokenised, a token after each line, a part of *train* held out.
+
+    Args:
+        val_fraction: fraction of the lines that is held out.
+        split_seed: of the choice of these.
+        repository: on the Hugging Face hub, or a folder of parquet or text files.
+        revision: of it; None: the newest.
+    """
+    whole = _load_dataset(repository, "wikitext-103-v1", revision)["train"]
+    return _held_out("wikitext-103-v1", whole, val_fraction, split_seed)
+
+
+@checked
 def openwebtext(
     val_fraction: Part = 0.0005,
     split_seed: Seed = 2357,
     repository: str = "Skylion007/openwebtext",
-    revision: str | None = None,
+    revision: str | None = "79d93d786212f7344586290adb811d4ae6a1762c",
 ) -> Corpus:
     """OpenWebText (Gokaslan and Cohen), split as nanoGPT does.
 
     Args:
-        repository: on the Hugging Face hub.
+        repository: on the Hugging Face hub, or a folder of parquet or text files.
         revision: of it; None: the newest.
         val_fraction: fraction of the documents that is held out.
         split_seed: of the choice of these.
     """
-    whole = _load_dataset(repository, None, revision)["train"]
-    parts = whole.train_test_split(test_size=val_fraction, seed=split_seed, shuffle=True)
-    return _from_hub("openwebtext", parts["train"], parts["test"])
+    return _held_out("openwebtext", _load_dataset(repository, None, revision)["train"], val_fraction, split_seed)
 
 
 def _read(root: Path, files: Iterable[Path]) -> list[tuple[str, str]]:
@@ -193,6 +210,11 @@ def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: floa
         return ((content, val) for (_, content), val in zip(named, held_out, strict=True))
 
     return Corpus(source, len(named), documents, fingerprint=fingerprint)
+
+
+def _held_out(source: str, whole: Any, val_fraction: float, seed: int) -> Corpus:
+    parts = whole.train_test_split(test_size=val_fraction, seed=seed, shuffle=True)
+    return _from_hub(source, parts["train"], parts["test"])
 
 
 def _from_hub(source: str, train: Any, val: Any, ends: bool = True) -> Corpus:
@@ -213,8 +235,10 @@ def _load_dataset(repository: str, name: str | None, revision: str | None) -> An
             f'{repository} comes through Hugging Face datasets: pip install -e ".[harness,language]"'
         ) from None
     try:
-        return load_dataset(repository, name, revision=revision)
+        return load_dataset(repository, None if Path(repository).is_dir() else name, revision=revision)
     except Exception as error:  # connection, hub and disk errors of many classes
         cause = (str(error).splitlines() or [type(error).__name__])[0]
-        hint = "; dataset.repository= and dataset.revision= name a copy in parquet" if "script" in cause else ""
-        raise ConfigError(f"cannot load {repository} from the hub: {cause}{hint}") from None
+        raise ConfigError(
+            f"cannot load {repository}: {cause}; dataset.repository= takes a folder of parquet or text files, or with "
+            "dataset.revision= another copy on the hub"
+        ) from None

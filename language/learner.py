@@ -24,6 +24,7 @@ class Learner(LearnerBase):
     loss_sum: Tensor  # of this process's batches since the last row
     seen: int = 0
     kept: dict[str, dict[str, Any]] = field(default_factory=dict)  # weights of phase 0: best, and at chosen iterations
+    scaler: torch.amp.GradScaler  # of float16's losses; switched off in other precisions
     start_iteration: int = 0  # of phase 0, whose weights phase 1 starts from
     own_loss: dict[str, float] = field(default_factory=dict)  # of each task of a stream, when it ended: held-out tokens
 
@@ -48,7 +49,18 @@ class Learner(LearnerBase):
             forward=forward,
             trigger=copy.deepcopy(task.trigger),
             loss_sum=torch.zeros((), device=task.device),
+            scaler=torch.amp.GradScaler(task.device.type, enabled=task.config.precision == "float16"),
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """For `Run.checkpoint`."""
+        return super().state_dict() | {"scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, task: Any, state: dict[str, Any]) -> None:
+        """Go on from the state of a learner of this task."""
+        super().load_state_dict(task, state)
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
 
     def clear_sums(self) -> None:
         """Start counting for the next row."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fire_core.methods import Method, Net
 from fire_core.methods.full_reset import FullReset
-from fire_core.ranges import Positive, Share, Width, one_of, within
+from fire_core.ranges import Positive, Share, Width, at_least, one_of, within
 from fire_core.triggers import Plateau, Trigger
 from harness.config.build import build
 from harness.config.checks import Group, check_method, check_optimizer, check_options
@@ -22,7 +22,7 @@ from harness.config.groups import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
-from harness.training.plasticity import LEVELS
+from harness.training.plasticity import LEVELS, settled
 from language.benchmark import STARTS, Benchmark, Phase, Setting
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
@@ -49,8 +49,14 @@ class LanguageConfig(Trunk):
     min_lr_ratio: Share = 0.1  # of lr, at the end of each phase
     tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
     grad_clip: Positive | None = 1.0
-    metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # at boundaries; off: no losses and no divergence either
-    precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
+    # At boundaries. off: SFE alone; weights: DfI too; cheap: losses and divergence too; full: also the weights'
+    # stable rank. auto: cheap up to a million weights, beyond weights.
+    metrics: Annotated[str, one_of("auto", *LEVELS)] = "auto"
+    probe_steps: Annotated[int, at_least(0)] = (
+        0  # of `plasticity_gap`, as each task of a stream ends; 0: no such number
+    )
+    # Half precision: autocast; float16, the authors' choice, with a gradient scaler.
+    precision: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
     compile: Compile = "off"
 
 
@@ -97,7 +103,10 @@ class Task:
         benchmark = build("benchmark", config.benchmark, Benchmark)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model, method = build_model(options, tokenizer.vocab_size), build("method", config.method, Method)
+        options.metrics = settled(options.metrics, model)
         trigger = build_trigger(options.trigger)
+        if options.probe_steps and (group.size > 1 or not benchmark.new_tasks):
+            raise ConfigError(f"probe_steps={options.probe_steps} is of a stream of tasks in one process")
         stays = benchmark.keeps_optimizer or trigger is not None
         check_works(options, group, model, method, "" if stays else f"benchmark={options.benchmark['name']}")
         check_optimizer(config.optimizer)
@@ -223,7 +232,7 @@ class Task:
         return {**without(what, ("method", "metrics", "trigger")), "benchmark": benchmark, **parts}
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """bfloat16 where it is asked for."""
+        """Half precision where it is asked for."""
         return autocast(self.device, self.config.precision)
 
 

@@ -176,7 +176,7 @@ def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tenso
     Returns:
         The loss of the last micro-batch, on the device.
     """
-    config, optimizer, forward = task.config, learner.optimizer, learner.forward
+    config, optimizer, forward, scaler = task.config, learner.optimizer, learner.forward, learner.scaler
     optimizer.zero_grad(set_to_none=True)
     for number, (inputs, targets) in enumerate(batch, 1):
         last = number == len(batch)  # gradients travel once a step
@@ -184,21 +184,23 @@ def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tenso
         with forward.no_sync() if alone else contextlib.nullcontext():
             with task.autocast():
                 loss = forward(inputs, targets)
-            (loss / len(batch)).backward()
+            scaler.scale(loss / len(batch)).backward()
         learner.loss_sum += loss.detach()
         learner.seen += 1
     if acts:
         with learner.method_meter:
             if (penalty := learner.method.penalty(learner.net)) is not None:
-                penalty.backward()  # the same on every rank, after gradients have been averaged
+                scaler.scale(penalty).backward()  # the same on every rank, after gradients have been averaged
+    scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip or math.inf)
-    if task.device.type == "cpu":  # on a GPU, reading each norm would make it wait
+    if task.device.type == "cpu" and not scaler.is_enabled():  # on a GPU, reading each norm would make it wait
         check_finite(learner.step, norm)
     if acts:
         with learner.method_meter:
             context = make_context(task, learner, "step", loss.detach())
             learner.method.before_step(learner.net, context)
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     if acts:
         with learner.method_meter:
             learner.method.after_step(learner.net, context)

@@ -116,8 +116,9 @@ class Runs:
 
     def __init__(self, name: str, out: Path, tables: Path, smoke: bool) -> None:
         self.name, self.out, self.tables, self.smoke, self.setting = name, out, tables, smoke, SETTINGS[name]
-        self.seeds = (1, 2) if smoke else self.setting.seeds
+        self.seeds = (1, 1) if smoke else self.setting.seeds
         self.trials = 2 if smoke else self.setting.trials
+        self.workers = 1 if smoke else None  # as many as cores
 
     def options_of(self, method: str, kind: str, best: str = "") -> list[str]:
         """The options of a method's runs, all but the seed; `kind` is trials or runs."""
@@ -140,7 +141,7 @@ class Runs:
             ("task/return",),
             varying=("method", "seed", "boundary", "trigger"),
         )
-        chosen = {method: best(trials, more=True) for method, trials in tune(search, methods).items()}
+        chosen = {method: best(trials, more=True) for method, trials in tune(search, methods, self.workers).items()}
         return {method: "" if trial is None else trial.options for method, trial in chosen.items()}
 
     def collect(self, methods: Sequence[str]) -> None:
@@ -152,7 +153,7 @@ class Runs:
         for method, source in sources.items():
             given = self.options_of(method, "runs", options[source])
             jobs |= {Job(self.setting.program, (*given, f"seed={seed}")): (method, seed) for seed in seeds}
-        folders = {jobs[ended.job]: ended.folder for ended in run_jobs(jobs)}
+        folders = {jobs[ended.job]: ended.folder for ended in run_jobs(jobs, self.workers)}
         table = self.tables / f"{self.name}.csv"
         for method in methods:
             rows = [row for seed in seeds for row in task_rows(method, seed, folders[method, seed])]

@@ -21,7 +21,7 @@ methods="base snp fire" runs=${RUNS:-runs/fig3}
 
 if [[ $size == paper || $size == exact ]]; then
     echo "this takes about 130 GB of disk (OpenWebText 54, its tokens 18, one checkpoint of 1.5 a run) and can be stopped at any time"
-    run python -m language.prepare dataset=wikitext103 tokenizer=gpt2
+    run python -m language.prepare dataset=wikitext103_tokenised tokenizer=gpt2
     run python -m language.prepare dataset=openwebtext tokenizer=gpt2
     for seed in ${SEEDS:-1 2 3}; do
         for start in best 30k 60k; do
@@ -34,7 +34,7 @@ if [[ $size == paper || $size == exact ]]; then
 else
     seeds=${SEEDS:-0 1 2} small=()
     if [[ $size == smoke ]]; then
-        runs=${RUNS:-runs/smoke} seeds=${SEEDS:-1}
+        runs=${RUNS:-runs/smoke} seeds=${SEEDS:-1} methods="base fire"
         small=(scale=smoke model.n_layer=1 model.n_head=2 model.n_embd=32 model.block_size=32 batch_size=2
             'benchmark.iterations=[40,40]' 'benchmark.checkpoints=[20]' threads=1)
     fi

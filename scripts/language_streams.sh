@@ -10,13 +10,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${RUNS:-runs/language_streams} seeds=${SEEDS:-1 2 3 4 5 6 7 8 9 10}
-small=(tracker=none progress=false checkpoint.keep=1)
+small=(tracker=none progress=false checkpoint.keep=1) parallel=(hydra/launcher=cores -m)
 
 stream() { # name, seed; as many runs at once as cores, one thread each
     local options=("experiment=$1" "seed=$2" "paths.runs=$runs/$1" "paths.cache=$runs/.cache" "${small[@]}")
-    python -m language.train "${options[@]}" method=base,full_reset,snp,fire_exact hydra/launcher=cores -m
+    python -m language.train "${options[@]}" method=base,full_reset,snp,fire_exact "${parallel[@]}"
     python -m language.train "${options[@]}" method=fire method.iterations=5,10 'method.name=fire_${method.iterations}' \
-        hydra/launcher=cores -m
+        "${parallel[@]}"
 }
 
 page=()
@@ -25,7 +25,7 @@ case ${1:-all} in
     permuted_text | domains) for seed in $seeds; do stream "$1" "$seed"; done && exit ;;
     page) ;;
     smoke)
-        runs=${RUNS:-runs/smoke} page=(--results "$runs/results" --page "$runs/page.md")
+        runs=${RUNS:-runs/smoke} parallel=(-m) page=(--results "$runs/results" --page "$runs/page.md")
         small+=(scale=smoke batch_size=2 model.n_layer=1 model.n_embd=16 model.block_size=16 benchmark.iterations=4)
         stream domains 1
         ;;

@@ -71,6 +71,9 @@ start() {
             shared+=("$option")
         fi
     done
+    if [[ " $* " == *" hydra/launcher=slurm "* ]]; then  # else jobs hold GPUs while one of them trains what they share
+        run python -m "$program" -m method=base only_first_phase=true $(printf "%s\n" "${shared[@]}" | grep -v ^method\\.)
+    fi
     for name in $(for option in $own; do echo "${option%%.*}"; done | sort -u); do
         methods=${methods/,$name,/,}
         run python -m "$program" -m method="$name" "${shared[@]}" $(for option in $own; do

@@ -82,8 +82,8 @@ what=${1:-all}
 case $what in
     all) for stream in random_labels permuted permuted_online warm_start slowly_changing_regression; do "$0" "$stream"; done && "$0" variants ;;
     smoke)
-        runs=${RUNS:-runs/smoke} small+=(scale=smoke) SEEDS=2
-        table=(scale=smoke trials=2 seeds=2 "table=$runs/results/search_random_labels_digits.csv" "winners=$runs/winners.yaml")
+        runs=${RUNS:-runs/smoke} small+=(scale=smoke benchmark.tasks=3) parallel=(-m) SEEDS=1
+        table=(scale=smoke benchmark.tasks=2 trials=2 seeds=1 workers=1 "table=$runs/results/search_random_labels_digits.csv" "winners=$runs/winners.yaml")
         page=(--results "$runs/results" --page "$runs/page.md")
         tune random_labels base,fire
         train random_labels base,fire

@@ -1,11 +1,19 @@
-"""What `mkdocs build` does beside the pages: one report of all committed results, put next to them."""
+"""What `mkdocs build` does beside the pages: the version below each, a report of all committed results."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def on_config(config: Any) -> None:
+    """mkdocs calls this first."""
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "fire_core/__init__.py").read_text())
+    assert version is not None
+    config["copyright"] = f"Version {version[1]}"
 
 
 def on_post_build(config: Any) -> None:

@@ -26,7 +26,7 @@ CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet": 200}
 ROWS = {"a": "warm_start", "b": "continual", "c": "class_incremental"}
 SIZES = {"cifar10": 32, "cifar100": 32, "tinyimagenet": 64}
 
-# docs/paper.md, the table of figure 2: method -> options -> benchmark -> values in the order of the data sets.
+# The paper's, figure 2: method -> options -> benchmark -> values in the order of the data sets.
 PAPER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[float, ...]]]]] = {
     "snp": (("coef",), {"a": [(0.8,)] * 3, "b": [(0.8,)] * 3, "c": [(0.8,)] * 2}),
     "dash": (
@@ -84,9 +84,9 @@ def test_all_experiments_are_there() -> None:
     assert len(OTHERS) == 24
 
 
-# By default two methods in each experiment, in the slow tests all.
 FEW = ("dash", "snr")
-HOW_MANY = (FEW, pytest.param(METHODS, marks=pytest.mark.slow))
+# A method whose options differ by experiment in each of them, and every method in one.
+IN_TURN = {name: {"dash", *METHODS[i :: len(EXPERIMENTS)]} for i, name in enumerate(EXPERIMENTS)}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -100,12 +100,11 @@ def test_tables_hold_the_paper_s_values(experiment: str) -> None:
         ), name
 
 
-@pytest.mark.parametrize("methods", HOW_MANY, ids=["few", "all"])
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_method_in_every_experiment(experiment: str, methods: tuple[str, ...]) -> None:
+def test_methods_in_every_experiment(experiment: str) -> None:
     row, dataset = experiment.removeprefix("fig2").split("_")
     model, table = None, read_table("vision")[f"{ROWS[row]}_{dataset}"]
-    for name in methods:
+    for name in IN_TURN[experiment]:
         config = compose(f"experiment={experiment}", f"method={name}")
         assert (config.dataset.name, config.tuned) == (dataset, f"{ROWS[row]}_{dataset}")
         assert (config.epochs, config.batch_size, config.lr, config.grad_clip) == (100, 256, 1e-3, 0.5)
@@ -204,10 +203,10 @@ BUDGETED = {"vision": ("epochs", 60), "language": ("accumulation", 1)}
 BUDGETED |= {"dqn": ("log_every", 2000), "sac": ("eval_every", 2500)}
 
 
-@pytest.mark.parametrize("methods", [("snp",), pytest.param(ALL_METHODS, marks=pytest.mark.slow)], ids=["snp", "all"])
 @pytest.mark.parametrize(("experiment", "program"), OTHERS)
-def test_every_method_in_every_other_experiment(experiment: str, program: str, methods: tuple[str, ...]) -> None:
-    for method in methods if experiment != "tune_snp" else ["snp"]:
+def test_methods_in_every_other_experiment(experiment: str, program: str) -> None:
+    number = OTHERS.index((experiment, program))
+    for method in ALL_METHODS[number :: len(OTHERS)] if experiment != "tune_snp" else ["snp"]:
         config = compose(f"experiment={experiment}", f"method={method}", program=program)
         options: Any = OmegaConf.to_container(config.method, resolve=True)
         assert isinstance(build("method", options), Method)
@@ -237,15 +236,6 @@ def test_budgets_and_tuned_values_then_the_experiment_then_the_command_line(
     assert (config.method.coef, config[option], config.threads) == (0.25, 77, None)
     config = compose(*named, "method.coef=0.125", f"{option}=78", "threads=3", program=program)
     assert (config.method.coef, config[option], config.threads) == (0.125, 78, 3)
-
-
-def test_an_experiment_s_values_for_one_start() -> None:
-    def coef(*overrides: str) -> float:
-        return float(compose("method=snp", *overrides, program="language").method.coef)
-
-    starts = [f"benchmark.start={start}" for start in ("best", "30k", "60k")]
-    assert [coef("experiment=fig3", start) for start in starts] == [0.5, 0.8, 0.5]
-    assert coef("benchmark.start=30k") == 0.5
 
 
 def options_of(method: str) -> set[str]:

@@ -30,7 +30,10 @@ class Paths:
 
 @dataclass
 class Checkpointing:
-    """When checkpoints are written; a phase's end and a signal always write one."""
+    """When checkpoints are written; a phase's end and a signal always write one.
+
+    Within a phase they take at most 2 % of the time: slow ones come later than `every_seconds`, unless that is 0.
+    """
 
     every_seconds: NonNegative = 60.0
     keep: Annotated[int, within(1, 1000)] = 2
@@ -55,6 +58,8 @@ class Trunk:
     tracker: Group = None
     trigger: Group = MISSING  # when the method acts
     cache: bool = True  # train the first phase, which does not depend on the method, once, and share it; or off
+    only_first_phase: bool = False  # end there: other runs take it and need not wait for one another
+    jobs_per_gpu: Annotated[int, within(1, 100)] = 1  # with hydra/launcher=cores; each has its share of memory
     # Budgets alone: smoke (seconds: runs every part once), small (minutes on a CPU), paper (the paper's).
     scale: Annotated[str, one_of("smoke", "small", "paper")] = "small"
 
@@ -86,7 +91,7 @@ def set_up_torch(device: torch.device, threads: int | None, deterministic: bool 
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[None]:
-    """bfloat16 for `precision=bfloat16`, nothing for float32."""
+    """Half precision, `precision=bfloat16` or `float16`; nothing for float32."""
     if precision == "float32":
         return contextlib.nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
+    return torch.autocast(device.type, getattr(torch, precision))

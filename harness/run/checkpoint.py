@@ -89,9 +89,14 @@ def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any],
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:012d}-{digest}.pt"
     write_atomically(path, buffer.getbuffer())
+    remove_old(folder, keep)
+    return path
+
+
+def remove_old(folder: Path, keep: int) -> None:
+    """Remove all checkpoints but the newest `keep`."""
     for old in newest_first(folder)[keep:]:
         old.unlink(missing_ok=True)
-    return path
 
 
 def load_newest(

@@ -13,13 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config.build import build
 from harness.config.cli import Outcome, job
+from harness.config.errors import ConfigError
 from harness.run.first_phase import shared_first_phase
 from harness.run.folder import Run
+from harness.run.gpus import own_gpu
 from harness.run.identity import check_name, digest
 from harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 State = dict[str, Any]
+NO_METHOD = {"method": None, "trigger": None}  # of a shared first phase, which another method's run may have begun
 
 
 class Task(Protocol):
@@ -76,7 +79,7 @@ def execute(config: DictConfig, program: Program[T]) -> float:
     Returns:
         The headline, which `hydra/sweeper=optuna` optimises; NaN in a process that does not keep the run folder.
     """
-    with job(config) as outcome:
+    with job(config) as outcome, own_gpu(config.device, config.jobs_per_gpu) as config.device:
         task = program.make_task(config)
         with program.processes(task) as keeps_folder:
             if not keeps_folder:
@@ -96,6 +99,11 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         TrainingError: training cannot continue, or a phase's or the run's end could not be written.
     """
     headline = task.headline
+    if config.only_first_phase:
+        if first_phase(config, program, task) is None:
+            raise ConfigError(f"only_first_phase=true: method={config.method.name} shares none")
+        outcome.state = "done"
+        return {headline: math.nan, "seconds": 0.0}
     with new_run(config, program, task, build("tracker", config.tracker, Tracker)) as run:
         if (summary := run.done) is not None:
             log.info("%s is done: %s %.4f", run.folder, headline, summary[headline])
@@ -104,7 +112,9 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         if outcome.tuned:
             log.info(outcome.tuned)
         if (state := run.resume(task.device)) is None:
-            state = take_first_phase(config, program, task, run)
+            if (taken := first_phase(config, program, task)) is not None:
+                state, rows = taken
+                run.append_rows(rows)
         else:
             log.info("%s resumed at step %d", run.folder, state["step"])
         summary = program.train(task, run, state, None)
@@ -114,20 +124,21 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         return summary
 
 
-def take_first_phase(config: DictConfig, program: Program[T], task: T, run: Run) -> State | None:
-    """The state after the first phase, whose rows are now those of the run; None: it is not shared."""
+def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State, str] | None:
+    """The state after the first phase and the rows of it, trained here if need be; None: it is not shared."""
     shape = task.first_phase_identity()
     if shape is None or not config.cache:
         return None
 
     def train(entry: Run) -> dict[str, Any]:
-        return program.train(task, entry, of_no_method(entry.resume(task.device)), 1)
+        begun = entry.resume(task.device)
+        return program.train(task, entry, begun and {**begun, **NO_METHOD}, 1)
 
     cache = Path(config.paths.cache)
     label = f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}"
-    state, rows = shared_first_phase(cache, label, shape, run.config_yaml, train, task.device, run.every_seconds)
-    run.append_rows(rows)
-    return of_no_method(state)
+    options, every = OmegaConf.to_yaml(config, resolve=True), config.checkpoint.every_seconds
+    state, rows = shared_first_phase(cache, label, shape, options, train, task.device, every)
+    return {**state, **NO_METHOD}, rows
 
 
 def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker | None) -> Run:
@@ -152,8 +163,3 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
 
 def _names(config: DictConfig, groups: tuple[str, ...]) -> list[str]:
     return [check_name(f"{group}.name", str(config[group].name)) for group in groups]
-
-
-def of_no_method(state: State | None) -> State | None:
-    """A state of a shared first phase, which another method's run may have trained, or begun."""
-    return None if state is None else {**state, "method": None, "trigger": None}

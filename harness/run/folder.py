@@ -7,7 +7,7 @@
     metrics.jsonl    one JSON object a line, `step` strictly increasing: which trackers mirror. Before the rows
                      of a phase that a method acted before, a row {"kind": "boundary"} at the step of the row before it;
                      where a trigger fired, a row {"kind": "firing"}, after the row of the same step if there is one
-    checkpoints/     the newest two
+    checkpoints/     the newest two; of a finished run the last
     DONE             a JSON summary, written last
     FAILED           or one line that says why training stopped; gone when the run is started again
 """
@@ -204,7 +204,7 @@ class Run:
             raise OSError(str(error).split("\n")[0]) from error
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Mark the run as done.
+        """Mark the run as done; of its checkpoints the last stays.
 
         Raises:
             TrainingError: the last rows or the mark could not be written; started again, the run resumes from its last
@@ -214,6 +214,7 @@ class Run:
             if not self._write_pending(sync=True):
                 raise OSError("the last rows could not be written")
             checkpoint.write_atomically(self.folder / "DONE", (json.dumps(summary) + "\n").encode())
+            checkpoint.remove_old(self.folder / "checkpoints", keep=1)
         except OSError as error:
             raise TrainingError(
                 f"cannot finish {self.folder} ({error.strerror or error}): make room and start the same command again"

@@ -11,7 +11,17 @@ from harness.config.trigger import AT_BOUNDARIES
 from harness.run import NUMERICS
 
 # Where, when and for whom a run is recorded, and names of values that are there themselves: no part of what it is.
-NOT_IDENTITY = ("paths", "tracker", "cache", "checkpoint", "progress", "scale", "tuned")
+NOT_IDENTITY = (
+    "paths",
+    "tracker",
+    "cache",
+    "checkpoint",
+    "progress",
+    "scale",
+    "tuned",
+    "jobs_per_gpu",
+    "only_first_phase",
+)
 # How it is executed: part of its identity, as rounding depends on it, but not of what the analysis compares.
 EXECUTION = ("device", "threads", "deterministic", "parallel")
 PLACES = ("root", "download", "cache")  # of a data set: where its files are; a folder of images is its `path`

@@ -27,6 +27,7 @@ from harness.config import groups
 from harness.config.cli import Outcome, out_of_memory, user_facing
 from harness.config.errors import ConfigError, TrainingError, one_line
 from harness.run.execute import Program, new_run, run_to_end
+from harness.run.gpus import own_gpu
 from harness.training.console import show_log
 from harness.training.signals import EXIT_PREEMPTED, exit_on_signals
 
@@ -157,14 +158,15 @@ def run_job(job: Job) -> Ended:
     try:
         config, program = compose(job.program, job.options), program_of(job.program)
         began = time.process_time()
-        task = program.make_task(config)
-        folder, state = new_run(config, program, task, None).folder, "done"
-        try:
-            run_to_end(config, program, task, Outcome(""))
-        except TrainingError as error:
-            if error.__cause__ is not None:  # no room for a checkpoint, say
-                raise
-            state = "diverged"
+        with own_gpu(config.device, config.jobs_per_gpu) as config.device:
+            task = program.make_task(config)
+            folder, state = new_run(config, program, task, None).folder, "done"
+            try:
+                run_to_end(config, program, task, Outcome(""))
+            except TrainingError as error:
+                if error.__cause__ is not None:  # no room for a checkpoint, say
+                    raise
+                state = "diverged"
         return ending(state, folder, time.process_time() - began)
     except (SystemExit, KeyboardInterrupt):
         return ending("failed", error=SystemExit(EXIT_PREEMPTED))

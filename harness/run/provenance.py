@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.run import NUMERICS
-from harness.run.environment import environment
 
 ALL = "*"
 FIELDS = ("program", "numerics", "commit", "command", "cpu", "precision")
@@ -30,6 +29,8 @@ Entry = dict[str, Any]
 
 def of_process(program: str | None, precision: str = "float32") -> Entry:
     """The entry of a table that this process computes; `program` is None where nothing is trained."""
+    from harness.run.environment import environment  # here: it imports torch, which figures do not need
+
     numerics = NUMERICS[program] if program else None
     return of_run({"program": program, "numerics": numerics, "precision": precision}, environment())
 

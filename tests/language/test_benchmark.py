@@ -25,8 +25,18 @@ def tokens(count: int) -> dict[str, TokenFile]:
     return {split: TokenFile(Path(split), np.broadcast_to(np.uint16(1), count), {}) for split in ("train", "val")}
 
 
-def test_lengths_of_the_paper():
+def test_lengths_of_the_released_script():
     config = compose("experiment=fig3")
+    wiki, owt = (next(c for c in CASES if c["replay"] == replay) for replay in (400, 2))
+    assert config.dataset.replay == 0
+    corpora = {"first": tokens(wiki["dataset_tokens"]), "second": tokens(owt["dataset_tokens"])}
+    phase = build("benchmark", config.benchmark).phases(corpora, Setting(1024, owt["tokens_per_iter"]))[1]
+    assert phase.length.steps == owt["optimizer_steps"]
+    assert [len(phase.data.files), *phase.val] == [1, "second"]
+
+
+def test_lengths_of_the_paper():
+    config = compose("experiment=fig3", "dataset=wiki_owt", "benchmark.passes=[400,1]")
     wiki, mixed = (next(c for c in CASES if c["replay"] == replay) for replay in (400, 2))
     owt = mixed["dataset_tokens"]
     per_step = config.batch_size * config.accumulation * config.model.block_size
@@ -53,6 +63,7 @@ def test_tuned_values_of_the_paper(start, coef):
     assert parse_start(start) in ("best", *config.benchmark.checkpoints)
     assert compose("experiment=fig3", f"benchmark.start={start}", "method=fire").method.iterations == 5
     assert compose("experiment=fig3", f"benchmark.start={start}", "method=snp", "method.coef=0.3").method.coef == 0.3
+    assert compose("method=snp", f"benchmark.start={start}").method.coef == 0.5, "without the experiment"
 
 
 def test_part_of_the_data():

@@ -217,6 +217,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
             "train": Split(f"wiki {i}\n" for i in range(2345)),
             "validation": Split(["held\n", "out\n"]),
         },
+        ("Salesforce/wikitext", "wikitext-103-v1"): {"train": Split(f"row {i}" for i in range(3000))},
         ("Skylion007/openwebtext", None): {"train": Split(f"web {i}" for i in range(3000))},
     }
 
@@ -229,7 +230,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tiktoken", SimpleNamespace(get_encoding=lambda name: Encoding()))
 
 
-@pytest.mark.parametrize("name", ["wikitext103", "openwebtext"])
+@pytest.mark.parametrize("name", ["wikitext103", "wikitext103_tokenised", "openwebtext"])
 def test_corpora_of_the_hub(tmp_path, stand_ins, name, caplog):
     gpt2 = get_tokenizer("gpt2")
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
@@ -239,13 +240,14 @@ def test_corpora_of_the_hub(tmp_path, stand_ins, name, caplog):
     assert files["train"].tokens.dtype == np.uint16
     if name == "wikitext103":
         assert texts == {"train": "".join(f"wiki {i}\n" for i in range(2345)), "val": "held\nout\n"}
-    else:  # every document ends with a mark
-        assert texts == {"train": "".join(f"web {i}" for i in range(1, 3000)), "val": "web 0"}
+    else:  # every document, or line, ends with a mark
+        kind = "web" if name == "openwebtext" else "row"
+        assert texts == {"train": "".join(f"{kind} {i}" for i in range(1, 3000)), "val": f"{kind} 0"}
         assert int((files["train"].tokens == gpt2.end).sum()) == 2999
-    assert "are usual" in caplog.text  # ours is not the size that the real one has
+    assert ("are usual" in caplog.text) == ("expected_tokens" in options)  # ours is not as large as the real one
     assert load(tmp_path, options, gpt2, local=False)["val"].header["sha256"] == files["val"].header["sha256"]
 
 
 def test_the_hub_says_no(stand_ins):
-    with pytest.raises(ConfigError, match=r"cannot load Skylion007/openwebtext .*scripts.*dataset\.repository="):
+    with pytest.raises(ConfigError, match=r"cannot load Skylion007/openwebtext: .*scripts.*dataset\.repository="):
         corpora.openwebtext(revision="old")

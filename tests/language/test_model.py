@@ -100,15 +100,6 @@ def test_the_future_is_not_seen():
     assert (one[:, 6:] - two[:, 6:]).abs().max() > 1e-3
 
 
-def test_dropout_acts_in_training_alone():
-    torch.manual_seed(0)
-    model = GPT(**TINY, dropout=0.5)
-    idx = torch.randint(30, (1, 10))
-    assert not torch.equal(model(idx)[0], model(idx)[0])
-    model.eval()
-    assert torch.equal(model(idx)[0], model(idx)[0])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

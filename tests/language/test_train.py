@@ -127,6 +127,7 @@ def written(folder: Path) -> int:
     "options",
     [
         ["method=fire_exact"],
+        ["method=l2init", "precision=float16"],
         ["method=l2init", "precision=bfloat16", "model.activation=swiglu", "model.n_kv_head=1"],
         ["method=redo", "model.activation=relu2", "method.threshold=0.5"],
     ],

@@ -70,7 +70,7 @@ def test_rates_of_a_whole_run(run):
 @pytest.mark.skipif(META != DEFAULTS, reason="the golden data were made with other hyperparameters")
 def test_paper_preset_is_this_arithmetic():
     """experiment=fig3: its tokens an iteration, its rates, its mixing, its extra step."""
-    config = compose("language", "experiment=fig3")
+    config = compose("language", "experiment=fig3", "dataset=wiki_owt")
     assert config.benchmark.extra_step
     assert (
         config.batch_size * config.accumulation * config.model.block_size == FACTS["tokens_per_iter_default"]["tokens"]

@@ -1,17 +1,13 @@
 """The runs of docs/results/agents.md."""
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from scripts.agents_runs import COLUMNS, Runs, write
 from tests.programs import compose
-
-ROOT = Path(__file__).parents[2]
+from tests.zygote import Zygote
 
 
 def test_a_method_s_rows_take_the_place_of_its_old_ones(tmp_path: Path) -> None:
@@ -34,12 +30,9 @@ def test_every_method_takes_the_trigger_where_there_is_no_boundary(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_whole_at_its_smallest_and_again(tmp_path: Path) -> None:
-    environment = os.environ | {"RUNS": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    command, made = ["bash", str(ROOT / "scripts/agents.sh"), "smoke"], []
+def test_the_whole_at_its_smallest_and_again(tmp_path: Path, zygote: Zygote) -> None:
+    made = []
     for _ in range(2):
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert "fire_head_kept" in said.stdout
+        assert "fire_head_kept" in zygote.script(tmp_path, "scripts/agents.sh", "smoke", RUNS=str(tmp_path))
         made.append({file: file.stat().st_mtime_ns for file in tmp_path.rglob("metrics.jsonl")})
     assert made[0] == made[1], "a finished run was trained again"

@@ -2,9 +2,11 @@
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from scripts import record_curves
 from tests.curves import series
 from tests.zygote import ROOT, Zygote
 
@@ -12,9 +14,9 @@ from tests.zygote import ROOT, Zygote
 SCRIPTS = {
     "bench_projection": ("--models dqn --rounds 1 --threads 1", "dqn"),
     "bench_sac": ("--actor-width 8 --critic-width 8 --batch 4 --updates 2 --threads 1 --rounds 1", "x plain"),
-    "bench_methods": ("--methods base,fire --rounds 1 benchmark.tasks=2 epochs=1", "x base"),
     "bench_vision": ("--steps 1 --rounds 1 benchmark.tasks=2 epochs=1", "x a plain loop"),
     "studies": ("figure2_small_c smoke rows=base workers=1", "test/accuracy_all"),
+    "dry_run": ("--list", "vgg16"),
     "record_originals": ("--help", "clones"),  # needs clones of others' repositories
 }
 
@@ -36,15 +38,26 @@ def test_scripts_run(script: str, tmp_path: Path, zygote: Zygote) -> None:
     assert word in answer.out.lower() + answer.out
 
 
-@pytest.mark.slow
-def test_the_recorded_curves_are_checked_and_left_as_they_are(tmp_path: Path, zygote: Zygote) -> None:
-    before = (series.FOLDER / "sac.json").read_bytes(), series.HISTORY.read_bytes()
-    answer = zygote.run(tmp_path, "scripts.record_curves", "--check", "sac")
-    assert (answer.code, answer.out.splitlines()[-1]) == (0, "sac: 0 numbers differ"), answer.out + answer.err
-    assert ((series.FOLDER / "sac.json").read_bytes(), series.HISTORY.read_bytes()) == before
+def test_recorded_curves_are_checked_and_never_changed_under_the_same_numerics(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the numbers that a run would give; tests/curves runs them."""
+    files = (series.FOLDER / "sac.json", series.HISTORY)
+    before, (_, curves) = [file.read_bytes() for file in files], series.read("sac")
+    monkeypatch.setattr(series, "run_cases", lambda *_: curves)
+    monkeypatch.setattr(record_curves, "Zygote", lambda *_: SimpleNamespace(close=lambda: None))
 
+    def record(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["record_curves.py", *words])
+        record_curves.main()
+        return capsys.readouterr().out
 
-def test_curves_are_recorded_for_known_programs_alone(tmp_path: Path, zygote: Zygote) -> None:
-    answer = zygote.run(tmp_path, "scripts.record_curves", "--check", "vison")
-    assert answer.code == 2
-    assert "unknown: vison; programs are vision, language, dqn, sac" in answer.err
+    assert record("--check", "sac") == "sac: 0 numbers differ\n"
+    curves["pendulum base"]["train/q"] = dict.fromkeys(curves["pendulum base"]["train/q"], 1e9)
+    for words, said in ((["--check", "sac"], "1"), (["sac"], "numbers changed, and NUMERICS is still")):
+        with pytest.raises(SystemExit, match=said):
+            record(*words)
+    with pytest.raises(SystemExit):
+        record("--check", "vison")
+    assert "unknown: vison; programs are vision, language, dqn, sac" in capsys.readouterr().err
+    assert [file.read_bytes() for file in files] == before

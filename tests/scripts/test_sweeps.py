@@ -3,12 +3,11 @@
 import csv
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.zygote import ROOT
+from tests.zygote import ROOT, Zygote
 
 SCRIPTS, DOCS = ROOT / "scripts", ROOT / "docs" / "results"
 
@@ -40,14 +39,10 @@ SMOKE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SMOKE)
-def test_scripts_run_to_their_figures_and_repeat_nothing(tmp_path: Path, script: str) -> None:
-    runs = tmp_path / "runs"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "RUNS": str(runs), "OMP_NUM_THREADS": "1"}
-    made = []
+def test_scripts_run_to_their_figures_and_repeat_nothing(tmp_path: Path, script: str, zygote: Zygote) -> None:
+    runs, made = tmp_path / "runs", []
     for _ in range(2 if script in ("fig2", "plasticity") else 1):
-        command = [SCRIPTS / f"{script}.sh", "smoke", *SMOKE[script]]
-        subprocess.run(command, check=True, env=environment, capture_output=True)
+        zygote.script(tmp_path, f"{SCRIPTS}/{script}.sh", "smoke", *SMOKE[script], RUNS=str(runs))
         made.append({file: file.stat().st_mtime_ns for file in runs.rglob("metrics.jsonl")})
     assert made[0] == made[-1], "a finished run was trained again"
     assert made[0]
@@ -58,20 +53,37 @@ def test_scripts_run_to_their_figures_and_repeat_nothing(tmp_path: Path, script:
 
 def test_every_script_has_a_smallest_size() -> None:
     here = {path.stem for path in SCRIPTS.glob("*.sh")}
-    elsewhere = {"agents", "convergence", "fig2_small", "layers", "paper", "table10"}  # below, or by their programs
+    elsewhere = {
+        "agents",
+        "convergence",
+        "dry_run",
+        "fig2_small",
+        "layers",
+        "paper",
+        "table10",
+    }  # below, or by their programs
     assert here == {*SMOKE, *elsewhere, "panels"}, "panels is sourced by the others"
 
 
 @pytest.mark.slow
-def test_a_convergence_table_is_made_once(tmp_path: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command, environment = [SCRIPTS / "convergence.sh", "smoke"], {**os.environ, "PATH": path, "RUNS": str(tmp_path)}
-    subprocess.run(command, check=True, env=environment, capture_output=True)
+def test_a_convergence_table_is_made_once(tmp_path: Path, zygote: Zygote) -> None:
+    command = f"{SCRIPTS}/convergence.sh", "smoke"
+    zygote.script(tmp_path, *command, RUNS=str(tmp_path))
     with (tmp_path / "smoke" / "convergence.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["solver"] == "exact"]
     assert [row["weights"] for row in rows] == ["square 8x8"]
-    again = subprocess.run(command, check=True, env=environment, capture_output=True, text=True).stdout
+    again = zygote.script(tmp_path, *command, RUNS=str(tmp_path))
     assert again == f"{tmp_path}/smoke is done\n"
+
+
+def test_on_a_queue_first_phases_are_a_sweep_of_their_own(tmp_path: Path) -> None:
+    first, rest, _ = commands(tmp_path, "fig4a.sh", "asterix", "hydra/launcher=slurm")
+    assert first.startswith(
+        "python -m rl.dqn -m method=base only_first_phase=true experiment=fig4a_asterix seed=1,2,3,4,5"
+    )
+    assert first.endswith("hydra/launcher=slurm")
+    assert "only_first_phase" not in rest
+    subprocess.run(["bash", "-n", SCRIPTS / "fig3.sbatch"], check=True)
 
 
 def test_figure_3_trains_each_run_once_and_the_full_reset_from_one_checkpoint(tmp_path: Path) -> None:

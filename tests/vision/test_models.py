@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 import conf
 from harness.config.errors import ConfigError
-from vision.models import MLP, VGG16, ResNet18, SmallResNet, ViT, timm_model, torchvision_model
+from vision.models import MLP, VGG16, ResNet18, ViT, timm_model, torchvision_model
 from vision.task import build_model
 
 CONFIGS = sorted(Path(conf.__file__).parent.glob("model/*.yaml"))
@@ -33,13 +33,6 @@ def test_every_config_builds(config):
     root.merge_with_dotlist(TINY[config.stem])
     model = build_model(root, SimpleNamespace(num_classes=5, in_channels=1, image_size=32))
     assert model.eval()(torch.zeros(2, 1, 32, 32)).shape == (2, 5)
-
-
-def test_small_resnet_halves_the_image_at_each_further_stage():
-    model = SmallResNet(num_classes=10, in_channels=2, width=4, stages=3, depth=2)
-    images = torch.randn(2, 2, 8, 8)
-    assert model.backbone(images).shape == (2, 16, 2, 2)
-    assert model(images).shape == (2, 10)
 
 
 def test_mlp_has_norms_or_biases():

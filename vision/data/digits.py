@@ -1,7 +1,9 @@
 """The 1,797 handwritten digits that come with scikit-learn: real images, no download."""
 
+import functools
 from typing import Annotated
 
+import numpy as np
 import sklearn.datasets
 import torch
 from sklearn.model_selection import train_test_split
@@ -12,6 +14,13 @@ from vision.data.images import ImageData
 
 BRIGHTEST = 16  # pixels are whole numbers from 0 to 16
 SPLIT_SEED = 0  # the test set is the same for every run, whatever its seed
+
+
+@functools.cache
+def packaged() -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels as the package has them, read once; nobody writes into them."""
+    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
+    return pixels, labels
 
 
 @checked
@@ -33,7 +42,7 @@ def load_digits(
     Raises:
         ValueError: if an argument is out of range.
     """
-    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
+    pixels, labels = packaged()
     train, test = train_test_split(range(len(labels)), train_size=train_size, stratify=labels, random_state=SPLIT_SEED)
     images = torch.from_numpy(pixels).to(torch.uint8).reshape(-1, 1, 8, 8)
     targets = torch.from_numpy(labels)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.run import checkpoint
 from tests.programs import SMALL, assert_same
 
 OPTIONS = ("method=redo", "cache=off")
@@ -17,7 +18,10 @@ DAMAGE = ("bit", "rows short", "all checkpoints")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return SMALL.run(tmp_path_factory.mktemp("finished"), *OPTIONS)
+    """Its checkpoints are those of both phases' ends, as in a run that was killed before it was marked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "remove_old", lambda folder, keep: None)
+        return SMALL.run(tmp_path_factory.mktemp("finished"), *OPTIONS)
 
 
 def damage(kind: str, folder: Path) -> None:

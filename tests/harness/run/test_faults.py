@@ -26,7 +26,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_full_for_a_while(disk: Path, tmp_path: Path, zygote: Zygote, calm: Path) -> None:
-    options = SMALL.tiny(*LONG, OFTEN, "paths.runs=disk/runs")
+    options = SMALL.tiny(*LONG, "checkpoint.every_seconds=0", "paths.runs=disk/runs")
     child = zygote.start(tmp_path, "vision.train", *options, before="holds", HOLD_AT="2,4")  # within the first phase
     wait_until_held(child)
     filler = faults.fill(disk)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.config.errors import ConfigError
 from tests.programs import LONG, SMALL, assert_same, only_run, wait_for, wait_until_held
 from tests.zygote import Zygote
 
@@ -111,6 +112,17 @@ def test_a_cache_removed_under_way_stops_the_run_in_one_line(tmp_path: Path, zyg
     assert answer.err.splitlines()[-1].startswith("error: cannot write the checkpoint that ends phase 0")
     SMALL.run(tmp_path / "runs", *options)
     assert_same(only_run(tmp_path / "runs"), SMALL.run(tmp_path / "calm", *options))
+
+
+def test_the_first_phase_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As an array of its own on a queue: the runs that follow wait for none."""
+    alone = ("only_first_phase=true", f"paths.runs={tmp_path}/runs")
+    SMALL.run_to_end(SMALL.compose(*alone))
+    entry_of(tmp_path)
+    assert not (tmp_path / "runs" / "vision").exists()
+    assert TAKEN in train(caplog, tmp_path, "method=fire")
+    with pytest.raises(ConfigError, match="only_first_phase=true: method=redo shares none"):
+        SMALL.run_to_end(SMALL.compose("method=redo", *alone))
 
 
 def test_off_elsewhere_and_of_another_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

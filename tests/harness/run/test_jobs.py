@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 from harness.config.errors import ConfigError
 from harness.run.jobs import Job, run_jobs
 from tests.programs import alive, assert_same, lines, wait_for
-from tests.zygote import ROOT
+from tests.zygote import Zygote
 
 TINY = ("scale=smoke", "tracker=none", "progress=false", "benchmark.tasks=2", "benchmark.samples=64", "model.hidden=8")
 PROGRAM = """
@@ -64,21 +62,17 @@ def test_in_workers_numbers_are_the_same_and_a_job_that_cannot_run_is_the_last_b
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whom", ["parent", "killed"])
-def test_an_interrupt_or_a_kill_leaves_runs_that_the_same_jobs_resume(tmp_path: Path, whom: str) -> None:
+def test_an_interrupt_or_a_kill_leaves_runs_that_the_same_jobs_resume(
+    tmp_path: Path, whom: str, zygote: Zygote
+) -> None:
     """No worker stays; runs in progress have written checkpoints."""
     options = [*TINY, "epochs=4000", "cache=off", "benchmark.samples=1024", "checkpoint.every_seconds=1000"]
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    with subprocess.Popen(
-        [sys.executable, program, tmp_path / "runs", *options],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as parent:
-        wait_for(lambda: lines(tmp_path / "runs", "vision/*-s1-*") and lines(tmp_path / "runs", "vision/*-s2-*"))
-        os.kill(parent.pid, signal.SIGINT if whom == "parent" else signal.SIGKILL)
-        parent.wait()
-        wait_for(lambda: not alive(parent.pid), 30)
+    (tmp_path / "program.py").write_text(PROGRAM)  # run beside the test
+    parent = zygote.start(tmp_path, "program", f"{tmp_path}/runs", *options, before="forks_workers")
+    wait_for(lambda: lines(tmp_path / "runs", "vision/*-s1-*") and lines(tmp_path / "runs", "vision/*-s2-*"))
+    os.kill(parent, signal.SIGINT if whom == "parent" else signal.SIGKILL)
+    zygote.wait(parent)
+    wait_for(lambda: not alive(parent), 30)
     runs = list((tmp_path / "runs/vision").iterdir())
     assert len(runs) == 2
     for run in runs:

@@ -97,5 +97,6 @@ def test_every_committed_table_says_what_made_it(table: Path) -> None:
     for part, entry in entries.items():
         assert set(entry) == set(provenance.FIELDS), part
         assert entry["commit"], part
+        assert "dirty" not in str(entry["commit"]), f"{part} was made by a tree that was not committed"
         if isinstance(entry["numerics"], int) and entry["numerics"] > 4:
             assert None not in entry.values(), part

@@ -1,0 +1,24 @@
+"""Two panels of the paper at their real sizes on tiny data, as scripts/dry_run.sh runs all of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts import dry_run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("panel", ["a_cifar10", "asterix"])
+def test_a_panel_is_killed_twice_resumed_and_drawn(
+    panel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dry_run, "TABLE", tmp_path / "table.csv")
+    monkeypatch.setattr(dry_run, "RUNS", tmp_path)
+    monkeypatch.setenv("RUNS", str(tmp_path))
+    dry_run.main([panel])
+    found = json.loads((tmp_path / f"{panel}.json").read_text())
+    assert found["ok"], found
+    assert 0 < found["boundary"] < found["seconds"]
+    assert f"\n{panel},yes," in (tmp_path / "table.csv").read_text()
