@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis.arrays import Bools, Floats, Ints
 from analysis.estimates import band
-from analysis.runs import Group, Run
+from analysis.runs import Group, Run, bounds_of
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Curve:
     high: Floats
     n: Ints  # seeds that reach this point
     phase: Floats
+    cut: bool = False  # whether low or high would leave what the metric lies between
 
 
 def curve(group: Group, metric: str, last_phase: bool = False, max_points: int = 1000) -> Curve:
@@ -47,7 +48,9 @@ def curve(group: Group, metric: str, last_phase: bool = False, max_points: int =
     n = np.isfinite(values).sum(0)
     mean = np.divide(np.nansum(values, 0), n, out=np.full(len(n), np.nan), where=n > 0)
     low, high = band(values)
-    return Curve(grid[:, 1], mean, low, high, n, grid[:, 0])
+    least, most = bounds_of(metric)
+    cut = bool((low < least).any() or (high > most).any())
+    return Curve(grid[:, 1], mean, low.clip(min=least), high.clip(max=most), n, grid[:, 0], cut)
 
 
 def phase_points(run: Run, metric: str, x: str) -> Floats:

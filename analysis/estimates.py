@@ -37,7 +37,8 @@ class Paired:
 def mean(values: Sequence[float] | Floats) -> Estimate:
     """Mean over seeds with a 95 % interval, Student's t; NaN and inf are dropped.
 
-    Equal values have no interval: that seeds agree says nothing of what others would give.
+    Equal values have no interval: that seeds agree says nothing of what others would give. Two values have none either
+    (it would be nine times as wide as they are apart): low and high are these two.
     """
     x = np.asarray(values, dtype=float)
     x = x[np.isfinite(x)]
@@ -46,6 +47,8 @@ def mean(values: Sequence[float] | Floats) -> Estimate:
     m = float(x.mean())
     if len(x) < 2 or np.ptp(x) <= 1e-12 * np.abs(x).max():
         return Estimate(m, np.nan, np.nan, len(x))
+    if len(x) == 2:
+        return Estimate(m, float(x.min()), float(x.max()), 2)
     error = x.std(ddof=1) / np.sqrt(len(x))
     lower, upper = interval(CONFIDENCE, len(x) - 1)
     return Estimate(m, float(m - upper * error), float(m - lower * error), len(x))

@@ -167,7 +167,7 @@ def footer(grid: Grid, shown: plotting.Drawn) -> str:
     if not shown:
         return f"{grid.title}: no data."
     event = "when the method acted" if grid.name.startswith("figure4") else "phase boundaries"
-    text = plotting.caption([group for group, _ in shown])
+    text = plotting.caption(shown)
     if not grid.last_phase:
         text += f" Vertical lines: {event}."
     if grid.name == "figure2":

@@ -1,5 +1,6 @@
 """Tables for a terminal and as Markdown."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +21,28 @@ def digits_for(value: float) -> int:
     return 4 if size < 2 else 3 if size < 10 else 2 if size < 100 else 0
 
 
-def show(value: object) -> str:
-    """An entry of a table as text: `mean [low, high]`, and for a difference its effect size and corrected p."""
+def digits_of(column: Iterable[object]) -> int | None:
+    """Decimals for all estimates of a column, those of its largest; None where these would show a small one as 0."""
+    found = [value.difference if isinstance(value, Paired) else value for value in column]
+    means = [value.mean for value in found if isinstance(value, Estimate) and np.isfinite(value.mean) and value.mean]
+    digits = min(map(digits_for, means), default=0)
+    return digits if means and all(round(abs(value), digits) > 0 for value in means) else None
+
+
+def show(value: object, digits: int | None = None) -> str:
+    """An entry of a table as text, with so many decimals, or as many as fit it.
+
+    `mean [low, high]`, of two seeds `mean (one, other)`, and for a difference its effect size and corrected p.
+    """
     if isinstance(value, Paired):
         sign = "+" if value.difference.mean > 0 else ""
         test = f", d={value.effect:.1f}, p={p_value(value.p_holm)}" if np.isfinite(value.p_holm) else ""
-        return f"{sign}{show(value.difference)} (n={value.difference.n}{test})"
+        return f"{sign}{show(value.difference, digits)} (n={value.difference.n}{test})"
     if isinstance(value, Estimate):
-        digits = digits_for(value.mean)
-        interval = f" [{number(value.low, digits)}, {number(value.high, digits)}]" if np.isfinite(value.low) else ""
-        return number(value.mean, digits) + interval
+        digits = digits_for(value.mean) if digits is None else digits
+        ends = f"{number(value.low, digits)}, {number(value.high, digits)}"
+        interval = f" ({ends})" if value.n == 2 else f" [{ends}]"
+        return number(value.mean, digits) + (interval if np.isfinite(value.low) else "")
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return "–"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -41,7 +54,9 @@ def p_value(p: float) -> str:
 
 def cells(frame: pd.DataFrame) -> list[list[str]]:
     """The header and the rows as text."""
-    return [list(frame.columns), *([show(value) for value in row] for row in frame.itertuples(index=False))]
+    digits = [digits_of(frame[column]) for column in frame]
+    rows = frame.itertuples(index=False)
+    return [list(frame.columns), *([*map(show, row, digits)] for row in rows)]
 
 
 def as_text(frame: pd.DataFrame) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 
 from analysis import formats, plotting, style, tables
 from analysis.arrays import Floats
-from analysis.curves import boundaries, curve
+from analysis.curves import Curve, boundaries, curve
 from analysis.options import add_sources, load_or_explain
 from analysis.runs import Group, LeftOut, Run, Setting, settings
 
@@ -67,22 +67,23 @@ def report_page(runs: list[Run], left_out: list[LeftOut]) -> str:
 
 def setting_data(setting: Setting, palette: style.Palette) -> dict[str, Any]:
     """What a section of the page shows."""
+    drawn = [(group, curve(group, setting.metric, max_points=POINTS)) for group in setting.groups]
     shown = {"Results": tables.results(setting), "Boundaries": tables.at_boundaries(setting)}
     return {
         "title": plotting.title(setting, 999),
         "xlabel": style.AXES[setting.x],
         "ylabel": setting.y_label,
         "boundaries": boundaries(setting.runs),
-        "caption": plotting.caption(setting.groups),
-        "groups": [group_data(group, setting.metric, palette) for group in setting.groups],
+        "first": int(setting.runs[0].is_stream),  # the axis of tasks begins with 1
+        "caption": plotting.caption(drawn),
+        "groups": [group_data(group, c, palette) for group, c in drawn],
         "tables": {name: formats.cells(frame) for name, frame in shown.items() if len(frame)},
     }
 
 
-def group_data(group: Group, metric: str, palette: style.Palette) -> dict[str, Any]:
+def group_data(group: Group, c: Curve, palette: style.Palette) -> dict[str, Any]:
     """One curve."""
-    c = curve(group, metric, max_points=POINTS)
-    look = palette.line(group.method, group.rank)
+    look = palette.line(group.method, group.place)
     dash = look["linestyle"]
     return {
         "label": group.label,

@@ -24,7 +24,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import numbers, plotting, result_figures, stream_rows, style
+from analysis import numbers, plotting, result_figures, small_figure2, stream_rows, style
 from analysis.estimates import mean
 from analysis.formats import as_markdown
 from analysis.forms import names, winners
@@ -108,6 +108,28 @@ SIGNALS = {
     "loss": "loss of the task that ends",
     "readiness": "optimization readiness",
     "step": "steps so far",
+}
+
+
+MOMENTS = {  # at which FIRE may act; the periods are those of each stream
+    "boundary": "at the known boundary",
+    "plateau": "by a plateau of the loss",
+    "dormancy": "by dormant units",
+    "rank": "by effective rank",
+    "drift": "by drift of the weights",
+    "readiness": "by optimization readiness",
+    "short": "every 150, 75, 37, 450 steps",
+    "middle": "every 350, 175, 87, 1,050 steps",
+    "long": "every 900, 450, 225, 2,700 steps",
+    "never": "never",
+}
+CONVERGENCE = {  # weights in the csv files: what the page calls them
+    "square 256x256": "Gaussian 256 x 256",
+    "ill-conditioned 64x64": "condition 1e4, 64 x 64",
+    "resnet18-trained": "ResNet-18, trained",
+    "gpt_tiny": "GPT tiny, over-trained",
+    "dqn_breakout": "DQN, 80,000 steps of Breakout",
+    "sac_humanoid": "SAC, half of a small run",
 }
 
 
@@ -232,17 +254,64 @@ def triggers(page: Page) -> None:
     """When FIRE acts, compared with a known boundary and never, and what the signals say."""
     files = page.files()
     runs, signals = files["runs"], files["signals"]
+    means: dict[str, pd.Series] = {}
     for stream, score in TRIGGERS.items():
         rows = runs[(runs["stream"] == stream) & (runs["method"] == "fire") & (runs["arm"] != TUNING)]
         moments = dict(zip(rows["arm"], rows["when"], strict=True))
         moments |= {"boundary": "known boundary", "never": "never"}
         table = summarise(rows, outcome_of_triggers(score))
+        every = sorted({arm for arm in rows["arm"] if arm.startswith("every ")}, key=lambda arm: int(arm[6:]))
+        acts = rows["arm"].replace(dict(zip(every, ("short", "middle", "long"), strict=True)))
+        mean_of = rows.groupby(acts)["online"].mean()
+        digits = 3 if mean_of.max() < 1 else 2 if mean_of.max() < 10 else 1
+        means[style.name(stream).capitalize() + " ↓" * ("loss" in score)] = mean_of.map(f"{{:.{digits}f}}".format)
         page.tables[f"{stream} fire"] = table.assign(arm=table["arm"].map(moments)).rename(columns={"arm": "when"})
         if len(checkpoints := signals[signals["stream"] == stream]):
             page.tables[f"{stream} signals"] = correlations(checkpoints, SIGNALS, "probe_accuracy")
+    page.tables["means"] = pd.DataFrame(means).loc[list(MOMENTS)].rename(index=MOMENTS).reset_index(names="FIRE acts")
+
+
+def convergence(page: Page) -> None:
+    """How far Newton-Schulz comes: DfI, the mean over matrices, and DfI / n of the worst."""
+    found = pd.concat(page.files().values())
+    cells = [
+        f"{mean:.3g}" + f" ({worst:.2g})" * (mean > 1e-3)
+        for mean, worst in zip(found["dfi_mean"], found["dfi_per_n"], strict=True)
+    ]
+    found = found.assign(cell=cells)
+    exact = found[found["solver"] == "exact"].set_index("weights")["cell"]
+    cubic = found[(found["solver"] == "newton_schulz") & found["iterations"].isin((5, 10, 15, 20, 30))]
+    wide = cubic.pivot(index=["weights", "norm_init"], columns="iterations", values="cell")
+    wide = wide.loc[[(weights, start) for weights in CONVERGENCE for start in ("frobenius", "spectral")]]
+    wide.columns = wide.columns.map(str)
+    wide["exact"] = [exact[weights] for weights, _ in wide.index]
+    page.tables["reached"] = wide.rename(index=CONVERGENCE).reset_index(names=["weights", "start"])
+
+
+def digits(page: Page) -> None:
+    """By how many points methods end above base, for other sizes and noises of the perceptron."""
+    runs = read(page.folder.parent / "vision" / "perceptrons.csv").fillna("")
+    setting = ["depth", "hidden", "pixel_noise", "epochs", "also"]
+    ends = runs.pivot(index=[*setting, "seed"], columns="method", values="test_accuracy")
+    above = 100 * ends.sub(ends["base"], axis=0).groupby(setting).mean()[["full_reset", "fire", "fire_exact"]]
+    page.tables["perceptrons"] = above.rename(columns=style.NAMES).map("{:.1f}".format).reset_index()
+
+
+def figure2_small(page: Page) -> None:
+    """Figure 2 in small, panel a, from the tables of its study."""
+    study = page.folder.parent / "studies" / "figure2_small_a.csv"
+    if not study.exists():  # no run has ended
+        return
+    runs, curves = read(study), read(study.with_suffix(".curves.csv"))
+    page.tables["a"], page.tables["order a"] = small_figure2.ends(runs, curves), small_figure2.order(runs)
+    title = "Warm start, JPEG copies of CIFAR-10, ResNet-18 of width 16; thin lines: single seeds"
+    page.figures["warm_start"] = partial(small_figure2.figure, curves, title, page.width)
 
 
 PAGES: dict[str, Callable[[Page], None]] = {
+    "convergence": convergence,
+    "digits": digits,
+    "figure2_small": figure2_small,
     "plasticity": plasticity,
     "language_streams": language_streams,
     "agents": agents,

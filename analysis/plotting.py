@@ -38,7 +38,7 @@ def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool 
         c = curve(group, setting.metric, last_phase)
         if not len(c.x):
             continue
-        look = palette.line(group.method, group.rank)
+        look = palette.line(group.method, group.place)
         few = len(c.x) == 1 or (group.runs[0].is_stream and len(c.x) <= 30)
         dot: dict[str, Any] = {"marker": "o", "markersize": 3} if few else {}
         axes.plot(c.x, c.mean, **dot | look)
@@ -48,13 +48,16 @@ def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool 
     if not last_phase:
         for x in boundaries(setting.runs):
             axes.axvline(x, color="#A0A0A0", linewidth=0.8, zorder=1)
-    axes.set_xlim(0, max((c.x.max() for _, c in drawn), default=0) + 0.5 * setting.runs[0].is_stream or 1)
+    right = max((c.x.max() for _, c in drawn), default=0) or 1
+    axes.set_xlim(0, right)
     axes.margins(y=0.04)
     axes.set_xlabel(style.AXES[setting.x])
     axes.set_ylabel(setting.y_label)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    if axes.get_xlim()[1] >= 1e4:
+    if setting.runs[0].is_stream:
+        style.number_tasks(axes, right)
+    elif right >= 1e4:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return drawn
 
@@ -63,18 +66,19 @@ def end_of(c: Curve) -> float:
     return float(c.mean[np.isfinite(c.mean)][-1])
 
 
-def legend_of(drawn: Drawn, palette: style.Palette, n: bool = False) -> tuple[list[Line2D], list[str]]:
+def legend_of(drawn: Drawn, palette: style.Palette, n: bool = False, width: int = 34) -> tuple[list[Line2D], list[str]]:
     """Lines and names for a legend, one for each name.
 
     Args:
         drawn: what `draw` returned.
         palette: colours.
         n: whether to write the number of seeds too.
+        width: of a name in letters, beyond which it goes on below.
     """
     lines: dict[str, Line2D] = {}
     for group, _ in drawn:
-        text = textwrap.fill(group.label + (f" (n={len(group.runs)})" if n else ""), 34)
-        lines.setdefault(text, Line2D([], [], **palette.line(group.method, group.rank)))
+        text = textwrap.fill(group.label + (f" (n={len(group.runs)})" if n else ""), width)
+        lines.setdefault(text, Line2D([], [], **palette.line(group.method, group.place)))
     return [*lines.values()], [*lines]
 
 
@@ -84,11 +88,14 @@ def seeds_text(groups: Sequence[Group]) -> str:
     return f"n = {n} seed{'s' if counts[-1] > 1 else ''}"
 
 
-def caption(groups: Sequence[Group], more: str = "") -> str:
+def caption(drawn: Drawn, more: str = "") -> str:
     """What the lines and bands are, and how many seeds."""
-    many = max(len(group.runs) for group in groups) > 1
-    text = f"Mean over {seeds_text(groups)}; band: ± standard error." if many else f"{seeds_text(groups)}, no band."
-    return f"{text} {more}".strip()
+    groups = [group for group, _ in drawn]
+    most = max(len(group.runs) for group in groups)
+    band = "from one seed to the other" if most == 2 else "± standard error"
+    text = f"Mean over {seeds_text(groups)}; band: {band}." if most > 1 else f"{seeds_text(groups)}, no band."
+    cut = "Bands are cut where no value can be." if any(c.cut for _, c in drawn) else ""
+    return " ".join(part for part in (text, cut, more) if part)
 
 
 def save(figure: Figure, path: Path, formats: Sequence[str] | None = None) -> list[Path]:
@@ -114,13 +121,18 @@ def setting_figure(setting: Setting, palette: style.Palette, width: str | None =
     size = (style.PAGE, 2.6) if page else (style.COLUMN, 3.0)
     figure, axes = plt.subplots(1, 1 + enlarged, figsize=size, squeeze=False, layout="constrained")
     drawn = draw(axes[0, 0], setting, palette)
-    below = caption(setting.groups, "Vertical line: phase boundary." if boundaries(setting.runs) else "")
+    below = caption(drawn, "Vertical line: phase boundary." if boundaries(setting.runs) else "")
     if enlarged:
         enlarge(axes[0, 1], draw(axes[0, 1], setting, palette, last_phase=True))
         below += " Right: the last phase, enlarged."
-    best_above = sorted(drawn, key=lambda one: -end_of(one[1]))  # as lines end, from above
-    lines, names = legend_of(best_above, palette, n=len({len(group.runs) for group in setting.groups}) > 1)
-    figure.legend(lines, names, loc="outside right upper" if page else "outside upper center", ncols=1 if page else 3)
+    unequal = len({len(group.runs) for group in setting.groups}) > 1
+    lines, names = legend_of(drawn, palette, unequal, 34 if page else 56)
+    if page:
+        figure.legend(lines, names, loc="outside right upper")
+    else:  # above, as many beside each other as there is room for, in a figure that grows with them
+        beside = min(3, 62 // (max(map(len, names), default=0) + 6)) or 1
+        figure.set_figheight(2.75 + 0.13 * -(-len(names) // beside))
+        figure.legend(lines, names, loc="outside upper center", ncols=beside, labelspacing=0.3)
     axes[0, 0].set_title(title(setting, 60 if enlarged else 124 if page else 50))
     chars = 140 if page else 66
     figure.supxlabel(textwrap.fill(below, chars), fontsize=6.2, color=GREY, x=0.01, ha="left")

@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from analysis import style
 from analysis.estimates import Estimate, band
@@ -46,13 +46,13 @@ def draw_means(axes: Axes, estimates: Iterable[Estimate], methods: Mapping[str, 
 def draw_tasks(axes: Axes, frame: pd.DataFrame, column: str, called: Mapping[str, str], palette: style.Palette) -> None:
     """Means over seeds by task, a line a method that `called` names; band: standard error."""
     for place, (method, name) in enumerate(called.items()):
-        look = palette.line(method.partition(" (")[0], place if " (" in method else 0)
+        look = palette.line(method.partition(" (")[0], (0, place if " (" in method else 0))
         values = frame[frame["method"] == method].pivot(index="seed", columns="task", values=column)
         low, high = band(values.to_numpy(float))
         axes.plot(values.columns, values.mean(), **look, label=name)
         axes.fill_between(values.columns, low, high, color=look["color"], alpha=0.16, linewidth=0)
     axes.set_xlabel(style.AXES["task"])
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    style.number_tasks(axes, frame["task"].max())
 
 
 def overview(

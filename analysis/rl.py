@@ -93,5 +93,5 @@ def table(settings: Sequence[Setting]) -> pd.DataFrame:
 
 
 def scores(groups: dict[str, Group], names: Sequence[str], key: str | None) -> Scores:
-    finals = [np.array([run.final(key) for run in groups[name].runs]) for name in names]
+    finals = [np.array([run.final(key) if key else run.score() for run in groups[name].runs]) for name in names]
     return [np.where(np.isfinite(x), x, -np.inf) for x in finals]  # a run that diverged loses to all others

@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis import streams
 from analysis.boundaries import split, trigger_of
-from analysis.differences import by_number, differences
+from analysis.differences import by_number, differences, places
 from analysis.forms import label_of_config
 
 # The main metric: history key -> (axis label, whether more is better). The first one present decides; those of training
@@ -30,6 +30,8 @@ METRICS = {
 }
 DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language", "task/return": "rl", "eval/return": "rl"}
 
+# What a metric lies between; returns have no bounds.
+BOUNDS = {"accuracy": (0.0, 1.0), "loss": (0.0, float("inf"))}
 LARGEST = 1e30  # a value beyond it cannot be drawn
 # The order of methods in tables and legends; others come after these, by name.
 ORDER = (
@@ -151,10 +153,12 @@ class Run:
             return streams.TASK
         return next(key for key in ("epoch", "iteration", "env_steps", "step") if key in self.history)
 
+    def score(self) -> float:
+        """What the run counts for: of a stream the mean over tasks of the last value in each, else the last value."""
+        return streams.mean(streams.values(self.history, self.metric)) if self.is_stream else self.final()
+
     def final(self, metric: str | None = None) -> float:
-        """The last value logged, of a stream the mean over tasks of the last in each; inf if the run diverged."""
-        if metric is None and self.is_stream:
-            return streams.mean(streams.values(self.history, self.metric))
+        """The last value logged; inf if the run diverged."""
         values = self.history[metric or self.metric].to_numpy(dtype=float)
         values = values[~np.isnan(values)]
         return float(values[-1]) if len(values) else float("nan")
@@ -240,13 +244,18 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
     return sorted(kept.values(), key=lambda r: r.source), left_out
 
 
+def bounds_of(metric: str) -> tuple[float, float]:
+    """What the values of a metric cannot leave."""
+    return BOUNDS.get(metric.rpartition("/")[2], (-float("inf"), float("inf")))
+
+
 @dataclass(frozen=True)
 class Group:
     """The runs of one variant of a method in one setting: they differ by seed."""
 
     method: str
     detail: str  # what distinguishes this variant from others of the same method; empty when there is one
-    rank: int  # its number among them
+    place: tuple[int, int]  # its colour and its dash among them: `differences.places`
     runs: list[Run]
 
     @property
@@ -360,7 +369,7 @@ def method_groups(runs: Iterable[Run]) -> list[Group]:
     for method in sorted(by_method, key=lambda m: (ORDER.index(m) if m in ORDER else len(ORDER), m)):
         variants = by_method[method]
         ordered = sorted(variants, key=by_number)
-        details = differences(json.loads(variant) for variant in ordered)
-        for rank, (variant, detail) in enumerate(zip(ordered, details, strict=True)):
-            out.append(Group(method, detail, rank, sorted(variants[variant], key=lambda run: run.seed)))
+        configs = [json.loads(variant) for variant in ordered]
+        for variant, detail, place in zip(ordered, differences(configs), places(configs), strict=True):
+            out.append(Group(method, detail, place, sorted(variants[variant], key=lambda run: run.seed)))
     return out

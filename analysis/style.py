@@ -1,9 +1,11 @@
 """The look of figures: one colour per method in all of them, readable without colour vision and in print."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 
 COLUMN, PAGE = 3.4, 7.0  # inches, of a two-column paper
 
@@ -43,6 +45,8 @@ COLOURS = {
 SPARE = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#88CCEE")  # chains and methods of others
 # A mark beside the colour for the methods whose colours are no well-known ones.
 MARKS = dict(zip([*COLOURS][12:], "os^vDPX<>phd*8H12", strict=True))
+# What variants of a method have beside its own colour, by the values of one option.
+VARIANTS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 DASHES = {"base": (0, (4, 1.5)), "full_reset": (0, (1.2, 1.2))}
 VARIANT_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)), (0, (8, 2)))
 NAMES = {
@@ -138,17 +142,29 @@ class Palette:
     """Colours of all methods of one call, so that a method has the same one in each figure."""
 
     def __init__(self, methods: Iterable[str]) -> None:
-        others = sorted(set(methods) - set(COLOURS))
+        methods = {*methods}
+        others = sorted(methods - set(COLOURS))
         self.colours = COLOURS | {method: SPARE[i % len(SPARE)] for i, method in enumerate(others)}
+        taken = {self.colours[method] for method in methods}
+        self.variants = [colour for colour in VARIANTS if colour not in taken] or VARIANTS
         self.spare_round = {method: i // len(SPARE) for i, method in enumerate(others)}
 
-    def line(self, method: str, rank: int = 0) -> dict[str, Any]:
-        """Keyword arguments of a line: colour and mark show the method, dashes the variant."""
-        turn = rank + self.spare_round.get(method, 0)
+    def line(self, method: str, place: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+        """Keyword arguments of a line: its colour and mark show the method, of variants colour and dash the options."""
+        number, dash = place
+        turn = dash + self.spare_round.get(method, 0)
+        colour = self.variants[(number - 1) % len(self.variants)] if number else self.colours[method]
         dashes = DASHES.get(method, "-") if turn == 0 else VARIANT_DASHES[turn % len(VARIANT_DASHES)]
         on_top = 3 if method.startswith("fire") else 2
         mark = {"marker": MARKS[method], "markevery": 0.14, "markersize": 3} if method in MARKS else {}
-        return {"color": self.colours[method], "linestyle": dashes, "zorder": on_top, **mark}
+        return {"color": colour, "linestyle": dashes, "zorder": on_top, **mark}
+
+
+def number_tasks(axes: Axes, tasks: float) -> None:
+    """The horizontal axis of a stream: whole tasks, from 1."""
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, math.inf) if tasks / step <= 7)
+    axes.set_xlim(0.5, tasks + 0.5)
+    axes.set_xticks([1, *(step * i for i in range(1, int(tasks / step) + 1) if step * i > 1)])
 
 
 def use() -> None:

@@ -202,7 +202,6 @@ def chosen(searched: pd.DataFrame, more: bool = True) -> pd.DataFrame:
         known = trials.dropna(subset="score").sort_values("score", ascending=not more, kind="stable")
         row: dict[str, object] = {
             "method": names([method], winners(trials, more))[method],
-            "trials": len(trials),
             "diverged": len(trials) - len(known),
             "defaults": float(trials["score"].iloc[0]),
         }

@@ -1,11 +1,12 @@
 """Tables of runs: how each method of a setting ended, and the paper's table 10."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
-from analysis.estimates import mean
-from analysis.runs import Group, Run, Setting
+from analysis.estimates import Estimate, mean
+from analysis.runs import Group, Run, Setting, bounds_of
 from analysis.stream_rows import of_tasks
 from analysis.summary import Column, Table, summarise
 
@@ -32,7 +33,16 @@ def results(setting: Setting) -> pd.DataFrame:
     compared = [Column(f"vs {group.label}", columns[0].of, "all", "difference", group.key) for group in references]
     rows = [rows_of(run).assign(method=group.key, seed=run.seed) for group in setting.groups for run in group.runs]
     table = summarise(pd.concat(rows, ignore_index=True), Table((*columns, *compared)))
+    if setting.domain != "rl":
+        table = table.map(within, bounds=bounds_of(setting.metric))
     return table.assign(method=[g.label for g in setting.groups], n=[seeds(g) for g in setting.groups])
+
+
+def within(cell: object, bounds: tuple[float, float]) -> object:
+    """An entry whose interval does not leave what values lie between; differences as they are."""
+    if not isinstance(cell, Estimate):
+        return cell
+    return replace(cell, low=max(cell.low, bounds[0]), high=min(cell.high, bounds[1]))
 
 
 def rows_of(run: Run) -> pd.DataFrame:
@@ -47,14 +57,14 @@ def rows_of(run: Run) -> pd.DataFrame:
 
 def seeds(group: Group) -> int | str:
     """The number of seeds, and how many of them ended in NaN and are left out of means."""
-    diverged = sum(abs(run.final()) == float("inf") for run in group.runs)
+    diverged = sum(abs(run.score()) == float("inf") for run in group.runs)
     return f"{len(group.runs)} ({diverged} diverged)" if diverged else len(group.runs)
 
 
 def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
-    """The paper's table 10, from runs: how FIRE computed -> DfI and SFE at boundaries, and the final value.
+    """The paper's table 10, from runs: how FIRE computed -> DfI and SFE at boundaries.
 
-    With the rows of base and full reset, which are what it can be measured by.
+    With the rows of base and full reset, which are what it can be measured by; how runs ended, `results` says.
     """
     rows = []
     for setting in settings:
@@ -64,13 +74,11 @@ def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
         for group in logged:
             if "solver" not in options(group) and group.method not in ("base", "full_reset"):
                 continue
-            row: dict[str, object] = {"setting": setting.name, "method": group.label}
-            row |= {key: options(group).get(key) for key in ("solver", "iterations", "norm_init", "layout")}
-            row["n"] = len(group.runs)
+            row: dict[str, object] = {"setting": setting.name} if len(settings) > 1 else {}
+            row["method"] = group.label
             for text, key in (("DfI before", "dfi_before"), ("DfI after", "dfi_after"), ("SFE", "sfe")):
                 column = f"boundary/{key}"
                 row[text] = mean([run.boundaries[column].mean() for run in group.runs if column in run.boundaries])
-            row["final"] = mean([run.final() for run in group.runs])
             rows.append(row)
     return pd.DataFrame(rows).dropna(axis="columns", how="all") if rows else pd.DataFrame()
 

@@ -49,7 +49,8 @@ function area(xs, low, high, x, y) {
 function chart(setting) {
   const svg = make("svg", { class: "chart", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": setting.title });
   const right = Math.max(...setting.groups.flatMap((g) => g.x)) || 1;
-  const x = (v) => M.left + (v / right) * (W - M.left - M.right);
+  const first = setting.first && right > 1 ? 1 : 0;
+  const x = (v) => M.left + ((v - first) / (right - first)) * (W - M.left - M.right);
 
   function draw() {
     const shown = setting.groups.filter((g) => !hidden.has(g.label));
@@ -63,7 +64,8 @@ function chart(setting) {
     for (const at of ticks(low, high)) svg.append(
       make("line", { class: "grid", x1: M.left, x2: W - M.right, y1: y(at), y2: y(at) }),
       make("text", { x: M.left - 8, y: y(at) + 4, "text-anchor": "end" }, short(at)));
-    for (const at of ticks(0, right)) svg.append(
+    const steps = ticks(0, right);
+    for (const at of first ? [1, ...steps.filter((v) => v > 1 && Number.isInteger(v))] : steps) svg.append(
       make("text", { x: x(at), y: H - M.bottom + 18, "text-anchor": "middle" }, short(at)));
     for (const at of setting.boundaries) svg.append(
       make("line", { class: "boundary", x1: x(at), x2: x(at), y1: M.top, y2: H - M.bottom }));
@@ -77,16 +79,16 @@ function chart(setting) {
       "stroke-dasharray": g.dash, "stroke-linejoin": "round" }));
     const cross = make("line", { class: "cross", y1: M.top, y2: H - M.bottom, visibility: "hidden" });
     svg.append(cross);
-    svg.onpointermove = (event) => hover(event, svg, setting, shown, x, right, cross);
+    svg.onpointermove = (event) => hover(event, svg, setting, shown, x, [first, right], cross);
     svg.onpointerleave = () => { cross.setAttribute("visibility", "hidden"); document.getElementById("tip").hidden = true; };
   }
   return { svg, draw };
 }
 
-function hover(event, svg, setting, shown, x, right, cross) {
+function hover(event, svg, setting, shown, x, [first, right], cross) {
   const box = svg.getBoundingClientRect(), tip = document.getElementById("tip");
-  const at = (((event.clientX - box.left) / box.width) * W - M.left) / (W - M.left - M.right) * right;
-  if (at < 0 || at > right || !shown.length) return;
+  const at = (((event.clientX - box.left) / box.width) * W - M.left) / (W - M.left - M.right) * (right - first) + first;
+  if (at < first || at > right || !shown.length) return;
   let nearest = 0;
   const rows = shown.map((g) => {
     let best = 0;

@@ -188,7 +188,7 @@ def test_the_page_is_filled_from_runs_and_remade_from_small_results(tmp_path: Pa
     made = page.read_text()
     assert made.count("old") == 1, "of the ranks, which one stream has not"
     assert "| FIRE " in made
-    assert "| Base   | 3      | 1        | 0.1      | 0.2  | lr=0.1" in made
+    assert "| Base   | 1        | 0.1      | 0.2  | lr=0.1" in made
     assert (results / "random_labels_digits.png").stat().st_size > 1000
     assert provenance.read(results / "random_labels_digits.csv")["*"]["precision"] == "float32"
     assert make_tables.main([*where, "--check"]) == 0
@@ -210,5 +210,5 @@ def test_no_table_and_no_number_of_the_documentation_is_stale(capsys: pytest.Cap
     for name in PAGES:
         files = make_tables.DOCS / f"{name}.md", make_tables.DOCS / name / "tables.md"
         text = "".join(file.read_text() for file in files if file.exists())
-        assert len(make_tables.MARK.findall(text)) >= 2, f"the marks of {name} are gone"
+        assert make_tables.MARK.search(text), f"the marks of {name} are gone"
         assert text.count("<!-- table: ") == text.count("<!-- end -->")

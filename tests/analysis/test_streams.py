@@ -76,4 +76,5 @@ def test_an_agent_s_tasks_are_points_by_their_last_quarter(tmp_path: Path) -> No
     (setting,) = settings(load([str(tmp_path)])[0])
     assert (setting.metric, setting.domain, setting.x) == ("task/return", "rl", "task")
     assert setting.y_label == "Return in the last quarter of a task"
-    assert [group.runs[0].final() for group in setting.groups] == [125.0, 205.0]
+    assert [group.runs[0].score() for group in setting.groups] == [125.0, 205.0]
+    assert [group.runs[0].final() for group in setting.groups] == [50.0, 210.0]

@@ -1,8 +1,6 @@
 """Reading `.wandb` files that wandb itself wrote, offline."""
 
 import json
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import json, os, sys
 os.environ.update(WANDB_SILENT="true", WANDB_ERROR_REPORTING="false")
 import wandb
 settings = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True)
-for leg in json.load(sys.stdin):
+for leg in json.loads(sys.argv[2]):
     run = wandb.init(mode="offline", project="p", id=leg["id"], name=leg["id"], dir=sys.argv[1], config=leg["config"],
                      settings=settings)
     for number, row in enumerate(leg["rows"], 1):  # as harness/run/wandb_mirror.py
@@ -29,7 +27,7 @@ for leg in json.load(sys.stdin):
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> Path:
+def written(tmp_path_factory, zygote) -> Path:
     """Three runs: one whole and larger than a block, one in two legs, one interrupted."""
     root = tmp_path_factory.mktemp("offline")
     short = rows("base", 1, 5)
@@ -40,7 +38,7 @@ def written(tmp_path_factory) -> Path:
         {"id": "resumed", "config": config("base", 1), "rows": short[6:], "done": True},
         {"id": "stopped", "config": config("snp", 2), "rows": short[:3], "done": False},
     ]
-    subprocess.run([sys.executable, "-c", WRITE, str(root)], input=json.dumps(legs), text=True, check=True)
+    assert zygote.code(root, WRITE, str(root), json.dumps(legs)).code == 0
     return root
 
 
