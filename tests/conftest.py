@@ -2,37 +2,52 @@
 
 import gc
 import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
+import shutil
+import tempfile
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from tests.zygote import Zygote, read_options_once
+if TYPE_CHECKING:
+    from tests.zygote import Zygote
 
-torch.set_num_threads(1)
-read_options_once()
-PROGRAMS = (
-    "vision.train",
-    "vision.data",
-    "vision.models",
-    "vision.benchmarks",
-    "vision.streams",
-    "language.train",
-)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+gc.disable()  # until all is imported
+PROGRAMS = ("vision.train", "vision.data", "vision.models", "vision.benchmarks", "vision.streams", "language.train")
 PROGRAMS += ("rl.dqn.train", "rl.sac.train", "gymnasium.envs.mujoco", "torch.distributed.run", "torch._inductor")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of pytest's processes, that which only hands out tests imports nothing."""
+    if "COMPOSED" not in os.environ:
+        os.environ["COMPOSED"] = tempfile.mkdtemp(prefix="composed-")
+    if config.option.dist == "no":
+        import torch
+
+        from tests.composed import compose_once
+
+        torch.set_num_threads(1)
+        compose_once()
+
+
+def pytest_unconfigure() -> None:
+    """The process that began ends last."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["COMPOSED"])
 
 
 def pytest_collection_finish() -> None:
     """What was imported by now stays: the garbage collector need not look at a million objects again and again."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
+def zygote() -> "Iterator[Zygote]":
     """Runs the programs in children that have imported everything."""
+    from tests.zygote import Zygote
+
     process = Zygote(*PROGRAMS)
     yield process
     process.close()

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import multiprocessing
 import os
 import resource
 import signal
@@ -26,6 +27,13 @@ def little_memory() -> None:
 def traces_only() -> None:
     """`torch.compile` traces and guards as ever, but runs the traced operations one by one: no minutes of C++."""
     torch.compile = functools.partial(torch.compile, backend="eager")  # type: ignore[assignment]
+
+
+def forks_workers() -> None:
+    """A group of processes of its own, in which the workers of jobs are forks, which have imported everything."""
+    os.setsid()
+    real = multiprocessing.get_context
+    multiprocessing.get_context = lambda kind: real("fork")  # type: ignore[assignment]
 
 
 def holds() -> None:

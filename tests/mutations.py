@@ -115,7 +115,10 @@ FAULTS = [
     Fault(
         "gradients are not clipped",
         ("tests/vision",),
-        {"nn.utils.clip_grad_norm_(parameters, clip)": "nn.utils.get_total_norm([p.grad for p in parameters])"},
+        {
+            "nn.utils.clip_grad_norm_(trained, config.grad_clip)": "nn.utils.get_total_norm([p.grad for p in trained])",
+            "nn.utils.clip_grad_norm_(parameters, clip)": "nn.utils.get_total_norm([p.grad for p in parameters])",
+        },
     ),
     Fault("the run's seed is not passed on", RUN, {"map(str, (seed, *names))": "map(str, (0, *names))"}),
     Fault(

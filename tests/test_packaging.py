@@ -106,5 +106,5 @@ def test_the_installed_command_runs(python: Path, tmp_path: Path) -> None:
 def test_the_version_is_the_same_everywhere() -> None:
     assert f"\nversion: {fire_core.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     sections = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
-    newest = next(section for section in sections if section != "## Unreleased")
+    newest = next(section for section in sections if not section.startswith("## Unreleased"))
     assert newest.startswith(f"## {fire_core.__version__}, ")

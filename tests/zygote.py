@@ -1,14 +1,16 @@
 """Starts programs as a user would, without paying the seconds of `import torch` each time.
 
-`Zygote` is a process that has imported everything once. For each request it forks a child that runs
+`Zygote` is a process that imports what it is asked for once. For each request it forks a child that runs
 `python -m <module>` with its own folder, arguments, environment and output.
 """
 
-import copy
+import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -17,13 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
-
 from harness.config import groups
+from harness.config.checks import check_options
+from harness.run.jobs import MODULES
 from tests import faults
+from tests.composed import compose_once
 
 ROOT = Path(__file__).parents[1]
+# What a script finds as `python`: it passes its arguments on, and ends as the child that had them.
+STAND_IN = """#!/bin/sh
+printf '%s\\0' "$@" > {folder}/asked
+read code < {folder}/answered
+cat {folder}/said
+exit $code
+"""
 
 
 @dataclass
@@ -49,13 +58,18 @@ class Zygote:
             cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def start(self, folder: Path, module: str, *arguments: str, before: str = "", **environment: str) -> int:
-        """Start `python -m module arguments` in `folder`, with a fault of `tests.faults`; the process id."""
+    def start(
+        self, folder: Path, module: str, *arguments: str, before: str = "", at: Path | None = None, **environment: str
+    ) -> int:
+        """Start `python -m module arguments`, or a file; the process id.
+
+        Its output goes to `folder`, where it runs unless `at` is another one. `before` is a fault of `tests.faults`.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         return int(
             self._ask(
-                do="start", folder=str(folder), module=module, arguments=arguments, before=before,
-                environment=environment,
+                do="start", folder=str(folder), at=str(at or folder), module=module, arguments=arguments,
+                before=before, environment=environment,
             )
         )  # fmt: skip
 
@@ -63,9 +77,38 @@ class Zygote:
         """The exit code of a started program."""
         return int(self._ask(do="wait", child=child))
 
-    def run(self, folder: Path, module: str, *arguments: str, before: str = "", **environment: str) -> Answer:
+    def run(self, folder: Path, module: str, *arguments: str, **options: Any) -> Answer:
         """Start a program and wait for it."""
-        return self.end(folder, self.start(folder, module, *arguments, before=before, **environment))
+        return self.end(folder, self.start(folder, module, *arguments, **options))
+
+    def code(self, folder: Path, text: str, *arguments: str, **options: Any) -> Answer:
+        """Run Python code as a program of its own."""
+        (folder / "program.py").write_text(text)
+        return self.run(folder, "program", *arguments, **options)
+
+    def script(self, folder: Path, *command: str, **environment: str) -> str:
+        """Run a script from the root, with a child for each `python` in it; what it printed."""
+        for pipe in ("asked", "answered"):
+            os.mkfifo(folder / pipe)
+        (folder / "python").write_text(STAND_IN.format(folder=folder))
+        (folder / "python").chmod(0o755)
+        environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **environment}
+        asked = os.open(folder / "asked", os.O_RDWR)
+        with open(folder / "printed", "w+") as printed:
+            script = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.STDOUT)
+            while script.poll() is None:
+                if select.select([asked], [], [], 0.02)[0]:
+                    words = os.read(asked, 1 << 16).decode().split("\0")[:-1]
+                    answer = self.run(folder, *words[words[0] == "-m" :], at=ROOT)
+                    (folder / "said").write_text(answer.out + answer.err)
+                    (folder / "answered").write_text(f"{answer.code}\n")
+            os.close(asked)
+            printed.seek(0)
+            text = printed.read()
+        for pipe in ("asked", "answered"):
+            (folder / pipe).unlink()
+        assert script.returncode == 0, text
+        return text
 
     def end(self, folder: Path, child: int) -> Answer:
         """Wait for a started program."""
@@ -96,35 +139,25 @@ class Zygote:
         return self.process.stdout.readline()
 
 
-def read_options_once() -> None:
-    """The same files and options are read in a thousand tests: the half of what a configuration costs."""
-    load, parse, known = OmegaConf.load, OverridesParser.parse_rule, dict[Any, Any]()
-
-    def load_once(file: Any) -> Any:
-        about = os.stat(file.name if hasattr(file, "read") else file)
-        key = (about.st_ino, about.st_mtime_ns, about.st_size)
-        if key not in known:
-            known[key] = load(file)
-        return copy.deepcopy(known[key])
-
-    def parse_once(parser: OverridesParser, text: str, rule: str) -> Any:
-        if (text, rule) not in known:
-            known[text, rule] = parse(parser, text, rule)
-        return copy.deepcopy(known[text, rule])
-
-    OmegaConf.load, OverridesParser.parse_rule = staticmethod(load_once), parse_once
-
-
 def serve() -> None:
     """Answer requests until the input ends."""
+    gc.disable()
     for module in sys.argv[1:]:
         __import__(module)
-    read_options_once()
-    groups.compose("vision", ["scale=smoke", "lr=0.1"])  # Hydra's grammar fills its tables by use
+    if "COMPOSED" in os.environ:
+        compose_once()
+    for program in (name for name, module in MODULES.items() if module in sys.modules):
+        check_options(groups.compose(program, ["scale=smoke"]))  # Hydra's grammar and tables of choices fill by use
     gc.freeze()  # children do not look at what was imported, nor copy its memory
+    gc.enable()
     for line in sys.stdin:
         request = json.loads(line)
         if request["do"] == "start":
+            module = request["module"].removesuffix(".py").replace("/", ".")
+            if module not in sys.modules:
+                with contextlib.suppress(ImportError):  # the child will say so
+                    importlib.import_module(module)
+                gc.freeze()
             answer = os.fork()
             if answer == 0:
                 be_program(request)
@@ -136,11 +169,11 @@ def serve() -> None:
 def be_program(request: dict[str, Any]) -> None:
     """In the child: what `python -m module arguments` does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(request["folder"])
-    sys.path.insert(0, request["folder"])  # as `python -m` does
+    os.chdir(request["at"])
+    sys.path.insert(0, request["at"])  # as `python -m` does
     os.environ.update(request["environment"])
     for number, name in ((1, "out"), (2, "err")):
-        descriptor = os.open(f".{os.getpid()}.{name}", os.O_WRONLY | os.O_CREAT)
+        descriptor = os.open(f"{request['folder']}/.{os.getpid()}.{name}", os.O_WRONLY | os.O_CREAT)
         os.dup2(descriptor, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = [request["module"], *request["arguments"]]
@@ -150,7 +183,10 @@ def be_program(request: dict[str, Any]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)
-            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+            if request["module"].endswith(".py"):
+                runpy.run_path(request["module"], run_name="__main__")
+            else:
+                runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except BaseException:
