@@ -1,23 +1,24 @@
-"""The studies of docs/protocol.md: runs one of them, or goes on with it, and writes its table.
+"""The studies of docs/protocol.md: runs one of them, or goes on with it, and writes its tables as runs end.
 
     python -m scripts.studies figure2_small_a                 search where the study has one, then the report seeds
     python -m scripts.studies dial_labels workers=1           as many runs at once as that; all cores if left out
-    python -m scripts.studies figure2_small_a rows=fire,snp   these rows alone; the table has them and what was there
-    python -m scripts.studies dial_labels table               the tables of what there is, without any run
+    python -m scripts.studies figure2_small_a rows=fire,snp   these rows alone; the tables keep the others
     python -m scripts.studies figure2_small_a smoke           every row once, at scale=smoke, into runs/smoke
 
-A study is data (`STUDIES`): settings x rows x seeds. A finished run is skipped and an unfinished one resumes. The runs
-are in runs/studies/<study>; docs/results/studies/<study>.csv has a line a run, <study>.curves.csv a line an epoch, or a
-task where epochs are many. `.provenance.json` beside it says commit, command and processor.
+A study is data (`STUDIES`): settings x rows x seeds. What stands in its tables is done, on whichever machine it ran; an
+unfinished run resumes from runs/studies/<study>. docs/results/studies/<study>.csv has a line a run, <study>.curves.csv
+a line an epoch, or a task where epochs are many, <study>.search.csv a line a trial and seed of the search. What made a
+table stands beside it in its `.provenance.json`.
 """
 
 import csv
+import io
 import itertools
 import json
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,15 +26,16 @@ from typing import Any
 
 from harness.config.groups import CONF
 from harness.run import provenance
-from harness.run.execute import new_run
-from harness.run.jobs import Job, compose, program_of, run_jobs
+from harness.run.checkpoint import write_atomically
+from harness.run.jobs import Job, run_jobs
 from harness.tune.space import Dimension, space_of, trials
 
 RESULTS = CONF.parent / "docs" / "results" / "studies"
 QUIET = ("tracker=none", "progress=false", "threads=1", "checkpoint.keep=1")
 SCORES = ("train/accuracy", "task/return", "val/loss")  # of which a program's rows have one; `last_two` is its mean
 Options = tuple[str, ...]
-Run = tuple[str, str, Options, int]  # setting, row, trial, seed
+Run = tuple[str, str, str, int]  # setting, row, what was searched, seed
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run a study and write its tables."""
     name, *words = arguments or ("",)
     given = dict(word.split("=", 1) for word in words if "=" in word)
-    unknown = [word for word in words if word.split("=")[0] not in ("table", "smoke", "workers", "rows")]
+    unknown = [word for word in words if word.split("=")[0] not in ("smoke", "workers", "rows")]
     if name not in STUDIES or unknown:
         sys.exit(f"error: {' '.join(unknown) or name or 'no study'} is unknown; studies: {', '.join(STUDIES)}")
     study, smoke = STUDIES[name], "smoke" in words
@@ -243,90 +245,114 @@ def main(arguments: Sequence[str]) -> None:
             *(("dataset=digits",) if study.program == "vision" else ()),
             "scale=smoke",
         )
-    common = (*options, *QUIET, f"paths.runs={runs}")
-    finder = Finder(
-        replace(study, rows={row: study.rows[row] for row in chosen}), common, workers, smoke, "table" in words
+    study = replace(
+        study, options=(*options, *QUIET, f"paths.runs={runs}"), rows={row: study.rows[row] for row in chosen}
     )
-    whole = Finder(study, common, workers, only_read=True)
+    finder = Finder(
+        study, workers, None if smoke else Tables(RESULTS / f"{name}.csv", f"python -m scripts.studies {name}")
+    )
     for setting in study.settings:
         found = finder.search(setting) if study.rates and not smoke else dict.fromkeys(chosen, ())
-        finder.report(setting, found)
-        if not smoke:
-            whole.report(setting, found if study.rates else dict.fromkeys(study.rows, ()))
-            write(RESULTS / f"{name}.csv", whole, f"python -m scripts.studies {name}")
+        finder.report(setting, found, first_seed_alone=smoke)
+
+
+class Tables:
+    """The tables of a study, which hold what is done: read at the start, written whenever a run has ended.
+
+    Attributes:
+        ends: what was searched and found of each report run.
+        curves: of the same runs, the last epochs of tasks and the boundaries.
+        scores: of each run of the search, which chooses among trials; minus infinity where it diverged.
+    """
+
+    def __init__(self, path: Path, command: str) -> None:
+        self.path, self.command = path, command
+        self.ends: dict[Run, Row] = {}
+        self.curves: dict[Run, list[Row]] = {}
+        self.scores: dict[Run, Row] = {}
+        paths = self.paths()
+        if stale := [table.name for table in paths if table.exists() and not provenance.is_current(table)]:
+            sys.exit(f"error: {', '.join(stale)}: made with other numerics than today's; move it away to begin anew")
+        ends, curves, scores = (read_csv(table) for table in paths)
+        self.ends |= ((key_of(row), row) for row in ends)
+        self.scores |= ((key_of(row), row) for row in scores)
+        for row in curves:
+            self.curves.setdefault(key_of(row), []).append(row)
+
+    def paths(self) -> tuple[Path, Path, Path]:
+        """Of the report's ends and curves, and of the search."""
+        return self.path, self.path.with_suffix(".curves.csv"), self.path.with_suffix(".search.csv")
+
+    def add(self, key: Run, folder: Path, score: str | None) -> None:
+        """Take a run that has ended; `score` is what a run of the search is chosen by."""
+        entry = provenance.of_folders([folder])
+        names = dict(zip(("setting", "row", "searched", "seed"), key, strict=True))
+        made = {"cpu": entry["cpu"], "precision": entry["precision"], "commit": entry["commit"]}
+        ends, curves, scores = self.paths()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for table in (curves, ends) if score is None else (scores,):
+            provenance.write(table, entry | {"command": self.command}, more=True)
+        if score is None:
+            self.ends[key] = names | end_of(folder) | made
+            self.curves[key] = [names | row for row in curves_of(folder)]
+            write_csv(curves, (row for rows in self.curves.values() for row in rows))
+            write_csv(ends, self.ends.values())  # last: what stands here is done
+        else:
+            self.scores[key] = names | {score: summary(folder).get(score, -math.inf)} | made
+            write_csv(scores, self.scores.values())
 
 
 @dataclass
 class Finder:
-    """Runs jobs and keeps what they gave: (setting, row, trial, seed) -> run folder, of searches and reports.
-
-    A trial is what was searched: options of a run.
-    """
+    """Runs what the tables lack; without tables, everything."""
 
     study: Study
-    common: Options
     workers: int | None
-    smoke: bool = False
-    only_read: bool = False  # trains nothing: takes the runs that are there
-    searched: dict[Run, Path] = field(default_factory=dict)
-    reported: dict[Run, Path] = field(default_factory=dict)
+    tables: Tables | None
 
-    def job(self, setting: str, row: str, trial: Options, seed: int) -> Job:
-        """The run of a row."""
-        study = self.study
-        return Job(study.program, (*self.common, *study.settings[setting], *study.rows[row], *trial, f"seed={seed}"))
-
-    def run(self, wanted: Iterable[Run]) -> Iterator[tuple[Any, Path]]:
-        """Train what is wanted; each with its run folder as it ends, in a folder that says nothing if it diverged."""
-        jobs = {self.job(*key): key for key in wanted}
-        if self.only_read:
-            for job, key in jobs.items():
-                config, program = compose(job.program, job.options), program_of(job.program)
-                folder = new_run(config, program, program.make_task(config), None).folder
-                if (folder / "DONE").exists():
-                    yield key, folder
-        else:
-            for ended in run_jobs(jobs, self.workers):
-                yield jobs[ended.job], ended.folder
+    def run(self, wanted: Iterable[tuple[str, str, Options, int]], score: str | None = None) -> None:
+        """Train what is wanted and is not done."""
+        done: Mapping[Run, Any] = {} if self.tables is None else self.tables.scores if score else self.tables.ends
+        study, jobs = self.study, dict[Job, Run]()
+        for setting, row, trial, seed in wanted:
+            key = setting, row, " ".join(trial), seed
+            options = (*study.options, *study.settings[setting], *study.rows[row], *trial, f"seed={seed}")
+            if key not in done:
+                jobs[Job(study.program, options)] = key
+        for ended in run_jobs(jobs, self.workers):
+            print(*jobs[ended.job], {k: round(v, 4) for k, v in summary(ended.folder).items() if isinstance(v, float)})
+            if self.tables is not None:
+                self.tables.add(jobs[ended.job], ended.folder, score)
 
     def search(self, setting: str) -> dict[str, Options]:
         """The best trial of each row; rates go on past an edge at which a row is best."""
         tried = {row: self.study.trials(setting, row) for row in self.study.rows}
         while True:
+            seeds = self.study.search_seeds(setting)
             wanted = [
-                (setting, row, trial, seed)
-                for row, seed in itertools.product(self.study.rows, self.study.search_seeds(setting))
-                for trial in tried[row]
-                if (setting, row, trial, seed) not in self.searched
+                (setting, row, trial, seed) for row, seed in itertools.product(tried, seeds) for trial in tried[row]
             ]
-            found = dict(self.run(wanted))
-            self.searched |= found
+            self.run(wanted, self.study.score)
             chosen = {row: max(tried[row], key=partial(self.score, setting, row)) for row in tried}
             wider = {row: extended(tried[row], chosen[row]) for row in tried}
-            if wider == tried or not found:
+            if wider == tried:
                 return chosen
             tried = wider
 
     def score(self, setting: str, row: str, trial: Options) -> float:
-        """The mean over the search's seeds; minus infinity where one diverged or is missing."""
-        folders = [self.searched.get((setting, row, trial, seed)) for seed in self.study.search_seeds(setting)]
-        values = [summary(folder).get(self.study.score, -math.inf) if folder else -math.inf for folder in folders]
-        return statistics.fmean(values)
+        """The mean over the search's seeds."""
+        assert self.tables is not None
+        keys = [(setting, row, " ".join(trial), seed) for seed in self.study.search_seeds(setting)]
+        return statistics.fmean(float(self.tables.scores[key][self.study.score]) for key in keys)
 
-    def report(self, setting: str, found: Mapping[str, Options]) -> None:
+    def report(self, setting: str, found: Mapping[str, Options], first_seed_alone: bool = False) -> None:
         """Run the report seeds, one seed of all rows after the other."""
-        seeds = sorted({seed for row in self.study.rows for seed in self.study.report_seeds(row)})[
-            : 1 if self.smoke else None
-        ]
-        wanted = [
+        seeds = sorted({seed for row in self.study.rows for seed in self.study.report_seeds(row)})
+        self.run(
             (setting, row, found[row], seed)
-            for seed, row in itertools.product(seeds, found)
+            for seed, row in itertools.product(seeds[: 1 if first_seed_alone else None], found)
             if seed in self.study.report_seeds(row)
-        ]
-        for key, folder in self.run(wanted):
-            self.reported[key] = folder
-            if not self.only_read:
-                print(*key, {k: round(v, 4) for k, v in summary(folder).items() if isinstance(v, float)}, flush=True)
+        )
 
 
 def extended(tried: list[Options], best: Options) -> list[Options]:
@@ -346,74 +372,79 @@ def rate_of(trial: Options) -> float:
 
 # --------------------------------------------------------------------------------------------------------------- tables
 
+BOUNDARY = (
+    "step",
+    "phase",
+    "boundary/test_accuracy_after",
+    "boundary/previous_accuracy_after",
+    "boundary/dfi_after",
+    "boundary/dormant_ratio_before",
+    "boundary/plasticity_gap",
+    "boundary/plasticity_gap_low",
+    "boundary/plasticity_gap_high",
+    "boundary/alignment_before",
+    "boundary/output_scale_before",
+)
 
-def summary(folder: Path) -> dict[str, Any]:
+
+def summary(folder: Path) -> Row:
     """Of a finished run; nothing of another."""
     done = folder / "DONE"
-    values: dict[str, Any] = json.loads(done.read_text()) if done.exists() else {}
+    values: Row = json.loads(done.read_text()) if done.exists() else {}
     return values
 
 
-def write(table: Path, finder: Finder, command: str) -> None:
-    """A line a run, and a line for each last epoch of a task and each boundary."""
-    lines, curves = [], []
-    for (setting, row, trial, seed), folder in sorted(finder.reported.items(), key=lambda item: str(item[0])):
-        names = {"setting": setting, "row": row, "searched": " ".join(trial), "seed": seed}
-        if not (end := summary(folder)):
-            lines.append(names | {"diverged": True})
-            continue
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        epochs = [entry for entry in rows if "kind" not in entry]
-        boundaries = [entry for entry in rows if entry.get("kind") == "boundary"]
-        kept = [
-            entry["boundary/previous_accuracy_after"]
-            for entry in boundaries
-            if "boundary/previous_accuracy_after" in entry
-        ]
-        ends = {entry["phase"]: entry for entry in epochs}
-        scored = next(key for key in SCORES if key in epochs[-1])
-        lines.append(
-            names
-            | {key: value for key, value in end.items() if key != "rows_sha256"}
-            | {
-                "epochs": epochs[-1].get("epoch"),
-                "kept": statistics.fmean(kept) if kept else None,
-                "last_two": statistics.fmean(entry[scored] for entry in [*ends.values()][-2:]),
-                "act_seconds": sum(entry["method/seconds"] for entry in boundaries),
-            }
-        )
-        for entry in epochs if len(epochs) <= 50 else ends.values():
-            curves.append(names | {key: value for key, value in entry.items() if key not in ("kind", "lr")})
-        for entry in boundaries:
-            chosen = (
-                "step",
-                "phase",
-                "boundary/test_accuracy_after",
-                "boundary/previous_accuracy_after",
-                "boundary/dfi_after",
-                "boundary/dormant_ratio_before",
-                "boundary/plasticity_gap",
-                "boundary/plasticity_gap_low",
-                "boundary/plasticity_gap_high",
-                "boundary/alignment_before",
-                "boundary/output_scale_before",
-            )
-            curves.append(names | {"boundary": True} | {key: entry[key] for key in chosen if key in entry})
-    if not lines:
-        return
-    table.parent.mkdir(parents=True, exist_ok=True)
-    for path, content in ((table, lines), (table.with_suffix(".curves.csv"), curves)):
-        with path.open("w", newline="") as file:
-            columns = list(dict.fromkeys(key for line in content for key in line))
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(
-                {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in line.items()}
-                for line in content
-            )
-    entry = provenance.of_folders(finder.reported.values())
-    for path in (table, table.with_suffix(".curves.csv")):
-        provenance.write(path, entry | {"command": command})
+def rows_of(folder: Path) -> tuple[list[Row], list[Row]]:
+    """The epochs and the boundaries of a run."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "kind" not in row], [row for row in rows if row.get("kind") == "boundary"]
+
+
+def end_of(folder: Path) -> Row:
+    """What a run ended with: its summary, and means over its tasks."""
+    if not (end := summary(folder)):
+        return {"diverged": True}
+    epochs, boundaries = rows_of(folder)
+    kept = [row["boundary/previous_accuracy_after"] for row in boundaries if "boundary/previous_accuracy_after" in row]
+    ends = {row["phase"]: row for row in epochs}
+    scored = next(key for key in SCORES if key in epochs[-1])
+    return {key: value for key, value in end.items() if key != "rows_sha256"} | {
+        "epochs": epochs[-1].get("epoch"),
+        "kept": statistics.fmean(kept) if kept else None,
+        "last_two": statistics.fmean(row[scored] for row in [*ends.values()][-2:]),
+        "act_seconds": sum(row["method/seconds"] for row in boundaries),
+    }
+
+
+def curves_of(folder: Path) -> list[Row]:
+    """Of a finished run, its epochs, or the last one of each task where epochs are many, and its boundaries."""
+    if not summary(folder):
+        return []
+    epochs, boundaries = rows_of(folder)
+    shown = epochs if len(epochs) <= 50 else list({row["phase"]: row for row in epochs}.values())
+    curves = [{key: value for key, value in row.items() if key not in ("kind", "lr")} for row in shown]
+    return curves + [{"boundary": True} | {key: row[key] for key in BOUNDARY if key in row} for row in boundaries]
+
+
+def key_of(row: Row) -> Run:
+    """Which run a row of a table is of."""
+    return row["setting"], row["row"], row["searched"], int(row["seed"])
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows of a table, as text; none if there is no such file."""
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
+def write_csv(path: Path, rows: Iterable[Row]) -> None:
+    """Write a table whose columns are those of any row, sorted by setting, row and seed."""
+    lines = sorted(rows, key=lambda row: (row["setting"], row["row"], row["searched"], int(row["seed"])))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in line.items()})
+    write_atomically(path, text.getvalue().encode())
 
 
 if __name__ == "__main__":

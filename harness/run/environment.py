@@ -46,12 +46,18 @@ def processor_name() -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of this code, with `-dirty` when tracked files are changed; None outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--match="]
+    """The commit of this code, with `-dirty` when tracked files are changed; None outside a checkout.
+
+    Tables and pages below `docs` do not count: a study writes them while it runs.
+    """
+
+    def git(*words: str) -> str:
+        here = Path(__file__).parent
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=5, check=True).stdout
+
     try:
-        answer = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=True
-        )
+        commit = git("rev-parse", "HEAD").strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()
+    return f"{commit}-dirty" if changed else commit

@@ -1,10 +1,11 @@
 """The searches of studies: independent where they are said to be, and past an edge."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scripts.studies import STUDIES, Finder, Study, extended, methods, rate_of, summary
+from scripts.studies import STUDIES, Finder, Study, Tables, extended, methods, rate_of
 from tests.programs import ALIKE
 
 
@@ -31,18 +32,41 @@ def test_a_search_goes_past_an_edge_with_the_other_options_of_the_best() -> None
 
 
 @pytest.mark.slow
-def test_the_best_trial_of_each_search_is_reported(tmp_path: Path) -> None:
+def test_the_best_trial_of_each_search_is_reported_and_a_table_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ("experiment=plasticity_random_labels", "benchmark.tasks=2", "epochs=1", *ALIKE, f"paths.runs={tmp_path}")
     settings: dict[str, tuple[str, ...]] = {"one": (), "other": ()}
     study = Study("vision", options, methods("base"), {"*": [101]}, settings, (1e-4, 1e-2), scrambled=2)
-    finder = Finder(study, options, workers=1)
-    for setting in settings:
-        chosen = finder.search(setting)
-        scores = {
-            trial: finder.score(setting, "base", trial) for where, _, trial, _ in finder.searched if where == setting
-        }
-        assert len(scores) >= 2
-        assert max(scores, key=scores.__getitem__) == chosen["base"]
-        finder.report(setting, chosen)
-        assert summary(finder.reported[setting, "base", chosen["base"], 101])["task_end/accuracy"] > 0
-    assert len({key[2] for key in finder.reported}) == 2, "the searches found their own"
+    table = tmp_path / "tables" / "a.csv"
+
+    def run(study: Study) -> Tables:
+        (row,) = study.rows
+        finder = Finder(study, 1, Tables(table, "python -m scripts.studies a"))
+        for setting in settings:
+            chosen = finder.search(setting)
+            trials = {key[2] for key in finder.tables.scores if key[:2] == (setting, row)}
+            assert len(trials) >= 2
+            best = max(trials, key=lambda trial: finder.score(setting, row, tuple(trial.split())))
+            assert chosen[row] == tuple(best.split())
+            finder.report(setting, chosen)
+        return finder.tables
+
+    ended = run(study).ends
+    assert len({key[2] for key in ended}) == 2, "the searches found their own"
+    texts = [path.read_text() for path in Tables(table, "").paths()]
+    monkeypatch.setattr("scripts.studies.run_jobs", lambda jobs, workers: [pytest.fail("it is done")] if jobs else [])
+    assert run(study).ends.keys() == ended.keys()
+    assert [path.read_text() for path in Tables(table, "").paths()] == texts
+    monkeypatch.undo()
+    more = run(replace(study, rows=methods("fire")))
+    assert {key[1] for key in more.ends} == {"base", "fire"}
+    assert all(float(row["task_end/accuracy"]) > 0 and row["commit"] and row["cpu"] for row in more.ends.values())
+    assert texts[0].splitlines()[1] in table.read_text(), "what was there stays to the letter"
+
+
+def test_a_table_of_other_numerics_is_not_gone_on_with(tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text("setting,row,searched,seed\n,base,,101\n")
+    with pytest.raises(SystemExit, match=r"a\.csv: made with other numerics"):
+        Tables(table, "")
