@@ -57,7 +57,9 @@ def git_commit() -> str | None:
 
     try:
         commit = git("rev-parse", "HEAD").strip()
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
+        changed = git(
+            "--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs"
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{commit}-dirty" if changed else commit
