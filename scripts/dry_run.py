@@ -291,6 +291,7 @@ def check_panel(name: str) -> dict[str, Any]:
 
 def process(*words: str) -> tuple[int, float, float]:
     """This program in a process of its own, with a log: exit status, peak memory in GB, seconds of processor time."""
+    RUNS.mkdir(parents=True, exist_ok=True)
     with (RUNS / f"{words[0]}.log").open("a") as log:
         command = [sys.executable, "-m", "scripts.dry_run", "--process", *words]
         started = subprocess.Popen(command, stdout=log, stderr=log)

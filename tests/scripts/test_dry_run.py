@@ -14,11 +14,12 @@ pytestmark = pytest.mark.slow
 def test_a_panel_is_killed_twice_resumed_and_drawn(
     panel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    runs = tmp_path / "runs"
     monkeypatch.setattr(dry_run, "TABLE", tmp_path / "table.csv")
-    monkeypatch.setattr(dry_run, "RUNS", tmp_path)
-    monkeypatch.setenv("RUNS", str(tmp_path))
+    monkeypatch.setattr(dry_run, "RUNS", runs)
+    monkeypatch.setenv("RUNS", str(runs))
     dry_run.main([panel])
-    found = json.loads((tmp_path / f"{panel}.json").read_text())
+    found = json.loads((runs / f"{panel}.json").read_text())
     assert found["ok"], found
     assert 0 < found["boundary"] < found["seconds"]
     assert f"\n{panel},yes," in (tmp_path / "table.csv").read_text()
