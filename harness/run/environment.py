@@ -53,7 +53,7 @@ def git_commit() -> str | None:
 
     def git(*words: str) -> str:
         here = Path(__file__).parent
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=5, check=True).stdout
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=60, check=True).stdout
 
     try:
         commit = git("rev-parse", "HEAD").strip()
