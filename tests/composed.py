@@ -4,6 +4,7 @@ A configuration of `conf/` depends on the options alone. Folders, which are each
 they are put in as it is read.
 """
 
+import functools
 import io
 import os
 import pickle
@@ -16,7 +17,8 @@ from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from hydra._internal.hydra import Hydra
+from omegaconf import DictConfig, OmegaConf, base
 
 from harness.config.groups import CONF
 
@@ -88,6 +90,9 @@ def compose_once() -> None:
         return config
 
     OmegaConf.load, OverridesParser.parse_rule = staticmethod(load_once), parse_once
+    base.parse = functools.cache(base.parse)  # trees of interpolations, which are only read
     ConfigLoaderImpl.load_configuration = composed
+    # Without -m Hydra composes all options once more, to see whether they ask for a sweep: here none does.
+    Hydra.get_mode = lambda *_, **__: None
     # Hydra copies all types of options for each, lest further search paths change them: nobody has such paths here.
     CachingConfigRepository.__init__ = lambda self, delegate: vars(self).update(delegate=delegate, cache={})
