@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.programs import VISION, final_state, only_run, rows
+from tests.programs import SMALL, VISION, Program, final_state, only_run, rows
 from tests.zygote import Zygote
 
 
@@ -18,10 +18,12 @@ def test_a_run_replayed_as_cuda_graphs_is_the_same_run(tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
-@pytest.mark.parametrize("method", ["fire", pytest.param("redo", marks=pytest.mark.slow)])
-def test_a_compiled_run_is_the_same_run(method: str, tmp_path: Path, zygote: Zygote) -> None:
+@pytest.mark.parametrize(
+    ("program", "method"), [pytest.param(VISION, "fire", marks=pytest.mark.slow), (SMALL, "redo")], ids=["fire", "redo"]
+)
+def test_a_compiled_run_is_the_same_run(program: Program, method: str, tmp_path: Path, zygote: Zygote) -> None:
     for mode in ("off", "default"):
-        options = VISION.tiny(f"method={method}", f"compile={mode}", "epochs=3", "cache=off")
+        options = program.tiny(f"method={method}", f"compile={mode}", "epochs=3", "cache=off")
         answer = zygote.run(tmp_path / mode, "vision.train", *options, before="traces_only")
         assert answer.code == 0, answer.err
     plain, traced = (only_run(tmp_path / name / "runs") for name in ("off", "default"))
