@@ -16,8 +16,8 @@ from typing import Any
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra._internal.hydra import Hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, base
 
 from harness.config.groups import CONF
