@@ -3,6 +3,7 @@
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,6 +82,14 @@ def test_the_documentation_is_read_to_its_end() -> None:
     assert max(prose) <= 2_500
     assert sum(prose) <= 20_000
     assert sum(everything) <= 40_100
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the commits are in the repository's history")
+def test_the_log_names_commits_that_can_be_brought_back() -> None:
+    named = {*re.findall(r"\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7}\b", (ROOT / "docs/log.md").read_text())}
+    commits = subprocess.run(["git", "rev-list", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    assert named <= {commit[:7] for commit in commits}
+    assert len(named) > 2
 
 
 CONTROLS = {"full_reset", "optimizer_reset", "random_isometry", "weight_decay"}
