@@ -227,8 +227,8 @@ def headline(target: Path) -> str:
     head = ["| where | n | base ↑ | full reset ↑ | FIRE ↑ |", row(lines[1])]
     text = "\n".join(["", *head, *shown, "", ""]) if shown else "\n"
     where = os.path.relpath(page, target.parent)
-    rest = ([f"{other} more of today's numerics"] if other else []) + ([f"{old} older ones"] if old else [])
-    return f"{text}[In the whole table]({where}): {' and '.join(rest)}.\n\n" if rest else text
+    rest = ([f"{other} more of today's numerics"] if other else []) + ([f"{old} older rows"] if old else [])
+    return f"{text}[The whole table]({where}) has {' and '.join(rest)}.\n\n" if rest else text
 
 
 def timings(target: Path) -> str:

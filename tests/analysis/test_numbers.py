@@ -76,7 +76,7 @@ def test_a_row_leaves_the_headline_until_it_has_been_run_again(tmp_path, monkeyp
         numbers.tables_of.cache_clear()
         return numbers.renewed(block, readme)[0]
 
-    assert "[In the whole table](docs/results/all.md): 3 older ones." in made()
+    assert "[The whole table](docs/results/all.md) has 3 older rows." in made()
     assert "| where" not in made()
     again = old | {"numerics": NUMERICS["vision"]}
     for number, name in enumerate(("a", "b", "streams/c"), 1):
