@@ -189,7 +189,9 @@ def plasticity(page: Page) -> None:
         options[name] = {} if searched is None or stream != name else winners(searched, more)
         called = names(methods(frame), options[name])
         compared = summarise(frame, STREAM, more)
-        page.tables[name] = named(compared, called)
+        page.tables[name] = named(
+            compared if stream == name else compared.drop(columns="vs base", errors="ignore"), called
+        )
         title = result_figures.stream_name(stream)
         page.figures[name] = partial(result_figures.stream, title, frame, compared, called, not more, page.width)
     whole = {name: frame for name, frame in streams.items() if not name.startswith(VARIANTS)}
