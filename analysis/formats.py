@@ -29,15 +29,17 @@ def digits_of(column: Iterable[object]) -> int | None:
     return digits if means and all(round(abs(value), digits) > 0 for value in means) else None
 
 
-def show(value: object, digits: int | None = None) -> str:
+def show(value: object, digits: int | None = None, seeds: object = None) -> str:
     """An entry of a table as text, with so many decimals, or as many as fit it.
 
-    `mean [low, high]`, of two seeds `mean (one, other)`, and for a difference its effect size and corrected p.
+    `mean [low, high]`, of two seeds `mean (one, other)`, and for a difference its effect size and corrected p; its n
+    where these are not the row's `seeds`.
     """
     if isinstance(value, Paired):
         sign = "+" if value.difference.mean > 0 else ""
-        test = f", d={value.effect:.1f}, p={p_value(value.p_holm)}" if np.isfinite(value.p_holm) else ""
-        return f"{sign}{show(value.difference, digits)} (n={value.difference.n}{test})"
+        about = [f"n={value.difference.n}"] * (value.difference.n != seeds)
+        about += [f"d={value.effect:.1f}", f"p{p_value(value.p_holm)}"] * bool(np.isfinite(value.p_holm))
+        return f"{sign}{show(value.difference, digits)}" + f" ({', '.join(about)})" * bool(about)
     if isinstance(value, Estimate):
         digits = digits_for(value.mean) if digits is None else digits
         ends = f"{number(value.low, digits)}, {number(value.high, digits)}"
@@ -49,14 +51,15 @@ def show(value: object, digits: int | None = None) -> str:
 
 
 def p_value(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
+    return "<0.001" if p < 0.001 else f"={p:.3f}"
 
 
 def cells(frame: pd.DataFrame) -> list[list[str]]:
     """The header and the rows as text."""
     digits = [digits_of(frame[column]) for column in frame]
-    rows = frame.itertuples(index=False)
-    return [list(frame.columns), *([*map(show, row, digits)] for row in rows)]
+    seeds = frame.get("n", pd.Series(None, frame.index))
+    rows = zip(frame.itertuples(index=False), seeds, strict=True)
+    return [list(frame.columns), *([*map(show, row, digits, [n] * len(digits))] for row, n in rows)]
 
 
 def as_text(frame: pd.DataFrame) -> str:

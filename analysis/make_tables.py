@@ -189,7 +189,9 @@ def plasticity(page: Page) -> None:
         options[name] = {} if searched is None or stream != name else winners(searched, more)
         called = names(methods(frame), options[name])
         compared = summarise(frame, STREAM, more)
-        page.tables[name] = named(compared, called)
+        page.tables[name] = named(
+            compared if stream == name else compared.drop(columns="vs base", errors="ignore"), called
+        )
         title = result_figures.stream_name(stream)
         page.figures[name] = partial(result_figures.stream, title, frame, compared, called, not more, page.width)
     whole = {name: frame for name, frame in streams.items() if not name.startswith(VARIANTS)}
@@ -288,15 +290,6 @@ def convergence(page: Page) -> None:
     page.tables["reached"] = wide.rename(index=CONVERGENCE).reset_index(names=["weights", "start"])
 
 
-def digits(page: Page) -> None:
-    """By how many points methods end above base, for other sizes and noises of the perceptron."""
-    runs = read(page.folder.parent / "vision" / "perceptrons.csv").fillna("")
-    setting = ["depth", "hidden", "pixel_noise", "epochs", "also"]
-    ends = runs.pivot(index=[*setting, "seed"], columns="method", values="test_accuracy")
-    above = 100 * ends.sub(ends["base"], axis=0).groupby(setting).mean()[["full_reset", "fire", "fire_exact"]]
-    page.tables["perceptrons"] = above.rename(columns=style.NAMES).map("{:.1f}".format).reset_index()
-
-
 def figure2_small(page: Page) -> None:
     """Figure 2 in small, panel a, from the tables of its study."""
     study = page.folder.parent / "studies" / "figure2_small_a.csv"
@@ -325,7 +318,6 @@ def similarity_dial(page: Page) -> None:
 PAGES: dict[str, Callable[[Page], None]] = {
     "convergence": convergence,
     "dial": similarity_dial,
-    "digits": digits,
     "figure2_small": figure2_small,
     "plasticity": plasticity,
     "language_streams": language_streams,

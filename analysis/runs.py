@@ -298,8 +298,9 @@ class Setting:
         run, label = self.groups[0].runs[0], METRICS[self.metric][0]
         if not run.is_stream or self.metric == "task/return":
             return label
-        if self.metric.startswith("train/") and run.history["phase"].is_unique:  # a row a task: each example seen once
-            return "Online accuracy" if self.metric == "train/accuracy" else "Online loss"
+        once = run.history["phase"].is_unique and run.history.get("epoch", pd.Series(1)).iloc[0] == 1  # each example
+        if once and self.metric.startswith("train/"):
+            return label.replace("Training", "Online")
         return f"{label}, end of task"
 
     @property

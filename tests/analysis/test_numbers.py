@@ -12,13 +12,13 @@ from tests.zygote import ROOT
 def test_a_stale_number_is_found_and_written_anew(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(numbers, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
-    table = "| method | final |\n|---|---|\n| FIRE | 0.{} [0.61, 0.82] (n=20, d=-1.5, p=<0.001) |\n"
+    table = "| method | final |\n|---|---|\n| FIRE | 0.{} [0.61, 0.82] (d=-1.5, p<0.001) |\n"
     (tmp_path / "docs/a.md").write_text(f"# One\n\n{table.format('713')}\n## Two\n\n{table.format('9')}")
     text = "ends at <!--=a.md; FIRE; final; .2f-->0.70<!--/--> and <!--=a.md#Two; FIRE; final; .1f-->0.9<!--/-->"
     new, wrong = numbers.renewed(text)
     assert new == text.replace("0.70", "0.71")
     assert wrong == ["a.md; FIRE; final; .2f: 0.70 is 0.71 now"]
-    parts = {"low": "0.61", "high": "0.82", "n": "20.00", "p": "0.00"}
+    parts = {"low": "0.61", "high": "0.82", "p": "0.00"}
     assert {part: numbers.value(f"a.md; FIRE; final; {part}; .2f") for part in parts} == parts
 
 
@@ -76,7 +76,7 @@ def test_a_row_leaves_the_headline_until_it_has_been_run_again(tmp_path, monkeyp
         numbers.tables_of.cache_clear()
         return numbers.renewed(block, readme)[0]
 
-    assert "[In the whole table](docs/results/all.md): 3 older ones." in made()
+    assert "[The whole table](docs/results/all.md) has 3 older rows." in made()
     assert "| where" not in made()
     again = old | {"numerics": NUMERICS["vision"]}
     for number, name in enumerate(("a", "b", "streams/c"), 1):
