@@ -15,7 +15,7 @@ from fire_core.methods.contrib.regrama import gradient_scores
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, Decay, NonNegative, Share, checked, one_of
 from fire_core.units.graph import Units, weight
-from fire_core.units.recycle import Draw, InitialDraw, sent
+from fire_core.units.recycle import Draw, InitialDraw
 from fire_core.units.trace import unit_graph
 
 # d = sharpness (u - threshold) -> the share before it is multiplied by the rate
@@ -97,6 +97,6 @@ def reset_partly_(units: Units, share: Tensor, draw: Draw, generator: torch.Gene
     for consumer in units.consumers:
         kernel = weight(consumer.layer)
         keep = torch.ones(kernel.shape[1], device=kernel.device)
-        columns = torch.arange(units.count)[:, None] if consumer.columns is None else consumer.columns
-        keep[sent(columns, kernel.device)] = (1 - share)[:, None]
+        every = torch.arange(units.count, device=kernel.device)
+        keep[every[:, None] if consumer.columns is None else consumer.columns] = (1 - share)[:, None]
         kernel.mul_(keep.view(1, -1, *[1] * (kernel.ndim - 2)))
