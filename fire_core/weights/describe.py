@@ -10,9 +10,8 @@ How a weight is cut is asked of these in turn, and the first that answers wins:
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -35,12 +34,6 @@ _SAYS_FUSED = re.compile(
 _GATED = re.compile(r"GLU|Glu([A-Z]|$)|Gat(ed|ing)(MLP|Mlp|Linear|FFN|FeedForward)")
 
 
-def near(pattern: str, names: Iterable[str]) -> str:
-    """The names that a mistaken pattern may mean, as the end of a message."""
-    similar = difflib.get_close_matches(pattern, list(names), n=3, cutoff=0.3)
-    return f"; near it: {', '.join(similar)}" if similar else ""
-
-
 class Reader:
     """Tells what the weights of a model are.
 
@@ -52,26 +45,15 @@ class Reader:
         by_head: cut attention by head too.
 
     Raises:
-        ValueError: a pattern that matches nothing, an example that the model does not take.
+        ValueError: an example that the model does not take.
     """
 
     def __init__(
         self, model: nn.Module, blocks: Mapping[str, Declared], transposed: list[str], example: Any, by_head: bool
     ) -> None:
-        root = unwrap(model)
         self.blocks, self.transposed, self.by_head = blocks, transposed, by_head
         self.seen = {} if example is None else read_cuts(model, example)
-        self.uses = topology.uses_of(root)
-        names = list(dict.fromkeys(use.name for _, uses in self.uses for use in uses))
-        for option, pattern in (*(("blocks", p) for p in blocks), *(("transposed", p) for p in transposed)):
-            if not any(fnmatchcase(name, pattern) for name in names):
-                hint = near(pattern, names) or f"; the first are {', '.join(names[:3])}"
-                raise ValueError(f"{option}: no parameter matches {pattern!r}{hint}")
-        self.by_model: dict[str, Declared] = {}  # what the modules declare; of two, the outer one's
-        for name, module in root.named_modules():
-            if declare := getattr(module, "matrix_blocks", None):
-                prefix = topology.clean_name(f"{name}." if name else "")
-                self.by_model = {prefix + key: heights for key, heights in declare().items()} | self.by_model
+        self.uses = topology.uses_of(unwrap(model))
         self.cuts: dict[str, Cut] = {}  # by a weight's names, for the bias that goes with it
         self._alone: dict[object, Cut | None] = {}
 
@@ -89,7 +71,7 @@ class Reader:
         kind, role, reason = topology.standing_of(use, parameter, len({id(u.owner) for u in uses}) > 1)
         names = tuple(dict.fromkeys(u.name for u in uses))
         matching = (heights for name in names for pattern, heights in self.blocks.items() if fnmatchcase(name, pattern))
-        heights = next(matching, None)
+        heights: Declared | None = next(matching, None)
         flipped = any(fnmatchcase(name, pattern) for name in names for pattern in self.transposed)
         entry = Entry(
             names[0],
@@ -105,8 +87,9 @@ class Reader:
         _check_declared(entry, use, heights is not None, flipped)
         if kind == "locked":
             return [entry]
-        if heights is None:
-            heights = next((self.by_model[name] for name in names if name in self.by_model), None)
+        for module, key in ((m, u.name.split(".", i)[-1]) for u in uses for i, m in enumerate(u.path)):
+            if heights is None and hasattr(module, "matrix_blocks"):  # of two modules that declare it, the outer one
+                heights = module.matrix_blocks().get(key)
         cut, doubt = self._cut(entry, use, heights)
         if doubt:
             entry = replace(entry, role="fused", reason=f"looks fused: {doubt}")

@@ -34,6 +34,7 @@ What a weight *is* (its role) comes from where it sits; see `topology`.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -42,7 +43,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fire_core.weights.describe import LAYERS, Reader, near
+from fire_core.weights.describe import LAYERS, Reader
 from fire_core.weights.entry import Declared, Entries, Entry
 from fire_core.weights.known import UNKNOWN_HEADS
 from fire_core.weights.topology import RAW, prefixes
@@ -50,14 +51,13 @@ from fire_core.weights.topology import RAW, prefixes
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]
 
 ACTIONS = ("project", "reinit", "keep")
-_SEVERAL = {
+_WORDS = "linear conv depthwise attention qk mlp ssm recurrent router adapter head embedding"
+# A word in a layout stands for these roles.
+GROUPS: dict[str, tuple[str, ...]] = {word: (word,) for word in _WORDS.split()} | {
     "linear": tuple(role for role in LAYERS if role != "conv"),
     "attention": ("q", "k", "v", "attention_out"),
     "qk": ("q", "k"),
 }
-_WORDS = "linear conv depthwise attention qk mlp ssm recurrent router adapter head embedding"
-# A word in a layout stands for these roles.
-GROUPS: dict[str, tuple[str, ...]] = {word: _SEVERAL.get(word, (word,)) for word in _WORDS.split()}
 RAW_SHARE = 0.1  # of a model's numbers: unknown raw parameters that hold more than this are warned about
 FROZEN = "frozen (requires_grad=False): trainable_only=False takes it too"
 _EVERY_LAYER = {"linear": "project", "conv": "project"}
@@ -132,6 +132,10 @@ def resolve(
     if isinstance(layout, (str, Mapping)):
         rules = _rules(layout)
         entries = Reader(model, blocks or {}, flipped, example, by_head=layout == "heads").read()
+        names = list(dict.fromkeys(name for entry in entries for name in entry.aliases))
+        for option, pattern in (*(("blocks", p) for p in blocks or ()), *(("transposed", p) for p in flipped)):
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise nothing_matches(option, pattern, entries)
         warnings = _quantised(model)
         if strict and any(entry.role == "fused" for entry in entries):
             raise ValueError("strict=True: " + "; ".join(_fused(entries)))
@@ -221,7 +225,8 @@ def nothing_matches(option: str, selector: Selector, entries: Iterable[Entry]) -
         entries: all that could match.
     """
     names = list(dict.fromkeys([*GROUPS, *prefixes(name for entry in entries for name in entry.aliases)]))
-    hint = near(selector, names) if isinstance(selector, str) else ""
+    similar = difflib.get_close_matches(selector, names, n=3, cutoff=0.3) if isinstance(selector, str) else ()
+    hint = f"; near it: {', '.join(similar)}" if similar else ""
     words = f"; words: {', '.join(GROUPS)}" if option.startswith("layout") else ""
     return ValueError(f"{option.partition('[')[0]}: no parameter matches {_shown(selector)}{hint}{words}")
 

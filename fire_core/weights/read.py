@@ -33,8 +33,6 @@ _BY_HAND: dict[tuple[str, ...], str] = {
     ("1", "0"): "k",
     ("", "1"): "v",
 }  # sides in an attention's products
-_FIRST = {"baddbmm": 1, "einsum": 1}  # where the factors begin among the arguments
-
 
 Products = list[tuple[str, list[Tensor]]]  # the sides of each product that was seen, as masks of a weight's shape
 
@@ -59,13 +57,12 @@ class _Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _product(self, name: str, args: Any, kwargs: Any) -> None:
-        values = [*args[_FIRST.get(name, 0) :], *kwargs.values()]
-        if name == "einsum" and values and isinstance(values[0], (list, tuple)):
-            values = list(values[0])
+        values = [*args, *kwargs.values()]
+        values = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]  # of einsum
         sides = [v for v in values if isinstance(v, Tensor) and v.grad_fn is not None]
         if name == "glu" and sides:
             sides = list(sides[0].chunk(2, kwargs.get("dim", args[1] if len(args) > 1 else -1)))
-        sides = sides[:3] if name.startswith("scaled") else sides[:2]
+        sides = sides[:3] if name.startswith("scaled") else sides[-2:]  # not what baddbmm adds to
         if len(sides) < 2:
             return
         activated = [not type(side.grad_fn).__name__.startswith(_VIEWS) for side in sides]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -115,25 +116,22 @@ def standing_of(use: Use, parameter: Tensor, tied: bool) -> tuple[str, str, str]
     """(kind, role, reason) of a parameter; the reason is why it is kept when nobody asks for it by name."""
     if locked := lock_of(use, parameter):
         return "locked", "other", locked
-    kind, role = _kind_of(use, parameter), role_of(use, tied)
-    if kind == "vector":
-        return kind, role, "a bias, a scale or another vector: no matrix"
-    if role == "other" and isinstance(use.owner, nn.Bilinear):
-        return kind, role, "bilinear: include it to project the (in1, in2) matrix of each output"
-    if role == "other" and isinstance(use.owner, (nn.Linear, _ConvNd)):
-        return (
-            kind,
-            role,
-            f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)",
-        )
-    return kind, role, _REASONS.get(role, "")
+    owner, role = use.owner, role_of(use, tied)
+    stacked = owner._parameters.get(use.attribute.removesuffix("_bias")) if use.is_raw else None
+    is_bias = parameter.ndim < 2 or (stacked is not None and stacked.ndim == parameter.ndim + 1)
+    if not is_bias and isinstance(owner, _ConvNd) and use.attribute in _WEIGHTS:
+        return "conv_transpose" if isinstance(owner, _ConvTransposeNd) else "conv", role, _REASONS.get(role, "")
+    if is_bias or parameter.ndim > 3:
+        return "vector", role, "a bias, a scale or another vector: no matrix"
+    if role == "other" and isinstance(owner, nn.Bilinear):
+        return "matrix", role, "bilinear: include it to project the (in1, in2) matrix of each output"
+    if role == "other" and not use.is_raw:
+        beside = f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)"
+        return "matrix", role, beside
+    return "matrix", role, _REASONS.get(role, "")
 
 
-_STANDARDISED = {
-    f"{name}{same}"
-    for name in ("StdConv2d", "ScaledStdConv2d", "WSConv2d", "WeightStandardizedConv2d")
-    for same in ("", "Same")
-}
+_STANDARDISED = re.compile(r"(Std|ScaledStd|WS|WeightStandardized)Conv2d(Same)?")
 
 
 def lock_of(use: Use, parameter: Tensor) -> str:
@@ -151,7 +149,7 @@ def lock_of(use: Use, parameter: Tensor) -> str:
         isinstance(use.owner, nn.Linear) and name == "weight" and parameter.ndim < 2
     ):
         return "a flat shard (FSDP1): wrap with fully_shard (FSDP2), whose weights keep their shape"
-    if name == "weight" and type(use.owner).__name__ in _STANDARDISED:
+    if name == "weight" and _STANDARDISED.fullmatch(type(use.owner).__name__):
         return f"{type(use.owner).__name__} standardises its weight in each forward pass"
     if type(use.owner).__name__ == "ParametrizationList":
         by = ", ".join(type(child).__name__ for child in use.owner.children())
@@ -163,17 +161,6 @@ def lock_of(use: Use, parameter: Tensor) -> str:
     if name[-2:] in ("_g", "_v") and pair <= use.owner._parameters.keys():
         return "weight norm: the module computes its weight g v / |v| from it"
     return ""
-
-
-def _kind_of(use: Use, parameter: Tensor) -> str:
-    stacked = use.owner._parameters.get(use.attribute.removesuffix("_bias")) if use.is_raw else None
-    if parameter.ndim < 2 or (stacked is not None and stacked.ndim == parameter.ndim + 1):
-        return "vector"
-    if isinstance(use.owner, _ConvTransposeNd):
-        return "conv_transpose"
-    if isinstance(use.owner, _ConvNd) and use.attribute in _WEIGHTS:
-        return "conv"
-    return "matrix" if parameter.ndim in (2, 3) else "vector"
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
@@ -211,18 +198,14 @@ def role_of(use: Use, tied: bool) -> str:
 def _is_adapter(use: Use) -> bool:
     """A factor of a low-rank or similar adapter; not the layer that it is put upon."""
     names = use.name.split(".")
-    if any(name.startswith("lora_") for name in names):
-        return True
     tuned = [i for i, module in enumerate(use.path) if "base_layer" in module._modules]
-    return bool(tuned) and names[tuned[-1]] != "base_layer"
+    return any(name.startswith("lora_") for name in names) or (bool(tuned) and names[tuned[-1]] != "base_layer")
 
 
 def _is_router(use: Use) -> bool:
     """What scores the experts of a mixture."""
-    if any(_ROUTER.search(type(module).__name__) for module in use.path[-3:]):
-        return True
     leaf, holder = use.place
-    if leaf == "shared_expert_gate":
+    if leaf == "shared_expert_gate" or any(_ROUTER.search(type(module).__name__) for module in use.path[-3:]):
         return True
     beside = any("expert" in name for name, _ in holder.named_children())
     return beside and leaf in ("router", "gate", "gating", "router_gate", "gate_network", "w_gate")
@@ -237,9 +220,8 @@ def linear_layers(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def width(layer: nn.Module) -> int:
+def width(layer: Any) -> int:
     """Inputs of a linear layer or a convolution."""
-    if isinstance(layer, (nn.Linear, _ConvNd)):
-        return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-    weight = getattr(layer, "weight", None)
-    return weight.shape[0] if isinstance(weight, Tensor) and weight.ndim == 2 else -1
+    if isinstance(layer, nn.Linear):
+        return layer.in_features
+    return layer.in_channels if isinstance(layer, _ConvNd) else int(layer.weight.shape[0])
