@@ -35,23 +35,20 @@ def at_hand(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-class InitialDraw:
+def initial_draw(modules: Mapping[str, nn.Module], init: Mapping[str, Mapping[str, Tensor]]) -> Draw:
     """Draws new weights from the distribution of a layer's own weights at the start of the run.
 
     Args:
         modules: the networks by name.
         init: their weights at the start, by the same names.
     """
-
-    def __init__(self, modules: Mapping[str, nn.Module], init: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.initial: dict[nn.Module, Tensor] = {}
-        for key, root in modules.items():
-            for name, layer in root.named_modules():
-                if (found := init[key].get(f"{name}.weight" if name else "weight")) is not None:
-                    self.initial[layer] = found
-
-    def __call__(self, layer: nn.Module, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-        return resample(self.initial[layer], shape, generator)
+    initial = {
+        layer: found
+        for key, root in modules.items()
+        for name, layer in root.named_modules()
+        if (found := init[key].get(f"{name}.weight" if name else "weight")) is not None
+    }
+    return lambda layer, shape, generator: resample(initial[layer], shape, generator)
 
 
 @torch.no_grad()

@@ -161,8 +161,7 @@ class _Reader:
             if type(module) in LAYERS or type(module) in NORMS:
                 if self.closed(module) or node.kwargs:
                     return None
-                way = self.norm if type(module) in NORMS else self.layer
-                return way(node, source, str(node.target))
+                return self.norm(module, source) if type(module) in NORMS else self.layer(node, source)
             name, given = type(module).__name__, dict(vars(module))
         elif node.op in ("call_function", "call_method") and "out" not in node.kwargs:
             name = getattr(node.target, "__name__", str(node.target))
@@ -176,8 +175,8 @@ class _Reader:
             name, given, source = "flatten", {"start_dim": 1}, sources[0]
         return None if source is None else passed(source, name, given)
 
-    def layer(self, node: Node, source: _Flow | None, name: str) -> _Flow | None:
-        module = self.modules[name]
+    def layer(self, node: Node, source: _Flow | None) -> _Flow | None:
+        module = self.modules[str(node.target)]
         assert isinstance(module, (nn.Linear, _ConvNd))
         dims, inputs = LAYERS[type(module)], module.weight.shape[1]
         if isinstance(module, _ConvNd) and module.groups > 1:
@@ -191,11 +190,10 @@ class _Reader:
                 self.probed.add(tensor)
             else:
                 self.close(node)
-        self.streams.append(_Stream(len(module.weight), [name]))
+        self.streams.append(_Stream(len(module.weight), [str(node.target)]))
         return _Flow(self.streams[-1], dims)
 
-    def norm(self, node: Node, source: _Flow | None, name: str) -> _Flow | None:
-        module: Any = self.modules[name]
+    def norm(self, module: Any, source: _Flow | None) -> _Flow | None:
         if source is None or source.flat or source.dims not in NORMS[type(module)]:
             return None
         source.stream.norms.append(module)

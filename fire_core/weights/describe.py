@@ -165,22 +165,17 @@ def declared(name: str, rows: int, blocks: Declared, attention: bool) -> Cut:
     Raises:
         ValueError: they are no heights, or do not add up to the rows.
     """
-    if not isinstance(blocks, (Mapping, Sequence)):
-        raise ValueError(f"blocks of {name}: give heights, (64, 16, 16), or heights by name, got {blocks!r}")
-    if not isinstance(blocks, Mapping):
-        names = "qkv" if attention and len(blocks) == 3 else map(str, range(len(blocks)))
-        blocks = dict(zip(names, blocks, strict=True))
-    repeats = blocks.get("repeats", 1)
-    pairs = tuple((str(key), height) for key, height in blocks.items() if key != "repeats")
-    numbers = [repeats, *(height for _, height in pairs)]
-    if not pairs or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
-        raise ValueError(f"blocks of {name}: heights and repeats are whole numbers above 0, got {blocks!r}")
-    cut = Cut(pairs, repeats)
+    heights: Mapping[Any, int] = blocks if isinstance(blocks, Mapping) else {}
+    if isinstance(blocks, Sequence):
+        heights = dict(zip("qkv" if attention and len(blocks) == 3 else range(len(blocks)), blocks, strict=True))
+    if not heights or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in heights.values()):
+        either = "give heights, (64, 16, 16), or heights by name and repeats, all whole numbers above 0"
+        raise ValueError(f"blocks of {name}: {either}, got {blocks!r}")
+    cut = Cut(tuple((str(k), height) for k, height in heights.items() if k != "repeats"), heights.get("repeats", 1))
     if cut.rows != rows:
-        times = f", {repeats} times," if repeats > 1 else ""
-        raise ValueError(
-            f"blocks of {name}: heights {tuple(numbers[1:])}{times} add up to {cut.rows}, not to its {rows} rows"
-        )
+        times = f", {cut.repeats} times," if cut.repeats > 1 else ""
+        given = tuple(height for _, height in cut.blocks)
+        raise ValueError(f"blocks of {name}: heights {given}{times} add up to {cut.rows}, not to its {rows} rows")
     return cut
 
 

@@ -235,9 +235,8 @@ def _shown(selector: Selector) -> str:
     """In one short line."""
     if isinstance(selector, (str, type)):
         return repr(selector) if isinstance(selector, str) else selector.__name__
-    return f"the {type(selector).__name__} given" + (
-        f" {tuple(selector.shape)}" if isinstance(selector, Tensor) else ""
-    )
+    shape = f" {tuple(selector.shape)}" if isinstance(selector, Tensor) else ""
+    return f"the {type(selector).__name__} given{shape}"
 
 
 def matches(entry: Entry, selector: Selector) -> bool:

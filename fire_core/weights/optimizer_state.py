@@ -64,7 +64,7 @@ def reset_optimizer_state(
     unique = _parameters(params)
     count, notes = reset_states(optimizers, unique.values(), rows, dim)
     if verify:
-        parts = [part for optimizer in optimizers_of(optimizers) for part in with_inner(optimizer)]
+        parts = list(with_inner(*optimizers_of(optimizers)))
         if not count and any(part.state for part in parts):
             notes.append("the optimizers keep nothing of these parameters: if they train copies, give the copies too")
         for part in parts:
@@ -149,10 +149,10 @@ def _check_rows(rows: Tensor | slice, p: Tensor, dim: int) -> None:
         raise ValueError(f"rows: a parameter of shape {tuple(p.shape)} lacks some of them along dim={dim}")
 
 
-def with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """The optimizer and those that it holds, by whatever names: a wrapper's one, a chain's several."""
+def with_inner(*optimizers: Optimizer) -> Iterator[Optimizer]:
+    """Optimizers and those that they hold, by whatever names: a wrapper's one, a chain's several; each once."""
     seen: set[int] = set()
-    queue: list[Any] = [optimizer]
+    queue: list[Any] = [*reversed(optimizers)]
     while queue:
         part = queue.pop()
         if id(part) in seen or not _is_optimizer(part):
@@ -165,8 +165,7 @@ def with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> set[int]:
     """`id` of every parameter that optimizers hold, also those inside a wrapper."""
-    parts = [part for optimizer in optimizers for part in with_inner(optimizer)]
-    return {id(p) for part in parts for group in part.param_groups for p in group["params"]}
+    return {id(p) for part in with_inner(*optimizers) for group in part.param_groups for p in group["params"]}
 
 
 def holding(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> list[Optimizer]:

@@ -66,7 +66,7 @@ class Use:
     @cached_property
     def is_raw(self) -> bool:
         """Whether it belongs to no layer that is known, as in nn.MultiheadAttention."""
-        return not isinstance(self.owner, (nn.Linear, _ConvNd)) and not is_transposed_linear(self.owner)
+        return not is_linear(self.owner)
 
     @cached_property
     def place(self) -> tuple[str, nn.Module]:
@@ -161,6 +161,11 @@ def lock_of(use: Use, parameter: Tensor) -> str:
     if name[-2:] in ("_g", "_v") and pair <= use.owner._parameters.keys():
         return "weight norm: the module computes its weight g v / |v| from it"
     return ""
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear layer or a convolution."""
+    return isinstance(module, (nn.Linear, _ConvNd)) or is_transposed_linear(module)
 
 
 def is_transposed_linear(module: nn.Module) -> bool:

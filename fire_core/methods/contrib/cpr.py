@@ -15,7 +15,7 @@ from fire_core.methods.contrib.regrama import gradient_scores
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, Decay, NonNegative, Share, checked, one_of
 from fire_core.units.graph import Units, weight
-from fire_core.units.recycle import Draw, InitialDraw
+from fire_core.units.recycle import Draw, initial_draw
 from fire_core.units.trace import unit_graph
 
 # d = sharpness (u - threshold) -> the share before it is multiplied by the rate
@@ -69,7 +69,7 @@ class CalibratedPartialResets(Method):
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
         self.graph = unit_graph(net.modules)
-        self.draw = InitialDraw(net.modules, net.init)
+        self.draw = initial_draw(net.modules, net.init)
         yield
 
     @torch.no_grad()
