@@ -148,9 +148,8 @@ class _Reader:
         """Whether a layer is called or used elsewhere too, or does more than torch's own, as with a gain."""
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         more = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
-        if more or "forward" in vars(module) or module._forward_hooks:
-            return True
-        return any(id(thing) in self.bad for thing in (module, *tensors))
+        changed = more or "forward" in vars(module) or module._forward_hooks
+        return bool(changed) or any(id(thing) in self.bad for thing in (module, *tensors))
 
     def follow(self, node: Node) -> _Flow | None:
         """What a node's value holds, None if that is not known."""

@@ -88,8 +88,8 @@ class Reader:
         if kind == "locked":
             return [entry]
         for module, key in ((m, u.name.split(".", i)[-1]) for u in uses for i, m in enumerate(u.path)):
-            if heights is None and hasattr(module, "matrix_blocks"):  # of two modules that declare it, the outer one
-                heights = module.matrix_blocks().get(key)
+            if heights is None and (declare := getattr(module, "matrix_blocks", None)):  # of two modules the outer one
+                heights = declare().get(key)
         cut, doubt = self._cut(entry, use, heights)
         if doubt:
             entry = replace(entry, role="fused", reason=f"looks fused: {doubt}")

@@ -130,7 +130,9 @@ def resolve(
     if not isinstance(blocks, Mapping | None) or not all(isinstance(pattern, str) for pattern in blocks or ()):
         raise ValueError(f"blocks={blocks!r}: give a mapping from patterns to heights")
     if isinstance(layout, (str, Mapping)):
-        rules = _rules(layout)
+        if isinstance(layout, str) and layout not in PRESETS:
+            raise ValueError(f"layout={layout!r}: unknown; choose one of {', '.join(PRESETS)}, or give a mapping")
+        rules = PRESETS[layout] if isinstance(layout, str) else layout
         entries = Reader(model, blocks or {}, flipped, example, by_head=layout == "heads").read()
         names = list(dict.fromkeys(name for entry in entries for name in entry.aliases))
         for option, pattern in (*(("blocks", p) for p in blocks or ()), *(("transposed", p) for p in flipped)):
@@ -143,6 +145,8 @@ def resolve(
             frozen = [not e.parameter.requires_grad and e.kind != "locked" for e in entries]
             entries = [replace(e, reason=FROZEN) if kept else e for e, kept in zip(entries, frozen, strict=True)]
         for selector, action in rules.items():
+            if action not in ACTIONS:
+                raise ValueError(f"layout[{selector!r}]={action!r}: unknown action; choose one of {', '.join(ACTIONS)}")
             entries = _apply(entries, selector, action, f"layout[{selector!r}]", optional=selector in GROUPS)
     elif not isinstance(layout, Iterable) or not all(isinstance(entry, Entry) for entry in layout):
         raise ValueError(f"layout={layout!r}: give a preset's name, a mapping from words to actions, or entries")
@@ -179,17 +183,6 @@ def selectors_of(option: str, selectors: Selector | Iterable[Selector]) -> list[
     return list(selectors)
 
 
-def _rules(layout: str | Mapping[str, str]) -> dict[str, str]:
-    if isinstance(layout, str):
-        if layout not in PRESETS:
-            raise ValueError(f"layout={layout!r}: unknown; choose one of {', '.join(PRESETS)}, or give a mapping")
-        return PRESETS[layout]
-    for selector, action in layout.items():
-        if action not in ACTIONS:
-            raise ValueError(f"layout[{selector!r}]={action!r}: unknown action; choose one of {', '.join(ACTIONS)}")
-    return dict(layout)
-
-
 def _apply(entries: list[Entry], selector: Selector, action: str, option: str, optional: bool = False) -> list[Entry]:
     """Entries with `action` where `selector` matches; vectors and locked weights cannot be projected and stay."""
     matched = [matches(entry, selector) for entry in entries]
@@ -209,11 +202,9 @@ def _apply(entries: list[Entry], selector: Selector, action: str, option: str, o
 
 def _can(entry: Entry, action: str, by_name: bool) -> bool:
     """Whether an entry takes an action; a frozen one only when it is chosen by its own name, type or module."""
-    if entry.kind == "locked":
+    if action == "keep" or entry.kind == "locked":
         return action == "keep"
-    if entry.reason == FROZEN and action != "keep" and not by_name:
-        return False
-    return action != "project" or entry.kind != "vector"
+    return (entry.reason != FROZEN or by_name) and (action != "project" or entry.kind != "vector")
 
 
 def nothing_matches(option: str, selector: Selector, entries: Iterable[Entry]) -> ValueError:
