@@ -23,7 +23,7 @@ from torch.fx import Node, Tracer
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.units.graph import Consumer, Producer, Units, weight
-from fire_core.weights.topology import unwrap
+from fire_core.weights.topology import is_linear, unwrap
 
 log = logging.getLogger(__name__)
 
@@ -148,8 +148,9 @@ class _Reader:
         """Whether a layer is called or used elsewhere too, or does more than torch's own, as with a gain."""
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         more = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
-        changed = more or "forward" in vars(module) or module._forward_hooks
-        return bool(changed) or any(id(thing) in self.bad for thing in (module, *tensors))
+        if more or "forward" in vars(module) or module._forward_hooks:
+            return True
+        return any(id(thing) in self.bad for thing in (module, *tensors))
 
     def follow(self, node: Node) -> _Flow | None:
         """What a node's value holds, None if that is not known."""
@@ -266,7 +267,7 @@ def traced_units(model: nn.Module, shared: Set[int] = frozenset(), say: bool = F
             "(see fire_core.units.graph)"
         ) from error
     written = {producer.layer for units in graph for producer in units.producers}
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, _ConvNd))}
+    layers = {name: module for name, module in model.named_modules() if is_linear(module)}
     without = [name for name, layer in layers.items() if layer not in written]
     if say and graph and len(without) > 1:
         shown = ", ".join(without[:4]) + (", ..." if len(without) > 4 else "")

@@ -23,7 +23,7 @@ from fire_core.weights import topology
 from fire_core.weights.entry import Cut, Declared, Entry
 from fire_core.weights.known import Misfit, by_head, known_cut
 from fire_core.weights.read import read_cuts, read_module
-from fire_core.weights.topology import HOLDS, Use, linear_layers, unwrap, width
+from fire_core.weights.topology import HOLDS, Use, is_linear, linear_layers, unwrap, width
 
 LAYERS = ("q", "k", "v", "attention_out", "mlp", "ssm", "recurrent", "head", "dense", "conv")  # roles that can be cut
 # Names that say "several projections in one", beside those of q, k and v.
@@ -125,8 +125,8 @@ class Reader:
         """The cut read off the module alone, once for all that are built alike."""
         leaf, holder = use.place
         weight: Any = use.owner.weight
-        plain = sorted((k, v) for k, v in vars(holder).items() if isinstance(v, (bool, int, str)) and k != "training")
-        key = (type(holder), leaf, weight.shape, tuple((k, repr(v)) for k, v in plain))
+        plain = {k: v for k, v in vars(holder).items() if isinstance(v, (int, str)) and k != "training"}
+        key = (type(holder), leaf, weight.shape, repr(plain))
         if key not in self._alone:
             self._alone[key] = read_module(holder, use.owner)
         return self._alone[key]
@@ -193,7 +193,7 @@ def doubt_of(use: Use, rows: int) -> str:
     """Why a layer that no rule knows looks as if it were several; empty if it does not."""
     owner, (leaf, holder) = use.owner, use.place
     names = use.name.split(".")[-3:-1]
-    if sum(isinstance(module, (nn.Linear, _ConvNd)) for module in holder.modules()) > 1 or names[-1:] != [leaf]:
+    if sum(map(is_linear, holder.modules())) > 1 or names[-1:] != [leaf]:
         names = [leaf]  # else a wrapper of one layer, whose own name tells as well
     if told := [name for name in names if _SAYS_FUSED.search(name)]:
         return f"its name, {told[0]}, says so"
@@ -213,7 +213,7 @@ def doubt_of(use: Use, rows: int) -> str:
     if isinstance(holder, (nn.Sequential, nn.ModuleDict, nn.ModuleList)) or leaf.endswith(("_a_proj", "_b_proj")):
         return ""
     separate = len(HOLDS.get(leaf, "several")) == 1
-    for other in layers[1 + next((i for i, layer in enumerate(layers) if layer is owner), len(layers)) :]:
+    for other in layers[layers.index(owner) + 1 :] if owner in layers else ():
         for parts in (2,) if separate else (2, 3):
             if rows == parts * width(other) and (parts == 3 or width(other) != inputs):
                 return f"its {rows} rows are {parts} times what the layer beside it takes"

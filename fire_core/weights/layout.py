@@ -134,27 +134,25 @@ def resolve(
             raise ValueError(f"layout={layout!r}: unknown; choose one of {', '.join(PRESETS)}, or give a mapping")
         rules = PRESETS[layout] if isinstance(layout, str) else layout
         entries = Reader(model, blocks or {}, flipped, example, by_head=layout == "heads").read()
-        names = list(dict.fromkeys(name for entry in entries for name in entry.aliases))
-        for option, pattern in (*(("blocks", p) for p in blocks or ()), *(("transposed", p) for p in flipped)):
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise nothing_matches(option, pattern, entries)
+        for option, patterns in ("blocks", blocks or ()), ("transposed", flipped):
+            for pattern in patterns:
+                if not any(fnmatchcase(name, pattern) for entry in entries for name in entry.aliases):
+                    raise nothing_matches(option, pattern, entries)
         warnings = _quantised(model)
         if strict and any(entry.role == "fused" for entry in entries):
             raise ValueError("strict=True: " + "; ".join(_fused(entries)))
         if trainable_only:
-            frozen = [not e.parameter.requires_grad and e.kind != "locked" for e in entries]
-            entries = [replace(e, reason=FROZEN) if kept else e for e, kept in zip(entries, frozen, strict=True)]
+            frozen = {e.name for e in entries if not e.parameter.requires_grad and e.kind != "locked"}
+            entries = [replace(e, reason=FROZEN) if e.name in frozen else e for e in entries]
         for selector, action in rules.items():
             if action not in ACTIONS:
                 raise ValueError(f"layout[{selector!r}]={action!r}: unknown action; choose one of {', '.join(ACTIONS)}")
             entries = _apply(entries, selector, action, f"layout[{selector!r}]", optional=selector in GROUPS)
     elif not isinstance(layout, Iterable) or not all(isinstance(entry, Entry) for entry in layout):
         raise ValueError(f"layout={layout!r}: give a preset's name, a mapping from words to actions, or entries")
+    elif blocks or transposed:
+        raise ValueError("blocks and transposed say how a layout is made: give them to `resolve`, not beside entries")
     else:
-        if blocks or transposed:
-            raise ValueError(
-                "blocks and transposed say how a layout is made: give them to `resolve`, not beside its entries"
-            )
         entries, warnings = list(layout), list(getattr(layout, "warnings", ()))
     for chosen in included:
         entries = _apply(entries, chosen, "project", "include")
@@ -185,26 +183,25 @@ def selectors_of(option: str, selectors: Selector | Iterable[Selector]) -> list[
 
 def _apply(entries: list[Entry], selector: Selector, action: str, option: str, optional: bool = False) -> list[Entry]:
     """Entries with `action` where `selector` matches; vectors and locked weights cannot be projected and stay."""
-    matched = [matches(entry, selector) for entry in entries]
-    usable = [hit and _can(entry, action, not optional) for hit, entry in zip(matched, entries, strict=True)]
-    if not optional and not any(usable):
-        locked = [entry for hit, entry in zip(matched, entries, strict=True) if hit and entry.kind == "locked"]
-        if locked:
+    matched = [entry for entry in entries if matches(entry, selector)]
+    usable = {id(entry) for entry in matched if _can(entry, action, not optional)}
+    if not optional and not usable:
+        if locked := [entry for entry in matched if entry.kind == "locked"]:
             raise ValueError(f"{option}={_shown(selector)}: cannot {action} {locked[0].name}: {locked[0].reason}")
-        if any(matched):
+        if matched:
             raise ValueError(f"{_shown(selector)} matches only biases and scales, which hold no matrix to project")
         raise nothing_matches(option, selector, entries)
-    return [
-        replace(e, action=action, reason=(e.reason or f"kept by {option}") if action == "keep" else "") if hit else e
-        for hit, e in zip(usable, entries, strict=True)
-    ]
+    kept = f"kept by {option}" if action == "keep" else ""
+    return [replace(e, action=action, reason=kept and (e.reason or kept)) if id(e) in usable else e for e in entries]
 
 
 def _can(entry: Entry, action: str, by_name: bool) -> bool:
     """Whether an entry takes an action; a frozen one only when it is chosen by its own name, type or module."""
-    if action == "keep" or entry.kind == "locked":
-        return action == "keep"
-    return (entry.reason != FROZEN or by_name) and (action != "project" or entry.kind != "vector")
+    if action == "keep":
+        return True
+    if entry.kind == "locked" or (entry.reason == FROZEN and not by_name):
+        return False
+    return action == "reinit" or entry.kind != "vector"
 
 
 def nothing_matches(option: str, selector: Selector, entries: Iterable[Entry]) -> ValueError:
@@ -215,9 +212,11 @@ def nothing_matches(option: str, selector: Selector, entries: Iterable[Entry]) -
         selector: what matches nothing.
         entries: all that could match.
     """
-    names = list(dict.fromkeys([*GROUPS, *prefixes(name for entry in entries for name in entry.aliases)]))
-    similar = difflib.get_close_matches(selector, names, n=3, cutoff=0.3) if isinstance(selector, str) else ()
-    hint = f"; near it: {', '.join(similar)}" if similar else ""
+    hint, names = "", list(dict.fromkeys(name for entry in entries for name in entry.aliases))
+    if isinstance(selector, str):
+        meant = names if option in ("blocks", "transposed") else [*GROUPS, *dict.fromkeys(prefixes(names))]
+        similar = difflib.get_close_matches(selector, meant, n=3, cutoff=0.3)
+        hint = f"; near it: {', '.join(similar)}" if similar else f"; the first are {', '.join(names[:3])}"
     words = f"; words: {', '.join(GROUPS)}" if option.startswith("layout") else ""
     return ValueError(f"{option.partition('[')[0]}: no parameter matches {_shown(selector)}{hint}{words}")
 

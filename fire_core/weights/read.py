@@ -193,8 +193,8 @@ def _twin(p: nn.Parameter) -> nn.Parameter:
 
 def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
     if isinstance(layer, _ConvNd):
-        sides = (8,) * len(layer.kernel_size)
-        return [(2, layer.in_channels, *sides), (2, layer.in_channels, *(7 for _ in sides)), (2, 16, layer.in_channels)]
+        maps = [(2, layer.in_channels, *[side] * len(layer.kernel_size)) for side in (8, 7)]
+        return [*maps, (2, 16, layer.in_channels)]
     return [(*batch, width(layer)) for batch in ((2, 16), (2, 4, 4), (2, 49), (16,))]
 
 

@@ -136,29 +136,28 @@ _STANDARDISED = re.compile(r"(Std|ScaledStd|WS|WeightStandardized)Conv2d(Same)?"
 
 def lock_of(use: Use, parameter: Tensor) -> str:
     """Why a parameter's numbers are not the matrix that the module multiplies with; empty if they are."""
-    kind, name, dtype = type(parameter), use.attribute, str(parameter.dtype).removeprefix("torch.")
+    owner, name, kind = use.owner, use.attribute, type(parameter)
+    layer, dtype = type(owner).__name__, str(parameter.dtype).removeprefix("torch.")
     words = dtype if kind.__name__ in ("Parameter", "Tensor") else f"{kind.__name__} of {dtype}"
-    packed = kind.__module__.startswith("bitsandbytes") or (
-        hasattr(kind, "__tensor_flatten__") and not hasattr(parameter, "device_mesh")
-    )
+    packed = hasattr(kind, "__tensor_flatten__") and not hasattr(parameter, "device_mesh")
+    packed |= kind.__module__.startswith("bitsandbytes")
     if packed or not (parameter.is_floating_point() or parameter.is_complex()):
         return f"quantised or packed ({words}): its numbers are codes"
     if parameter.dtype.itemsize == 1:
         return f"{words}: eight bits hold no isometry, and its scale lies elsewhere"
-    if kind.__name__ == "FlatParameter" or (
-        isinstance(use.owner, nn.Linear) and name == "weight" and parameter.ndim < 2
-    ):
+    flat = isinstance(owner, nn.Linear) and name == "weight" and parameter.ndim < 2
+    if flat or kind.__name__ == "FlatParameter":
         return "a flat shard (FSDP1): wrap with fully_shard (FSDP2), whose weights keep their shape"
-    if name == "weight" and _STANDARDISED.fullmatch(type(use.owner).__name__):
-        return f"{type(use.owner).__name__} standardises its weight in each forward pass"
-    if type(use.owner).__name__ == "ParametrizationList":
-        by = ", ".join(type(child).__name__ for child in use.owner.children())
+    if name == "weight" and _STANDARDISED.fullmatch(layer):
+        return f"{layer} standardises its weight in each forward pass"
+    if layer == "ParametrizationList":
+        by = ", ".join(type(child).__name__ for child in owner.children())
         return f"parametrised by {by}: the module computes its weight from it"
     base = name.removesuffix("_orig")
-    if base != name and (f"{base}_mask" in use.owner._buffers or f"{base}_u" in use.owner._buffers):
+    if base != name and (f"{base}_mask" in owner._buffers or f"{base}_u" in owner._buffers):
         return "pruned or spectrally normed: the module computes its weight from it"
     pair = {f"{name[:-2]}_g", f"{name[:-2]}_v"}
-    if name[-2:] in ("_g", "_v") and pair <= use.owner._parameters.keys():
+    if name[-2:] in ("_g", "_v") and pair <= owner._parameters.keys():
         return "weight norm: the module computes its weight g v / |v| from it"
     return ""
 
@@ -176,7 +175,7 @@ def role_of(use: Use, tied: bool) -> str:
     owner = use.owner
     if _is_adapter(use):
         return "adapter"
-    if isinstance(owner, (nn.Linear, _ConvNd)) and use.attribute not in (*_WEIGHTS, "bias", "bias_mu"):
+    if not use.is_raw and use.attribute not in (*_WEIGHTS, "bias", "bias_mu"):
         return "other"
     if _is_router(use):
         return "router"
@@ -203,14 +202,18 @@ def role_of(use: Use, tied: bool) -> str:
 def _is_adapter(use: Use) -> bool:
     """A factor of a low-rank or similar adapter; not the layer that it is put upon."""
     names = use.name.split(".")
+    if any(name.startswith("lora_") for name in names):
+        return True
     tuned = [i for i, module in enumerate(use.path) if "base_layer" in module._modules]
-    return any(name.startswith("lora_") for name in names) or (bool(tuned) and names[tuned[-1]] != "base_layer")
+    return bool(tuned) and names[tuned[-1]] != "base_layer"
 
 
 def _is_router(use: Use) -> bool:
     """What scores the experts of a mixture."""
+    if any(_ROUTER.search(type(module).__name__) for module in use.path[-3:]):
+        return True
     leaf, holder = use.place
-    if leaf == "shared_expert_gate" or any(_ROUTER.search(type(module).__name__) for module in use.path[-3:]):
+    if leaf == "shared_expert_gate":
         return True
     beside = any("expert" in name for name, _ in holder.named_children())
     return beside and leaf in ("router", "gate", "gating", "router_gate", "gate_network", "w_gate")
