@@ -12,7 +12,7 @@ from fire_core.methods.fire_paper import FirePaperCBP, chain
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Decay, at_least, checked
 from fire_core.units.graph import Consumer, Units, weight
-from fire_core.units.recycle import InitialDraw, recycle_
+from fire_core.units.recycle import initial_draw, recycle_
 from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, mean_magnitude
 
@@ -68,7 +68,7 @@ class ContinualBackprop(Method):
             return
         self.graph = unit_graph(net.modules)
         self.seen = Watch(self.graph, mean_magnitude)
-        self.draw = InitialDraw(net.modules, net.init)
+        self.draw = initial_draw(net.modules, net.init)
         if not self.state:
             device = weight(self.graph[0].producers[0].layer).device
             count = sum(units.count for units in self.graph)

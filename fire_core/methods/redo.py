@@ -10,7 +10,7 @@ from fire_core.methods.fire_paper import OutputWatch, chain, rectified, recycle_
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.metrics import dormant
 from fire_core.ranges import Count, NonNegative, checked
-from fire_core.units.recycle import InitialDraw, recycle_
+from fire_core.units.recycle import initial_draw, recycle_
 from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, mean_magnitude
 
@@ -64,7 +64,7 @@ class ReDo(Method):
         else:
             graph = unit_graph(net.modules)
             masks = self._dormant(net, context, Watch(graph, mean_magnitude, only_training=False))
-            draw = InitialDraw(net.modules, net.init)
+            draw = initial_draw(net.modules, net.init)
             recycle_(zip(graph, masks, strict=True), draw, context.generator, context.optimizers)
         return {"dormant_ratio": torch.cat(masks).float().mean().item()}
 

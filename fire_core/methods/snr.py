@@ -11,7 +11,7 @@ from torch import Tensor
 from fire_core.methods.fire_paper import FirePaperSilences, OutputWatch, UnitSilences, chain, recycle_rows_
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Count, at_least, checked, within
-from fire_core.units.recycle import InitialDraw, at_hand, recycle_
+from fire_core.units.recycle import at_hand, initial_draw, recycle_
 from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, peak
 
@@ -63,7 +63,7 @@ class SelfNormalizedResets(Method):
         if self.variant == "fire_paper":
             self.seen = OutputWatch(chain(net.modules), lambda link, x, dims: peak(x, dims))
         else:
-            self.seen, self.draw = Watch(unit_graph(net.modules), peak), InitialDraw(net.modules, net.init)
+            self.seen, self.draw = Watch(unit_graph(net.modules), peak), initial_draw(net.modules, net.init)
         with self.seen.on():
             yield
 

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.units.graph import Units, weight
-from fire_core.weights.optimizer_state import reset_optimizer_state
+from fire_core.weights.optimizer_state import fill_rows_, reset_optimizer_state
 
 # (layer, shape, generator, of the CPU or of the layer's device) -> new entries of this shape for its weight or bias
 Draw = Callable[[nn.Module, Sequence[int], torch.Generator], Tensor]
-
-
 NEW_NORM = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}  # a norm's entries at the start
 
 
@@ -27,14 +25,9 @@ def resample(values: Tensor, shape: Sequence[int], generator: torch.Generator) -
     orthogonal one they have its entries' distribution, but are independent.
     """
     index = torch.randint(values.numel(), tuple(shape), generator=generator, device=generator.device)
-    return values.flatten()[sent(index, values.device)]
-
-
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; a GPU takes it when it gets there, and nobody waits."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    if values.is_cuda and not index.is_cuda:  # the GPU takes it when it gets there, and nobody waits
+        index = index.pin_memory()
+    return values.flatten()[index.to(values.device, non_blocking=True)]
 
 
 def at_hand(device: torch.device) -> bool:
@@ -42,23 +35,20 @@ def at_hand(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-class InitialDraw:
+def initial_draw(modules: Mapping[str, nn.Module], init: Mapping[str, Mapping[str, Tensor]]) -> Draw:
     """Draws new weights from the distribution of a layer's own weights at the start of the run.
 
     Args:
         modules: the networks by name.
         init: their weights at the start, by the same names.
     """
-
-    def __init__(self, modules: Mapping[str, nn.Module], init: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self.initial: dict[nn.Module, Tensor] = {}
-        for key, root in modules.items():
-            for name, layer in root.named_modules():
-                if (found := init[key].get(f"{name}.weight" if name else "weight")) is not None:
-                    self.initial[layer] = found
-
-    def __call__(self, layer: nn.Module, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-        return resample(self.initial[layer], shape, generator)
+    initial = {
+        layer: found
+        for key, root in modules.items()
+        for name, layer in root.named_modules()
+        if (found := init[key].get(f"{name}.weight" if name else "weight")) is not None
+    }
+    return lambda layer, shape, generator: resample(initial[layer], shape, generator)
 
 
 @torch.no_grad()
@@ -84,23 +74,25 @@ def recycle_(
         optimizers: those that train the weights.
     """
     optimizers = list(optimizers)
-    indexed = [(units, which.nonzero().flatten() if _becomes_index(which) else which) for units, which in chosen]
+    indexed = [
+        (units, which.nonzero().flatten() if which.dtype == torch.bool and at_hand(which.device) else which)
+        for units, which in chosen
+    ]
     chosen = [(units, which) for units, which in indexed if len(which)]
     for units, which in chosen:
         for producer in units.producers:
-            rows = _shifted(which, producer.start, len(weight(producer.layer)))
+            places = torch.arange(units.count, device=which.device)[:, None] + producer.start
+            rows = _placed(which, places, len(weight(producer.layer)))
             redraw_rows_(producer.layer, rows, draw, generator, optimizers)
         for norm in units.norms:
             for name, value in NEW_NORM.items():
                 if (tensor := getattr(norm, name, None)) is not None:
-                    _fill(tensor, which, value)
-                    reset_optimizer_state(optimizers, [tensor], which)
+                    _renew_(tensor, which, value, optimizers)
     for units, which in chosen:
         for consumer in units.consumers:
             kernel, columns = weight(consumer.layer), consumer.columns
-            inputs = which if columns is None else _columns_of(sent(columns, which.device), which, kernel.shape[1])
-            _fill(kernel, inputs, 0, dim=1)
-            reset_optimizer_state(optimizers, [kernel], inputs, dim=1)
+            inputs = which if columns is None else _placed(which, columns.to(which.device), kernel.shape[1])
+            _renew_(kernel, inputs, 0, optimizers, dim=1)
 
 
 @torch.no_grad()
@@ -125,38 +117,25 @@ def redraw_rows_(
     kernel, bias = weight(layer), layer.bias
     masked = rows.dtype == torch.bool
     count, source = (len(kernel), generator_on(kernel.device, generator)) if masked else (len(rows), generator)
-    _fill(kernel, rows, draw(layer, (count, *kernel.shape[1:]), source).to(kernel))
+    _renew_(kernel, rows, draw(layer, (count, *kernel.shape[1:]), source).to(kernel), optimizers)
     if isinstance(bias, Tensor):
-        _fill(bias, rows, draw(layer, (count,), source).to(bias) if draw_bias else 0)
-    reset_optimizer_state(optimizers, [t for t in (kernel, bias) if isinstance(t, Tensor)], rows)
+        _renew_(bias, rows, draw(layer, (count,), source).to(bias) if draw_bias else 0, optimizers)
 
 
-def _becomes_index(which: Tensor) -> bool:
-    return which.dtype == torch.bool and at_hand(which.device)
+def _renew_(
+    tensor: Tensor, which: Tensor, value: Tensor | float, optimizers: Iterable[Optimizer], dim: int = 0
+) -> None:
+    """Write a value where indices or a mask along `dim` say, and let the optimizers forget what was there."""
+    fill_rows_(tensor, which, value, dim)
+    reset_optimizer_state(optimizers, [tensor], which, dim)
 
 
-def _fill(tensor: Tensor, which: Tensor, value: Tensor | float, dim: int = 0) -> None:
-    """Write a value where indices or a mask along `dim` say; beside a mask, a tensor of values has the whole shape."""
+def _placed(which: Tensor, places: Tensor, length: int) -> Tensor:
+    """Rows or columns of a layer from units: indices from indices, a mask (length,) from a mask; places (units, k)."""
     if which.dtype != torch.bool:
-        tensor[(slice(None),) * dim + (which,)] = value
-        return
-    mask = which.view(-1, *[1] * (tensor.ndim - dim - 1))
-    tensor.copy_(torch.where(mask, value, tensor))
-
-
-def _shifted(which: Tensor, start: int, length: int) -> Tensor:
-    """Rows of a layer from those of the units that it writes from row `start` on."""
-    if which.dtype != torch.bool:
-        return which + start
-    return nn.functional.pad(which, (start, length - start - len(which)))
-
-
-def _columns_of(columns: Tensor, which: Tensor, length: int) -> Tensor:
-    """Inputs of a layer from units: indices from indices, a mask (length,) from a mask."""
-    if which.dtype != torch.bool:
-        return columns[which].flatten()
+        return places[which].flatten()
     mask = which.new_zeros(length)
-    mask[columns] = which[:, None].expand(columns.shape)
+    mask[places] = which[:, None].expand(places.shape)
     return mask
 
 

@@ -23,7 +23,7 @@ from torch.fx import Node, Tracer
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.units.graph import Consumer, Producer, Units, weight
-from fire_core.weights.topology import unwrap
+from fire_core.weights.topology import is_linear, unwrap
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +78,12 @@ def _on_device(consumer: Consumer) -> Consumer:
 
 @dataclass(eq=False)
 class _Stream:
-    """Units that some layers write; layers and norms by their names, a reader with its columns and what it reads."""
+    """Units of which not all may be known yet: the names of the layers that write them, and the rest of `Units`."""
 
     count: int
     producers: list[str]
-    consumers: list[tuple[str, torch.Tensor | None, Node]] = field(default_factory=list)
-    norms: list[str] = field(default_factory=list)
+    consumers: list[Consumer] = field(default_factory=list)
+    norms: list[nn.Module] = field(default_factory=list)
     opaque: bool = False
 
 
@@ -96,10 +96,10 @@ class _Flow(NamedTuple):
 
 
 class _Reader:
-    """Walks through a trace and notes who writes and reads each stream.
+    """Walks through a trace of a copy and notes who writes and reads each stream.
 
     Args:
-        model: in the mode that is traced; its Python attributes may change.
+        model: stays as it is.
         shared: ids of parameters that are used elsewhere too.
     """
 
@@ -107,24 +107,37 @@ class _Reader:
         self.modules = dict(model.named_modules())
         parameters = inspect.signature(model.forward).parameters.items()
         defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
-        self.graph = Tracer().trace(model, concrete_args=defaults)
+        clone = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # parameters are not copied
+        with torch.random.fork_rng(devices=[]):
+            self.graph = Tracer().trace(clone.train(), concrete_args=defaults)
         self.flows: dict[Node, _Flow | None] = {}
         self.streams: list[_Stream] = []
+        self.probed: set[Node] = set()  # tensors that a consumer reads: another one reads the same
         called = [self.modules[str(node.target)] for node in self.graph.nodes if node.op == "call_module"]
         read = [str(node.target).rpartition(".") for node in self.graph.nodes if node.op == "get_attr"]
         owned = [p for module in set(self.modules.values()) for p in module.parameters(recurse=False)]
         self.bad = {id(getattr(self.modules[owner], name, None)) for owner, _, name in read} | shared
         self.bad |= {key for key, count in Counter(map(id, [*called, *owned])).items() if count > 1}
 
-    def read(self) -> list[_Stream]:
-        """All streams whose writers and readers are all known."""
+    def read(self) -> list[Units]:
+        """The units whose writers and readers are all known."""
         for node in self.graph.nodes:
             asked = node.op == "call_method" and node.target in ("size", "dim", "numel")
             asked |= node.target is getattr and node.args[1] in SHAPES
             self.flows[node] = None if asked else self.follow(node)
             if self.flows[node] is None and not asked:
                 self.close(node)
-        return [stream for stream in self.streams if not stream.opaque and stream.consumers]
+        return [
+            Units(
+                " + ".join(stream.producers),
+                stream.count,
+                tuple(Producer(self.modules[name]) for name in stream.producers),
+                tuple(stream.consumers),
+                tuple(stream.norms),
+            )
+            for stream in self.streams
+            if not stream.opaque and stream.consumers
+        ]
 
     def close(self, node: Node) -> None:
         """Mark every stream that flows into a node as not understood."""
@@ -148,8 +161,7 @@ class _Reader:
             if type(module) in LAYERS or type(module) in NORMS:
                 if self.closed(module) or node.kwargs:
                     return None
-                way = self.norm if type(module) in NORMS else self.layer
-                return way(node, source, str(node.target))
+                return self.norm(module, source) if type(module) in NORMS else self.layer(node, source)
             name, given = type(module).__name__, dict(vars(module))
         elif node.op in ("call_function", "call_method") and "out" not in node.kwargs:
             name = getattr(node.target, "__name__", str(node.target))
@@ -163,8 +175,8 @@ class _Reader:
             name, given, source = "flatten", {"start_dim": 1}, sources[0]
         return None if source is None else passed(source, name, given)
 
-    def layer(self, node: Node, source: _Flow | None, name: str) -> _Flow | None:
-        module = self.modules[name]
+    def layer(self, node: Node, source: _Flow | None) -> _Flow | None:
+        module = self.modules[str(node.target)]
         assert isinstance(module, (nn.Linear, _ConvNd))
         dims, inputs = LAYERS[type(module)], module.weight.shape[1]
         if isinstance(module, _ConvNd) and module.groups > 1:
@@ -173,17 +185,18 @@ class _Reader:
             each = inputs // source.stream.count if source.flat else 1
             if source.dims == dims and each * source.stream.count == inputs:
                 columns = None if each == 1 else torch.arange(inputs).view(-1, each)
-                source.stream.consumers.append((name, columns, node.all_input_nodes[0]))
+                tensor = node.all_input_nodes[0]
+                source.stream.consumers.append(Consumer(module, columns, tensor not in self.probed))
+                self.probed.add(tensor)
             else:
                 self.close(node)
-        self.streams.append(_Stream(len(module.weight), [name]))
+        self.streams.append(_Stream(len(module.weight), [str(node.target)]))
         return _Flow(self.streams[-1], dims)
 
-    def norm(self, node: Node, source: _Flow | None, name: str) -> _Flow | None:
-        module: Any = self.modules[name]
+    def norm(self, module: Any, source: _Flow | None) -> _Flow | None:
         if source is None or source.flat or source.dims not in NORMS[type(module)]:
             return None
-        source.stream.norms.append(name)
+        source.stream.norms.append(module)
         return source if source.stream.count == module.num_features else None
 
     def combined(self, sources: list[_Flow | None]) -> _Flow | None:
@@ -233,18 +246,6 @@ def _is_batch(tensor: object, number: object) -> bool:
     return first and (source is tensor or (isinstance(source, Node) and source.op == "placeholder"))
 
 
-def _units(stream: _Stream, modules: dict[str, nn.Module]) -> Units:
-    """A stream as units of these modules; of several that read the same tensor the first one is probed."""
-    seen: set[Node] = set()
-    consumers = []
-    for name, columns, tensor in stream.consumers:
-        consumers.append(Consumer(modules[name], columns, tensor not in seen))
-        seen.add(tensor)
-    producers = tuple(Producer(modules[name]) for name in stream.producers)
-    norms = tuple(modules[name] for name in stream.norms)
-    return Units(" + ".join(stream.producers), stream.count, producers, tuple(consumers), norms)
-
-
 def traced_units(model: nn.Module, shared: Set[int] = frozenset(), say: bool = False) -> list[Units]:
     """The units of a network whose `forward` can be traced, as far as all who write and read them are known.
 
@@ -256,21 +257,19 @@ def traced_units(model: nn.Module, shared: Set[int] = frozenset(), say: bool = F
     Raises:
         ValueError: the network cannot be traced.
     """
-    kind, same = type(model).__name__, {id(p): p for p in model.parameters()}  # parameters are not copied
+    kind = type(model).__name__
     try:
-        with torch.random.fork_rng(devices=[]):
-            streams = _Reader(copy.deepcopy(model, same).train(), shared).read()
+        graph = _Reader(model, shared).read()
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
             f"{kind} does not declare its units and cannot be traced ({reason}): give it a method unit_graph() "
             "(see fire_core.units.graph)"
         ) from error
-    modules = dict(model.named_modules())
-    written = {name for stream in streams for name in stream.producers}
-    layers = [name for name, module in modules.items() if isinstance(module, (nn.Linear, _ConvNd))]
-    without = [name for name in layers if name not in written]
-    if say and streams and len(without) > 1:
+    written = {producer.layer for units in graph for producer in units.producers}
+    layers = {name: module for name, module in model.named_modules() if is_linear(module)}
+    without = [name for name, layer in layers.items() if layer not in written]
+    if say and graph and len(without) > 1:
         shown = ", ".join(without[:4]) + (", ..." if len(without) > 4 else "")
         log.info(f"units of {kind} by tracing: {len(without)} of {len(layers)} layers are left alone: {shown}")
-    return [_units(stream, modules) for stream in streams]
+    return graph

@@ -74,7 +74,4 @@ class Watch:
             raise RuntimeError(
                 "no pass was seen: a network that torch.compile compiled before the hooks were put on does not run them"
             )
-        return [
-            next(iter(seen.values())) if len(seen) == 1 else torch.stack(list(seen.values())).mean(0)
-            for seen in self._seen
-        ]
+        return [torch.stack(list(seen.values())).mean(0) for seen in self._seen]

@@ -10,9 +10,8 @@ How a weight is cut is asked of these in turn, and the first that answers wins:
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,7 +23,7 @@ from fire_core.weights import topology
 from fire_core.weights.entry import Cut, Declared, Entry
 from fire_core.weights.known import Misfit, by_head, known_cut
 from fire_core.weights.read import read_cuts, read_module
-from fire_core.weights.topology import HOLDS, Use, linear_layers, unwrap, width
+from fire_core.weights.topology import HOLDS, Use, is_linear, linear_layers, unwrap, width
 
 LAYERS = ("q", "k", "v", "attention_out", "mlp", "ssm", "recurrent", "head", "dense", "conv")  # roles that can be cut
 # Names that say "several projections in one", beside those of q, k and v.
@@ -33,12 +32,6 @@ _SAYS_FUSED = re.compile(
     rf"|{'|'.join(name for name, held in HOLDS.items() if held == 'qkv')}"
 )
 _GATED = re.compile(r"GLU|Glu([A-Z]|$)|Gat(ed|ing)(MLP|Mlp|Linear|FFN|FeedForward)")
-
-
-def near(pattern: str, names: Iterable[str]) -> str:
-    """The names that a mistaken pattern may mean, as the end of a message."""
-    similar = difflib.get_close_matches(pattern, list(names), n=3, cutoff=0.3)
-    return f"; near it: {', '.join(similar)}" if similar else ""
 
 
 class Reader:
@@ -52,26 +45,15 @@ class Reader:
         by_head: cut attention by head too.
 
     Raises:
-        ValueError: a pattern that matches nothing, an example that the model does not take.
+        ValueError: an example that the model does not take.
     """
 
     def __init__(
         self, model: nn.Module, blocks: Mapping[str, Declared], transposed: list[str], example: Any, by_head: bool
     ) -> None:
-        root = unwrap(model)
         self.blocks, self.transposed, self.by_head = blocks, transposed, by_head
         self.seen = {} if example is None else read_cuts(model, example)
-        self.uses = topology.uses_of(root)
-        names = list(dict.fromkeys(use.name for _, uses in self.uses for use in uses))
-        for option, pattern in (*(("blocks", p) for p in blocks), *(("transposed", p) for p in transposed)):
-            if not any(fnmatchcase(name, pattern) for name in names):
-                hint = near(pattern, names) or f"; the first are {', '.join(names[:3])}"
-                raise ValueError(f"{option}: no parameter matches {pattern!r}{hint}")
-        self.by_model: dict[str, Declared] = {}  # what the modules declare; of two, the outer one's
-        for name, module in root.named_modules():
-            if declare := getattr(module, "matrix_blocks", None):
-                prefix = topology.clean_name(f"{name}." if name else "")
-                self.by_model = {prefix + key: heights for key, heights in declare().items()} | self.by_model
+        self.uses = topology.uses_of(unwrap(model))
         self.cuts: dict[str, Cut] = {}  # by a weight's names, for the bias that goes with it
         self._alone: dict[object, Cut | None] = {}
 
@@ -89,7 +71,7 @@ class Reader:
         kind, role, reason = topology.standing_of(use, parameter, len({id(u.owner) for u in uses}) > 1)
         names = tuple(dict.fromkeys(u.name for u in uses))
         matching = (heights for name in names for pattern, heights in self.blocks.items() if fnmatchcase(name, pattern))
-        heights = next(matching, None)
+        heights: Declared | None = next(matching, None)
         flipped = any(fnmatchcase(name, pattern) for name in names for pattern in self.transposed)
         entry = Entry(
             names[0],
@@ -105,8 +87,9 @@ class Reader:
         _check_declared(entry, use, heights is not None, flipped)
         if kind == "locked":
             return [entry]
-        if heights is None:
-            heights = next((self.by_model[name] for name in names if name in self.by_model), None)
+        for module, key in ((m, u.name.split(".", i)[-1]) for u in uses for i, m in enumerate(u.path)):
+            if heights is None and (declare := getattr(module, "matrix_blocks", None)):  # of two modules the outer one
+                heights = declare().get(key)
         cut, doubt = self._cut(entry, use, heights)
         if doubt:
             entry = replace(entry, role="fused", reason=f"looks fused: {doubt}")
@@ -142,8 +125,8 @@ class Reader:
         """The cut read off the module alone, once for all that are built alike."""
         leaf, holder = use.place
         weight: Any = use.owner.weight
-        plain = sorted((k, v) for k, v in vars(holder).items() if isinstance(v, (bool, int, str)) and k != "training")
-        key = (type(holder), leaf, weight.shape, tuple((k, repr(v)) for k, v in plain))
+        plain = {k: v for k, v in vars(holder).items() if isinstance(v, (int, str)) and k != "training"}
+        key = (type(holder), leaf, weight.shape, repr(plain))
         if key not in self._alone:
             self._alone[key] = read_module(holder, use.owner)
         return self._alone[key]
@@ -182,22 +165,17 @@ def declared(name: str, rows: int, blocks: Declared, attention: bool) -> Cut:
     Raises:
         ValueError: they are no heights, or do not add up to the rows.
     """
-    if not isinstance(blocks, (Mapping, Sequence)):
-        raise ValueError(f"blocks of {name}: give heights, (64, 16, 16), or heights by name, got {blocks!r}")
-    if not isinstance(blocks, Mapping):
-        names = "qkv" if attention and len(blocks) == 3 else map(str, range(len(blocks)))
-        blocks = dict(zip(names, blocks, strict=True))
-    repeats = blocks.get("repeats", 1)
-    pairs = tuple((str(key), height) for key, height in blocks.items() if key != "repeats")
-    numbers = [repeats, *(height for _, height in pairs)]
-    if not pairs or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
-        raise ValueError(f"blocks of {name}: heights and repeats are whole numbers above 0, got {blocks!r}")
-    cut = Cut(pairs, repeats)
+    heights: Mapping[Any, int] = blocks if isinstance(blocks, Mapping) else {}
+    if isinstance(blocks, Sequence):
+        heights = dict(zip("qkv" if attention and len(blocks) == 3 else range(len(blocks)), blocks, strict=True))
+    if not heights or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in heights.values()):
+        either = "give heights, (64, 16, 16), or heights by name and repeats, all whole numbers above 0"
+        raise ValueError(f"blocks of {name}: {either}, got {blocks!r}")
+    cut = Cut(tuple((str(k), height) for k, height in heights.items() if k != "repeats"), heights.get("repeats", 1))
     if cut.rows != rows:
-        times = f", {repeats} times," if repeats > 1 else ""
-        raise ValueError(
-            f"blocks of {name}: heights {tuple(numbers[1:])}{times} add up to {cut.rows}, not to its {rows} rows"
-        )
+        times = f", {cut.repeats} times," if cut.repeats > 1 else ""
+        given = tuple(height for _, height in cut.blocks)
+        raise ValueError(f"blocks of {name}: heights {given}{times} add up to {cut.rows}, not to its {rows} rows")
     return cut
 
 
@@ -215,7 +193,7 @@ def doubt_of(use: Use, rows: int) -> str:
     """Why a layer that no rule knows looks as if it were several; empty if it does not."""
     owner, (leaf, holder) = use.owner, use.place
     names = use.name.split(".")[-3:-1]
-    if sum(isinstance(module, (nn.Linear, _ConvNd)) for module in holder.modules()) > 1 or names[-1:] != [leaf]:
+    if sum(map(is_linear, holder.modules())) > 1 or names[-1:] != [leaf]:
         names = [leaf]  # else a wrapper of one layer, whose own name tells as well
     if told := [name for name in names if _SAYS_FUSED.search(name)]:
         return f"its name, {told[0]}, says so"
@@ -235,7 +213,7 @@ def doubt_of(use: Use, rows: int) -> str:
     if isinstance(holder, (nn.Sequential, nn.ModuleDict, nn.ModuleList)) or leaf.endswith(("_a_proj", "_b_proj")):
         return ""
     separate = len(HOLDS.get(leaf, "several")) == 1
-    for other in layers[1 + next((i for i, layer in enumerate(layers) if layer is owner), len(layers)) :]:
+    for other in layers[layers.index(owner) + 1 :] if owner in layers else ():
         for parts in (2,) if separate else (2, 3):
             if rows == parts * width(other) and (parts == 3 or width(other) != inputs):
                 return f"its {rows} rows are {parts} times what the layer beside it takes"

@@ -104,9 +104,8 @@ class Entry:
             return slice(None)
         if self.repeats * self.groups == 1:
             return slice(*self.rows)
-        mine = torch.zeros(self.parameter.shape[self.row_dim], dtype=torch.bool).view(self.repeats * self.groups, -1)
-        mine[:, slice(*self.rows)] = True
-        return mine.flatten().nonzero().flatten()
+        every = torch.arange(self.parameter.shape[self.row_dim]).view(self.repeats * self.groups, -1)
+        return every[:, slice(*self.rows)].flatten()
 
     def view(self, weight: Tensor) -> Tensor:
         """The matrices of `weight` (a tensor of this parameter's full shape).

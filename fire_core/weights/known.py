@@ -96,10 +96,10 @@ torch.activation.MultiheadAttention CLIPAttention OPTAttention BartAttention | h
 vision.vit.Attention | heads | heads | to_out
 language.model.Attention | heads | n_head n_kv_head | c_proj
 GPT2Attention ImageGPTAttention | heads | num_heads | c_proj
-GPTNeoXAttention | heads | config.num_attention_heads | dense
+GPTNeoXAttention | heads | num_attention_heads | dense
 BloomAttention | heads | num_heads | dense
 Phi3Attention LlamaAttention MistralAttention MixtralAttention Qwen2Attention Qwen3Attention GemmaAttention
-    Gemma2Attention GraniteAttention Olmo2Attention | heads | config.num_attention_heads config.num_key_value_heads |
+    Gemma2Attention GraniteAttention Olmo2Attention | heads | num_attention_heads num_key_value_heads |
     o_proj
 BertSelfAttention RobertaSelfAttention | heads | num_attention_heads |
 timm.attention.Attention timm.swin_transformer.WindowAttention | heads | num_heads | proj
@@ -231,7 +231,7 @@ def number(module: Any, expression: str, rows: int = 0) -> int:
         Misfit: the module has no number of that name.
     """
     result = 0
-    for sign, term in re.findall(r"([-+*/]?)([\w.]+)", expression):
+    for sign, term in re.findall(r"([-+*/]?)(\w+)", expression):
         value = int(term) if term.isdigit() else rows if term == "rows" else _attribute(module, term)
         result = _OPERATORS[sign](result, value)
     return result
@@ -239,9 +239,7 @@ def number(module: Any, expression: str, rows: int = 0) -> int:
 
 def _attribute(module: Any, name: str) -> int:
     for place in (module, getattr(module, "config", None)):
-        value: Any = place
-        for part in name.split("."):
-            value = getattr(value, part, None)
+        value = getattr(place, name, None)
         if isinstance(value, int) and value > 0:
             return int(value)
     raise Misfit(f"{type(module).__name__} has no number {name}")

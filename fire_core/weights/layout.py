@@ -34,6 +34,7 @@ What a weight *is* (its role) comes from where it sits; see `topology`.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -42,7 +43,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fire_core.weights.describe import LAYERS, Reader, near
+from fire_core.weights.describe import LAYERS, Reader
 from fire_core.weights.entry import Declared, Entries, Entry
 from fire_core.weights.known import UNKNOWN_HEADS
 from fire_core.weights.topology import RAW, prefixes
@@ -50,14 +51,13 @@ from fire_core.weights.topology import RAW, prefixes
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]
 
 ACTIONS = ("project", "reinit", "keep")
-_SEVERAL = {
+_WORDS = "linear conv depthwise attention qk mlp ssm recurrent router adapter head embedding"
+# A word in a layout stands for these roles.
+GROUPS: dict[str, tuple[str, ...]] = {word: (word,) for word in _WORDS.split()} | {
     "linear": tuple(role for role in LAYERS if role != "conv"),
     "attention": ("q", "k", "v", "attention_out"),
     "qk": ("q", "k"),
 }
-_WORDS = "linear conv depthwise attention qk mlp ssm recurrent router adapter head embedding"
-# A word in a layout stands for these roles.
-GROUPS: dict[str, tuple[str, ...]] = {word: _SEVERAL.get(word, (word,)) for word in _WORDS.split()}
 RAW_SHARE = 0.1  # of a model's numbers: unknown raw parameters that hold more than this are warned about
 FROZEN = "frozen (requires_grad=False): trainable_only=False takes it too"
 _EVERY_LAYER = {"linear": "project", "conv": "project"}
@@ -130,23 +130,29 @@ def resolve(
     if not isinstance(blocks, Mapping | None) or not all(isinstance(pattern, str) for pattern in blocks or ()):
         raise ValueError(f"blocks={blocks!r}: give a mapping from patterns to heights")
     if isinstance(layout, (str, Mapping)):
-        rules = _rules(layout)
+        if isinstance(layout, str) and layout not in PRESETS:
+            raise ValueError(f"layout={layout!r}: unknown; choose one of {', '.join(PRESETS)}, or give a mapping")
+        rules = PRESETS[layout] if isinstance(layout, str) else layout
         entries = Reader(model, blocks or {}, flipped, example, by_head=layout == "heads").read()
+        for option, patterns in ("blocks", blocks or ()), ("transposed", flipped):
+            for pattern in patterns:
+                if not any(fnmatchcase(name, pattern) for entry in entries for name in entry.aliases):
+                    raise nothing_matches(option, pattern, entries)
         warnings = _quantised(model)
         if strict and any(entry.role == "fused" for entry in entries):
             raise ValueError("strict=True: " + "; ".join(_fused(entries)))
         if trainable_only:
-            frozen = [not e.parameter.requires_grad and e.kind != "locked" for e in entries]
-            entries = [replace(e, reason=FROZEN) if kept else e for e, kept in zip(entries, frozen, strict=True)]
+            frozen = {e.name for e in entries if not e.parameter.requires_grad and e.kind != "locked"}
+            entries = [replace(e, reason=FROZEN) if e.name in frozen else e for e in entries]
         for selector, action in rules.items():
+            if action not in ACTIONS:
+                raise ValueError(f"layout[{selector!r}]={action!r}: unknown action; choose one of {', '.join(ACTIONS)}")
             entries = _apply(entries, selector, action, f"layout[{selector!r}]", optional=selector in GROUPS)
     elif not isinstance(layout, Iterable) or not all(isinstance(entry, Entry) for entry in layout):
         raise ValueError(f"layout={layout!r}: give a preset's name, a mapping from words to actions, or entries")
+    elif blocks or transposed:
+        raise ValueError("blocks and transposed say how a layout is made: give them to `resolve`, not beside entries")
     else:
-        if blocks or transposed:
-            raise ValueError(
-                "blocks and transposed say how a layout is made: give them to `resolve`, not beside its entries"
-            )
         entries, warnings = list(layout), list(getattr(layout, "warnings", ()))
     for chosen in included:
         entries = _apply(entries, chosen, "project", "include")
@@ -175,41 +181,27 @@ def selectors_of(option: str, selectors: Selector | Iterable[Selector]) -> list[
     return list(selectors)
 
 
-def _rules(layout: str | Mapping[str, str]) -> dict[str, str]:
-    if isinstance(layout, str):
-        if layout not in PRESETS:
-            raise ValueError(f"layout={layout!r}: unknown; choose one of {', '.join(PRESETS)}, or give a mapping")
-        return PRESETS[layout]
-    for selector, action in layout.items():
-        if action not in ACTIONS:
-            raise ValueError(f"layout[{selector!r}]={action!r}: unknown action; choose one of {', '.join(ACTIONS)}")
-    return dict(layout)
-
-
 def _apply(entries: list[Entry], selector: Selector, action: str, option: str, optional: bool = False) -> list[Entry]:
     """Entries with `action` where `selector` matches; vectors and locked weights cannot be projected and stay."""
-    matched = [matches(entry, selector) for entry in entries]
-    usable = [hit and _can(entry, action, not optional) for hit, entry in zip(matched, entries, strict=True)]
-    if not optional and not any(usable):
-        locked = [entry for hit, entry in zip(matched, entries, strict=True) if hit and entry.kind == "locked"]
-        if locked:
+    matched = [entry for entry in entries if matches(entry, selector)]
+    usable = {id(entry) for entry in matched if _can(entry, action, not optional)}
+    if not optional and not usable:
+        if locked := [entry for entry in matched if entry.kind == "locked"]:
             raise ValueError(f"{option}={_shown(selector)}: cannot {action} {locked[0].name}: {locked[0].reason}")
-        if any(matched):
+        if matched:
             raise ValueError(f"{_shown(selector)} matches only biases and scales, which hold no matrix to project")
         raise nothing_matches(option, selector, entries)
-    return [
-        replace(e, action=action, reason=(e.reason or f"kept by {option}") if action == "keep" else "") if hit else e
-        for hit, e in zip(usable, entries, strict=True)
-    ]
+    kept = f"kept by {option}" if action == "keep" else ""
+    return [replace(e, action=action, reason=kept and (e.reason or kept)) if id(e) in usable else e for e in entries]
 
 
 def _can(entry: Entry, action: str, by_name: bool) -> bool:
     """Whether an entry takes an action; a frozen one only when it is chosen by its own name, type or module."""
-    if entry.kind == "locked":
-        return action == "keep"
-    if entry.reason == FROZEN and action != "keep" and not by_name:
+    if action == "keep":
+        return True
+    if entry.kind == "locked" or (entry.reason == FROZEN and not by_name):
         return False
-    return action != "project" or entry.kind != "vector"
+    return action == "reinit" or entry.kind != "vector"
 
 
 def nothing_matches(option: str, selector: Selector, entries: Iterable[Entry]) -> ValueError:
@@ -220,8 +212,11 @@ def nothing_matches(option: str, selector: Selector, entries: Iterable[Entry]) -
         selector: what matches nothing.
         entries: all that could match.
     """
-    names = list(dict.fromkeys([*GROUPS, *prefixes(name for entry in entries for name in entry.aliases)]))
-    hint = near(selector, names) if isinstance(selector, str) else ""
+    hint, names = "", list(dict.fromkeys(name for entry in entries for name in entry.aliases))
+    if isinstance(selector, str):
+        meant = names if option in ("blocks", "transposed") else [*GROUPS, *dict.fromkeys(prefixes(names))]
+        similar = difflib.get_close_matches(selector, meant, n=3, cutoff=0.3)
+        hint = f"; near it: {', '.join(similar)}" if similar else f"; the first are {', '.join(names[:3])}"
     words = f"; words: {', '.join(GROUPS)}" if option.startswith("layout") else ""
     return ValueError(f"{option.partition('[')[0]}: no parameter matches {_shown(selector)}{hint}{words}")
 
@@ -230,9 +225,8 @@ def _shown(selector: Selector) -> str:
     """In one short line."""
     if isinstance(selector, (str, type)):
         return repr(selector) if isinstance(selector, str) else selector.__name__
-    return f"the {type(selector).__name__} given" + (
-        f" {tuple(selector.shape)}" if isinstance(selector, Tensor) else ""
-    )
+    shape = f" {tuple(selector.shape)}" if isinstance(selector, Tensor) else ""
+    return f"the {type(selector).__name__} given{shape}"
 
 
 def matches(entry: Entry, selector: Selector) -> bool:

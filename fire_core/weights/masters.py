@@ -84,7 +84,7 @@ def find_masters(
             differs from its weight; DeepSpeed's copies whose optimizer is not given, or ZeRO stage 3.
     """
     named = dict(model.named_parameters())
-    parts = [part for optimizer in optimizers_of(optimizers) for part in with_inner(optimizer)]
+    parts = list(with_inner(*optimizers_of(optimizers)))
     of_model = {id(p) for p in named.values()}
     held = [p for part in parts for group in part.param_groups for p in group["params"]]
     found = _of_zero(named, held) | _given(named, given or {})

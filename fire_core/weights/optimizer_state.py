@@ -61,15 +61,15 @@ def reset_optimizer_state(
     """
     if verify and rows is not None:
         raise ValueError("verify compares whole parameters with those of a new optimizer: not with rows=")
-    params = list(params) if not isinstance(params, (nn.Module, Tensor)) else params
-    count, notes = reset_states(optimizers, params, rows, dim)
+    unique = _parameters(params)
+    count, notes = reset_states(optimizers, unique.values(), rows, dim)
     if verify:
-        parts = [part for optimizer in optimizers_of(optimizers) for part in with_inner(optimizer)]
+        parts = list(with_inner(*optimizers_of(optimizers)))
         if not count and any(part.state for part in parts):
             notes.append("the optimizers keep nothing of these parameters: if they train copies, give the copies too")
         for part in parts:
             if len([*with_inner(part)]) == 1:  # a wrapper is no new one without what is inside
-                notes += not_as_new(part, set(_parameters(params)))
+                notes += not_as_new(part, set(unique))
     for note in notes:
         warnings.warn(note, FireWarning, stacklevel=2)
     return count
@@ -149,10 +149,10 @@ def _check_rows(rows: Tensor | slice, p: Tensor, dim: int) -> None:
         raise ValueError(f"rows: a parameter of shape {tuple(p.shape)} lacks some of them along dim={dim}")
 
 
-def with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """The optimizer and those that it holds, by whatever names: a wrapper's one, a chain's several."""
+def with_inner(*optimizers: Optimizer) -> Iterator[Optimizer]:
+    """Optimizers and those that they hold, by whatever names: a wrapper's one, a chain's several; each once."""
     seen: set[int] = set()
-    queue: list[Any] = [optimizer]
+    queue: list[Any] = [*reversed(optimizers)]
     while queue:
         part = queue.pop()
         if id(part) in seen or not _is_optimizer(part):
@@ -165,8 +165,7 @@ def with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> set[int]:
     """`id` of every parameter that optimizers hold, also those inside a wrapper."""
-    parts = [part for optimizer in optimizers for part in with_inner(optimizer)]
-    return {id(p) for part in parts for group in part.param_groups for p in group["params"]}
+    return {id(p) for part in with_inner(*optimizers) for group in part.param_groups for p in group["params"]}
 
 
 def holding(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> list[Optimizer]:
@@ -215,23 +214,31 @@ def _forget_rows(state: dict[str, object], p: Tensor, rows: Tensor | slice, dim:
         if name != MASTER and isinstance(value, Tensor) and value.shape == p.shape:
             # writing to rows of a DTensor would write to a copy
             whole = distributed.full(value).clone() if distributed.is_sharded(value) else value
-            if isinstance(rows, Tensor) and rows.dtype == torch.bool:  # no list of rows, which a GPU would wait for
-                whole.masked_fill_(rows.to(whole.device).view(-1, *[1] * (whole.ndim - dim - 1)), 0)
-            else:
-                whole[(slice(None),) * dim + (rows,)] = 0
+            fill_rows_(whole, rows, 0, dim)
             if whole is not value:
                 distributed.write_(value, whole)
+
+
+def fill_rows_(tensor: Tensor, rows: Tensor | slice, value: Tensor | float, dim: int = 0) -> None:
+    """Write a value to rows along `dim`, in place.
+
+    Args:
+        tensor: what is written to.
+        rows: index, slice, or a boolean mask, with which no number is read from the device.
+        value: a number; beside an index, rows; beside a mask, a tensor of the whole shape.
+        dim: the dimension that `rows` counts along.
+    """
+    front = tensor.transpose(0, dim)
+    if isinstance(rows, Tensor) and rows.dtype == torch.bool:
+        front.copy_(torch.where(rows.to(tensor.device).view(-1, *[1] * (tensor.ndim - 1)), value, front))
+    else:
+        front[rows] = value
 
 
 def set_rate_factor(optimizer: Optimizer, factor: float) -> None:
     """Every group's learning rate to `factor` times the one that it began with (kept as `initial_lr`)."""
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
-
-
-def parts_of(optimizer: Optimizer | None) -> list[Optimizer]:
-    """The optimizers that hold state: a combined one's `parts`, or itself."""
-    return [] if optimizer is None else list(getattr(optimizer, "parts", [optimizer]))
 
 
 def holds_all(optimizer: Optimizer | None, parameters: Iterable[Tensor]) -> bool:

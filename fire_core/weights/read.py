@@ -23,7 +23,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
 from fire_core.weights.entry import Cut
-from fire_core.weights.topology import is_transposed_linear, unwrap, width
+from fire_core.weights.topology import is_linear, unwrap, width
 
 _PRODUCTS = {"mul", "multiply", "matmul", "bmm", "mm", "einsum", "baddbmm", "scaled_dot_product_attention", "glu"}
 _VIEWS = ("Alias", "Narrow", "Permute", "Select", "Slice", "Split", "Transpose", "Unbind", "Unsafe", "View")
@@ -33,8 +33,6 @@ _BY_HAND: dict[tuple[str, ...], str] = {
     ("1", "0"): "k",
     ("", "1"): "v",
 }  # sides in an attention's products
-_FIRST = {"baddbmm": 1, "einsum": 1}  # where the factors begin among the arguments
-
 
 Products = list[tuple[str, list[Tensor]]]  # the sides of each product that was seen, as masks of a weight's shape
 
@@ -59,13 +57,12 @@ class _Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _product(self, name: str, args: Any, kwargs: Any) -> None:
-        values = [*args[_FIRST.get(name, 0) :], *kwargs.values()]
-        if name == "einsum" and values and isinstance(values[0], (list, tuple)):
-            values = list(values[0])
+        values = [*args, *kwargs.values()]
+        values = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]  # of einsum
         sides = [v for v in values if isinstance(v, Tensor) and v.grad_fn is not None]
         if name == "glu" and sides:
             sides = list(sides[0].chunk(2, kwargs.get("dim", args[1] if len(args) > 1 else -1)))
-        sides = sides[:3] if name.startswith("scaled") else sides[:2]
+        sides = sides[:3] if name.startswith("scaled") else sides[-2:]  # not what baddbmm adds to
         if len(sides) < 2:
             return
         activated = [not type(side.grad_fn).__name__.startswith(_VIEWS) for side in sides]
@@ -104,23 +101,25 @@ def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
     arguments, keywords = (example if isinstance(example, (tuple, list)) else (example,)), {}
     if isinstance(example, Mapping):
         arguments, keywords = (), dict(example)
-    twins: dict[int, Any] = {}
-    clone = _copy(unwrap(model), twins)
-    grouped = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd) and m.groups > 1}  # cut by their groups
-    chosen = [p for p in clone.parameters() if p.ndim > 1 and p.is_floating_point() and id(p) not in grouped]
+    convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
+    grouped = {id(m._parameters.get("weight")) for m in convolutions if m.groups > 1}  # cut by their groups
+    chosen = [p for p in model.parameters() if p.ndim > 1 and p.is_floating_point() and id(p) not in grouped]
     try:
-        found = _read(clone, arguments, keywords, chosen)
+        return _read(model, arguments, keywords, chosen)
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
         raise ValueError(f"example: the model does not run on it: {error}") from error
-    return {key: found[id(twin)] for key, twin in twins.items() if id(twin) in found}
 
 
-def _read(clone: nn.Module, args: Any, kwargs: Any, weights: Sequence[Tensor]) -> dict[int, Cut]:
-    """The cuts of some weights of a copy, by `id(weight)`; raises whatever the module does."""
-    layers = [m for m in clone.modules() if _is_dense(m)]
+def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor]) -> dict[int, Cut]:
+    """The cuts of some weights, by `id(weight)`, off a forward pass of a copy; raises whatever the module does."""
+    twins: dict[int, Any] = {}
+    clone = _copy(unwrap(model), twins)
+    weights = [twins[id(weight)] for weight in chosen]
+    # Not depthwise convolutions: they mix no channels, and what they pass on keeps its origin.
+    dense = {m for m in clone.modules() if is_linear(m) and getattr(m, "groups", 1) == 1}
     lists = [m for m in clone.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-    blocks = [child for m in lists for child in m.children() if any(map(_is_dense, child.modules()))]
-    for module in dict.fromkeys((*layers, *blocks)):
+    blocks = {child for m in lists for child in m.children() if not dense.isdisjoint(child.modules())}
+    for module in dense | blocks:
         module.register_forward_pre_hook(_detach, with_kwargs=True)
     watch = _Watch(weights)
     devices = {p.device for p in weights if p.device.type == "cuda"}
@@ -130,17 +129,10 @@ def _read(clone: nn.Module, args: Any, kwargs: Any, weights: Sequence[Tensor]) -
         clone(*args, **kwargs)
     convs = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd)}
     cuts = {}
-    for weight in weights:
+    for original, weight in zip(chosen, weights, strict=True):
         whole = Cut((("", len(weight)),)) if id(weight) in watch.used else None  # if no product divides it
-        cuts[id(weight)] = _cut(watch.seen[id(weight)], (0,) if id(weight) in convs else (-2, -1), whole)
+        cuts[id(original)] = _cut(watch.seen[id(weight)], (0,) if id(weight) in convs else (-2, -1), whole)
     return {key: cut for key, cut in cuts.items() if cut is not None}
-
-
-def _is_dense(module: nn.Module) -> bool:
-    """A layer that mixes channels; a depthwise convolution does not, and what it passes on keeps its origin."""
-    if isinstance(module, _ConvNd):
-        return module.groups == 1
-    return isinstance(module, nn.Linear) or is_transposed_linear(module)
 
 
 def _detach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -153,18 +145,15 @@ def read_module(module: nn.Module, layer: nn.Module) -> Cut | None:
 
     None if the module does not run on one tensor alone, or if nothing was seen.
     """
-    twins: dict[int, Any] = {}
-    clone = _copy(module, twins)
-    weight = twins[id(layer)].weight if id(layer) in twins else None
-    if not isinstance(weight, Tensor):
-        return None
+    weight: Any = layer.weight
     draw = torch.Generator().manual_seed(0)
     for shape in _shapes(layer):
+        x = torch.randn(shape, generator=draw).to("cpu" if weight.is_meta else weight.device, weight.dtype)
         try:
-            found = _read(clone, (torch.randn(shape, generator=draw).to(weight),), {}, [weight])
+            found = _read(module, (x,), {}, [weight])
         except Exception:  # whatever a module of somebody's may raise on input that it does not take
             continue
-        if id(weight) in found:
+        if found:
             return found[id(weight)]
     return None
 
@@ -204,8 +193,8 @@ def _twin(p: nn.Parameter) -> nn.Parameter:
 
 def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
     if isinstance(layer, _ConvNd):
-        sides = (8,) * len(layer.kernel_size)
-        return [(2, layer.in_channels, *sides), (2, layer.in_channels, *(7 for _ in sides)), (2, 16, layer.in_channels)]
+        maps = [(2, layer.in_channels, *[side] * len(layer.kernel_size)) for side in (8, 7)]
+        return [*maps, (2, 16, layer.in_channels)]
     return [(*batch, width(layer)) for batch in ((2, 16), (2, 4, 4), (2, 49), (16,))]
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -65,7 +66,7 @@ class Use:
     @cached_property
     def is_raw(self) -> bool:
         """Whether it belongs to no layer that is known, as in nn.MultiheadAttention."""
-        return not isinstance(self.owner, (nn.Linear, _ConvNd)) and not is_transposed_linear(self.owner)
+        return not is_linear(self.owner)
 
     @cached_property
     def place(self) -> tuple[str, nn.Module]:
@@ -115,65 +116,55 @@ def standing_of(use: Use, parameter: Tensor, tied: bool) -> tuple[str, str, str]
     """(kind, role, reason) of a parameter; the reason is why it is kept when nobody asks for it by name."""
     if locked := lock_of(use, parameter):
         return "locked", "other", locked
-    kind, role = _kind_of(use, parameter), role_of(use, tied)
-    if kind == "vector":
-        return kind, role, "a bias, a scale or another vector: no matrix"
-    if role == "other" and isinstance(use.owner, nn.Bilinear):
-        return kind, role, "bilinear: include it to project the (in1, in2) matrix of each output"
-    if role == "other" and isinstance(use.owner, (nn.Linear, _ConvNd)):
-        return (
-            kind,
-            role,
-            f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)",
-        )
-    return kind, role, _REASONS.get(role, "")
+    owner, role = use.owner, role_of(use, tied)
+    stacked = owner._parameters.get(use.attribute.removesuffix("_bias")) if use.is_raw else None
+    is_bias = parameter.ndim < 2 or (stacked is not None and stacked.ndim == parameter.ndim + 1)
+    if not is_bias and isinstance(owner, _ConvNd) and use.attribute in _WEIGHTS:
+        return "conv_transpose" if isinstance(owner, _ConvTransposeNd) else "conv", role, _REASONS.get(role, "")
+    if is_bias or parameter.ndim > 3:
+        return "vector", role, "a bias, a scale or another vector: no matrix"
+    if role == "other" and isinstance(owner, nn.Bilinear):
+        return "matrix", role, "bilinear: include it to project the (in1, in2) matrix of each output"
+    if role == "other" and not use.is_raw:
+        beside = f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)"
+        return "matrix", role, beside
+    return "matrix", role, _REASONS.get(role, "")
 
 
-_STANDARDISED = {
-    f"{name}{same}"
-    for name in ("StdConv2d", "ScaledStdConv2d", "WSConv2d", "WeightStandardizedConv2d")
-    for same in ("", "Same")
-}
+_STANDARDISED = re.compile(r"(Std|ScaledStd|WS|WeightStandardized)Conv2d(Same)?")
 
 
 def lock_of(use: Use, parameter: Tensor) -> str:
     """Why a parameter's numbers are not the matrix that the module multiplies with; empty if they are."""
-    kind, name, dtype = type(parameter), use.attribute, str(parameter.dtype).removeprefix("torch.")
+    owner, name, kind = use.owner, use.attribute, type(parameter)
+    layer, dtype = type(owner).__name__, str(parameter.dtype).removeprefix("torch.")
     words = dtype if kind.__name__ in ("Parameter", "Tensor") else f"{kind.__name__} of {dtype}"
-    packed = kind.__module__.startswith("bitsandbytes") or (
-        hasattr(kind, "__tensor_flatten__") and not hasattr(parameter, "device_mesh")
-    )
+    packed = hasattr(kind, "__tensor_flatten__") and not hasattr(parameter, "device_mesh")
+    packed |= kind.__module__.startswith("bitsandbytes")
     if packed or not (parameter.is_floating_point() or parameter.is_complex()):
         return f"quantised or packed ({words}): its numbers are codes"
     if parameter.dtype.itemsize == 1:
         return f"{words}: eight bits hold no isometry, and its scale lies elsewhere"
-    if kind.__name__ == "FlatParameter" or (
-        isinstance(use.owner, nn.Linear) and name == "weight" and parameter.ndim < 2
-    ):
+    flat = isinstance(owner, nn.Linear) and name == "weight" and parameter.ndim < 2
+    if flat or kind.__name__ == "FlatParameter":
         return "a flat shard (FSDP1): wrap with fully_shard (FSDP2), whose weights keep their shape"
-    if name == "weight" and type(use.owner).__name__ in _STANDARDISED:
-        return f"{type(use.owner).__name__} standardises its weight in each forward pass"
-    if type(use.owner).__name__ == "ParametrizationList":
-        by = ", ".join(type(child).__name__ for child in use.owner.children())
+    if name == "weight" and _STANDARDISED.fullmatch(layer):
+        return f"{layer} standardises its weight in each forward pass"
+    if layer == "ParametrizationList":
+        by = ", ".join(type(child).__name__ for child in owner.children())
         return f"parametrised by {by}: the module computes its weight from it"
     base = name.removesuffix("_orig")
-    if base != name and (f"{base}_mask" in use.owner._buffers or f"{base}_u" in use.owner._buffers):
+    if base != name and (f"{base}_mask" in owner._buffers or f"{base}_u" in owner._buffers):
         return "pruned or spectrally normed: the module computes its weight from it"
     pair = {f"{name[:-2]}_g", f"{name[:-2]}_v"}
-    if name[-2:] in ("_g", "_v") and pair <= use.owner._parameters.keys():
+    if name[-2:] in ("_g", "_v") and pair <= owner._parameters.keys():
         return "weight norm: the module computes its weight g v / |v| from it"
     return ""
 
 
-def _kind_of(use: Use, parameter: Tensor) -> str:
-    stacked = use.owner._parameters.get(use.attribute.removesuffix("_bias")) if use.is_raw else None
-    if parameter.ndim < 2 or (stacked is not None and stacked.ndim == parameter.ndim + 1):
-        return "vector"
-    if isinstance(use.owner, _ConvTransposeNd):
-        return "conv_transpose"
-    if isinstance(use.owner, _ConvNd) and use.attribute in _WEIGHTS:
-        return "conv"
-    return "matrix" if parameter.ndim in (2, 3) else "vector"
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear layer or a convolution."""
+    return isinstance(module, (nn.Linear, _ConvNd)) or is_transposed_linear(module)
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
@@ -184,7 +175,7 @@ def role_of(use: Use, tied: bool) -> str:
     owner = use.owner
     if _is_adapter(use):
         return "adapter"
-    if isinstance(owner, (nn.Linear, _ConvNd)) and use.attribute not in (*_WEIGHTS, "bias", "bias_mu"):
+    if not use.is_raw and use.attribute not in (*_WEIGHTS, "bias", "bias_mu"):
         return "other"
     if _is_router(use):
         return "router"
@@ -237,9 +228,8 @@ def linear_layers(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def width(layer: nn.Module) -> int:
+def width(layer: Any) -> int:
     """Inputs of a linear layer or a convolution."""
-    if isinstance(layer, (nn.Linear, _ConvNd)):
-        return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-    weight = getattr(layer, "weight", None)
-    return weight.shape[0] if isinstance(weight, Tensor) and weight.ndim == 2 else -1
+    if isinstance(layer, nn.Linear):
+        return layer.in_features
+    return layer.in_channels if isinstance(layer, _ConvNd) else int(layer.weight.shape[0])

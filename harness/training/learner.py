@@ -9,7 +9,6 @@ from torch import nn
 
 from fire_core.methods import Method, Net
 from fire_core.triggers import Trigger
-from fire_core.weights.optimizer_state import parts_of
 from harness.config.build import build
 from harness.training import seeding
 from harness.training.measure import Meter
@@ -62,7 +61,7 @@ class LearnerBase:
     @property
     def optimizer_parts(self) -> list[torch.optim.Optimizer]:
         """What holds the optimizers' state: the parts of a combined one, else itself."""
-        return [part for optimizer in self.optimizers.values() for part in parts_of(optimizer)]
+        return [part for held in self.optimizers.values() if held for part in getattr(held, "parts", [held])]
 
     def renew_optimizers(self, task: Any) -> None:
         """The learner's phase begins with a new optimizer, which the method chooses in phases in which it acts."""

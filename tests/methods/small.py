@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from fire_core.methods import BoundaryReport, Context, Net
 from fire_core.methods.contrib.nap import NormalizeAndProject
 from fire_core.units.graph import Units, between
-from fire_core.weights.optimizer_state import parts_of
 from harness.config.build import build
 
 PHASE = 15  # steps
@@ -118,7 +117,7 @@ class Training:
     def _context(self, loss: Tensor | None = None) -> Context:
         return Context(
             self.step // PHASE, self.step, torch.Generator().manual_seed(self.step), lambda: batches(0, 4),
-            lambda x, y: F.cross_entropy(self.model(x), y), parts_of(self.optimizer),
+            lambda x, y: F.cross_entropy(self.model(x), y), getattr(self.optimizer, "parts", [self.optimizer]),
             chunks=lambda: (batches(i, 2) for i in (0, 2)), step_loss=loss,
         )  # fmt: skip
 

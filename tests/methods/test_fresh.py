@@ -8,7 +8,7 @@ from fire_core.methods import Context, Net
 from fire_core.methods.pi import PlasticityInjection
 from fire_core.methods.snp import ShrinkAndPerturb
 from fire_core.units.graph import between
-from fire_core.units.recycle import InitialDraw, recycle_
+from fire_core.units.recycle import initial_draw, recycle_
 from rl.dqn.networks import NatureCNN
 
 
@@ -37,7 +37,7 @@ def test_recycled_rows_have_the_initial_distribution_and_no_bias() -> None:
             p.zero_()
             p += 7
     units = between("fc1", first, second)
-    recycle_([(units, torch.arange(20))], InitialDraw(net.modules, net.init), torch.Generator().manual_seed(0))
+    recycle_([(units, torch.arange(20))], initial_draw(net.modules, net.init), torch.Generator().manual_seed(0))
     drawn = first.weight[:20]
     bound = (6 / (sum(first.weight.shape))) ** 0.5
     assert bound == pytest.approx(0.0387, abs=0.003)

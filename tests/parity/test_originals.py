@@ -14,7 +14,7 @@ from fire_core.methods.parseval import Parseval
 from fire_core.methods.snr import Silences
 from fire_core.metrics import dormant
 from fire_core.units.graph import between
-from fire_core.units.recycle import InitialDraw, recycle_
+from fire_core.units.recycle import initial_draw, recycle_
 from tests.parity import public
 from tests.parity.test_muon import close_direction
 
@@ -80,7 +80,7 @@ def test_redo_finds_and_recycles_the_same_units() -> None:
     graph = [between("conv", net[0], net[2]), between("dense", net[2], net[3])]
     own = Net.of({"model": net})
     init = {name: torch.randn_like(value) for name, value in net.state_dict().items()}  # a drawn entry differs surely
-    draw = InitialDraw(own.modules, {"model": init})
+    draw = initial_draw(own.modules, {"model": init})
     recycle_(zip(graph, masks, strict=True), draw, torch.Generator().manual_seed(0), [adam])
     before, after, moments = (weights(when) for when in ("before", "after", "moment"))
     for name, parameter in net.named_parameters():

@@ -15,7 +15,7 @@ from fire_core.methods.contrib.regrama import gradient_scores
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, Decay, NonNegative, Share, checked, one_of
 from fire_core.units.graph import Units, weight
-from fire_core.units.recycle import Draw, InitialDraw, sent
+from fire_core.units.recycle import Draw, initial_draw
 from fire_core.units.trace import unit_graph
 
 # d = sharpness (u - threshold) -> the share before it is multiplied by the rate
@@ -69,7 +69,7 @@ class CalibratedPartialResets(Method):
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
         self.graph = unit_graph(net.modules)
-        self.draw = InitialDraw(net.modules, net.init)
+        self.draw = initial_draw(net.modules, net.init)
         yield
 
     @torch.no_grad()
@@ -97,6 +97,6 @@ def reset_partly_(units: Units, share: Tensor, draw: Draw, generator: torch.Gene
     for consumer in units.consumers:
         kernel = weight(consumer.layer)
         keep = torch.ones(kernel.shape[1], device=kernel.device)
-        columns = torch.arange(units.count)[:, None] if consumer.columns is None else consumer.columns
-        keep[sent(columns, kernel.device)] = (1 - share)[:, None]
+        every = torch.arange(units.count, device=kernel.device)
+        keep[every[:, None] if consumer.columns is None else consumer.columns] = (1 - share)[:, None]
         kernel.mul_(keep.view(1, -1, *[1] * (kernel.ndim - 2)))

@@ -7,7 +7,7 @@ from torch import Tensor
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.graph import Units, weight
-from fire_core.units.recycle import InitialDraw, recycle_
+from fire_core.units.recycle import initial_draw, recycle_
 from fire_core.units.trace import unit_graph
 
 
@@ -42,7 +42,7 @@ class ReGraMa(Method):
         graph = unit_graph(net.modules)
         masks = [gradient_scores(units) <= self.threshold for units in graph]
         recycle_(
-            zip(graph, masks, strict=True), InitialDraw(net.modules, net.init), context.generator, context.optimizers
+            zip(graph, masks, strict=True), initial_draw(net.modules, net.init), context.generator, context.optimizers
         )
 
 
