@@ -15,6 +15,7 @@ from fire_core.methods.snp import ShrinkAndPerturb
 from fire_core.triggers import At
 from tests.networks import GPT
 from tests.weights.test_distributed import start_ranks
+from tests.zygote import Zygote
 
 # stage, precision, further options -> what DeepSpeed wraps AdamW in
 STAGES: list[tuple[int, str, dict[str, Any], str]] = [
@@ -95,9 +96,9 @@ def main(rank: int, world: int, folder: str) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_an_act_reaches_the_copies_of_every_stage(world: int, tmp_path: Path) -> None:
+def test_an_act_reaches_the_copies_of_every_stage(world: int, tmp_path: Path, zygote: Zygote) -> None:
     pytest.importorskip("deepspeed")
-    start_ranks("tests.integrations.test_deepspeed", world, tmp_path)
+    start_ranks(zygote, "tests.integrations.test_deepspeed", world, tmp_path)
 
 
 if __name__ == "__main__":
