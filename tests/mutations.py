@@ -109,7 +109,7 @@ FAULTS = [
         "SAC's target copies at once", SAC, {"list(source.parameters()), tau)": "list(source.parameters()), 1 - tau)"}
     ),
     Fault(
-        "the paper's schedule is off by a pass", VISION, {"(number + 1) % epochs / epochs": "number % epochs / epochs"}
+        "the paper's schedule is off by a pass", METHODS, {"(number + 1) % epochs / epochs": "number % epochs / epochs"}
     ),
     Fault("the first boundary passes unused", VISION, {"if index > 0 and acts_at": "if index > 1 and acts_at"}),
     Fault(

@@ -155,6 +155,16 @@ def test_the_optimizer_s_state_survives_a_boundary_unless_the_method_resets_it()
         assert bool(before.state) == kept  # type: ignore[union-attr]
 
 
+def test_gradients_are_clipped_together() -> None:
+    task = make_task("random_labels", "optimizer=sgd", "lr=0.1", "grad_clip=0.01")
+    learner = Learner.new(task)
+    trainer.begin_phase(task, learner, 0, None)
+    before = [p.detach().clone() for p in learner.model.parameters()]
+    trainer.train_step(task, learner, next(trainer.batches(task, 0)), acts=False)
+    changes = [p - old for p, old in zip(learner.model.parameters(), before, strict=True)]
+    assert torch.nn.utils.get_total_norm(changes).item() == pytest.approx(0.1 * 0.01, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
