@@ -83,6 +83,7 @@ def test_permuted_text_is_the_text_in_another_alphabet(folder: Path) -> None:
     assert not torch.equal(other(torch.arange(256)), alphabets[0])
     again = task_of(permuted(folder, "seed=5", "benchmark.tasks=2"))
     assert torch.equal(batch_at(again, 1, 3, 0)[0], batch_at(task, 1, 3, 0)[0])  # whatever comes after
+    assert len({batch_at(task, *place)[0].numpy().tobytes() for place in ((1, 3, 0), (1, 4, 0), (1, 3, 1))}) == 3
 
 
 def test_domains_come_in_turn_and_the_first_again(folder: Path) -> None:

@@ -155,6 +155,15 @@ def test_the_optimizer_s_state_survives_a_boundary_unless_the_method_resets_it()
         assert bool(before.state) == kept  # type: ignore[union-attr]
 
 
+def test_each_phase_has_a_seed_of_its_own() -> None:
+    task = make_task("random_labels", "method=base")
+    learner, seeds = Learner.new(task), set()
+    for index in range(3):
+        trainer.begin_phase(task, learner, index, None)
+        seeds.add(torch.initial_seed())
+    assert len(seeds) == 3
+
+
 def test_gradients_are_clipped_together() -> None:
     task = make_task("random_labels", "optimizer=sgd", "lr=0.1", "grad_clip=0.01")
     learner = Learner.new(task)
