@@ -24,7 +24,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import dial, numbers, plotting, result_figures, small_figure2, stream_rows, style
+from analysis import numbers, plotting, result_figures, small_figure2, stream_rows, style
 from analysis.estimates import mean
 from analysis.formats import as_markdown
 from analysis.forms import names, winners
@@ -301,23 +301,8 @@ def figure2_small(page: Page) -> None:
     page.figures["warm_start"] = partial(small_figure2.figure, curves, title, page.width)
 
 
-def similarity_dial(page: Page) -> None:
-    """When the nearest isometry is worth anything: the streams of study 3 that have run."""
-    streams = {}
-    for stream, score in dial.SCORES.items():
-        curves = page.folder.parent / "studies" / f"dial_{stream}.curves.csv"
-        if curves.exists():
-            streams[stream] = dial.numbers(read(curves), score)
-            for metric in dial.METRICS:
-                page.tables[f"{stream} {metric}"] = dial.ends(streams[stream], metric)
-    page.tables["nearest"] = dial.against(streams, "fire", "random_isometry")
-    page.tables["weights"] = dial.against(streams, "fire", "optimizer_reset")
-    page.figures["dial"] = partial(dial.figure, streams, page.width)
-
-
 PAGES: dict[str, Callable[[Page], None]] = {
     "convergence": convergence,
-    "dial": similarity_dial,
     "figure2_small": figure2_small,
     "plasticity": plasticity,
     "language_streams": language_streams,
