@@ -95,6 +95,7 @@ print(*(main(["matrices", target]) for target in sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_the_installed_library_and_its_command_run(python: Path, tmp_path: Path) -> None:
     torch.save(torch.nn.LSTM(6, 5).state_dict(), tmp_path / "lstm.pt")
     command = [python, "-c", USER + COMMAND, "torch.nn:Identity", "lstm.pt"]

@@ -64,7 +64,7 @@ def test_tol_stops_early():
 
 
 SETTINGS = (
-    "torch.set_float32_matmul_precision('medium')",
+    pytest.param("torch.set_float32_matmul_precision('medium')", marks=pytest.mark.slow),
     "torch.backends.fp32_precision = 'bf16'; torch.backends.cuda.matmul.fp32_precision = 'tf32'",
 )
 
