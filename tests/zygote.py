@@ -26,10 +26,13 @@ from tests import faults
 from tests.composed import compose_once
 
 ROOT = Path(__file__).parents[1]
-# What a script finds as `python`: it passes its arguments on, and ends as the child that had them.
+# What a script finds as `python`: it passes its arguments on, and ends as the child that had them. Each has a pipe of
+# its own: a common one could be opened by the next before the answer to the last is closed, and wait without end.
 STAND_IN = """#!/bin/sh
-printf '%s\\0' "$@" > {folder}/asked
-read code < {folder}/answered
+answered={folder}/answered.$$
+mkfifo $answered
+printf '%s\\0' $answered "$@" > {folder}/asked
+read code < $answered
 cat {folder}/said
 exit $code
 """
@@ -88,8 +91,7 @@ class Zygote:
 
     def script(self, folder: Path, *command: str, **environment: str) -> str:
         """Run a script from the root, with a child for each `python` in it; what it printed."""
-        for pipe in ("asked", "answered"):
-            os.mkfifo(folder / pipe)
+        os.mkfifo(folder / "asked")
         (folder / "python").write_text(STAND_IN.format(folder=folder))
         (folder / "python").chmod(0o755)
         environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **environment}
@@ -98,15 +100,15 @@ class Zygote:
             script = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.STDOUT)
             while script.poll() is None:
                 if select.select([asked], [], [], 0.02)[0]:
-                    words = os.read(asked, 1 << 16).decode().split("\0")[:-1]
+                    answered, *words = os.read(asked, 1 << 16).decode().split("\0")[:-1]
                     answer = self.run(folder, *words[words[0] == "-m" :], at=ROOT)
                     (folder / "said").write_text(answer.out + answer.err)
-                    (folder / "answered").write_text(f"{answer.code}\n")
+                    Path(answered).write_text(f"{answer.code}\n")
+                    Path(answered).unlink()
             os.close(asked)
             printed.seek(0)
             text = printed.read()
-        for pipe in ("asked", "answered"):
-            (folder / pipe).unlink()
+        (folder / "asked").unlink()
         assert script.returncode == 0, text
         return text
 
