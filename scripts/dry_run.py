@@ -196,8 +196,8 @@ def run_panel(name: str, phase: int | None) -> None:
     say(RUNS / name, state=ended.state, error=repr(ended.error))
 
 
-def run_methods(name: str) -> None:
-    """Every method on an architecture that did not act on it yet, each from the shared first phase."""
+def run_methods(name: str, *methods: str) -> None:
+    """These methods on an architecture, or all that did not act on it yet, each from the shared first phase."""
     program, options = ARCHITECTURES[name]
     make_data()
     runs = RUNS / name
@@ -211,7 +211,7 @@ def run_methods(name: str) -> None:
         return task
 
     module.PROGRAM = dataclasses.replace(module.PROGRAM, make_task=make_short)  # type: ignore[attr-defined]
-    for method in sorted(set(choices("method", program)) - {line.get("method") for line in said(runs)}):
+    for method in methods or sorted(set(choices("method", program)) - {line.get("method") for line in said(runs)}):
         began, of = len(seconds), ("method.of=fire+muon",) if method == "chain" else ()
         ended = run_job(Job(program, (*options, *QUIET, f"paths.runs={runs}", f"method={method}", *of)))
         say(runs, method=method, state=ended.state, error=repr(ended.error), act=sum(seconds[began:]))
@@ -241,8 +241,8 @@ def main(arguments: Sequence[str]) -> None:
         case ["--list"]:
             print(*ARCHITECTURES, *PANELS)
             return
-        case ["--process", name, *phase]:
-            run_methods(name) if name in ARCHITECTURES else run_panel(name, int(phase[0]) if phase else None)
+        case ["--process", name, *words]:
+            run_methods(name, *words) if name in ARCHITECTURES else run_panel(name, int(words[0]) if words else None)
             return
     every = [name for name in (*ARCHITECTURES, *PANELS) if name not in NEEDS]
     if unknown := [name for name in arguments if name not in every]:
