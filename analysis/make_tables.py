@@ -24,7 +24,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import numbers, plotting, result_figures, small_figure2, stream_rows, style
+from analysis import accumulation, numbers, plotting, result_figures, small_figure2, stream_rows, style
 from analysis.estimates import mean
 from analysis.formats import as_markdown
 from analysis.forms import names, winners
@@ -301,7 +301,15 @@ def figure2_small(page: Page) -> None:
     page.figures["warm_start"] = partial(small_figure2.figure, curves, title, page.width)
 
 
+def what_accumulates(page: Page) -> None:
+    """What makes FIRE decline over a hundred tasks, from the tables of its study."""
+    curves = read(page.folder.parent / "studies" / "accumulation.curves.csv")
+    page.tables["slopes"] = accumulation.table(curves)
+    page.figures["tasks"] = partial(accumulation.figure, curves, page.width)
+
+
 PAGES: dict[str, Callable[[Page], None]] = {
+    "accumulation": what_accumulates,
     "convergence": convergence,
     "figure2_small": figure2_small,
     "plasticity": plasticity,

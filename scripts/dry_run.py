@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,18 @@ TABLE = CONF.parent / "docs" / "dry_run.csv"
 RUNS = Path(os.environ.get("RUNS", "runs/dry_run"))
 DATA = RUNS / "data"
 IMAGES = {10: 20, 100: 2, 200: 1}  # training images of each class, by the number of classes
+TESTED = {10: 20, 100: 100, 200: 40}  # test images in all
 # GPT-0.1B on a CPU, which emulates bfloat16: float32, one sequence a step, a few iterations.
 GPT = (
     "experiment=fig3", "batch_size=1", "accumulation=1", "eval_sequences=1", "precision=float32", "compile=off",
 )  # fmt: skip
 GAME = (
-    "total_steps=400", "midpoint=200", "learning_starts=100", "log_every=100", "eval.every=200", "eval.steps=100",
+    "total_steps=200", "midpoint=100", "learning_starts=60", "log_every=50", "eval.every=100", "eval.steps=50",
 )  # fmt: skip
 # HumanoidBench's networks and options on a humanoid that can be installed.
 HUMANOID = (
-    "scale=paper", "boundary=sac_paper", "variant=fire_paper", "env_steps=480", "eval_every=240", "eval_episodes=1",
-    "random_steps=100",
+    "scale=paper", "boundary=sac_paper", "variant=fire_paper", "env_steps=80", "eval_every=40", "eval_episodes=1",
+    "random_steps=12",
 )  # fmt: skip
 IMAGE = ("epochs=1", "batch_size=32")
 ARCHITECTURES = {
@@ -118,7 +120,8 @@ def make_data() -> None:
         if not (folder / kind.meta["filename"]).exists():
             folder.mkdir(parents=True, exist_ok=True)
             for name, _ in lists:
-                number = classes * IMAGES[classes] // (len(kind.train_list) if [name, _] in kind.train_list else 1)
+                trains = [name, _] in kind.train_list
+                number = classes * IMAGES[classes] // len(kind.train_list) if trains else TESTED[classes]
                 rows = images(number, 32).transpose(0, 3, 1, 2).reshape(number, -1)
                 labels = [i % classes for i in range(number)]
                 (folder / name).write_bytes(pickle.dumps({"data": rows, key: labels}))
@@ -131,7 +134,7 @@ def make_data() -> None:
     if not (folder / "wnids.txt").exists():
         wnids = [f"n{i:08}" for i in range(200)]
         named = {f"train/{wnid}/images/{wnid}_0.JPEG": wnid for wnid in wnids}
-        held_out = {f"val_{i}.JPEG": wnid for i, wnid in enumerate(wnids)}
+        held_out = {f"val_{i}.JPEG": wnid for i, wnid in enumerate(wnids[:: 200 // TESTED[200]])}
         for name in (*named, *(f"val/images/{name}" for name in held_out)):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(images(1, 64)[0]).save(folder / name)
@@ -207,7 +210,9 @@ def run_methods(name: str, *methods: str) -> None:
     def make_short(config: Any) -> Any:
         task = make_task(config)
         if program == "vision":  # two phases of one step
-            task.phases = [dataclasses.replace(phase, train=phase.train[:20]) for phase in task.phases[:2]]
+            task.phases = [
+                dataclasses.replace(phase, train=phase.train[:20], test=phase.test[:20]) for phase in task.phases[:2]
+            ]
         return task
 
     module.PROGRAM = dataclasses.replace(module.PROGRAM, make_task=make_short)  # type: ignore[attr-defined]
@@ -247,12 +252,26 @@ def main(arguments: Sequence[str]) -> None:
     every = [name for name in (*ARCHITECTURES, *PANELS) if name not in NEEDS]
     if unknown := [name for name in arguments if name not in every]:
         sys.exit(f"error: {unknown[0]} is unknown; accepted: {', '.join(every)}")
-    for name in arguments or every:
-        if arguments or not (RUNS / f"{name}.json").exists():
-            found = check_methods(name) if name in ARCHITECTURES else check_panel(name)
-            (RUNS / f"{name}.json").write_text(json.dumps(found))
-            print(name, found, flush=True)
+    names = [name for name in arguments or every if arguments or not (RUNS / f"{name}.json").exists()]
+    make_data()  # once, before parts that would all make it
+    # Two at once, each with one thread; of those that need much memory one alone.
+    large = [name for name in names if (ARCHITECTURES | PANELS)[name][0] in ("dqn", "language")]
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(check, *large), *(pool.submit(check, name) for name in names if name not in large)]
+        try:
+            for part in running:
+                part.result()
+        except KeyboardInterrupt:
+            os._exit(130)  # the parts that run have it too; those that wait do not begin
     write_table()
+
+
+def check(*names: str) -> None:
+    """Run parts, one after the other, and keep what the table says of each."""
+    for name in names:
+        found = check_methods(name) if name in ARCHITECTURES else check_panel(name)
+        (RUNS / f"{name}.json").write_text(json.dumps(found))
+        print(name, found, flush=True)
 
 
 def check_methods(name: str) -> dict[str, Any]:
@@ -294,7 +313,7 @@ def process(*words: str) -> tuple[int, float, float]:
     RUNS.mkdir(parents=True, exist_ok=True)
     with (RUNS / f"{words[0]}.log").open("a") as log:
         command = [sys.executable, "-m", "scripts.dry_run", "--process", *words]
-        started = subprocess.Popen(command, stdout=log, stderr=log)
+        started = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         _, status, usage = os.wait4(started.pid, 0)
         started.returncode = os.waitstatus_to_exitcode(status)  # or Popen warns that it still runs
     return started.returncode, usage.ru_maxrss / 1e6, usage.ru_utime + usage.ru_stime
