@@ -323,13 +323,23 @@ def write_table() -> None:
     """A line a part, those that were not run too."""
     with TABLE.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(("part", "ok", "peak_memory_gb", "fire_boundary_seconds", "processor_seconds", "note"))
+        measured = ("peak_memory_gb", "fire_act_seconds", "fire_boundary_seconds", "processor_seconds")
+        table.writerow(("part", "ok", *measured, "note"))
         for name in (*ARCHITECTURES, *PANELS):
             path = RUNS / f"{name}.json"
             found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"note": NEEDS.get(name, "")}
             ok = {True: "yes", False: "no", None: "not run"}[found.get("ok")]
-            numbers = [f"{found[key]:.1f}" if key in found else "" for key in ("memory", "boundary", "seconds")]
+            found |= act_of(name)
+            numbers = [f"{found[key]:.2f}" if key in found else "" for key in ("memory", "act", "boundary", "seconds")]
             table.writerow((name, ok, *numbers, found["note"]))
+
+
+def act_of(name: str) -> dict[str, float]:
+    """The seconds of FIRE's act alone on an architecture: the rest of its boundary measures."""
+    for metrics in RUNS.glob(f"{name}/*/*-fire-*/metrics.jsonl"):
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        return {"act": sum(row["method/seconds"] for row in rows if row.get("kind") == "boundary")}
+    return {}
 
 
 if __name__ == "__main__":
