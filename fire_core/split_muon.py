@@ -22,6 +22,7 @@ from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
 from fire_core.weights.matrices import matrices
 
+DTYPE = torch.bfloat16  # of the steps, as in `torch.optim.Muon`
 NOT_HIDDEN = ("head", "embedding", "router", "fused", "other")
 
 
@@ -193,10 +194,10 @@ class SplitMuon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """A matrix (m, n) with its singular values moved to about 1 by quintic steps in bfloat16, as Muon does."""
+    """A matrix (m, n) with its singular values moved to about 1 by quintic steps in `DTYPE`, as Muon does."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
-    X = (matrix.T if tall else matrix).to(torch.bfloat16, copy=True)
+    X = (matrix.T if tall else matrix).to(DTYPE, copy=True)
     X.div_(X.norm().clamp(min=eps))
     for _ in range(steps):
         gram = X @ X.T
