@@ -106,7 +106,7 @@ class OutputWatch:
     ) -> None:
         self.links, self.reduce, self.only_training = links, reduce, only_training
         self.samples = 0
-        self._seen: dict[str, Tensor] = {}
+        self._seen: dict[nn.Module, Tensor] = {}  # not by name: several networks share names
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -121,12 +121,12 @@ class OutputWatch:
         if layer.training or not self.only_training:
             x = output.detach()
             channel = x.ndim - (weight(layer).ndim - 1 if isinstance(layer, _ConvNd) else 1)
-            self._seen[link.name] = self.reduce(link, x, [d for d in range(x.ndim) if d != channel])
+            self._seen[layer] = self.reduce(link, x, [d for d in range(x.ndim) if d != channel])
             self.samples = len(x)
 
     def read(self) -> list[Tensor]:
         """(units,) for each layer."""
-        return [self._seen[link.name] for link in self.links]
+        return [self._seen[link.layer] for link in self.links]
 
 
 def rectified(link: Link, x: Tensor, dims: Sequence[int]) -> Tensor:

@@ -2,6 +2,7 @@
 Reinforcement Learning", ICML 2023, arXiv 2302.12902; public code: google/dopamine, `labs/redo/weight_recyclers.py`)."""
 
 import functools
+import itertools
 
 import torch
 from torch import Tensor
@@ -58,9 +59,12 @@ class ReDo(Method):
         if self.epochs % self.every:
             return {}
         if self.variant == "fire_paper":
-            links = chain(net.modules)
-            masks = self._dormant(net, context, OutputWatch(links, rectified, only_training=False))
-            recycle_rows_(links, masks[:-1], context)
+            chains = [chain({name: module}) for name, module in net.modules.items()]
+            watch = OutputWatch([*itertools.chain(*chains)], rectified, only_training=False)
+            masks = self._dormant(net, context, watch)
+            each = iter(masks)
+            for links in chains:
+                recycle_rows_(links, list(itertools.islice(each, len(links)))[:-1], context)
         else:
             graph = unit_graph(net.modules)
             masks = self._dormant(net, context, Watch(graph, mean_magnitude, only_training=False))

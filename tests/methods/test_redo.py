@@ -66,3 +66,25 @@ def test_the_dead_are_found_and_made_new_and_the_function_stays(name: str) -> No
         for consumer in units.consumers:
             columns = [1] if consumer.columns is None else consumer.columns[1]
             assert (consumer.layer.weight[:, columns] == 0).all()
+
+
+def test_as_the_authors_have_it_networks_whose_layers_share_names_have_a_chain_each() -> None:
+    """An agent's actor and critic: the units of one are not recycled by the activations of the other."""
+    widths = {"actor": 4, "critic": 8}
+    nets = {name: nn.Sequential(*(nn.Linear(4, n) for n in (first, 4, 4))) for name, first in widths.items()}
+    for net in nets.values():
+        for layer in net:
+            nn.init.constant_(layer.bias, 1.0)
+            nn.init.zeros_(layer.weight)
+    nets["actor"][0].bias.data[2] = 0.0  # dead, as is a unit that only the critic has
+    nets["critic"][0].bias.data[7] = 0.0
+
+    def loss(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return sum((layer(x).sum() for net in nets.values() for layer in net), torch.zeros(()))
+
+    moment = Context(0, 0, torch.Generator().manual_seed(0), lambda: iter([(torch.randn(6, 4), torch.zeros(6))]), loss)
+    ReDo(threshold=0.0, variant="fire_paper").after_epoch(Net.of(nets), moment)
+    changed = {
+        name: [layer.weight.abs().amax(1).nonzero().flatten().tolist() for layer in net] for name, net in nets.items()
+    }
+    assert changed == {"actor": [[2], [], []], "critic": [[7], [], []]}
