@@ -258,7 +258,7 @@ def main(arguments: Sequence[str]) -> None:
     names = [name for name in arguments or every if arguments or not (RUNS / f"{name}.json").exists()]
     make_data()  # once, before parts that would all make it
     # Two at once, each with one thread; of those that need much memory one alone.
-    large = [name for name in names if (ARCHITECTURES | PANELS)[name][0] in ("dqn", "language")]
+    large = [name for name in names if (ARCHITECTURES | PANELS)[name][0] != "vision"]
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(check, *large), *(pool.submit(check, name) for name in names if name not in large)]
         try:
