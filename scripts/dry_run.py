@@ -12,6 +12,7 @@ runs/dry_run holds all; methods that have acted on an architecture are not asked
 
 import csv
 import dataclasses
+import gc
 import importlib
 import importlib.util
 import json
@@ -224,6 +225,7 @@ def run_methods(name: str, *methods: str) -> None:
         say(runs, method=method, state=ended.state, error=repr(ended.error), act=sum(seconds[began:]))
         for checkpoints in runs.glob(f"{program}/*/checkpoints"):
             shutil.rmtree(checkpoints)
+        gc.collect()  # of the run before nothing is to stay in memory
 
 
 def say(runs: Path, **what: Any) -> None:
@@ -257,16 +259,23 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"error: {unknown[0]} is unknown; accepted: {', '.join(every)}")
     names = [name for name in arguments or every if arguments or not (RUNS / f"{name}.json").exists()]
     make_data()  # once, before parts that would all make it
-    # Two at once, each with one thread; of those that need much memory one alone.
-    large = [name for name in names if (ARCHITECTURES | PANELS)[name][0] != "vision"]
-    with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(check, *large), *(pool.submit(check, name) for name in names if name not in large)]
+    alone = [name for name in names if program_of(name) == "language"]  # it needs 10 GB
+    agents = [name for name in names if program_of(name) in ("dqn", "sac")]  # and a replay up to 8
+    with ThreadPoolExecutor(2) as pool:  # two at once, each with one thread
+        parts = [name for name in names if name not in (*alone, *agents)]
+        running = [pool.submit(check, *agents), *(pool.submit(check, name) for name in parts)]
         try:
             for part in running:
                 part.result()
         except KeyboardInterrupt:
             os._exit(130)  # the parts that run have it too; those that wait do not begin
+    check(*alone)
     write_table()
+
+
+def program_of(name: str) -> str:
+    """Which trains a part."""
+    return (ARCHITECTURES | PANELS)[name][0]
 
 
 def check(*names: str) -> None:
@@ -316,7 +325,8 @@ def process(*words: str) -> tuple[int, float, float]:
     RUNS.mkdir(parents=True, exist_ok=True)
     with (RUNS / f"{words[0]}.log").open("a") as log:
         command = [sys.executable, "-m", "scripts.dry_run", "--process", *words]
-        started = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        threads = {} if program_of(words[0]) == "language" else {"OMP_NUM_THREADS": "1"}
+        started = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | threads)
         _, status, usage = os.wait4(started.pid, 0)
         started.returncode = os.waitstatus_to_exitcode(status)  # or Popen warns that it still runs
     return started.returncode, usage.ru_maxrss / 1e6, usage.ru_utime + usage.ru_stime
