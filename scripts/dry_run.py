@@ -259,18 +259,26 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"error: {unknown[0]} is unknown; accepted: {', '.join(every)}")
     names = [name for name in arguments or every if arguments or not (RUNS / f"{name}.json").exists()]
     make_data()  # once, before parts that would all make it
-    alone = [name for name in names if program_of(name) == "language"]  # it needs 10 GB
-    agents = [name for name in names if program_of(name) in ("dqn", "sac")]  # and a replay up to 8
-    with ThreadPoolExecutor(2) as pool:  # two at once, each with one thread
-        parts = [name for name in names if name not in (*alone, *agents)]
-        running = [pool.submit(check, *agents), *(pool.submit(check, name) for name in parts)]
-        try:
-            for part in running:
-                part.result()
-        except KeyboardInterrupt:
-            os._exit(130)  # the parts that run have it too; those that wait do not begin
-    check(*alone)
+    for lanes in stages(names):
+        with ThreadPoolExecutor(2) as pool:
+            running = [pool.submit(check, *lane) for lane in lanes]
+            try:
+                for lane in running:
+                    lane.result()
+            except KeyboardInterrupt:
+                os._exit(130)  # the parts that run have it too; those that wait do not begin
     write_table()
+
+
+def stages(names: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+    """Which parts run side by side, each with one thread: at any time one that needs much memory and one that does not.
+
+    A replay takes up to 8 GB beside 3 of a VGG-16, GPT-0.1B 10 beside 2 of the other networks.
+    """
+    agents = [name for name in names if program_of(name) in ("dqn", "sac")]
+    language = [name for name in names if program_of(name) == "language"]
+    large = [name for name in names if name == "vgg16" or "tinyimagenet" in name]
+    return [(agents, large), (language, [name for name in names if name not in (*agents, *language, *large)])]
 
 
 def program_of(name: str) -> str:
@@ -325,8 +333,7 @@ def process(*words: str) -> tuple[int, float, float]:
     RUNS.mkdir(parents=True, exist_ok=True)
     with (RUNS / f"{words[0]}.log").open("a") as log:
         command = [sys.executable, "-m", "scripts.dry_run", "--process", *words]
-        threads = {} if program_of(words[0]) == "language" else {"OMP_NUM_THREADS": "1"}
-        started = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | threads)
+        started = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
         _, status, usage = os.wait4(started.pid, 0)
         started.returncode = os.waitstatus_to_exitcode(status)  # or Popen warns that it still runs
     return started.returncode, usage.ru_maxrss / 1e6, usage.ru_utime + usage.ru_stime
