@@ -27,7 +27,7 @@ STATE = {
     "boundary/output_scale_before": "output scale",
 }
 DFI = "DfI after the act"
-SHOWN = ("base", "full_reset", "random_isometry", "fire", "fire_exact", "u_redrawn", "v_redrawn")  # in the figure
+SHOWN = ("base", "full_reset", "random_isometry", "fire", "fire_exact", "fire_half", "fire_biases")  # in the figure
 TABLE = Table(
     (
         Column("slope", "slope"),
@@ -35,7 +35,7 @@ TABLE = Table(
         Column("last ten tasks", "last"),
         *(Column(name, name) for name in (*STATE.values(), DFI)),
     ),
-    order="slope",
+    order="last ten tasks",
     rows="row",
 )
 
@@ -60,7 +60,7 @@ def numbers(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(curves: pd.DataFrame) -> pd.DataFrame:
-    """A row for each method, the best slope first; the differences of the page are corrected together."""
+    """A row for each method, the highest end first; the differences of the page are corrected together."""
     found = summarise(numbers(curves), TABLE).rename(columns={"row": "method"})
     return found.assign(method=found["method"].map(NAMES)).rename(
         columns={f"vs {row}": f"slope vs {NAMES[row]}" for row in ("random_isometry", "fire")}
@@ -76,8 +76,8 @@ def figure(curves: pd.DataFrame, width: str) -> Figure:
         for row in SHOWN:
             means = tens[tens["row"] == row].dropna(subset=column).groupby("task")[column].mean()
             axes.plot(means.index, means, **palette.line(row), label=NAMES[row])
-        axes.set_ylabel(name.capitalize())
+        axes.set_ylabel(name[0].upper() + name[1:])
     for axes in panels[1]:
         axes.set_xlabel("Task")
-    panels[0, 0].legend(fontsize=5.5)
+    drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=6)
     return drawn
