@@ -19,21 +19,19 @@ NAMES = style.NAMES | {
     "v_redrawn": "FIRE exact, V redrawn",
 }
 SCORE = "train/accuracy"  # at the end of a task
-FIRST, LAST = 10, 10  # slopes begin with the eleventh task; levels are those of the last ten
+FIRST, LAST = 10, 10  # slopes begin with the eleventh task; `last` is the mean of the last ten
 # Numbers of the network as a task ends, before the act.
 STATE = {
     "boundary/dormant_ratio_before": "dormant",
     "boundary/alignment_before": "alignment",
     "boundary/output_scale_before": "output scale",
 }
-DFI = "DfI after the act"
 SHOWN = ("base", "full_reset", "random_isometry", "fire", "fire_exact", "fire_half", "fire_biases")  # in the figure
 TABLE = Table(
     (
         Column("slope", "slope"),
         *differences("slope", "random_isometry", "fire"),
         Column("last ten tasks", "last"),
-        *(Column(name, name) for name in (*STATE.values(), DFI)),
     ),
     order="last ten tasks",
     rows="row",
@@ -41,7 +39,7 @@ TABLE = Table(
 
 
 def numbers(curves: pd.DataFrame) -> pd.DataFrame:
-    """A row for each run: the slope of accuracy in a hundred tasks, and the means of the last ten.
+    """A row for each run: the slope of accuracy in a hundred tasks, and its mean over the last ten.
 
     Args:
         curves: a row for each task's end, and one for each boundary, which has no score.
@@ -51,11 +49,7 @@ def numbers(curves: pd.DataFrame) -> pd.DataFrame:
         scores = run.dropna(subset=SCORE)
         late = scores[scores["phase"] >= FIRST]
         slope = 100 * np.polyfit(late["phase"], late[SCORE], 1)[0]
-        state = {
-            name: run[column].dropna().tail(LAST).mean()
-            for column, name in {**STATE, "boundary/dfi_after": DFI}.items()
-        }
-        rows.append({"row": row, "seed": seed, "slope": slope, "last": scores[SCORE].tail(LAST).mean(), **state})
+        rows.append({"row": row, "seed": seed, "slope": slope, "last": scores[SCORE].tail(LAST).mean()})
     return pd.DataFrame(rows)
 
 
