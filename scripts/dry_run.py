@@ -95,9 +95,9 @@ PANELS: dict[str, tuple[str, int, tuple[str, ...]]] = {
         f"gpt_from_{start}": (
             "language",
             1,
-            (*GPT, "benchmark.iterations=[6,2]", "benchmark.checkpoints=[3,6]", f"benchmark.start={kept}"),
+            (*GPT, "benchmark.iterations=[2,2]", "benchmark.checkpoints=[1,2]", f"benchmark.start={kept}"),
         )
-        for start, kept in {"best": "best", "30k": 3, "60k": 6}.items()
+        for start, kept in {"best": "best", "30k": 1, "60k": 2}.items()
     },
 }
 H1 = () if importlib.util.find_spec("humanoid_bench") else ("h1_walk", "h1_balance", "h1_run")
