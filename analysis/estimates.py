@@ -1,16 +1,14 @@
 """Estimates with their uncertainty. The unit is the seed: one number per run, never one per episode."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special  # not scipy.stats, whose import takes most of a second
 
 from analysis.arrays import Floats
 
 CONFIDENCE = 0.95
-interval = functools.cache(stats.t.interval)  # of a share and degrees of freedom
 FEWEST = 5  # seeds that resampling asks for: with fewer its intervals are hardly more than the range
 
 
@@ -50,8 +48,8 @@ def mean(values: Sequence[float] | Floats) -> Estimate:
     if len(x) == 2:
         return Estimate(m, float(x.min()), float(x.max()), 2)
     error = x.std(ddof=1) / np.sqrt(len(x))
-    lower, upper = interval(CONFIDENCE, len(x) - 1)
-    return Estimate(m, float(m - upper * error), float(m - lower * error), len(x))
+    half = special.stdtrit(len(x) - 1, (1 + CONFIDENCE) / 2) * error
+    return Estimate(m, float(m - half), float(m + half), len(x))
 
 
 def paired(ours: dict[int, float], theirs: dict[int, float]) -> Paired | None:
@@ -70,7 +68,7 @@ def paired(ours: dict[int, float], theirs: dict[int, float]) -> Paired | None:
     if len(d) < 2 or spread <= 1e-12 * np.abs(d).max():  # one seed, or the same difference at each: no test
         return Paired(difference, np.nan, np.nan)
     effect = float(d.mean() / spread)
-    return Paired(difference, effect, float(2 * stats.t.sf(abs(effect) * np.sqrt(len(d)), len(d) - 1)))
+    return Paired(difference, effect, float(2 * special.stdtr(len(d) - 1, -abs(effect) * np.sqrt(len(d)))))
 
 
 def holm(p: Sequence[float]) -> Floats:
@@ -104,5 +102,5 @@ def widened_tail(n: int) -> float:
     Resampling n values spreads by sqrt((n - 1) / n) too little; Hesterberg (2015), "What teachers should know about the
     bootstrap", section 5.3.
     """
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * np.sqrt(n / (n - 1))
-    return float(stats.norm.sf(quantile))
+    quantile = special.stdtrit(n - 1, (1 + CONFIDENCE) / 2) * np.sqrt(n / (n - 1))
+    return float(special.ndtr(-quantile))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from analysis import streams
 from analysis.estimates import FEWEST, Estimate, Paired, holm, mean, paired, widened_tail
@@ -179,10 +178,10 @@ def ranks(frames: Mapping[str, pd.DataFrame], fewer_is_better: Iterable[str] = (
         values = np.array([[one[seed] for seed in seeds] for one in whole])  # (methods, seeds)
         means = values.mean(1)
         values = values if name in set(fewer_is_better) else -values
-        points.append(stats.rankdata(values.mean(1)))
+        points.append(pd.Series(values.mean(1)).rank())
         cells[name] = [f"{rank:g} ({value:.3f})" for rank, value in zip(points[-1], means, strict=True)]
         resampled = values[:, rng.integers(0, len(seeds), (RESAMPLES, len(seeds)))].mean(2)  # (methods, resamples)
-        draws += stats.rankdata(resampled, axis=0).T / len(frames)
+        draws += pd.DataFrame(resampled).rank().to_numpy().T / len(frames)
     tail = widened_tail(min(fewest)) if min(fewest) >= FEWEST else np.nan
     low, high = np.quantile(draws, [tail, 1 - tail], axis=0) if tail == tail else np.full((2, len(shared)), np.nan)
     middle = np.mean(points, 0)
