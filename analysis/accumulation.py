@@ -30,7 +30,7 @@ SHOWN = ("base", "full_reset", "random_isometry", "fire", "fire_exact", "fire_ha
 TABLE = Table(
     (
         Column("slope", "slope"),
-        *differences("slope", "random_isometry"),
+        *differences("slope", "random_isometry", "fire"),
         Column("last ten tasks", "last"),
         *differences("last", "full_reset"),
     ),
@@ -59,6 +59,7 @@ def table(curves: pd.DataFrame) -> pd.DataFrame:
     found = summarise(numbers(curves), TABLE).rename(columns={"row": "method"})
     against = {
         "vs random_isometry": f"slope vs {NAMES['random_isometry']}",
+        "vs fire": f"slope vs {NAMES['fire']}",
         "vs full_reset": f"last ten vs {NAMES['full_reset']}",
     }
     return found.assign(method=found["method"].map(NAMES)).rename(columns=against)
@@ -68,7 +69,8 @@ def figure(curves: pd.DataFrame, width: str) -> Figure:
     """Accuracy at the end of each task, and the state of the network then: means over seeds and ten tasks."""
     palette = style.Palette(SHOWN)
     drawn, panels = plt.subplots(2, 2, figsize=(size_of(width), 3.8), sharex=True, layout="constrained")
-    tens = curves.assign(task=curves["phase"] // 10 * 10 + 5.5)
+    ended = curves["phase"] - curves[SCORE].isna()  # a boundary's numbers are of the task before it
+    tens = curves.assign(task=ended // 10 * 10 + 5.5)
     for axes, (column, name) in zip(panels.flat, {SCORE: "Training accuracy", **STATE}.items(), strict=True):
         for row in SHOWN:
             means = tens[tens["row"] == row].dropna(subset=column).groupby("task")[column].mean()

@@ -13,3 +13,12 @@ def test_a_slope_is_that_of_the_tasks_from_the_eleventh_on() -> None:
     found = accumulation.numbers(curves)
     assert found["slope"].to_list() == pytest.approx([-0.1, -0.1])
     assert found["last"].to_list() == pytest.approx([0.4055, 0.4055])
+
+
+def test_the_state_at_a_boundary_is_of_the_task_before_it() -> None:
+    ends = [{"phase": task, accumulation.SCORE: 0.5} for task in range(20)]
+    boundaries = [{"phase": task, **dict.fromkeys(accumulation.STATE, float(task <= 10))} for task in range(1, 20)]
+    curves = pd.DataFrame([{"row": "fire", "seed": 1} | row for row in [*boundaries, *ends]])
+    drawn = accumulation.figure(curves, "page")
+    dormant = next(line for line in drawn.axes[1].lines if line.get_label() == accumulation.NAMES["fire"])
+    assert list(dormant.get_ydata()) == [1, 0]
