@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import tarfile
 import tempfile
 from http.client import HTTPException
 from pathlib import Path
@@ -75,6 +76,6 @@ def fetch(url: str, path: Path, md5: str) -> None:
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack an archive, whose checksum was right, with one top folder; `folder` is complete or absent."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        options = {} if archive.suffix == ".zip" else {"filter": "data"}
-        shutil.unpack_archive(archive, scratch, **options)  # type: ignore[arg-type]
+        filters = archive.suffix != ".zip" and hasattr(tarfile, "data_filter")  # Python 3.11.2 (Debian 12) has none
+        shutil.unpack_archive(archive, scratch, **({"filter": "data"} if filters else {}))  # type: ignore[arg-type]
         os.replace(Path(scratch) / folder.name, folder)
