@@ -1,7 +1,7 @@
 """The studies of docs/protocol.md: runs one of them, or goes on with it, and writes its tables as runs end.
 
     python -m scripts.studies figure2_small_a                 search where the study has one, then the report seeds
-    python -m scripts.studies dial_labels workers=1           as many runs at once as that; all cores if left out
+    python -m scripts.studies dial_labels workers=1           as many runs at once as that, on one GPU too
     python -m scripts.studies figure2_small_a rows=fire,snp   these rows alone; the tables keep the others
     python -m scripts.studies figure2_small_a smoke           every row once, at scale=smoke, into runs/smoke
 
@@ -154,20 +154,35 @@ SIZES = {
     "0.1M": (),
     "0.8M": ("model.n_layer=4", "model.n_head=4", "model.n_embd=128"),
 }
-JPEG = ("dataset=folder", "dataset.path=data/cifar10_jpeg", "model.width=16", "cache=on")
+JPEG = ("dataset=folder", "dataset.path=data/cifar10_jpeg", "cache=on")
+SMALL = (*JPEG, "model.width=16")
+HALF = ("precision=bfloat16",)
 STUDIES = {
     "figure2_small_a": Study(
         "vision",
-        ("experiment=fig2a_cifar10", *JPEG, "epochs=5"),
+        ("experiment=fig2a_cifar10", *SMALL, "epochs=5"),
         ROWS_2A,
-        {name: range(101, 106) for name in ("base", "full_reset", "snp", "dash", "fire")} | {"*": range(101, 104)},
+        {name: range(111, 116) for name in ("base", "full_reset", "snp", "dash", "fire")} | {"*": range(111, 114)},
+    ),
+    "figure2_small_variants": Study(
+        "vision",
+        ("experiment=fig2a_cifar10", *SMALL),
+        methods("base", "full_reset", "fire"),
+        {"*": range(111, 114)},
+        {"10 epochs": ("epochs=10",), "batch 128": ("epochs=5", "batch_size=128"), "bfloat16": ("epochs=5", *HALF)},
+    ),
+    "figure2_wide": Study(
+        "vision",
+        ("experiment=fig2a_cifar10", *JPEG, "epochs=20", *HALF),
+        methods("base", "full_reset", "fire"),
+        {"*": range(111, 114)},
     ),
     "figure2_small_b": Study(
-        "vision", ("experiment=fig2b_cifar10", *JPEG, "epochs=3"), ROWS_2BC, {"*": range(101, 104)}
+        "vision", ("experiment=fig2b_cifar10", *SMALL, "epochs=3"), ROWS_2BC, {"*": range(101, 104)}
     ),
     "figure2_small_c": Study(
         "vision",
-        ("experiment=fig2b_cifar10", "benchmark=class_incremental", "benchmark.chunks=5", *JPEG, "epochs=5"),
+        ("experiment=fig2b_cifar10", "benchmark=class_incremental", "benchmark.chunks=5", *SMALL, "epochs=5"),
         ROWS_2BC,
         {"*": range(101, 104)},
     ),
@@ -238,7 +253,7 @@ def main(arguments: Sequence[str]) -> None:
     if missing := [row for row in chosen if row not in study.rows]:
         sys.exit(f"error: rows={','.join(missing)}: {name} has {', '.join(study.rows)}")
     runs = Path("runs") / ("smoke" if smoke else "studies") / name
-    options = study.options
+    options = (*study.options, f"jobs_per_gpu={workers or 1}")
     if smoke:  # a few steps, of images the digits
         options = (
             *(word for word in options if not word.startswith(("dataset", "epochs", "benchmark.tasks"))),

@@ -35,15 +35,17 @@ def of_process(program: str | None, precision: str = "float32") -> Entry:
     return of_run({"program": program, "numerics": numerics, "precision": precision}, environment())
 
 
-def of_run(identity: Mapping[str, Any], about: Mapping[str, Any]) -> Entry:
-    """The entry of a run, from what its identity.json (`run`) and its env.json hold."""
-    command = about.get("command")
+def of_run(identity: Mapping[str, Any], about: Mapping[str, Any], device: str = "cpu") -> Entry:
+    """The entry of a run, from what its identity.json (`run`, and `execution`'s device) and its env.json hold."""
+    command, hardware = about.get("command"), about.get("processor")
+    if device == "cuda":
+        hardware = f"{about['gpus'][0]} beside {hardware}"
     return {
         "program": identity.get("program"),
         "numerics": identity.get("numerics"),
         "commit": about.get("git"),
         "command": shown(command) if command else None,
-        "cpu": about.get("processor"),
+        "cpu": hardware,
         "precision": identity.get("precision", "float32"),
     }
 
@@ -53,7 +55,7 @@ def of_folders(folders: Iterable[Path]) -> Entry:
     entries = []
     for folder in folders:
         identity, about = (json.loads((folder / name).read_text()) for name in ("identity.json", "env.json"))
-        entries.append(of_run(identity["run"], about))
+        entries.append(of_run(identity["run"], about, identity["execution"].get("device", "cpu")))
     return joined(entries)
 
 
