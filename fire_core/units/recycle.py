@@ -117,7 +117,7 @@ def redraw_rows_(
     kernel, bias = weight(layer), layer.bias
     masked = rows.dtype == torch.bool
     count, source = (len(kernel), generator_on(kernel.device, generator)) if masked else (len(rows), generator)
-    _renew_(kernel, rows, draw(layer, (count, *kernel.shape[1:]), source).to(kernel), optimizers)
+    _renew_(kernel, rows, draw(layer, (count, *kernel.shape[1:]), source).to(kernel, non_blocking=True), optimizers)
     if isinstance(bias, Tensor):
         _renew_(bias, rows, draw(layer, (count,), source).to(bias) if draw_bias else 0, optimizers)
 

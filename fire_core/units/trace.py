@@ -72,8 +72,9 @@ def unit_graph(modules: Mapping[str, nn.Module], say: bool = False) -> list[Unit
 
 def _on_device(consumer: Consumer) -> Consumer:
     """The same, its columns where its weight is: no step has to send them there."""
-    columns = consumer.columns
-    return consumer if columns is None else replace(consumer, columns=columns.to(weight(consumer.layer).device))
+    if consumer.columns is None:
+        return consumer
+    return replace(consumer, columns=consumer.columns.to(weight(consumer.layer).device, non_blocking=True))
 
 
 @dataclass(eq=False)

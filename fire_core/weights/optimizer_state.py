@@ -231,6 +231,8 @@ def fill_rows_(tensor: Tensor, rows: Tensor | slice, value: Tensor | float, dim:
     front = tensor.transpose(0, dim)
     if isinstance(rows, Tensor) and rows.dtype == torch.bool:
         front.copy_(torch.where(rows.to(tensor.device).view(-1, *[1] * (tensor.ndim - 1)), value, front))
+    elif isinstance(rows, Tensor) and not isinstance(value, Tensor):
+        front.index_fill_(0, rows, value)  # an assignment would send the number to the device, and wait
     else:
         front[rows] = value
 

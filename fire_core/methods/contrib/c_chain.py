@@ -105,7 +105,7 @@ class Window(Saved):
 
     def add(self, value: Tensor) -> None:
         """Keep one more."""
-        self.values = self.values.to(value.device)
+        self.values = self.values.to(value.device, non_blocking=True)
         self.values[self.count % len(self.values)].copy_(value)
         self.count += 1
 
