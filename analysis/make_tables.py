@@ -24,7 +24,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import accumulation, numbers, plotting, result_figures, small_figure2, stream_rows, style
+from analysis import accumulation, dial, numbers, plotting, result_figures, small_figure2, stream_rows, style
 from analysis.estimates import mean
 from analysis.formats import as_markdown
 from analysis.forms import names, winners
@@ -98,7 +98,6 @@ TRIGGERS = {  # stream: its score
     "random_labels": "average online accuracy",
     "permuted": "average online accuracy",
     "permuted_text": "average online loss",
-    "continual_cartpole": "training return, last quarter of tasks",
 }
 SIGNALS = {
     "dormancy": "dormant units",
@@ -118,9 +117,9 @@ MOMENTS = {  # at which FIRE may act; the periods are those of each stream
     "rank": "by effective rank",
     "drift": "by drift of the weights",
     "readiness": "by optimization readiness",
-    "short": "every 150, 75, 37, 450 steps",
-    "middle": "every 350, 175, 87, 1,050 steps",
-    "long": "every 900, 450, 225, 2,700 steps",
+    "short": "every 150, 75, 37 steps",
+    "middle": "every 350, 175, 87 steps",
+    "long": "every 900, 450, 225 steps",
     "never": "never",
 }
 CONVERGENCE = {  # weights in the csv files: what the page calls them
@@ -291,14 +290,28 @@ def convergence(page: Page) -> None:
 
 
 def figure2_small(page: Page) -> None:
-    """Figure 2 in small, panel a, from the tables of its study."""
-    study = page.folder.parent / "studies" / "figure2_small_a.csv"
-    if not study.exists():  # no run has ended
-        return
-    runs, curves = read(study), read(study.with_suffix(".curves.csv"))
-    page.tables["a"], page.tables["order a"] = small_figure2.ends(runs, curves), small_figure2.order(runs)
-    title = "Warm start, JPEG copies of CIFAR-10, ResNet-18 of width 16; thin lines: single seeds"
-    page.figures["warm_start"] = partial(small_figure2.figure, curves, title, page.width)
+    """Figure 2 in small, panel a, and the same at the paper's width, from the tables of their studies."""
+    small, wide = (page.folder.parent / "studies" / f"figure2_{name}.csv" for name in ("small_a", "wide"))
+    panels = {}
+    for name, study, title in (("a", small, "Width 16, 5 epochs a phase"), ("wide", wide, "Width 64, 20 epochs")):
+        runs, curves = read(study), read(study.with_suffix(".curves.csv"))
+        page.tables[name], panels[title] = small_figure2.ends(runs, curves), curves
+    page.tables["tests"] = small_figure2.against_fire(read(small))
+    page.tables["order a"] = small_figure2.order(read(small))
+    page.figures["warm_start"] = partial(small_figure2.figure, panels, page.width)
+
+
+def similarity_dial(page: Page) -> None:
+    """When the nearest isometry is worth anything: the streams of study 3 that have run."""
+    studies = {stream: page.folder.parent / "studies" / f"dial_{stream}.curves.csv" for stream in dial.SCORES}
+    streams = {
+        stream: dial.numbers(read(study), dial.SCORES[stream]) for stream, study in studies.items() if study.exists()
+    }
+    for stream, runs in streams.items():
+        page.tables |= {f"{stream} {metric}": dial.ends(runs, metric) for metric in dial.METRICS}
+    page.tables["nearest"] = dial.against(streams, "fire", "random_isometry")
+    page.tables["weights"] = dial.against(streams, "fire", "optimizer_reset")
+    page.figures["dial"] = partial(dial.figure, streams, page.width)
 
 
 def what_accumulates(page: Page) -> None:
@@ -311,6 +324,7 @@ def what_accumulates(page: Page) -> None:
 PAGES: dict[str, Callable[[Page], None]] = {
     "accumulation": what_accumulates,
     "convergence": convergence,
+    "dial": similarity_dial,
     "figure2_small": figure2_small,
     "plasticity": plasticity,
     "language_streams": language_streams,

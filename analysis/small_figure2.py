@@ -1,6 +1,6 @@
 """Figure 2 in small, panel a (docs/protocol.md, study 1): its table beside the paper's end values, and its curves."""
 
-import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,12 +11,15 @@ from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
 from analysis import style
-from analysis.estimates import mean
+from analysis.estimates import mean, paired
 from analysis.result_figures import size_of
+from analysis.summary import by_seed, correct
 
 # Test accuracy at the end of the warm start on CIFAR-10, read off the paper's figure 2.
 PAPER = {"full_reset": 0.847, "fire": 0.829, "dash": 0.826, "parseval": 0.825, "snp": 0.803, "base": 0.778}
 NAMES = style.NAMES | {"fresh": "Base, fresh start"}
+TESTED = ("base", "full_reset", "snp", "dash")  # against FIRE, by the protocol
+SHOWN = (*TESTED, "fire", "random_isometry")  # in the figure
 
 
 def ends(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
@@ -69,26 +72,40 @@ def order(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def figure(curves: pd.DataFrame, title: str, width: str) -> Figure:
-    """Test accuracy over the epochs of all phases, and right after a boundary: means over seeds, thin lines: seeds."""
-    shown = [method for method in curves["row"].unique() if method != "fresh"]
-    palette = style.Palette(shown)
-    drawn, axes = plt.subplots(figsize=(size_of(width), 2.6), layout="constrained")
-    after = curves["boundary/test_accuracy_after"]
-    points = curves.assign(accuracy=curves["test/accuracy"].fillna(after))
-    begins = points.groupby("phase")["epoch"].min() - 1  # epochs are counted through all phases
-    points["at"] = points["epoch"].fillna(points["phase"].map(begins))
-    for method in shown:
-        look = palette.line(method)
-        for phase, here in points[points["row"] == method].sort_values("at").groupby("phase"):
-            for _, seed in here.groupby("seed"):
-                axes.plot(seed["at"], seed["accuracy"], color=look["color"], linewidth=0.4, alpha=0.5)
-            label = NAMES.get(method, method) if phase == 0 else None
-            axes.plot(here.groupby("at")["accuracy"].mean(), **look, label=label)
-    for boundary in begins.iloc[1:]:
-        axes.axvline(boundary, color="0.7", linewidth=0.6)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="Epoch", ylabel="Test accuracy")
-    axes.set_title(textwrap.fill(title, 60 if width == "column" else 120), fontsize=7)
-    axes.legend(fontsize=6, ncols=2)
+def against_fire(runs: pd.DataFrame) -> pd.DataFrame:
+    """What FIRE ends above each tested method, paired by seed; p values corrected over them."""
+    fire = by_seed(runs[runs["row"] == "fire"], column="test/accuracy")
+    found: list[object] = [paired(fire, by_seed(runs[runs["row"] == row], column="test/accuracy")) for row in TESTED]
+    correct([found])
+    return pd.DataFrame({"FIRE against": [NAMES[row] for row in TESTED], "difference": found})
+
+
+def figure(panels: Mapping[str, pd.DataFrame], width: str) -> Figure:
+    """Test accuracy over the epochs of all phases, and right after a boundary: means over seeds, thin lines: seeds.
+
+    Args:
+        panels: title -> a row for each epoch and one for each boundary.
+        width: `column` or `page`.
+    """
+    palette = style.Palette(SHOWN)
+    drawn, axes = plt.subplots(1, len(panels), figsize=(size_of(width), 2.6), sharey=True, layout="constrained")
+    for (title, curves), panel in zip(panels.items(), np.atleast_1d(axes), strict=True):
+        after = curves.get("boundary/test_accuracy_after", np.nan)  # not measured of a large network
+        points = curves.assign(accuracy=curves["test/accuracy"].fillna(after))
+        begins = points.groupby("phase")["epoch"].min() - 1  # epochs are counted through all phases
+        points["at"] = points["epoch"].fillna(points["phase"].map(begins))
+        for method in SHOWN:
+            look = palette.line(method)
+            for phase, here in points[points["row"] == method].sort_values("at").groupby("phase"):
+                for _, seed in here.groupby("seed"):
+                    panel.plot(seed["at"], seed["accuracy"], color=look["color"], linewidth=0.4, alpha=0.5)
+                label = NAMES[method] if phase == 0 else None
+                panel.plot(here.groupby("at")["accuracy"].mean(), **look, label=label)
+        for boundary in begins.iloc[1:]:
+            panel.axvline(boundary, color="0.7", linewidth=0.6)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.set_xlabel("Epoch")
+        panel.set_title(title, fontsize=7)
+        panel.legend(fontsize=6, ncols=2)
+    np.atleast_1d(axes)[0].set_ylabel("Test accuracy")
     return drawn

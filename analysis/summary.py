@@ -111,7 +111,8 @@ def summarise(frame: pd.DataFrame, table: Table, more: bool = True) -> pd.DataFr
     order = list(rows)
     for column in columns:
         if column.heading == table.order:
-            order.sort(key=lambda name: float(np.mean([*numbers[column][name].values()])) * (-1 if more else 1))
+            means = {name: float(np.mean([*numbers[column][name].values()])) for name in rows}
+            order.sort(key=lambda name: round(means[name], 9) * (-1 if more else 1))  # a mean's last bit is the CPU's
     out: dict[str, list[object]] = {table.rows: [*order], "n": [rows[name]["seed"].nunique() for name in order]}
     for column in columns:
         ours = [numbers[column][name] for name in order]

@@ -38,6 +38,16 @@ def test_the_order_is_compared_with_the_paper_s() -> None:
 
 
 def test_the_boundary_is_drawn_where_the_first_phase_ends() -> None:
-    (axes,) = small_figure2.figure(tables()[1], "", "column").axes
+    (axes,) = small_figure2.figure({"": tables()[1]}, "column").axes
     at = {tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) > 2}
     assert at == {(2.0, 3.0, 4.0, 5.0)}, "phase 1 begins at its boundary"
+
+
+def test_fire_is_compared_with_what_the_protocol_names() -> None:
+    runs, _ = tables()
+    others = pd.DataFrame([{"row": row, "seed": 101, "test/accuracy": 0.65} for row in ("snp", "dash", "muon")])
+    found = small_figure2.against_fire(pd.concat([runs, others]))
+    means = dict(
+        zip(found["FIRE against"], (round(pair.difference.mean, 2) for pair in found["difference"]), strict=True)
+    )
+    assert means == {"Base": 0.1, "Full reset": 0.15, "S&P": 0.05, "DASH": 0.05}
