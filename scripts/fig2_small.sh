@@ -6,6 +6,7 @@
 #   scripts/fig2_small.sh a fire,snp       some of its rows
 #   scripts/fig2_small.sh smoke            every row of every panel once; learns nothing
 #
+# On a GPU several runs share it: python -m scripts.studies figure2_small_a workers=9.
 # The images: train/<class>/*.jpg and test/<class>/*.jpg below data/cifar10_jpeg. Started again, it skips finished runs and
 # resumes unfinished ones. The tables: docs/results/studies/figure2_small_<panel>.csv and .curves.csv.
 set -euo pipefail

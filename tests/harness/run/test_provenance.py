@@ -24,6 +24,11 @@ def test_an_entry_of_this_process_says_everything() -> None:
     assert provenance.of_process(None)["numerics"] is None
 
 
+def test_a_run_on_a_gpu_names_it() -> None:
+    about = {"processor": "EPYC", "gpus": ["H100"]}
+    assert [provenance.of_run({}, about, device)["cpu"] for device in ("cpu", "cuda")] == ["EPYC", "H100 beside EPYC"]
+
+
 def test_commands_name_no_folders_and_no_tracker() -> None:
     command = [
         "python",
