@@ -310,7 +310,6 @@ def similarity_dial(page: Page) -> None:
     for stream, runs in streams.items():
         page.tables |= {f"{stream} {metric}": dial.ends(runs, metric) for metric in dial.METRICS}
     page.tables["nearest"] = dial.against(streams, "fire", "random_isometry")
-    page.tables["weights"] = dial.against(streams, "fire", "optimizer_reset")
     page.figures["dial"] = partial(dial.figure, streams, page.width)
 
 
