@@ -19,7 +19,7 @@ def environment() -> dict[str, Any]:
     """Versions, git commit and hardware of this process."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": ["python", *sys.orig_argv[1:]],
+        "command": ["python", *command()],
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": processor_name(),
@@ -29,6 +29,14 @@ def environment() -> dict[str, Any]:
         "packages": {package: _version(package) for package in PACKAGES},
         "git": git_commit(),
     }
+
+
+def command() -> list[str]:
+    """The words that started this process; in a worker of hydra/launcher=cores those that started the sweep."""
+    sweep = Path(f"/proc/{os.getppid()}/cmdline")
+    if any("joblib" in word for word in sys.orig_argv) and sweep.exists():
+        return sweep.read_text().split("\0")[1:-1]
+    return sys.orig_argv[1:]
 
 
 def _version(package: str) -> str | None:

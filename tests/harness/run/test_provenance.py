@@ -1,6 +1,7 @@
 """What made a committed table: the file beside it."""
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -27,6 +28,11 @@ def test_an_entry_of_this_process_says_everything() -> None:
 def test_a_run_on_a_gpu_names_it() -> None:
     about = {"processor": "EPYC", "gpus": ["H100"]}
     assert [provenance.of_run({}, about, device)["cpu"] for device in ("cpu", "cuda")] == ["EPYC", "H100 beside EPYC"]
+
+
+def test_a_worker_of_a_sweep_names_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.orig_argv", ["python", "-m", "joblib.externals.loky.backend.popen_loky_posix"])
+    assert environment.command() == Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")[1:-1]
 
 
 def test_commands_name_no_folders_and_no_tracker() -> None:
