@@ -17,7 +17,7 @@ NAMES = style.NAMES | {"fire_half": "FIRE, half of the way"}
 SCORES = {"labels": "train/accuracy", "pixels": "test/accuracy"}  # at the end of a task
 KEPT = "boundary/previous_accuracy_after"  # on the task before, right after the act
 METRICS = {"new": "end of a task", "kept": "task before, after the act"}
-SHOWN = ("base", "optimizer_reset", "full_reset", "random_isometry", "fire", "fire_half")  # in figures
+SHOWN = ("base", "optimizer_reset", "full_reset", "random_isometry", "fire", "fire_half", "snp")  # in figures
 
 
 def numbers(curves: pd.DataFrame, score: str) -> pd.DataFrame:
@@ -32,19 +32,14 @@ def numbers(curves: pd.DataFrame, score: str) -> pd.DataFrame:
     return found.rename(columns={"setting": "share", "row": "method"})
 
 
-def ends(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A row for each method and a column for each share: means with intervals; the best mean of all shares first."""
-    order = runs.groupby("method")[metric].mean().sort_values(ascending=False).index
-    shares = sorted(runs["share"].unique())
-    table = {"method": [NAMES[method] for method in order]}
-    cells = {
-        f"p = {share:g}": [
-            mean(runs.loc[(runs["method"] == method) & (runs["share"] == share), metric].to_numpy(float))
-            for method in order
-        ]
-        for share in shares
-    }
-    return pd.DataFrame(table | {"n": runs.groupby("method")["seed"].nunique()[order].to_list()} | cells)
+def ends(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row for each method, the best mean first, and a column for each share: both means, `kept` in brackets."""
+    methods = runs.groupby("method")["new"].mean().round(9).sort_values(ascending=False, kind="stable").index
+    table = {"method": [NAMES[method] for method in methods]}
+    for share, here in runs.groupby("share"):
+        means = here.groupby("method")[[*METRICS]].mean().loc[methods].to_numpy()
+        table[f"p = {share:g}"] = [f"{new:.3f} ({kept:.2f})" for new, kept in means]
+    return pd.DataFrame(table)
 
 
 def against(streams: Mapping[str, pd.DataFrame], ours: str, theirs: str) -> pd.DataFrame:

@@ -308,7 +308,7 @@ def similarity_dial(page: Page) -> None:
         stream: dial.numbers(read(study), dial.SCORES[stream]) for stream, study in studies.items() if study.exists()
     }
     for stream, runs in streams.items():
-        page.tables |= {f"{stream} {metric}": dial.ends(runs, metric) for metric in dial.METRICS}
+        page.tables[stream] = dial.ends(runs)
     page.tables["nearest"] = dial.against(streams, "fire", "random_isometry")
     page.figures["dial"] = partial(dial.figure, streams, page.width)
 

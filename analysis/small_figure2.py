@@ -42,10 +42,10 @@ def ends(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
                 "n": len(members),
                 "test accuracy at the end": mean(members["test/accuracy"].to_numpy(float)),
                 "paper": PAPER.get(str(method), np.nan),
-                "right after the boundary": mean(acted) if len(acted) else None,
+                "right after the boundary": f"{acted.mean():.3f}" if len(acted) else "–",
                 "epochs until above base's end": passes if method != "base" else None,
-                "training accuracy at the end": mean(members["train/accuracy"].to_numpy(float)),
-                "seconds of the act": mean(members["act_seconds"].to_numpy(float)),
+                "training accuracy at the end": f"{members['train/accuracy'].mean():.3f}",
+                "seconds of the act": f"{members['act_seconds'].mean():.2f}",
             }
         )
     lines.sort(key=lambda line: -line["test accuracy at the end"].mean)
