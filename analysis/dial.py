@@ -64,7 +64,7 @@ def against(streams: Mapping[str, pd.DataFrame], ours: str, theirs: str) -> pd.D
 def figure(streams: Mapping[str, pd.DataFrame], width: str) -> Figure:
     """Means by share, a panel for each stream and metric; bars: 95 % intervals over seeds."""
     palette = style.Palette(SHOWN)
-    size = size_of(width), 3.6
+    size = size_of(width), 4.0
     drawn, panels = plt.subplots(2, len(streams), figsize=size, sharex=True, squeeze=False, layout="constrained")
     for column, (stream, runs) in enumerate(streams.items()):
         for axes, (metric, words) in zip(panels[:, column], METRICS.items(), strict=True):
@@ -84,5 +84,5 @@ def figure(streams: Mapping[str, pd.DataFrame], width: str) -> Figure:
         panels[0, column].set_title(f"Digits, {stream}", fontsize=7)
         panels[1, column].set_xticks(shares, [f"{share:g}" for share in shares])
         panels[1, column].set_xlabel(f"Share of {stream} that a task redraws")
-    panels[0, 0].legend(fontsize=5.5)
+    drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=6)
     return drawn
