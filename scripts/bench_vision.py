@@ -185,9 +185,8 @@ def prepared(args: argparse.Namespace, threads: int) -> Task:
     config = compose("vision", [*args.overrides, *quiet])
     if args.batch:
         config.batch_size = args.batch
-    task: Task = trainer.PROGRAM.make_task(config)
-    if args.size:
-        task.data = synthetic(config.batch_size * 8, args.size, 10).to(task.device)
+    data = synthetic(2048, args.size, 10) if args.size else None
+    task = Task.from_config(config, data)
     task.phases = [Phase(np.arange(len(task.data.train_labels)), np.arange(1), epochs=10**6)]
     return task
 
