@@ -1,7 +1,7 @@
 """The studies of docs/protocol.md: runs one of them, or goes on with it, and writes its tables as runs end.
 
     python -m scripts.studies figure2_small_a                 search where the study has one, then the report seeds
-    python -m scripts.studies dial_labels workers=1           as many runs at once as that, on one GPU too
+    python -m scripts.studies dial_labels workers=1           as many at once as that, on one GPU too; else all cores
     python -m scripts.studies figure2_small_a rows=fire,snp   these rows alone; the tables keep the others
     python -m scripts.studies figure2_small_a smoke           every row once, at scale=smoke, into runs/smoke
 
