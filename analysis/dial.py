@@ -32,16 +32,6 @@ def numbers(curves: pd.DataFrame, score: str) -> pd.DataFrame:
     return found.rename(columns={"setting": "share", "row": "method"})
 
 
-def ends(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row for each method, the best mean first, and a column for each share: both means, `kept` in brackets."""
-    methods = runs.groupby("method")["new"].mean().round(9).sort_values(ascending=False, kind="stable").index
-    table = {"method": [NAMES[method] for method in methods]}
-    for share, here in runs.groupby("share"):
-        means = here.groupby("method")[[*METRICS]].mean().loc[methods].to_numpy()
-        table[f"p = {share:g}"] = [f"{new:.3f} ({kept:.2f})" for new, kept in means]
-    return pd.DataFrame(table)
-
-
 def against(streams: Mapping[str, pd.DataFrame], ours: str, theirs: str) -> pd.DataFrame:
     """Differences of two methods at each share, p values corrected over the shares of a stream and metric."""
     lines = []

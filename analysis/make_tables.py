@@ -38,6 +38,7 @@ from analysis.summary import (
     chosen,
     correlations,
     differences,
+    grid,
     methods,
     ranks,
     read,
@@ -92,7 +93,6 @@ STATE = {
     "td_fresh": "TD error, fresh",
     "td_old": "TD error, old",
 }
-GAMES = {"continual_minatar": ("Space Invaders", "Asterix", "Seaquest")}  # in turn
 TUNING = "tuning"  # the arm of the runs on which the settings of triggers were chosen
 TRIGGERS = {  # stream: its score
     "random_labels": "average online accuracy",
@@ -233,7 +233,7 @@ def language_streams(page: Page) -> None:
 
 
 def agents(page: Page) -> None:
-    """Agents on streams of control tasks: returns, and games one by one."""
+    """Agents on streams of control tasks: returns, and the state of their networks."""
     for name, runs in page.files().items():
         compared = summarise(runs, AGENTS)
         order = list(compared["method"])
@@ -242,11 +242,6 @@ def agents(page: Page) -> None:
         if "fire" in called:  # other treatments of the last layers take what FIRE's search chose
             called = {method: words.replace("FIRE,", f"{called['fire']},") for method, words in called.items()}
         page.tables[name] = named(compared, called)
-        if games := GAMES.get(name):
-            tasks = range(int(runs["task"].max()) + 1)
-            table = Table(tuple(Column(f"{task + 1}: {games[task % len(games)]}", "return", task) for task in tasks))
-            by_task = summarise(runs, table).drop(columns="n").set_index("method").loc[order].reset_index()
-            page.tables[f"tasks {name}"] = named(by_task, called)
         known = {column: words for column, words in STATE.items() if column in runs and runs[column].notna().any()}
         page.figures[name] = partial(result_figures.agents, runs, called, known, page.width)
 
@@ -308,7 +303,8 @@ def similarity_dial(page: Page) -> None:
         stream: dial.numbers(read(study), dial.SCORES[stream]) for stream, study in studies.items() if study.exists()
     }
     for stream, runs in streams.items():
-        page.tables[stream] = dial.ends(runs)
+        shares = {share: f"p = {share:g}" for share in sorted(runs["share"].unique())}
+        page.tables[stream] = named(grid(runs, "share", shares, {"new": 3, "kept": 2}), dial.NAMES)
     page.tables["nearest"] = dial.against(streams, "fire", "random_isometry")
     page.figures["dial"] = partial(dial.figure, streams, page.width)
 

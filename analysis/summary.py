@@ -7,6 +7,7 @@ intervals and tests.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,7 @@ class Column:
     Args:
         heading: of the table; `{few}` in it is the number of tasks in a tenth of them.
         of: column of the file.
-        tasks: `all`, `first`, `last`, `first tenth`, `last tenth`, `last third`, `last 3`, or a task's number, from 0.
+        tasks: `all`, `first`, `last`, `first tenth`, `last tenth`, `last third` or `last 3`.
         statistic: `mean` with a 95 % t-interval, `count` (the mean alone, with one decimal); against another row
             `difference` (paired by seed, with Holm's correction) or `better` (the probability).
         against: that row.
@@ -35,7 +36,7 @@ class Column:
 
     heading: str
     of: str
-    tasks: str | int = "all"
+    tasks: str = "all"
     statistic: str = "mean"
     against: str = ""
 
@@ -84,10 +85,8 @@ def few_of(tasks: int) -> int:
     return max(1, round(streams.SHARE * tasks))
 
 
-def part_of(tasks: str | int, count: int) -> slice:
+def part_of(tasks: str, count: int) -> slice:
     """Which of `count` tasks a column takes."""
-    if isinstance(tasks, int):
-        return slice(tasks, tasks + 1)
     few, third = few_of(count), max(1, count // 3)
     first, last = {"first": 1, "first tenth": few}, {"last": 1, "last tenth": few, "last third": third, "last 3": 3}
     return slice(0, first[tasks]) if tasks in first else slice(-last[tasks], None) if tasks in last else slice(None)
@@ -129,7 +128,7 @@ def summarise(frame: pd.DataFrame, table: Table, more: bool = True) -> pd.DataFr
 
 def has(column: Column, frame: pd.DataFrame, rows: Mapping[str, pd.DataFrame], tasks: int) -> bool:
     """Whether there is something to show: numbers, more than one task for a tenth of them, the row to compare with."""
-    several = tasks > 1 or "tenth" not in str(column.tasks)
+    several = tasks > 1 or "tenth" not in column.tasks
     is_there = column.of in frame and bool(frame[column.of].notna().any())
     return is_there and several and (not column.against or column.against in rows)
 
@@ -144,6 +143,24 @@ def cell(statistic: str, ours: Numbers, theirs: Numbers) -> object:
     if statistic == "better":
         return stratified(probability_of_improvement, [values], [np.array([*theirs.values()])])
     return paired(ours, theirs)
+
+
+def grid(runs: pd.DataFrame, by: str, columns: Mapping[Any, str], shown: Mapping[str, int]) -> pd.DataFrame:
+    """Means of methods, a row for each, the best first, in settings, a column for each; the second mean in brackets.
+
+    Args:
+        runs: a row for each run.
+        by: column of the settings.
+        columns: settings, and their headings.
+        shown: two columns of numbers, and their decimals; the first orders.
+    """
+    (first, digits), (second, fewer) = shown.items()
+    order = runs.groupby("method")[first].mean().round(9).sort_values(ascending=False, kind="stable").index
+    table: dict[str, list[object]] = {"method": [*order]}
+    for setting, heading in columns.items():
+        means = runs[runs[by] == setting].groupby("method")[[first, second]].mean().loc[order].to_numpy()
+        table[heading] = [f"{one:.{digits}f} ({other:.{fewer}f})" for one, other in means]
+    return pd.DataFrame(table)
 
 
 def correct(columns: Sequence[list[object]]) -> None:

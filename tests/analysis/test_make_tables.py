@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis import make_tables
-from analysis.make_tables import AGENTS, GAMES, PAGES, STREAM, TEXTS, Page, outcome_of_triggers
+from analysis.make_tables import AGENTS, PAGES, STREAM, TEXTS, outcome_of_triggers
 from analysis.runs import BadRun, Run
 from analysis.sources import load
 from analysis.stream_rows import TEXT_COLUMNS, of_streams, of_texts
@@ -131,18 +131,6 @@ def test_an_agent_s_score_is_the_mean_of_the_last_third() -> None:
     assert found["P(better than base)"][0].mean == 1.0
     assert found["P(better than base)"][1] is None
     assert [one.mean for one in found["evaluation, last third"]] == [204.5, 204.5]
-
-
-def test_games_that_come_round_again_have_a_column_for_each_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(GAMES, "games", ("a", "b", "c"))
-    agent_rows().to_csv(tmp_path / "games.csv", index=False)
-    page = Page(tmp_path)
-    PAGES["agents"](page)
-    best, other = page.tables["tasks games"].to_dict("records")
-    assert list(other) == ["method", "1: a", "2: b", "3: c", "4: a", "5: b", "6: c"]
-    assert [best["method"], *(one.mean for one in list(other.values())[1:])] == ["FIRE", 101, 91, 81, 71, 61, 51]
 
 
 def test_triggers_are_compared_with_a_known_boundary_and_never() -> None:
