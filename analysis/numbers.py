@@ -14,11 +14,9 @@ COLUMN which numbers; the mean over seeds is written, or another part: `low` and
 
 `<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. The numbers of the HEADLINES
 stand on files of today's numerics alone, or the check fails: between `<!-- table: headline -->` and `<!-- end -->` they
-show the first columns of those rows of OVERVIEW of which this is so and of whose metric more is better, at most six,
-and count the others. Between `<!-- table: timings -->` and `<!-- end -->` stands what TIMINGS holds, measured by hand
-in a fresh clone: for each machine its processor, the commit, and of each step seconds by the clock and of the
-processor. The file of a table is `page.csv` beside `page.md`, with `<!-- source: FILE -->` above it FILE (below docs/),
-and within `<!-- table: name -->` `page/name.csv`.
+show the first columns of those rows of OVERVIEW of which this is so and of whose metric more is better, at most
+eight, and count the others. The file of a table is `page.csv` beside `page.md`, with `<!-- source: FILE -->` above it
+FILE (below docs/), and within `<!-- table: name -->` `page/name.csv`.
 """
 
 import functools
@@ -40,16 +38,9 @@ HEADLINES = ("README.md", "docs/index.md")
 MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
 BEGINS = re.compile(r"^[ ]*<!--=(.*?)-->", re.M)
 OVERVIEW = "results/overview.md"
-BLOCK = re.compile(r"(<!-- table: (headline|timings) -->\n)(.*?)(<!-- end -->)", re.S)
-TIMINGS = "results/timings.json"
-STEPS = {
-    "install": '`pip install -e ".[harness]"` (5 GB, for torch brings CUDA)',
-    "runs": "both runs, 15,200 steps each",
-    "test tools": '`pip install -e ".[dev]"`',
-    "tests": "`pytest`",
-}
+BLOCK = re.compile(r"(<!-- table: headline -->\n)(.*?)(<!-- end -->)", re.S)
 SHOWN = 5  # columns of OVERVIEW: where, n, base, full reset, FIRE
-MOST = 6  # rows
+MOST = 8  # rows
 SOURCE = re.compile(r"<!-- (?:(source|table): (.+?)|end) -->")
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#]+)")
 NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
@@ -231,21 +222,6 @@ def headline(target: Path) -> str:
     return f"{text}[The whole table]({where}) has {' and '.join(rest)}.\n\n" if rest else text
 
 
-def timings(target: Path) -> str:
-    """What installing, the first command and the tests take: a sentence for the README, a table elsewhere."""
-    machines = json.loads((ROOT / "docs" / TIMINGS).read_text(encoding="utf-8"))
-    if target.name == "README.md":
-        words = "Installing took {install[0]} s, both runs {runs[0]} s, the tests {tests[0]} s".format
-        return "".join(f"{words(**one['seconds'])} on {one['cpu']} (commit {one['commit']}).\n" for one in machines)
-    rows = [
-        f"| {text} | " + " | ".join("{:,} s, {:,} s".format(*one["seconds"][step]) for one in machines) + " |"
-        for step, text in STEPS.items()
-    ]
-    names = " | ".join("{cpu}, commit {commit}, {tests:,} tests".format(**one) for one in machines)
-    head = [f"| clock, processor time | {names} |", "|---" * (len(machines) + 1) + "|"]
-    return "\n".join(["", *head, *rows, "", ""])
-
-
 def renewed(text: str, page: Path | None = None) -> tuple[str, list[str]]:
     """A page with its numbers written anew, and a line for each that was another or cannot be found.
 
@@ -255,8 +231,7 @@ def renewed(text: str, page: Path | None = None) -> tuple[str, list[str]]:
     """
     before = text
     if page is not None:
-        made = {"headline": headline, "timings": timings}
-        text = BLOCK.sub(lambda block: block[1] + made[block[2]](page) + block[4], text)
+        text = BLOCK.sub(lambda block: block[1] + headline(page) + block[3], text)
     wrong = ["the rows of another page have changed"] if text != before else []
     wrong += [f"a line begins with a mark, where markdown ends the paragraph: {key}" for key in BEGINS.findall(text)]
 

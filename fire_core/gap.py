@@ -1,4 +1,4 @@
-"""Has this network lost plasticity? A copy of it and a fresh network are trained on the same held-out data."""
+"""Has this network lost plasticity? A copy of it and a fresh network are trained on the same task, a new one."""
 
 import copy
 import math
@@ -22,7 +22,7 @@ T = (
 
 @dataclass(frozen=True)
 class PlasticityGap:
-    """What `plasticity_gap` found. Losses are means over all held-out batches, in evaluation mode.
+    """What `plasticity_gap` found. Losses are means over all batches, in evaluation mode.
 
     Attributes:
         aged: loss of the aged copy after its training, one a draw.
@@ -75,7 +75,7 @@ def plasticity_gap(
     draws: Annotated[int, at_least(2)] = 5,
     seed: int = 0,
 ) -> PlasticityGap:
-    """Train a copy of an aged network and a fresh one on the same held-out data, and compare what they have learned.
+    """Train a copy of an aged network and a fresh one on the same new task, and compare what they have learned.
 
     The probe that studies of plasticity in language models use (arXiv 2606.24752). A draw is an order of the batches,
     the same for both, and new initial weights of the fresh network. Both get a new optimizer, train in training mode
@@ -85,7 +85,8 @@ def plasticity_gap(
     Args:
         model: the aged network; neither it nor the state of torch's random generators is changed.
         fresh: gives a newly initialised network of the same shape, on the same device, each time it is called.
-        batches: held-out data that the aged network was not trained on; a list, since both train on the same.
+        batches: of what the network shall learn next; a list, since both train on the same. On more of what it was
+            trained on an aged network is ahead, however little it can still learn.
         steps: of each training; beyond the number of batches they come again, in another order.
         loss: of a model and a batch, a mean over the samples.
         optimizer: of the parameters, as `lambda p: torch.optim.AdamW(p, lr=3e-4)`.

@@ -57,7 +57,8 @@ def test_the_other_tools_run(capsys: pytest.CaptureFixture[str]) -> None:
 
     batches = [(torch.randn(16, 4), torch.arange(16) % 3) for _ in range(3)]
     exec(
-        code.replace("500", "5"), {"torch": torch, "model": make_model(), "make_model": make_model, "held_out": batches}
+        code.replace("500", "5"),
+        {"torch": torch, "model": make_model(), "make_model": make_model, "next_task": batches},
     )
     printed = capsys.readouterr().out
     assert "2.weight" in printed

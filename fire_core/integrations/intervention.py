@@ -57,8 +57,9 @@ class FireWith(Method):
             raise ValueError(f"nothing would be projected: {'; '.join(reasons[:3]) or 'the model has no matrices'}")
 
     def needs_init(self, net: Net) -> bool:
-        """Whether it reads the initial weights: to reinitialise, or for the scale of that name."""
-        return self.values["scale"] == "match_init" or any(e.action == "reinit" for e in self._entries(net))
+        """Whether it reads the initial weights: to reinitialise, or for a scale that takes their norms."""
+        scale = self.values["scale"]
+        return scale in ("match_init", "init_norm") or any(e.action == "reinit" for e in self._entries(net))
 
     def _entries(self, net: Net) -> list[Entry]:
         options = {name: self.values[name] for name in inspect.signature(resolve).parameters if name != "model"}

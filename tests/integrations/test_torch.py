@@ -55,12 +55,13 @@ def test_it_acts_after_the_right_steps_and_the_optimizer_forgets():
     assert rows[2][1]["fire/firings"] == 3
 
 
-def test_the_state_travels_with_the_optimizers_and_a_resumed_run_does_not_fire_again(tmp_path):
+@pytest.mark.parametrize("scale", ["match_init", "init_norm"])
+def test_the_state_travels_with_the_optimizers_and_a_resumed_run_does_not_fire_again(tmp_path, scale):
     def begin() -> tuple[nn.Module, torch.optim.Optimizer, FireHook, list[int]]:
         model, fired = network(), []
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         trigger = At([10, 21]) | Drift(above=2e-5, rearm=2e-5, every=4)
-        hook = FireHook(optimizer, model, trigger, scale="match_init", log=lambda step, _: fired.append(step))
+        hook = FireHook(optimizer, model, trigger, scale=scale, log=lambda step, _: fired.append(step))
         return model, optimizer, hook, fired
 
     undisturbed, optimizer, _, whole = begin()
