@@ -139,7 +139,7 @@ class SplitMuon(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in every optimizer; vectors are refused, and 3-D weights without a cut."""
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        group = self.param_groups.pop()
         for parameter in group["params"]:
             if distributed.is_sharded(parameter):
                 raise ValueError(
@@ -151,6 +151,7 @@ class SplitMuon(torch.optim.Optimizer):
                 raise ValueError(
                     f"a parameter of shape {tuple(parameter.shape)} is no matrix: muon_groups(model) sorts them"
                 )
+        self.param_groups.append(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in every optimizer; how weights are cut stays as it is here, so `torch.optim.Muon`'s states load too."""

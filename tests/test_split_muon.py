@@ -209,3 +209,15 @@ def test_states_of_torch_load_and_what_muon_does_not_train_is_refused() -> None:
     for wrong in ({"lr": "a"}, {"eps": -1}, {"ns_steps": 200}, {"ns_coefficients": (1, 2)}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             SplitMuon(muon_groups(model)[0], **wrong)
+
+
+def test_a_group_that_is_refused_is_not_taken_in() -> None:
+    optimizer = SplitMuon([nn.Parameter(torch.ones(2, 2))])
+    with pytest.raises(ValueError, match="no matrix"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_nothing_is_left_out_where_no_linear_layer_reads_the_input() -> None:
+    rnn = nn.ModuleDict({"rnn": nn.LSTM(4, 8), "fc1": nn.Linear(8, 8), "fc2": nn.Linear(8, 2)})
+    assert any(rnn["fc1"].weight in set(group["params"]) for group in muon_groups(rnn).muon)

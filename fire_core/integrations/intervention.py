@@ -181,10 +181,16 @@ class Intervention:
         self.method.check(self.net)
         frozen = [p for p in self.net.parameters() if self.trainable_only and not p.requires_grad]
         self.spared = frozenset([*kept_tensors(modules, self.keep), *frozen])
-        if not isinstance(self.method, FireWith) or self.method.needs_init(self.net):
-            self.net.init = self.init = self.init or Net.of(dict(modules)).init
+        self.keep_initial(modules)
+        self.net.init = self.init or {}
         self._total, self._names_known = total_steps, metrics is not None
         self.trigger.start(self.net, metrics=metrics, total_steps=total_steps)
+
+    def keep_initial(self, modules: Mapping[str, nn.Module]) -> None:
+        """Copy the weights as they are now, if the method reads initial ones and has none yet."""
+        net = Net(dict(modules), {})
+        if self.init is None and (not isinstance(self.method, FireWith) or self.method.needs_init(net)):
+            self.init = Net.of(net.modules).init
 
     def observe(self, **metrics: Tensor | float | None) -> None:
         """Metrics for the next `ask`; tensors are not read unless a measurement is due."""

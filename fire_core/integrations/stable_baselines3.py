@@ -62,6 +62,8 @@ class FireCallback(BaseCallback):
         saved = getattr(self.model, ATTRIBUTE, None)
         if isinstance(saved, dict) and self.model.num_timesteps:
             self.intervention.load_state_dict(saved)
+        if self.intervention.trigger.last is None:  # steps are asked about between rollouts alone
+            self.intervention.trigger.last = self.model.num_timesteps
         setattr(self.model, ATTRIBUTE, Saved(self.intervention))
 
     def _on_rollout_start(self) -> None:

@@ -16,8 +16,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from fire_core.integrations.intervention import FireWith, Intervention
-from fire_core.methods.protocol import Net
+from fire_core.integrations.intervention import Intervention
 from fire_core.triggers.trigger import Trigger
 
 LOGGED = {"loss", "grad_norm", "learning_rate", "epoch"}  # with each of the Trainer's log lines
@@ -34,8 +33,8 @@ class FireCallback(TrainerCallback, ExportableState):
 
     Args:
         trigger: when to act.
-        options: of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`. A method that needs initial weights
-            (shrink and perturb, full reset) takes those at `bind`.
+        options: of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`. Initial weights, where the method
+            or the scale needs such, are those at `bind`.
     """
 
     def __init__(self, trigger: Trigger, **options: Any) -> None:
@@ -46,8 +45,8 @@ class FireCallback(TrainerCallback, ExportableState):
     def bind(self, trainer: Trainer) -> None:
         """Take the trainer whose optimizer is to be reset and whose log is to be written."""
         self.trainer = trainer
-        if not isinstance(self.intervention.method, FireWith):
-            self.intervention.init = Net.of({"model": trainer.model}).init
+        self.intervention.init = None
+        self.intervention.keep_initial({"model": trainer.model})
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -30,9 +30,9 @@ def linear_layers(module: nn.Module) -> dict[str, Layer]:
 
 
 def input_layers(module: nn.Module) -> set[Layer]:
-    """The layer that reads the network's input: the first one registered; none where an embedding comes before it."""
+    """The layer that reads the network's input: the first one registered; none where another module reads it."""
     for layer in module.modules():
-        if isinstance(layer, nn.Embedding):
+        if isinstance(layer, (nn.Embedding, nn.RNNBase, nn.MultiheadAttention)):
             return set()
         if isinstance(layer, Layer):
             return {layer}

@@ -11,7 +11,7 @@ from torch import nn
 from fire_core.methods.layers import input_layers, linear_layers, output_layers
 from fire_core.methods.protocol import MakeOptimizer, Method, Net, Variant
 from fire_core.ranges import Decay, NonNegative, Positive, checked
-from fire_core.split_muon import WHOLE, Cuts, SplitMuon, cut_of
+from fire_core.split_muon import WHOLE, Cuts, SplitMuon, cut_of, entries_of
 from fire_core.weights.layout import resolve
 
 
@@ -55,7 +55,7 @@ class MuonOptimizer(Method):
         rest = [p for p in net.parameters() if p not in hidden]
         groups: dict[tuple[float, Cuts], list[nn.Parameter]] = {}
         for parameter, cuts in hidden.items():
-            groups.setdefault((self._factor(parameter), cuts), []).append(parameter)
+            groups.setdefault((_factor(parameter, cuts), cuts), []).append(parameter)
         parts: list[torch.optim.Optimizer] = []
         if groups:
             muon = [{"params": p, "lr": self.lr * factor, "cuts": cuts} for (factor, cuts), p in groups.items()]
@@ -68,14 +68,16 @@ class MuonOptimizer(Method):
         """The weights that Muon itself trains."""
         return hidden_weights(net, self.variant)
 
-    @staticmethod
-    def _factor(parameter: nn.Parameter) -> float:
-        """The public code's factor over torch's: it reads a convolution's off the kernel's sides."""
-        if parameter.ndim < 3:
-            return 1.0
-        rows = parameter.shape[1] if parameter.ndim == 3 else len(parameter)  # tokens are (1, T, d)
-        columns = parameter.numel() // rows
-        return math.sqrt(max(1, parameter.shape[-2] / parameter.shape[-1]) / max(1, rows / columns))
+
+def _factor(parameter: nn.Parameter, cuts: Cuts) -> float:
+    """The public code's factor over that of `SplitMuon`: it reads a convolution's off the kernel's sides."""
+    (entry, *_) = entries_of(parameter, cuts)
+    if not entry.kind.startswith("conv"):
+        return 1.0
+    rows = parameter.shape[1] if entry.kind == "conv_transpose" else len(parameter) // entry.groups
+    columns = parameter.numel() // (rows * entry.groups)
+    sides = parameter.shape[-2] / parameter.shape[-1] if parameter.ndim > 3 else 1
+    return math.sqrt(max(1, sides) / max(1, rows / columns))
 
 
 def hidden_weights(net: Net, variant: str = "original") -> dict[nn.Parameter, Cuts]:

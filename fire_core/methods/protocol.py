@@ -37,7 +37,7 @@ class Net:
     def of(cls, modules: dict[str, nn.Module], layout: str = "all") -> "Net":
         """Networks as they are now, with copies of their weights as the initial ones."""
         init = {
-            name: {key: value.detach().clone() for key, value in module.state_dict().items()}
+            name: {key: x.detach().clone() for key, x in module.state_dict().items() if isinstance(x, Tensor)}
             for name, module in modules.items()
         }
         return cls(modules, init, layout)

@@ -6,9 +6,10 @@ import torch
 from fire_core.methods.layers import ChosenLayout
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Share, checked
+from fire_core.reinit.fire import reinitialise
+from fire_core.reinit.initial import initial_weights
 from fire_core.reinit.perturb import shrink_and_perturb_
 from fire_core.units.recycle import resample
-from fire_core.weights.distributed import write_
 from fire_core.weights.layout import resolve
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
@@ -48,13 +49,16 @@ class ShrinkAndPerturb(Method):
         for name, module in net.modules.items():
             init = net.init[name]
             if self.variant == "original":
-                init = {key: resample(value, value.shape, generator) for key, value in init.items()}
+                init = {
+                    key: resample(value, value.shape, generator) if value.numel() else value
+                    for key, value in init.items()
+                }
             scaled = init
             if self.perturb != self.coef:
                 scaled = {key: value * (self.perturb / self.coef) for key, value in init.items()}
             shrink_and_perturb_(module, scaled, self.coef, context.spared)
-            for entry in resolve(module, self.layout) if self.layout else []:
-                if entry.action == "reinit" and entry.parameter not in context.spared:
-                    write_(entry.parameter, init[entry.name].to(entry.parameter))
+            entries = resolve(module, self.layout, exclude=context.spared) if self.layout else []
+            for entry in (entry for entry in entries if entry.action == "reinit"):
+                reinitialise(entry, initial_weights(init, [entry]))
         reset_optimizer_state(context.optimizers, net.parameters(context.spared))
         return {}

@@ -14,7 +14,7 @@ from fire_core.errors import FireWarning
 from fire_core.polar.factor import full_precision
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.checks import check_finite, check_module, check_weights
-from fire_core.reinit.initial import initial_of, initial_weights
+from fire_core.reinit.initial import given, initial_of, initial_weights
 from fire_core.reinit.project import Projection, make_batches, project
 from fire_core.reinit.report import Kept, Report, Row, running_statistics
 from fire_core.reinit.scales import scale_of
@@ -72,7 +72,7 @@ def fire_(
       so are the factors A and B, because it is their product that acts, and an isometric B would replace the small
       learned change by a large one. `include="*lora_A*"` projects A.
     - weights that are quantised, packed, eight-bit or computed from others (parametrizations, pruning) are kept.
-    - a matrix that is zero has no nearest isometry and stays zero, unless `init` holds other values for it.
+    - a matrix that is zero has no nearest isometry and stays zero; `solver="exact"` fills it from `init`.
     - buffers are kept. The running statistics of batch norm are then those of the old weights: estimate them anew
       before the model is evaluated (docs/in_your_loop.md).
 
@@ -92,8 +92,8 @@ def fire_(
         optimizer: optimizer(s) whose state of exactly the changed weights is reset. Give all that train the model. The
             float32 master copies of half-precision weights that they hold are found and changed too.
         init: copies of the initial weights by parameter name (`copy.deepcopy(model.state_dict())` at the start). Needed
-            for `reinit` actions and the scales `match_init` and `init_norm`; fills the null space of rank-deficient and
-            zero matrices.
+            for `reinit` actions and the scales `match_init` and `init_norm`; with `solver="exact"` it fills the null
+            space of rank-deficient and zero matrices.
         scale: each singular value's target. d_out x d_in is the matrix, k its number of kernel positions.
             "modular": sqrt(d_out / d_in) / k, the paper's. "orthogonal": 1. "match_init": such that the weight has the
             root mean square it was initialised with, whatever the scheme (uniform, Kaiming, residual-scaled).
@@ -126,9 +126,9 @@ def fire_(
 
     Raises:
         TypeError: `model` is no module, or one without layers (TorchScript, export); an optimizer in another's place.
-        ValueError: an option that is not accepted; optimizers that hold none of the model's weights; a NaN or Inf in a
-            weight; a meta, complex or sparse weight, or one made in inference mode; `init` that lacks a needed entry
-            or is the model's own memory. Names are given, and nothing is changed.
+        ValueError: an option that is not accepted; optimizers that hold none of the model's weights; a NaN or Inf in
+            a weight or its `init`; a meta, complex or sparse weight, or one made in inference mode; `init` that lacks a
+            needed entry, has another shape or is the model's own memory. Names are given, and nothing is changed.
 
     Warns:
         FireWarning: nothing was projected, a matrix is zero, a weight looks fused and is not cut, an optimizer cannot
@@ -198,16 +198,18 @@ def _apply(model: nn.Module, entries: list[Entry], how: Projection, init: Mappin
     reset = [entry for entry in entries if entry.action == "reinit"]
     check_weights([*projected, *reset])
     initial = initial_weights(init, [*projected, *reset])
-    check_finite([(f"init[{entry.name!r}]", initial_of(entry, initial)) for entry in reset])
+    for entry in reset:
+        initial_of(entry, initial)
+    starts = [(f"init[{e.name!r}]", s) for e in [*projected, *reset] if (s := given(e, initial)) is not None]
+    check_finite([*((entry.name, entry.parameter) for entry in projected), *starts])
     scales = {entry.label: scale_of(entry, how.scale, how.variance_factor, initial) for entry in projected}
     batches = make_batches(projected, distributed.ddp_group(model))
-    check_finite([(entry.name, entry.parameter) for entry in projected])
     rows: dict[str, Row] = {}
     with full_precision(projected[0].parameter.device.type if projected else "cpu"):
         for batch in batches:
             rows |= project(batch, how, scales, initial)
     for entry in reset:
-        rows[entry.label] = _reinitialise(entry, initial)
+        rows[entry.label] = reinitialise(entry, initial)
     ordered = [rows[entry.label] for entry in entries if entry.label in rows]
     kept = {e.label: Kept(tuple(e.parameter.shape), e.size, e.reason) for e in entries if e.label not in rows}
     changed = {id(e.parameter): e.parameter for e in entries if e.label in rows and rows[e.label].action != "skip"}
@@ -216,13 +218,11 @@ def _apply(model: nn.Module, entries: list[Entry], how: Projection, init: Mappin
 
 def _zeros(rows: list[Row]) -> list[str]:
     names = [f"{row.name} ({row.zeros})" if row.zeros < row.matrices else row.name for row in rows if row.zeros]
-    line = (
-        f"zero matrices have no nearest isometry and stay zero: {listed(names, 5)}; init with other values fills them"
-    )
-    return [line] if names else []
+    way = 'solver="exact" with other values in init fills them'
+    return [f"zero matrices have no nearest isometry and stay zero: {listed(names, 5)}; {way}"] if names else []
 
 
-def _reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
+def reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
     """Write the initial value of an entry's rows."""
     weight = distributed.full(entry.parameter)
     changed = weight.to(working_dtype(weight), copy=True)

@@ -32,8 +32,8 @@ def initial_weights(init: Mapping[str, Tensor] | None, entries: Iterable[Entry])
     return initial
 
 
-def find_initial(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
-    """The initial value of an entry's whole parameter; None where `initial` has none.
+def given(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
+    """The initial value of an entry's whole parameter, sharded as it may be; None where `initial` has none.
 
     Raises:
         ValueError: it has another shape.
@@ -44,12 +44,18 @@ def find_initial(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
                 raise ValueError(
                     f"init[{name!r}] has shape {tuple(initial[name].shape)}, the model {tuple(entry.parameter.shape)}"
                 )
-            return distributed.full(initial[name])
+            return initial[name]
     return None
 
 
+def find_initial(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
+    """The same, whole."""
+    start = given(entry, initial)
+    return None if start is None else distributed.full(start)
+
+
 def initial_of(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
-    """The same, which must be there.
+    """The initial value of an entry's whole parameter, which must be there.
 
     Raises:
         ValueError: it is not, or has another shape.

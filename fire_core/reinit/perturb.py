@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from fire_core.polar.options import check_number
 from fire_core.polar.steps import working_dtype
-from fire_core.reinit.checks import check_module
+from fire_core.reinit.checks import check_module, check_weights
 from fire_core.reinit.initial import initial_of, initial_weights
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
@@ -40,11 +40,13 @@ def shrink_and_perturb_(
         masters: copies that the optimizers do not show, as for `fire_`.
 
     Raises:
-        TypeError: `model` is no module.
+        TypeError: `model` is no module; `exclude` holds something else than parameters.
         ValueError: `coef` outside [0, 1]; `init` lacks a parameter or is the model's own memory; a parameter is not
             floating point; master copies that cannot be matched. Nothing is changed.
     """
     check_number("coef", coef, lambda share: 0 <= share <= 1, "between 0 and 1")
+    if isinstance(exclude, (str, nn.Module, Tensor)) or not all(isinstance(p, Tensor) for p in exclude):
+        raise TypeError("exclude: give a list of parameters; patterns and modules are for fire_")
     named, kept = unwrap(check_module(model)).named_parameters(), set(exclude)
     entries = [Entry(clean_name(name), parameter, "other") for name, parameter in named if parameter not in kept]
     initial = initial_weights(init, entries)
@@ -52,9 +54,11 @@ def shrink_and_perturb_(
     for entry in entries:
         if not entry.parameter.is_floating_point() or entry.parameter.dtype.itemsize == 1:
             raise ValueError(f"{entry.name} is {entry.parameter.dtype}: only floating-point weights can be mixed")
+    check_weights(entries)
     with carried_to(find_masters(unwrap(model), optimizer, masters)):
         for entry, start in zip(entries, starts, strict=True):
             weight = distributed.full(entry.parameter)
             dtype = working_dtype(weight)
-            mixed = (1 - coef) * weight.to(dtype) + coef * start.to(weight.device, dtype)
+            start = start.to(weight.device, dtype)
+            mixed = start if coef == 1 else (1 - coef) * weight.to(dtype) + coef * start
             distributed.write_(entry.parameter, mixed)

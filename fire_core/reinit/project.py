@@ -216,6 +216,7 @@ def _scale(
     if how.min_norm > 0:
         skip = skip | (torch.linalg.matrix_norm(W) < how.min_norm)
         Q.copy_(torch.where(skip[:, None, None], W, Q))
+        stats[:, AT["completed"]] *= ~skip
     stats[:, AT["skipped"]] = skip
     if how.measure:
         begin = time.perf_counter()

@@ -14,6 +14,7 @@ other stacks of vectors are left out.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -129,6 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.json:
         rows = [asdict(found) | {"benefits": found.benefits} for found in findings]
+        for row in rows:  # JSON has no infinity
+            row["condition"] = row["condition"] if math.isfinite(row["condition"]) else None
         print(json.dumps({"weights": rows, "not_examined": refused, "notes": cuts.notes}, indent=1))
         return 0
     print(table(findings))

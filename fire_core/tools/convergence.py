@@ -104,12 +104,14 @@ def from_checkpoint(path: Path, limit: int, **choice: Any) -> list[Tensor]:
         choice: options of `audit.read_cuts`.
 
     Raises:
-        CheckpointError: the checkpoint cannot be used, or holds no matrices.
+        CheckpointError: the checkpoint cannot be used, holds no matrices, or a NaN or Inf in one.
     """
     by_shape: dict[tuple[int, int], list[Tensor]] = {}
     cuts = read_cuts(path, **choice)
     for one in cuts.cuts:
-        for _, matrices, _ in matrices_of(one, cuts.named):
+        for name, matrices, _ in matrices_of(one, cuts.named):
+            if not bool(matrices.isfinite().all()):
+                raise CheckpointError(f"{path}: NaN or Inf in {name}")
             by_shape.setdefault((matrices.shape[-2], matrices.shape[-1]), []).extend(matrices.float())
     if not by_shape:
         raise CheckpointError(f"{path}: holds no weight matrices")

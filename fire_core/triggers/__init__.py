@@ -8,7 +8,7 @@
             fire_(model, optimizer=optimizer)
 
 `At` and `Every` follow the step's number, `Plateau` a loss or score, the others measure the model. They combine with
-`&` and `|`. None draws random numbers, and none makes the host wait for a device except in steps in which it measures.
+`|`. None draws random numbers, and none makes the host wait for a device except in steps in which it measures.
 """
 
 from fire_core.triggers.activations import Dormancy, EffectiveRank

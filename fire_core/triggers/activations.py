@@ -33,6 +33,7 @@ class Seen(Measured):
         "no training pass was seen since the hooks are on. A model that torch.compile compiled does not run them: "
         "call start(model, probe=...) with a pass of the model before compilation"
     )
+    most = 1.0  # shares
     _hooks: ExitStack | None = None
     _net: Net | None = None
     _probe: Callable[[], object] | None = None

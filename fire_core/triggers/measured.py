@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Annotated, ClassVar
 
@@ -31,7 +32,7 @@ class Measured(Trigger):
         above: fire when the number lies above this.
         below: or below this; one of the two.
         every: steps between two measurements.
-        rearm: default: 0.9 of `above`, or `below` / 0.9.
+        rearm: default: 0.9 of `above`, or `below` / 0.9, at most halfway to the number's largest.
         cooldown: steps after any action in which it does not fire.
 
     Raises:
@@ -40,6 +41,7 @@ class Measured(Trigger):
 
     FIELDS: ClassVar[tuple[str, ...]] = ("last", "due", "armed", "value", "acted_at")
     missing = "there is nothing to measure"
+    most: ClassVar[float] = math.inf  # that the number can be
 
     @checked
     def __init__(
@@ -56,7 +58,7 @@ class Measured(Trigger):
             raise ValueError(f"{type(self).__name__}: give either above or below")
         self.sign, self.side = (1, "above") if below is None else (-1, "below")
         self.threshold, self.every, self.cooldown = threshold, every, cooldown
-        self.rearm = threshold * REARM**self.sign if rearm is None else rearm
+        self.rearm = min(threshold * REARM**self.sign, (threshold + self.most) / 2) if rearm is None else rearm
         if self.sign * (self.rearm - threshold) > 0:
             raise ValueError(f"{type(self).__name__}: rearm={rearm} must not lie {self.side} the threshold {threshold}")
         self.due = False  # a measurement
@@ -77,16 +79,17 @@ class Measured(Trigger):
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
         assert net is not None
+        was_due = self.due  # else the hooks are put on now, and there is nothing yet to see
         self.due |= step // self.every > last // self.every
         measured = self.measure(net) if self.due else None
         if measured is None:
-            self._waiting += (step - last) * self.due
+            self._waiting += (step - last) * was_due
             if self._waiting > self.every:
                 raise ValueError(f"{type(self).__name__}: {self.missing}")
             return None
         self.due, self._waiting, self.value = False, 0, mean_over_ranks(measured)
         cooling = self.acted_at is not None and step - self.acted_at <= self.cooldown
-        self.armed |= self.sign * (self.value - self.rearm) < 0
+        self.armed |= self.sign * (self.value - self.rearm) < 0 or self.value == self.rearm == 0
         if cooling or not self.armed or self.sign * (self.value - self.threshold) <= 0:
             return None
         self.armed = False

@@ -58,7 +58,7 @@ class Trigger:
         *,
         metrics: Collection[str] | None = None,
         total_steps: int | None = None,
-        after: int = 0,
+        after: int | None = None,
         probe: Callable[[], object] | None = None,
     ) -> None:
         """Check before the first step that the trigger can work in this run. Without this call the first `ask` does it.
@@ -69,7 +69,8 @@ class Trigger:
             total_steps: of the run. A new trigger that cannot fire before is refused. The last step is not looked at,
                 because nothing would be trained after an action; if training is extended later, what was due there
                 comes at the first step.
-            after: steps made before the first one that the loop will ask about.
+            after: steps made before the run, about which nobody asks: what is due after them counts at the first `ask`,
+                however late it comes. None: not known; the first `ask` looks at its own step alone.
             probe: passes a fixed batch through the model. Triggers that look at activations then use it, in evaluation
                 mode and without gradients, instead of the training's own passes: for a compiled model, and for numbers
                 that compare over time.
@@ -79,9 +80,11 @@ class Trigger:
                 this model.
         """
         self.prepare(as_net(model), metrics, probe)
-        if total_steps is not None and self.last is None and self.earliest(after) >= total_steps:
+        if total_steps is not None and self.last is None and self.earliest(after or 0) >= total_steps:
             asked = f" from step {after + 1} on" if after else ""
             raise ValueError(f"{self} cannot fire within {total_steps} steps{asked}: nothing fires at the last one")
+        if self.last is None:
+            self.last = after
         self._started, self._total = True, total_steps
 
     def ask(

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,7 +54,8 @@ class Reader:
     ) -> None:
         self.blocks, self.transposed, self.by_head = blocks, transposed, by_head
         self.seen = {} if example is None else read_cuts(model, example)
-        self.uses = topology.uses_of(unwrap(model))
+        self.model = unwrap(model)
+        self.uses = topology.uses_of(self.model)
         self.cuts: dict[str, Cut] = {}  # by a weight's names, for the bias that goes with it
         self._alone: dict[object, Cut | None] = {}
 
@@ -63,6 +65,10 @@ class Reader:
         Raises:
             ValueError: blocks that do not fit.
         """
+        for module in self.model.modules():
+            for key in getattr(module, "matrix_blocks", dict)():
+                if not _holds(module, key):
+                    raise ValueError(f"matrix_blocks of {type(module).__name__}: it has no weight {key!r}")
         return [entry for parameter, uses in self.uses for entry in self.entries(parameter, uses)]
 
     def entries(self, parameter: Tensor, uses: list[Use]) -> list[Entry]:
@@ -130,6 +136,14 @@ class Reader:
         if key not in self._alone:
             self._alone[key] = read_module(holder, use.owner)
         return self._alone[key]
+
+
+def _holds(module: nn.Module, key: str) -> bool:
+    """Whether a module has a weight of this name; None, as of a bias that is off, will do."""
+    try:
+        return isinstance(attrgetter(key)(module), Tensor | None)
+    except AttributeError:
+        return False
 
 
 def _split(entry: Entry, cut: Cut) -> list[Entry]:

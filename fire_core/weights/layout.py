@@ -150,8 +150,12 @@ def resolve(
             entries = _apply(entries, selector, action, f"layout[{selector!r}]", optional=selector in GROUPS)
     elif not isinstance(layout, Iterable) or not all(isinstance(entry, Entry) for entry in layout):
         raise ValueError(f"layout={layout!r}: give a preset's name, a mapping from words to actions, or entries")
-    elif blocks or transposed:
-        raise ValueError("blocks and transposed say how a layout is made: give them to `resolve`, not beside entries")
+    elif blocks or transposed or strict or example is not None:
+        raise ValueError(
+            "blocks, transposed, example and strict make a layout: give them to `resolve`, not beside entries"
+        )
+    elif not {id(entry.parameter) for entry in layout} <= {id(p) for p in model.parameters()}:
+        raise ValueError("layout: these entries are of another model, or of weights that were sharded since")
     else:
         entries, warnings = list(layout), list(getattr(layout, "warnings", ()))
     for chosen in included:

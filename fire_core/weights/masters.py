@@ -19,6 +19,8 @@ from fire_core.weights.as_new import MASTER
 from fire_core.weights.optimizer_state import optimizers_of, with_inner
 
 HALF = (torch.bfloat16, torch.float16)
+# Within `carried_to`: a comparison would not find them, as their weights may have changed.
+_carried: list[Master] = []
 # A master of the weight's shape, or a flat tensor and where in it the weight begins, as ZeRO's partitions are.
 Masters: TypeAlias = Mapping[str, Tensor | tuple[Tensor, int]]
 
@@ -87,7 +89,8 @@ def find_masters(
     parts = list(with_inner(*optimizers_of(optimizers)))
     of_model = {id(p) for p in named.values()}
     held = [p for part in parts for group in part.param_groups for p in group["params"]]
-    found = _of_zero(named, held) | _given(named, given or {})
+    found = {id(one.weight): one for one in _carried if id(one.weight) in of_model}
+    found |= _of_zero(named, held) | _given(named, given or {})
     for part in parts:
         for p, state in part.state.items():
             if id(p) in of_model and isinstance(state, dict) and isinstance(state.get(MASTER), Tensor):
@@ -174,7 +177,12 @@ def carried_to(masters: Iterable[Master]) -> Iterator[None]:
     Numbers that stay the same in half precision keep the master's further digits.
     """
     before = [(master, master.pair()[0].clone()) for master in masters]
-    yield
+    outer = len(_carried)
+    _carried.extend(master for master, _ in before)
+    try:
+        yield
+    finally:
+        del _carried[outer:]
     with torch.no_grad():
         for master, old in before:
             weight, copy = master.pair()

@@ -81,17 +81,21 @@ def matrices(model: nn.Module, **options: Any) -> Matrices:
 
     Args:
         model: any module; DDP and `torch.compile` wrappers are looked through. On the meta device too.
-        **options: of `resolve`, such as `blocks=`, `transposed=`, `example=`, `layout="heads"`, `strict=True`.
+        **options: of `resolve`: `blocks=`, `transposed=`, `example=`, `layout="heads"`, `strict=True`.
 
     Returns:
         The matrices; biases, scales and other vectors are not in it.
 
     Raises:
         TypeError: `model` is no module.
-        ValueError: an option that `resolve` refuses.
+        ValueError: an option that `resolve` refuses, or that would change nothing here.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a module (torch.nn.Module), got {type(model).__name__}")
+    if idle := [name for name in ("include", "exclude") if options.get(name)]:
+        raise ValueError(f"{idle[0]} says what an act takes, not which matrices there are")
+    if options.get("layout", "all") not in ("all", "heads"):
+        raise ValueError(f'layout={options["layout"]!r}: here "heads" alone changes something, the cut by head')
     entries = resolve(model, **options)
     unread = [f"{entry.label}: {entry.reason}" for entry in entries if entry.kind == "locked"]
     found = [entry for entry in entries if entry.kind not in ("locked", "vector") and entry.parameter.numel()]

@@ -61,7 +61,7 @@ def reset_optimizer_state(
     """
     if verify and rows is not None:
         raise ValueError("verify compares whole parameters with those of a new optimizer: not with rows=")
-    unique = _parameters(params)
+    optimizers, unique = optimizers_of(optimizers), _parameters(params)
     count, notes = reset_states(optimizers, unique.values(), rows, dim)
     if verify:
         parts = list(with_inner(*optimizers_of(optimizers)))
@@ -82,7 +82,9 @@ def reset_states(
     """`reset_optimizer_state`, which returns its warnings instead of giving them."""
     unique = _parameters(params)
     if rows is not None:
-        rows = rows if isinstance(rows, slice) else torch.as_tensor(rows)
+        if not isinstance(rows, slice):
+            rows = torch.as_tensor(rows)
+            rows = rows if rows.numel() else rows.long()  # [] is float
         for p in unique.values():
             _check_rows(rows, p, dim)
     count, notes = 0, []
@@ -92,6 +94,8 @@ def reset_states(
             for group in part.param_groups:
                 held = [p for p in group["params"] if part.state.get(p)]
                 mine = [p for p in held if id(p) in unique]
+                if isinstance(part, torch.optim.LBFGS) and any(id(p) in unique for p in group["params"]):
+                    mine = held  # of all its parameters it keeps one history, under the first
                 for p in mine:
                     if rows is None:
                         _forget(part, group, p)

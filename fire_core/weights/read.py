@@ -97,7 +97,7 @@ def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
         ValueError: the weights are sharded, or the model does not run on the example.
     """
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
-        raise ValueError("example: reading cuts needs whole weights: resolve the layout before sharding")
+        raise ValueError("example: reading cuts needs whole weights: read them before sharding, and declare blocks=")
     arguments, keywords = (example if isinstance(example, (tuple, list)) else (example,)), {}
     if isinstance(example, Mapping):
         arguments, keywords = (), dict(example)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fire_core.integrations.torch import FireHook
-from fire_core.methods.snp import ShrinkAndPerturb
+from fire_core.methods import Chain, Fire, Method, RandomIsometry, ShrinkAndPerturb
 from fire_core.triggers import At
 from tests.weights.test_masters import Flat, Loop, MastersOnly, error
 
@@ -60,3 +60,20 @@ def test_a_flat_copy_is_named_in_a_hook() -> None:
     for _ in range(3):
         loop.step()
     assert error(loop.model) < before / 10
+
+
+@pytest.mark.parametrize(
+    "method", [RandomIsometry(), Chain({"snp": ShrinkAndPerturb(0.2), "fire": Fire(solver="exact")})]
+)
+def test_methods_that_change_weights_before_they_project(method: Method) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)]
+    model = nn.Sequential(layers[0].bfloat16(), layers[1], layers[2].bfloat16())
+    pairs = [(p, p.detach().float()) for p in model.parameters() if p.dtype == torch.bfloat16]
+    optimizer = torch.optim.Adam([*(copy for _, copy in pairs), *model[1].parameters()], lr=1e-3)
+    hook = FireHook(optimizer, model, At(1), method=method)
+    for _, copy in pairs:
+        copy.grad = torch.ones_like(copy)
+    optimizer.step()
+    assert hook.intervention.firings == 1
+    assert all(torch.equal(copy.bfloat16(), p) for p, copy in pairs)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fire_core.methods.full_reset import FullReset
-from fire_core.triggers import At, Dormancy, Every, Plateau
+from fire_core.triggers import At, Dormancy, EffectiveRank, Every, Plateau
 from tests.integrations.digits import deviation
 
 sb3 = pytest.importorskip("stable_baselines3")
@@ -109,3 +109,10 @@ def test_a_resumed_run_does_not_fire_again(name, tmp_path):
 def test_what_is_refused_at_the_start(trigger, message):
     with pytest.raises(ValueError, match=message):
         make("dqn").learn(250, callback=FireCallback(trigger))
+
+
+@pytest.mark.parametrize("trigger", [At(20), EffectiveRank(1.0, every=10)])
+def test_triggers_that_are_due_between_rollouts(trigger):
+    callback = FireCallback(trigger)
+    make("ppo").learn(250, callback=callback)
+    assert callback.intervention.firings == 1

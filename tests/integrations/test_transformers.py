@@ -1,5 +1,7 @@
 """FireCallback in transformers' own Trainer, on the digits."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -102,3 +104,12 @@ def test_what_is_refused_at_the_start(tmp_path, options, message):
     callback = FireCallback(options.pop("trigger", Every(7)))
     with pytest.raises(ValueError, match=message):
         fit(tmp_path, callback, **options)
+
+
+def test_initial_weights_are_those_at_bind_also_for_a_scale():
+    callback, model = FireCallback(At(10), scale="init_norm"), network()
+    callback.bind(SimpleNamespace(model=model))
+    start = model[0].weight.detach().clone()
+    with torch.no_grad():
+        model[0].weight.mul_(7)
+    assert torch.equal(callback.intervention.init["model"]["0.weight"], start)

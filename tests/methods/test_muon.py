@@ -41,3 +41,24 @@ def test_the_paper_s_first_phase_of_warm_start_is_trained_by_adam(tmp_path: Path
     folder = VISION.run(tmp_path, "method=muon", "lr=2e-3", "dataset.train_size=256", "variant=fire_paper")
     rates = {row["phase"]: row["lr"] for row in rows(folder) if "lr" in row}
     assert rates == {0: 2e-3, 1: 1e-2}
+
+
+def test_the_rate_of_a_convolution_is_read_off_its_kernel_s_sides() -> None:
+    layers = {
+        nn.Conv2d(64, 64, 1, groups=32): 1,
+        nn.ConvTranspose2d(64, 3, 2): 1,
+        nn.Conv1d(64, 64, 3): 1,
+        nn.Conv2d(64, 8, (4, 1)): 2,
+    }
+    for layer, factor in layers.items():
+        model = nn.Sequential(nn.Conv2d(3, 64, 3), layer, nn.Linear(8, 2))
+        before = layer.weight.detach().clone()
+        optimizer = optimizer_of(model, lr=1.0)
+        layer.weight.grad = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(0))
+        optimizer.step()
+        moved = before - layer.weight.detach()
+        groups = layer.groups
+        if isinstance(layer, nn.ConvTranspose2d):
+            moved = moved.transpose(0, 1)
+        sizes = torch.linalg.svdvals(torch.unflatten(moved, 0, (groups, -1)).flatten(2))
+        assert 0.65 * factor < sizes.mean() < 1.25 * factor, layer

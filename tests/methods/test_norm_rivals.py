@@ -169,3 +169,14 @@ def test_c_chain_leaves_running_statistics_alone() -> None:
             method.after_step(own, moment(t, step_loss=torch.tensor(1.0)))
     assert penalty is not None
     assert penalty > 0
+
+
+def test_spectral_sees_a_layer_that_was_zero_at_the_first_step() -> None:
+    layer = nn.Linear(8, 8, bias=False)
+    method, net = SpectralRegularisation(), Net.of({"model": layer})
+    with torch.no_grad():
+        layer.weight.zero_()
+    method.penalty(net)
+    with torch.no_grad():
+        layer.weight.copy_(2 * torch.eye(8))
+    assert method.penalty(net).item() == pytest.approx(1e-3 * (2**2 - 1) ** 2, rel=1e-4)

@@ -1,12 +1,14 @@
 """What fire_ and shrink_and_perturb_ refuse or leave alone: one clear line, and nothing is changed."""
 
 import copy
+import math
 
 import pytest
 import torch
 from torch import nn
 
 from fire_core import FireWarning, dfi, fire_, newton_schulz, polar_factor, sfe, shrink_and_perturb_
+from fire_core.weights.layout import resolve
 
 
 def network() -> nn.Sequential:
@@ -167,9 +169,38 @@ def test_a_zero_matrix_stays_zero_and_is_named(solver, measure, init):
     optimizer.step()
     with torch.no_grad():
         model[2].weight.zero_()
-    with pytest.warns(FireWarning, match=r"stay zero: 2\.weight; init with other values"):
+    with pytest.warns(FireWarning, match=r"stay zero: 2\.weight; solver=.exact. with other values"):
         report = fire_(model, solver, init=start, measure=measure, optimizer=optimizer)
     assert not model[2].weight.any()
     assert [(row.action, row.zeros, row.completed) for row in report] == [("project", 0, 0), ("skip", 1, 0)]
     assert report.optimizer_states_reset == 1
     assert model[2].weight in optimizer.state
+
+
+def test_an_init_that_cannot_be_used_changes_nothing():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    with torch.no_grad():
+        model[1].weight.zero_()
+    before, start = copy.deepcopy(model.state_dict()), copy.deepcopy(model.state_dict())
+    for bad, message in ((torch.zeros(2, 2), "has shape"), (torch.full((4, 8), math.nan), r"NaN or Inf in init\['1.w")):
+        start["1.weight"] = bad
+        for options in ({"solver": "exact"}, {"scale": "match_init"}):
+            with pytest.raises(ValueError, match=message):
+                fire_(model, init=start, **options)
+    with pytest.raises(ValueError, match="another model"):
+        fire_(model, layout=resolve(copy.deepcopy(model)))
+    with pytest.raises(ValueError, match="make a layout"):
+        fire_(model, layout=resolve(model), strict=True)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_shrink_and_perturb_takes_parameters_alone_and_restores_what_has_diverged():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    start = copy.deepcopy(model.state_dict())
+    for exclude in ("1", model[1], model[1].weight, [model[1]]):
+        with pytest.raises(TypeError, match="list of parameters"):
+            shrink_and_perturb_(model, start, exclude=exclude)
+    with torch.no_grad():
+        model[0].weight.fill_(math.nan)
+    shrink_and_perturb_(model, start, coef=1.0)
+    assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items())

@@ -134,3 +134,24 @@ def test_drift_is_the_increase_of_dfi_for_each_singular_value():
     assert firing.numbers["drift"] == pytest.approx((1.3**2 - 1) ** 2, rel=1e-4), "whatever the shapes"
     assert trigger.ask(3, model) is None, "the baseline is new"
     assert trigger.value == pytest.approx(0, abs=1e-6)
+
+
+def test_asks_that_lie_further_apart_than_measurements():
+    model, trigger = mlp(), EffectiveRank(below=0.999, every=10)
+    trigger.start(model, after=0)
+    for step in (64, 128, 192):
+        backward(model, torch.randn(64, 8, generator=torch.Generator().manual_seed(1)))
+        firing = trigger.ask(step, model)
+        assert (trigger.value is None) == (step == 64)
+        assert (firing is not None) == (step == 128)
+    blind = EffectiveRank(below=0.5, every=10)
+    blind.start(model, after=0)
+    assert blind.ask(64, model) is None
+    with pytest.raises(ValueError, match="no training pass"):
+        blind.ask(128, model)
+
+
+def test_a_default_of_rearm_can_be_reached():
+    assert EffectiveRank(below=0.95).rearm == pytest.approx(0.975)
+    trigger = Given([0.1, 0.0, 0.1], above=0.0, every=1)
+    assert fired(trigger, 3) == [1, 3]

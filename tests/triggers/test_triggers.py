@@ -221,3 +221,10 @@ def test_what_cannot_be_followed_is_refused_at_the_first_step(trigger, model, me
     with pytest.raises(ValueError, match=message):
         trigger.ask(1, model, loss=1.0, score=None)
     Plateau("score").ask(1, None, loss=1.0, score=None)
+
+
+def test_a_step_that_is_left_out_before_the_first_one_counts() -> None:
+    for trigger, fires in ((At(50), [True, False]), (Every(70), [True, True])):
+        trigger.start(after=0)
+        assert [bool(trigger.ask(step)) for step in (100, 200)] == fires
+    assert not At(50).ask(100), "where nobody said that the run begins at 0"

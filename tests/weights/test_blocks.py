@@ -336,3 +336,16 @@ def test_the_projection_of_an_lstm_is_one_matrix():
     entries = by_label(nn.ModuleDict({"rnn": nn.LSTM(5, 4, proj_size=2)}))
     assert entries["rnn.weight_hr_l0"].shape == (2, 4)
     assert entries["rnn.weight_hh_l0[f]"].shape == (4, 2)
+
+
+def test_a_module_that_declares_a_weight_it_does_not_have():
+    class Mistaken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = nn.Linear(8, 24, bias=False)
+
+        def matrix_blocks(self) -> dict[str, tuple[int, ...]]:
+            return {"p": (8, 8, 8), "p.bias": (8, 8, 8)}
+
+    with pytest.raises(ValueError, match="Mistaken: it has no weight 'p'"):
+        resolve(nn.Sequential(Mistaken()))

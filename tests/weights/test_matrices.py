@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -69,3 +70,9 @@ def test_what_holds_no_matrix_of_its_own_is_named() -> None:
     assert [m.name for m in found] == ["1.weight"]
     assert len(found.unread) == 2
     assert all("original" in line for line in found.unread)
+
+
+@pytest.mark.parametrize(("options", "says"), [({"exclude": "2"}, "exclude says"), ({"layout": "qk"}, "layout='qk'")])
+def test_options_that_would_change_nothing_are_refused(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        matrices(nn.Sequential(nn.Linear(4, 4)), **options)

@@ -285,3 +285,24 @@ def test_verify_names_what_it_cannot_see():
     optimizer.step()
     with pytest.warns(FireWarning, match="keep nothing of these parameters"):
         reset_optimizer_state(optimizer, model.parameters(), verify=True)
+
+
+def test_a_history_under_the_first_parameter_an_iterator_and_no_rows() -> None:
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 5)).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert reset_optimizer_state(optimizer, [list(model.parameters())[-1]]) == 1
+    assert not optimizer.state
+    parameters, other = trained(torch.optim.Adam)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reset_optimizer_state((one for one in [other]), [nn.Parameter(torch.ones(2))], verify=True)
+    assert "keep nothing of these" in str(caught[0].message)
+    assert reset_optimizer_state(other, parameters[:1], rows=[]) == 1

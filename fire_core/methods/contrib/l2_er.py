@@ -62,7 +62,7 @@ class L2EffectiveRank(Method):
             for name, module in net.modules.items():
                 module(*(torch.cat(argument) for argument in zip(*self.inputs.kept[name], strict=True)))
         self.inputs.kept = {}
-        parameters = list(net.parameters())
+        parameters = [p for p in net.parameters() if p.requires_grad]
         rank = torch.stack([effective_rank(x) for x in features]).mean()
         gradients = torch.autograd.grad(rank, parameters, allow_unused=True)
         with torch.no_grad():

@@ -8,6 +8,7 @@ from fire_core.methods.layers import linear_layers, matrices, norms
 from fire_core.methods.protocol import Method, Net
 from fire_core.ranges import Count, NonNegative, checked
 
+TINY = 1e-12
 START = 20  # power iterations at the first step; from then on the vectors follow the weights
 
 
@@ -61,7 +62,8 @@ class SpectralRegularisation(Method):
                 iterations = max(START, iterations)
             for _ in range(iterations):
                 moved = (W.mT @ (W @ v[..., None]))[..., 0]  # (b, n)
-                v.copy_(moved / moved.norm(dim=-1, keepdim=True).clamp(min=1e-12))
+                size = moved.norm(dim=-1, keepdim=True)
+                v.copy_(torch.where(size > TINY, moved / size.clamp(min=TINY), v))  # of a zero matrix it waits
         sizes: Tensor = torch.linalg.vector_norm(W @ v[..., None].clone(), dim=(-2, -1))
         return sizes
 
