@@ -37,7 +37,7 @@ def against(streams: Mapping[str, pd.DataFrame], ours: str, theirs: str) -> pd.D
     lines = []
     for stream, runs in streams.items():
         for metric, words in METRICS.items():
-            line: dict[str, object] = {"stream": stream, "metric": words}
+            line: dict[str, object] = {"stream": stream, "metric": words, "n": runs["seed"].nunique()}
             pairs = {
                 f"p = {share:g}": paired(
                     by_seed(here[here["method"] == ours], column=metric),
