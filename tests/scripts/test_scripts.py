@@ -23,7 +23,7 @@ SCRIPTS = {
 
 def test_every_script_is_tested() -> None:
     programs = {path.stem for path in (ROOT / "scripts").glob("*.py")} - {"__init__", "interleaved"}
-    others = {"agents_runs", "record_curves", "site_report"}
+    others = {"record_curves", "site_report"}
     assert programs == {*SCRIPTS, *others}
     for path in (ROOT / "scripts").glob("*.sh"):
         assert subprocess.run(["bash", "-n", str(path)]).returncode == 0, path
