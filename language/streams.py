@@ -19,7 +19,7 @@ from language.schedule import Length
 
 Tasks = Annotated[int, within(1, 100_000)]  # a list of phases is made of them
 Iterations = Annotated[int, within(1, 10**9)]
-ROWS = 4  # of a task: the last one has the mean loss of the last quarter
+ROWS = 4  # of a task: the last one has the mean loss of the last quarter, of less where 4 does not divide iterations
 
 
 class Stream(Benchmark):

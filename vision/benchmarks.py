@@ -86,7 +86,7 @@ class WarmStart(Benchmark):
     Phase 0 makes 100 // ratio as many passes, so that both phases take as many optimizer steps.
 
     Args:
-        ratio: per cent of the training set in phase 0.
+        ratio: per cent of the training set in phase 0; a divisor of 100.
         methods_from_phase: the first phase within which methods act: 1 as in the FIRE paper, 0 as their authors do.
     """
 
@@ -94,6 +94,8 @@ class WarmStart(Benchmark):
     def __init__(
         self, ratio: Annotated[int, within(1, 100)] = 10, methods_from_phase: Annotated[int, within(0, 1)] = 0
     ) -> None:
+        if 100 % ratio:
+            raise ValueError(f"ratio={ratio} must divide 100: phase 0 makes as many steps as phase 1 by whole passes")
         self.ratio, self.methods_from_phase = ratio, methods_from_phase
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import hashlib
 import inspect
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -139,8 +140,19 @@ class Task:
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers."""
-        return identity(asdict(self.config))
+        """What shapes the run's numbers; of a folder of images, what is in it rather than where it lies."""
+        found = identity(asdict(self.config))
+        if "path" in found["dataset"]:
+            found["dataset"]["path"] = self.contents
+        return found
+
+    @functools.cached_property
+    def contents(self) -> str:
+        """A digest of all images and labels."""
+        found = hashlib.sha256()
+        for part in (self.data.train_images, self.data.train_labels, self.data.test_images, self.data.test_labels):
+            found.update(part.cpu().numpy().tobytes())
+        return found.hexdigest()
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of it that shapes the first phase, which is shared unless the method acts within it."""

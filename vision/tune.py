@@ -113,7 +113,7 @@ def parse(argv: Sequence[str]) -> Request:
         return [*QUIET, *options, *(chain if "+" in method else [f"method={method}"])]
 
     search = Search("vision", options_of, int(own["trials"]), seeds, table, SCORES)
-    config = search.compose("base")
+    config = search.compose(own["method"].split(",")[0] or "base")
     if taken := sorted(reported_seeds(RESULTS, config) & set(seeds)):
         raise ConfigError(f"seed={taken[0]} is reported in docs/results: choose with others, such as seed={FIRST_SEED}")
     if not own["table"]:

@@ -2,8 +2,8 @@
 
 <program>.yaml holds settings, each with values by method. `auto`, the default, is the setting named after the benchmark
 and the data set (warm_start_cifar10), or `auto` itself where the table has it; `none` takes no values; any other word
-names a setting. `searched` is that of benchmark and data set in searched.yaml, which `vision.tune` writes.
-What the command line or the experiment says of the method wins.
+names a setting. `searched` is that of benchmark and data set in searched.yaml, which `vision.tune` writes, over the
+values of `auto`, with which its trials ran. What the command line or the experiment says of the method wins.
 """
 
 from collections.abc import Iterable, Iterator
@@ -51,10 +51,13 @@ def take_tuned(config: DictConfig, hydra: Any) -> str | None:
         values = read_table("searched").get(place, {}).get(method)
         if values is None:
             raise ConfigError(f"tuned=searched: conf/tuned_values/searched.yaml has no {method} for {place}")
+        values = OmegaConf.to_container(OmegaConf.merge({"method": table.get(place, {}).get(method, {})}, values))
     else:
         setting = place if tuned == "auto" and "auto" not in table else tuned
         values = {"method": table.get(setting, {}).get(method, {})}
-    given = set(names_of(hydra.overrides.task)) - set(chosen) | set(_of_experiment(str(chosen.get("experiment"))))
+    given = set(names_of(hydra.overrides.task)) - set(chosen) | set(
+        _of_experiment(str(chosen.get("experiment")), hydra)
+    )
     for option, value in _leaves(values):
         if not any(f"{option}.".startswith(f"{name}.") for name in given):
             OmegaConf.update(config, option, value, force_add=True)
@@ -67,10 +70,11 @@ def take_tuned(config: DictConfig, hydra: Any) -> str | None:
     return f"tuned values: none for {method} in {setting}"
 
 
-def _of_experiment(name: str) -> Iterable[str]:
-    """The options of the method that an experiment's file sets."""
-    path = TABLES.parent / "experiment" / f"{name}.yaml"
-    values: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.exists() else {}
+def _of_experiment(name: str, hydra: Any) -> Iterable[str]:
+    """The options of the method that an experiment's file sets, here or in a folder of `--config-dir`."""
+    folders = [TABLES.parent, *(Path(one.path) for one in hydra.runtime.config_sources if one.schema == "file")]
+    paths = (path for folder in folders if (path := folder / "experiment" / f"{name}.yaml").exists())
+    values: Any = next((OmegaConf.to_container(OmegaConf.load(path)) for path in paths), {})
     return [option for option, _ in _leaves({"method": values.get("method", {})})]
 
 

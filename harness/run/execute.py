@@ -100,6 +100,8 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
     """
     headline = task.headline
     if config.only_first_phase:
+        if not config.cache:
+            raise ConfigError("only_first_phase=true makes what is shared: not with cache=off")
         if first_phase(config, program, task) is None:
             raise ConfigError(f"only_first_phase=true: method={config.method.name} shares none")
         outcome.state = "done"

@@ -24,7 +24,7 @@ NOT_IDENTITY = (
 )
 # How it is executed: part of its identity, as rounding depends on it, but not of what the analysis compares.
 EXECUTION = ("device", "threads", "deterministic", "parallel")
-PLACES = ("root", "download", "cache")  # of a data set: where its files are; a folder of images is its `path`
+PLACES = ("root", "download", "cache", "spare")  # of a data set: where its files are
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:

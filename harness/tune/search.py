@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from harness.config.errors import ConfigError
 from harness.run.identity import digest, identity, without
 from harness.run.jobs import Job, compose, run_jobs
 from harness.tune.space import Dimension, check_space, space_of, trials
@@ -44,9 +45,11 @@ class Search:
         return compose(self.program, [*self.options_of(method), f"seed={self.seeds[0]}"])
 
     def setting(self, method: str) -> str:
-        """The digest of all that the trials of this search have in common."""
+        """The digest of all that the trials of this search have in common, what is given of the method too."""
         values: Any = OmegaConf.to_container(self.compose(method), resolve=True)
-        return digest(without(identity(values), self.varying))
+        given = [o.lstrip("+") for o in self.options_of(method)]
+        given = sorted(o for o in given if o.startswith("method.") and not o.startswith("method.of="))
+        return digest(without(identity(values), self.varying) | ({"given": given} if given else {}))
 
 
 def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> dict[str, list[Trial]]:
@@ -65,7 +68,12 @@ def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> 
         known = read_table(search.table, setting, method, search.seeds)
         for number, choice in enumerate(trials(search_space(method, config), search.trials)):
             options = [f"{option}={value}" for option, value in choice.items()]
-            done[method, number] = known.get(number, Trial(setting, method, number, " ".join(options), ()))
+            now = " ".join(options)
+            done[method, number] = known.get(number, Trial(setting, method, number, now, ()))
+            if (then := done[method, number].options) != now:
+                raise ConfigError(
+                    f"table={search.table}: trial {number} of {method} was {then!r}, now {now!r}: name another"
+                )
             for seed in search.seeds if number not in known else ():
                 job = Job(search.program, (*search.options_of(method), *options, f"seed={seed}"))
                 lacking[job] = (method, number, seed)

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import pickle
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -14,10 +15,12 @@ from PIL import Image
 from torchvision import datasets
 
 from harness.config.errors import ConfigError
+from tests.programs import compose
 from vision.data import load_cifar10, load_cifar100, load_digits, load_folder, load_tiny_imagenet
 from vision.data.digits import noisy_pixels
 from vision.data.files import md5_of
 from vision.data.images import ImageData, channel_statistics
+from vision.task import Task
 
 
 def pixels(n: int, size: int, channels: int = 3, seed: int = 0) -> np.ndarray:
@@ -325,3 +328,16 @@ def test_a_folder_that_cannot_be_written_is_cached_elsewhere(own_images, tmp_pat
     assert not [*own_images.glob("decoded*")]
     monkeypatch.setattr("vision.data.decode.decode", None)  # it would be called if the cache were not read
     assert torch.equal(load_folder(str(own_images), image_size=16, spare=str(spare)).train_images, data.train_images)
+
+
+def test_a_run_on_a_folder_is_named_by_the_images_and_not_by_the_place(own_images, tmp_path_factory):
+    def identity(path: Path) -> dict[str, object]:
+        options = ("dataset=folder", f"dataset.path={path}", "dataset.image_size=16", "benchmark=warm_start")
+        return Task.from_config(compose("vision", *options, "benchmark.ratio=50", f"paths.runs={path}")).identity()
+
+    elsewhere = tmp_path_factory.mktemp("moved") / "images"
+    shutil.copytree(own_images, elsewhere)
+    before = identity(own_images)
+    assert identity(elsewhere) == before
+    save_image(elsewhere / "train" / "dog" / "0.png", np.full((20, 30, 3), 50, dtype=np.uint8))
+    assert identity(elsewhere) != before

@@ -3,11 +3,13 @@
 import csv
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
 from fire_core.methods import Method
+from harness.config import tuned
 from harness.config.build import build
 from harness.config.errors import ConfigError
 from harness.config.tuned import read_table
@@ -135,3 +137,32 @@ def test_every_entry_of_the_committed_table_builds_and_is_taken_where_it_is_aske
     chain = compose("vision", "method=chain", "method.of=fire+weight_decay", "tuned=searched")
     assert chain.method.parts.weight_decay.coef == 0.0014
     assert compose("vision", "method=fire").lr == 3e-3, "nothing is taken that is not asked for"
+
+
+def test_a_winner_has_the_values_with_which_its_trial_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    where = ("method=cbp", "benchmark=warm_start", "dataset=digits")
+    assert compose("vision", *where).method.maturity == 100
+    write_winner(tmp_path / "searched.yaml", "warm_start_digits", "cbp", "lr=0.5")
+    (tmp_path / "vision.yaml").write_text((tuned.TABLES / "vision.yaml").read_text())
+    monkeypatch.setattr(tuned, "TABLES", tmp_path)
+    found = compose("vision", *where, "tuned=searched")
+    assert (found.method.maturity, found.lr) == (100, 0.5)
+
+
+def test_options_of_the_method_are_part_of_a_search() -> None:
+    plain, fixed = (parse(["method=fire", *more]).search for more in ([], ["method.iterations=3"]))
+    assert fixed.compose("fire").method.iterations == 3
+    assert plain.setting("fire") != fixed.setting("fire")
+
+
+def test_an_experiment_of_one_s_own_has_the_last_word(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("method: {iterations: 3}")
+    sources = [SimpleNamespace(schema="file", path=str(tmp_path))]
+    runtime = SimpleNamespace(runtime=SimpleNamespace(config_sources=sources))
+    assert tuned._of_experiment("mine", runtime) == ["method.iterations"]
+
+
+def test_a_ratio_is_the_share_that_it_says() -> None:
+    with pytest.raises(ConfigError, match="ratio=60 must divide 100"):
+        build("benchmark", compose("vision", "benchmark=warm_start", "benchmark.ratio=60").benchmark)
