@@ -74,6 +74,8 @@ def phase_points(run: Run, metric: str, x: str) -> Floats:
 
 def since_boundary(points: Floats) -> Floats:
     """The rows of the last phase, with x counted from the end of the phase before."""
+    if not len(points):  # of a run that has never had a finite value
+        return points
     before, here = points[points[:, 0] < points[-1, 0]], points[points[:, 0] == points[-1, 0]]
     start = np.array([0.0, before[-1, 1] if len(before) else 0.0, 0.0])
     out: Floats = here - start

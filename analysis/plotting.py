@@ -144,6 +144,8 @@ def enlarge(axes: Axes, drawn: Drawn) -> None:
     late = [c.x > 0.2 * axes.get_xlim()[1] for _, c in drawn]
     edges = [edge[at] for (_, c), at in zip(drawn, late, strict=True) for edge in (c.low, c.high, c.mean)]
     values = np.concatenate([edge[np.isfinite(edge)] for edge in edges])
+    if not len(values):
+        return
     room = 0.05 * np.ptp(values) or 0.01
     axes.set_ylim(values.min() - room, values.max() + room)
     axes.set_ylabel("")

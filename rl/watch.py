@@ -28,6 +28,7 @@ from harness.config.groups import CONF
 from harness.run.reader import building, read_run
 from harness.training import seeding
 from rl.common.task import build_benchmark
+from rl.dqn.changing import Changing
 from rl.dqn.evaluation import epsilon_greedy
 from rl.dqn.task import build_network, make_env
 from rl.sac.control import Statistics
@@ -103,13 +104,15 @@ def play(trained: DictConfig, state: dict[str, Any], options: DictConfig) -> tup
 
 
 def play_dqn(trained: DictConfig, state: dict[str, Any], seed: int) -> Iterator[tuple[np.ndarray, list[float]]]:
-    """The frames that a nearly greedy agent sees, (84, 84)."""
+    """The frames that a nearly greedy agent sees, (84, 84), in the task in which the checkpoint was written."""
     env = make_env(trained, 1, f"watch/{seed}")
     emulator = env.emulator
     if len(emulator.frame) != 2:
         raise ConfigError(f"env={trained.env.name} has no pictures; rl.watch shows Atari games")
     network = build_network(trained, emulator.actions, (emulator.stack, *emulator.frame))
     load_weights(network, "q", trained, state)
+    if isinstance(emulator, Changing):
+        emulator.begin_task(state["phase"])
     generator = seeding.generator(seed, "watch", "epsilon")
     yield env.begin()[0].numpy(), []
     while True:

@@ -123,6 +123,9 @@ class FrameReplay(Ring):
             span = torch.from_numpy(written - first)  # times a fraction in float32
             written = first + (span * part[1]).ceil().long().numpy()
             first = first + (span * part[0]).long().numpy()
+            held = zip(self.columns["age"], first, written, strict=True)
+            if not any(age[torch.arange(a, b) % self.rows].any() for age, a, b in held):
+                return self.draw(size, generator)  # it has no row but first frames: of all that is held
         ends = (written - first).cumsum()
         to_row = first - ends + (written - first)  # what makes a number of the draw a row of its environment
         ages, total = self.columns["age"].numpy(), int(ends[-1])

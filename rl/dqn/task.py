@@ -144,6 +144,12 @@ class Task(AgentTask):
             trigger=trigger,
             benchmark=benchmark,
         )
+        if benchmark is None and task.empties_replay:
+            after = config.total_steps - config.midpoint - config.num_envs
+            if config.learning_starts >= after:
+                raise ConfigError(
+                    f"learning_starts={config.learning_starts} must be less than {after} after the midpoint too"
+                )
         if config.replay.capacity < config.num_envs * (emulator.stack + 2):
             raise ConfigError(f"replay.capacity={config.replay.capacity} is too small for num_envs={config.num_envs}")
         each = FrameReplay.bytes_each(emulator.frame, emulator.dtype)

@@ -103,3 +103,12 @@ def test_too_little_memory_is_said_with_the_number_that_fits(monkeypatch: pytest
     memory.check_fits("replay.capacity", 1000, 7066, "cpu")
     with pytest.raises(ConfigError, match=r"replay.capacity=9000 needs 0.1 GB .* replay.capacity=1000 fits"):
         memory.check_fits("replay.capacity", 9000, 7066, "cpu")
+
+
+def test_a_part_that_holds_first_frames_alone_is_drawn_from_all() -> None:
+    replay = FrameReplay(100, 1, SHAPE)
+    naive = Naive(replay, seed=1)
+    for _ in range(5):
+        naive.step()
+    env, row = replay.draw(8, torch.Generator().manual_seed(0), (0.0, 0.1))
+    assert replay.columns["age"][env, row].all()
