@@ -12,7 +12,7 @@ REFUSED: list[tuple[Program, str, str]] = [
     (DQN, "num_envs=0", r"num_envs must be in \[1, 1024\], got 0"),
     (DQN, "midpoint=400", "must come before total_steps=400"),
     (DQN, "learning_starts=300", "learning_starts=300 must be at least num_envs=2 and less than midpoint=200"),
-    (DQN, "midpoint=380 learning_starts=50 boundary.replay=new", "learning_starts=50 must be less than 18 after the mid"),
+    (DQN, "midpoint=380 learning_starts=50 boundary.replay=new", "must be less than 18 after the midpoint"),
     (DQN, "env.game=FrozenLake-v1", "observations must be a vector of numbers, not Discrete"),
     (DQN, "env.game=NoSuch-v0", "env.game=NoSuch-v0"),
     (DQN, "env.game=Pendulum-v1", "discrete"),
