@@ -24,7 +24,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import accumulation, dial, numbers, plotting, result_figures, small_figure2, stream_rows, style
+from analysis import accumulation, dial, numbers, plotting, resets, result_figures, small_figure2, stream_rows, style
 from analysis.estimates import mean
 from analysis.formats import as_markdown
 from analysis.forms import names, winners
@@ -141,7 +141,6 @@ def outcome_of_triggers(score: str) -> Table:
             Column("vs never", "online", "all", "difference", "never"),
             Column("firings", "firings", statistic="count"),
             Column("false alarms", "false", statistic="count"),
-            Column("missed", "missed", statistic="count"),
         ),
         rows="arm",
         family="column",
@@ -188,9 +187,8 @@ def plasticity(page: Page) -> None:
         options[name] = {} if searched is None or stream != name else winners(searched, more)
         called = names(methods(frame), options[name])
         compared = summarise(frame, STREAM, more)
-        page.tables[name] = named(
-            compared if stream == name else compared.drop(columns="vs base", errors="ignore"), called
-        )
+        last = [column for column in map(str, compared) if column.startswith("last ")]
+        page.tables[name] = named(compared.drop(columns=last if stream == name else "vs base", errors="ignore"), called)
         title = result_figures.stream_name(stream)
         page.figures[name] = partial(result_figures.stream, title, frame, compared, called, not more, page.width)
     whole = {name: frame for name, frame in streams.items() if not name.startswith(VARIANTS)}
@@ -309,6 +307,16 @@ def similarity_dial(page: Page) -> None:
     page.figures["dial"] = partial(dial.figure, streams, page.width)
 
 
+def resets_optimizers(page: Page) -> None:
+    """Whether what a reset and an optimizer do adds up, from the table of its study."""
+    runs = resets.numbers(read(page.folder.parent / "studies" / "resets_optimizers.csv"))
+    page.tables["ends"] = named(
+        grid(runs, "optimizer", resets.OPTIMIZERS, {resets.SCORE: 3, resets.LATE: 3}), style.NAMES
+    )
+    page.tables["of fire"], page.tables["of muon"] = resets.differences(runs)
+    page.figures["optimizers"] = partial(resets.figure, runs, page.width)
+
+
 def what_accumulates(page: Page) -> None:
     """What makes FIRE decline over a hundred tasks, from the tables of its study."""
     curves = read(page.folder.parent / "studies" / "accumulation.curves.csv")
@@ -321,6 +329,7 @@ PAGES: dict[str, Callable[[Page], None]] = {
     "convergence": convergence,
     "dial": similarity_dial,
     "figure2_small": figure2_small,
+    "resets": resets_optimizers,
     "plasticity": plasticity,
     "language_streams": language_streams,
     "agents": agents,
