@@ -55,9 +55,7 @@ def take_tuned(config: DictConfig, hydra: Any) -> str | None:
     else:
         setting = place if tuned == "auto" and "auto" not in table else tuned
         values = {"method": table.get(setting, {}).get(method, {})}
-    given = set(names_of(hydra.overrides.task)) - set(chosen) | set(
-        _of_experiment(str(chosen.get("experiment")), hydra)
-    )
+    given = set(names_of(hydra.overrides.task)) - set(chosen) | set(of_experiment(str(chosen.get("experiment")), hydra))
     for option, value in _leaves(values):
         if not any(f"{option}.".startswith(f"{name}.") for name in given):
             OmegaConf.update(config, option, value, force_add=True)
@@ -70,7 +68,7 @@ def take_tuned(config: DictConfig, hydra: Any) -> str | None:
     return f"tuned values: none for {method} in {setting}"
 
 
-def _of_experiment(name: str, hydra: Any) -> Iterable[str]:
+def of_experiment(name: str, hydra: Any) -> Iterable[str]:
     """The options of the method that an experiment's file sets, here or in a folder of `--config-dir`."""
     folders = [TABLES.parent, *(Path(one.path) for one in hydra.runtime.config_sources if one.schema == "file")]
     paths = (path for folder in folders if (path := folder / "experiment" / f"{name}.yaml").exists())

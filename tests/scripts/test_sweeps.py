@@ -54,7 +54,6 @@ def test_scripts_run_to_their_figures_and_repeat_nothing(tmp_path: Path, script:
 def test_every_script_has_a_smallest_size() -> None:
     here = {path.stem for path in SCRIPTS.glob("*.sh")}
     elsewhere = {
-        "agents",
         "convergence",
         "dry_run",
         "fig2_small",

@@ -160,7 +160,7 @@ def test_an_experiment_of_one_s_own_has_the_last_word(tmp_path: Path) -> None:
     (tmp_path / "experiment" / "mine.yaml").write_text("method: {iterations: 3}")
     sources = [SimpleNamespace(schema="file", path=str(tmp_path))]
     runtime = SimpleNamespace(runtime=SimpleNamespace(config_sources=sources))
-    assert tuned._of_experiment("mine", runtime) == ["method.iterations"]
+    assert tuned.of_experiment("mine", runtime) == ["method.iterations"]
 
 
 def test_a_ratio_is_the_share_that_it_says() -> None:
