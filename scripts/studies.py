@@ -144,11 +144,16 @@ COMBINED = {
     f"{reset}_muon": ("method=chain", f"method.of={reset}+muon", "method.parts.muon.lr=${lr}")
     for reset in RESETS[1:]
 }  # fmt: skip
+MUON = {name: tuple(word for word in row if "${lr}" not in word) for name, row in COMBINED.items() if "muon" in name}
 # FIRE's rate alone; a rival's own options as conf/search.yaml has them.
 SPACES = {
     row: tuple(replace(part, option=f"method.{part.option}") for part in space_of(row)) for row in ("snp", "parseval")
 }
 SPACES["layer_norm_decay"] = (Dimension("optimizer.weight_decay", (1e-3, 1.0), "log"),)
+SPACES |= {
+    row: (Dimension("method.lr" if row == "base_muon" else "method.parts.muon.lr", (3e-3, 3e-2), "log"),)
+    for row in MUON
+}
 SCRAMBLES: dict[str, Options] = {f"search {number}": () for number in range(1, 6)}
 SIZES = {
     "0.1M": (),
@@ -226,6 +231,15 @@ STUDIES = {
     ),
     "resets_optimizers": Study(
         "vision", ("experiment=plasticity_random_labels",), COMBINED, TEN, rates=(1e-3, 3e-3, 1e-2, 3e-2)
+    ),
+    "resets_muon": Study(
+        "vision",
+        ("experiment=plasticity_random_labels",),
+        MUON,
+        {"*": range(111, 121)},
+        rates=(1e-3, 1e-2),
+        scrambled=9,
+        spaces=SPACES,
     ),
     "language_probe": Study(
         "language",
