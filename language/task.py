@@ -18,6 +18,7 @@ from harness.config.build import build
 from harness.config.checks import Group, check_method, check_optimizer, check_options
 from harness.config.config import Compile, Trunk, autocast, set_up_torch
 from harness.config.errors import ConfigError
+from harness.config.given import idle_beside, refuse_idle
 from harness.config.groups import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
@@ -110,6 +111,12 @@ class Task:
         stays = benchmark.keeps_optimizer or trigger is not None
         check_works(options, group, model, method, "" if stays else f"benchmark={options.benchmark['name']}")
         check_optimizer(config.optimizer)
+        idle = {} if benchmark.methods_from_phase else idle_beside(method, config)
+        if benchmark.new_tasks:
+            idle |= dict.fromkeys(PAIR, f"with benchmark={config.benchmark.name}, which has no pair of corpora to mix")
+        elif config.benchmark.iterations is not None:
+            idle["benchmark.passes"] = f"beside benchmark.iterations={config.benchmark.iterations}: set that to null"
+        refuse_idle(idle)
         corpora = {
             name: load(Path(config.paths.data), corpus, tokenizer, local=corpus["local"])
             for name, corpus in parts_of_dataset(options.dataset).items()

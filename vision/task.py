@@ -21,6 +21,7 @@ from harness.config.build import build, find_target
 from harness.config.checks import Group, check_method, check_optimizer, check_options
 from harness.config.config import Compile, Trunk, autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError, one_line
+from harness.config.given import idle_beside, refuse_idle
 from harness.config.groups import register
 from harness.config.trigger import build_trigger, check_trigger
 from harness.run.identity import identity, without
@@ -119,6 +120,7 @@ class Task:
             total_steps=task.total_steps,
         )
         check_optimizer(config.optimizer)
+        refuse_idle({} if benchmark.methods_from_phase else idle_beside(method, config))
         return task
 
     def check_takes_images(self) -> None:

@@ -1,9 +1,10 @@
 """Options that the user has given and that have no effect beside the others."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fire_core.methods import Method
 from harness.config.errors import ConfigError
@@ -22,14 +23,24 @@ def given_options() -> tuple[str, ...]:
     return names_of(HydraConfig.get().overrides.task) if HydraConfig.initialized() else ()
 
 
-def refuse_idle(method: Method) -> None:
-    """Refuse options of the method that were given without having an effect.
+def refuse_idle(idle: Mapping[str, str]) -> None:
+    """Refuse options that were given without having an effect.
+
+    Args:
+        idle: names of options, or of groups, and what makes each of them idle.
 
     Raises:
-        ConfigError: with the first of them and what makes it idle.
+        ConfigError: with the first of them.
     """
-    idle = method.idle_options()
     for option in given_options():
-        name = option.removeprefix("method.")
-        if name != option and name in idle:
-            raise ConfigError(f"{option} has no effect with method.{idle[name]}")
+        for name, why in idle.items():
+            if option == name or option.startswith(f"{name}."):
+                raise ConfigError(f"{option} has no effect {why}")
+
+
+def idle_beside(method: Method, config: DictConfig) -> dict[str, str]:
+    """Options of the trainer's optimizer that nothing reads where the method brings its own in all phases."""
+    if not method.overrides("optimizer"):
+        return {}
+    options = ["optimizer"] if "${lr}" in OmegaConf.to_yaml(config.method) else ["optimizer", "lr"]
+    return dict.fromkeys(options, f"beside the optimizer that method={config.method.name} brings")

@@ -24,6 +24,8 @@ VISION = {
     "method=chain method.of=fire+muon method.parts.snp.coef=0.5": (
         "method.parts.snp.coef has no effect: method.of=fire+muon does not name snp"
     ),
+    "method=muon optimizer=sgd": "optimizer has no effect beside the optimizer that method=muon brings",
+    "method=upgd lr=0.1": "lr has no effect beside the optimizer that method=upgd brings",
     "stack=2": "option stack is gone; seeds are jobs of a sweep now: ",
     "cache.dir=x": "option cache.dir is gone; it is paths.cache=",
     "method=chain method.of=[fire,muon]": "method.of=[fire,muon] is written method.of=fire+muon",
@@ -44,6 +46,10 @@ VISION = {
 }
 LANGUAGE = {
     "benchmark=warm_start": "benchmark=warm_start is not for language; accepted: continual_pretraining",
+    "benchmark.passes=[9,1]": "benchmark.passes has no effect beside benchmark.iterations=[24, 24]: set that to null",
+    "benchmark=domains dataset=pydoc_stdlib dataset.replay=0.5": (
+        "dataset.replay has no effect with benchmark=domains, which has no pair of corpora to mix"
+    ),
     "benchmark.checkpoints=abc": "benchmark.checkpoints must be a list, got 'abc'",
 }
 DQN = {
