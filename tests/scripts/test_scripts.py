@@ -13,7 +13,6 @@ from tests.zygote import ROOT, Zygote
 # Arguments, and a word of what it prints.
 SCRIPTS = {
     "bench_projection": ("--models dqn --rounds 1 --threads 1", "dqn"),
-    "bench_sac": ("--actor-width 8 --critic-width 8 --batch 4 --updates 2 --threads 1 --rounds 1", "x plain"),
     "bench_vision": ("--size 8 --steps 1 --rounds 1 model=small_resnet model.width=4", "x a plain loop"),
     "studies": ("figure2_small_c smoke rows=base workers=1", "test/accuracy_all"),
     "dry_run": ("--list", "vgg16"),

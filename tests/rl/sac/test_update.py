@@ -1,10 +1,8 @@
 """The arithmetic of a SAC update: against formulae without autograd, torch.distributions, a plain implementation."""
 
 import dataclasses
-import importlib.util
 import math
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,6 +28,7 @@ from rl.sac.update import (
     discount,
     squash,
 )
+from tests.rl.sac.plain import plain_like
 
 SIZES = Networks("simba", 8, 1, 12, 2)
 O, A, B = 7, 3, 16
@@ -86,21 +85,9 @@ def batch(seed: int = 0) -> tuple[Batch, Tensor, tuple[Tensor, Tensor]]:
     return rows, x[5], (torch.full((O,), 0.1), torch.full((O,), 1.1))
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    """scripts/bench_sac.py, which has a plain implementation."""
-    spec = importlib.util.spec_from_file_location("bench_sac", Path(__file__).parents[3] / "scripts" / "bench_sac.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_ten_updates_are_those_of_a_plain_implementation(bench: ModuleType) -> None:
-    """Two critics one after the other, no fusion, torch's distributions: the same numbers."""
+def test_ten_updates_are_those_of_a_plain_implementation() -> None:
     update = agent()
-    plain = bench.plain_like(update, SIZES, O, A)
+    plain = plain_like(update, SIZES, O, A)
     for i in range(10):
         given = batch(10 * i)
         torch.testing.assert_close(update(*given), plain(*given), rtol=2e-4, atol=2e-5)

@@ -1,27 +1,13 @@
-"""The speed of a SAC update against a plain eager one, alternating in one process.
+"""SAC as it is usually written, to compare with: two critics one after the other, no fusion, torch's distributions."""
 
-python scripts/bench_sac.py                                  the paper's sizes: 51 numbers, 19 actions, batch 256
-python scripts/bench_sac.py --compile default --threads 1    with torch.compile too
-python scripts/bench_sac.py --device cuda --compile reduce-overhead      a GPU
-"""
-
-import argparse
-import sys
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl.sac.networks import Networks, plain_critic
-from rl.sac.update import Batch, Temperature, Update, adamw, compiled
-from scripts.interleaved import report, seconds_of
+from rl.sac.update import Batch, Update
 
 SQUASHING = torch.distributions.TanhTransform()
 
@@ -55,8 +41,7 @@ class PlainSimba(nn.Module):
 
 
 class PlainSac:
-    """SAC as it is usually written (for instance in CleanRL): two critics one after the other, torch's own
-    distributions, an optimizer step without fusion, the gradient of each loss for all its inputs."""
+    """An agent."""
 
     def __init__(self, sizes: Networks, o: int, a: int, gamma: float, tau: float, entropy: float) -> None:
         def critic() -> PlainSimba:
@@ -120,21 +105,6 @@ class PlainSac:
         return torch.stack([of_critics.detach(), of_actor.detach(), entropy, torch.cat(values).detach().mean()])
 
 
-def ours(sizes: Networks, o: int, a: int, device: str) -> Update:
-    """An agent at its start."""
-    torch.manual_seed(0)
-    actor = sizes.actor(o, a).to(device)
-    critic, target = (sizes.critics(o, a, 2).to(device) for _ in range(2))
-    target.requires_grad_(False).load_state_dict(critic.state_dict())
-    temperature = Temperature(0.01).to(device)
-    optimizers: dict[str, torch.optim.Optimizer] = {
-        "actor": adamw(actor.parameters(), 1e-4, 1e-2),
-        "critic": adamw(critic.parameters(), 1e-4, 1e-2),
-        "temperature": adamw(temperature.parameters(), 1e-4, 0.0),
-    }
-    return Update(actor, critic, target, temperature, optimizers, 0.99, 0.005, -0.5 * a)
-
-
 def plain_like(update: Update, sizes: Networks, o: int, a: int) -> PlainSac:
     """The plain agent with the same weights."""
     plain = PlainSac(sizes, o, a, update.gamma, update.tau, update.target_entropy)
@@ -149,55 +119,3 @@ def plain_like(update: Update, sizes: Networks, o: int, a: int) -> PlainSac:
     plain.log_temperature = nn.Parameter(update.temperature.log.detach().clone())
     plain.start()
     return plain
-
-
-def random_batch(size: int, o: int, a: int, device: str, generator: torch.Generator) -> tuple[Batch, Tensor]:
-    """Random transitions and noise."""
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(device)
-
-    batch = Batch(
-        normal(size, o), normal(size, a).tanh(), normal(size), torch.zeros(size, device=device), normal(size, o)
-    )
-    return batch, normal(2, size, a)
-
-
-def bench_updates(args: argparse.Namespace) -> None:
-    """The plain update, this one, and this one in every faster setting asked for."""
-    o, a, device = args.observations, args.actions, args.device
-    how = (args.actor_width, args.actor_depth, args.critic_width, args.critic_depth)
-    batch, noise = random_batch(args.batch, o, a, device, torch.Generator().manual_seed(1))
-    given = batch, noise, (torch.zeros(o, device=device), torch.ones(o, device=device))
-    exact, fast = Networks("simba", *how), Networks("simba", *how, bfloat16=True)
-    variants: dict[str, Callable[..., Tensor]] = {"plain eager": plain_like(ours(exact, o, a, device), exact, o, a)}
-    for name, sizes in (("float32", exact), ("bfloat16", fast)):
-        variants[f"rl.sac, {name}"] = ours(sizes, o, a, device)
-        if args.compile != "off":
-            variants[f"rl.sac, {name}, compiled"] = compiled(ours(sizes, o, a, device), args.compile)
-    for function in variants.values():  # compiling, capturing
-        for _ in range(8 if device == "cuda" else 1):
-            function(*given)
-
-    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {args.threads} threads"
-    print(f"{where}; {o} observations, {a} actions, batch {args.batch}, critics {how[2]} x {how[3]}")
-    loops = {name: partial(function, *given) for name, function in variants.items()}
-    report(seconds_of(loops, args.rounds, args.threads, args.updates), args.updates, "updates")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (
-        ("observations", 51), ("actions", 19), ("batch", 256), ("actor-width", 128), ("actor-depth", 1),
-        ("critic-width", 512), ("critic-depth", 2), ("threads", 2), ("rounds", 5), ("updates", 100),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", default="off", help="a mode of torch.compile; reduce-overhead: CUDA graphs")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    bench_updates(args)
-
-
-if __name__ == "__main__":
-    main()
