@@ -15,7 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fire_core.methods import Method, Net
-from fire_core.ranges import Count, Positive, Share, Width, one_of
+from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from fire_core.triggers import Trigger
 from harness.config.build import build, find_target
 from harness.config.checks import Group, check_method, check_optimizer, check_options
@@ -46,6 +46,7 @@ class VisionConfig(Trunk):
     batch_size: Width = 256
     eval_batch_size: Width = 2048
     tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
+    holdout: Annotated[float, within(0, 0.9)] = 0.0  # share of the training images that is tested on instead
     grad_clip: Positive | None = 0.5
     warmup: Share = 0.1  # fraction of each phase
     schedule: Annotated[str, one_of("warmup", "reference")] = "warmup"
@@ -98,6 +99,11 @@ class Task:
         phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
         if not phases:
             raise ConfigError(f"{stream} has no phases")
+        if config.holdout:
+            if not any(len(phase.test) for phase in phases):
+                raise ConfigError(f"holdout={config.holdout} has no effect: {stream} tests on no images")
+            data = data.held_out(config.holdout)
+            phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
         method = build("method", config.method, Method)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)

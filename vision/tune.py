@@ -6,8 +6,9 @@
 Each method has the same number of trials: its defaults, then points that fill its space evenly: the options of
 conf/search.yaml (`harness.tune.space`), and before them the learning rate, from a tenth to three times that of the
 setting. So base and full reset are tuned too. A trial is scored by its seeds' mean of the value at the end of a task
-(as in the task_end columns) over the last half of the tasks. The seeds are 10,000 and above; seeds that results in
-docs/results report are refused, and the pages refuse seeds that a search has used.
+(as in the task_end columns) over the last half of the tasks. Where a stream tests on images, a tenth of the training
+images takes their place (`holdout=0.1`): nothing is chosen on images that results report. The seeds are 10,000 and
+above; seeds that results in docs/results report are refused, and the pages refuse seeds that a search has used.
 
 Options are those of `vision.train`, and:
     method=   several, separated by commas; fire+muon is a chain. Left out: all that can act on this network
@@ -108,12 +109,16 @@ def parse(argv: Sequence[str]) -> Request:
     first, table, winners = int(own["seed"]), Path(own["table"]), Path(own["winners"])
     seeds = range(first, first + int(own["seeds"]))
 
+    held = list[str]()
+
     def options_of(method: str) -> list[str]:
         chain = ["method=chain", f"method.of={method}"]
-        return [*QUIET, *options, *(chain if "+" in method else [f"method={method}"])]
+        return [*QUIET, *held, *options, *(chain if "+" in method else [f"method={method}"])]
 
     search = Search("vision", options_of, int(own["trials"]), seeds, table, SCORES)
     config = search.compose(own["method"].split(",")[0] or "base")
+    if any(len(phase.test) for phase in Task.from_config(config).phases):
+        held.append("holdout=0.1")
     if taken := sorted(reported_seeds(RESULTS, config) & set(seeds)):
         raise ConfigError(f"seed={taken[0]} is reported in docs/results: choose with others, such as seed={FIRST_SEED}")
     if not own["table"]:

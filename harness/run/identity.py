@@ -34,6 +34,8 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
         part["dataset"] = without(part["dataset"], PLACES)
     if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers
         del part["trigger"]
+    if not part.get("holdout"):  # as in all runs before it could be asked for
+        part.pop("holdout", None)
     part["device"] = resolve_device(str(config["device"])).type
     return {**part, "numerics": NUMERICS[str(config["program"])]}
 

@@ -18,6 +18,7 @@ from harness.tune.table import Trial, append, best
 from harness.tune.table import read_table as read_trials
 from tests.programs import compose
 from tests.zygote import Zygote
+from vision.task import Task
 from vision.tune import parse, reported_seeds, write_winner
 
 TINY = ("benchmark.tasks=2", "benchmark.samples=64", "epochs=1", "model.hidden=8", "seeds=2", "workers=1")
@@ -91,6 +92,23 @@ def test_the_rate_is_searched_for_every_method_and_parts_of_a_chain_by_their_nam
     space = search_space("fire+l2init", search.compose("fire+l2init"))
     assert {"lr", "method.parts.fire.blend", "method.parts.l2init.coef"} <= {one.option for one in space}
     assert space[0].values == pytest.approx((3e-4, 9e-3))
+
+
+def test_nothing_is_chosen_on_test_images() -> None:
+    """Where a stream tests on images, they are a tenth of the training images, none of which is trained on."""
+    for stream, share in (("warm_start", 0.1), ("permuted", 0.1), ("random_labels", 0.0)):
+        config = parse(["method=fire", f"benchmark={stream}"]).search.compose("fire")
+        assert config.holdout == share
+    whole, task = (Task.from_config(compose("vision", "benchmark=warm_start", f"holdout={h}")) for h in (0, 0.1))
+    assert len(task.data.test_labels) == round(0.1 * len(whole.data.train_labels))
+    kept = {image.numpy().tobytes() for image in whole.data.test_images}
+    trained, tested = ([i.numpy().tobytes() for i in x] for x in (task.data.train_images, task.data.test_images))
+    assert sorted(trained + tested) == sorted(image.numpy().tobytes() for image in whole.data.train_images)
+    assert not kept & set(tested)
+    assert task.identity()["holdout"] == 0.1
+    assert "holdout" not in whole.identity()
+    with pytest.raises(ConfigError, match=r"^holdout=0.1 has no effect: benchmark=random_labels tests on no images"):
+        Task.from_config(compose("vision", "holdout=0.1"))
 
 
 def test_a_table_of_other_options_or_seeds_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -79,6 +79,17 @@ class ImageData:
         """Stored test images (n, C, H, W) as float32, centred and scaled on the device where they are."""
         return images.to(torch.float32, copy=True).sub_(self.test_mean).div_(self.test_std)
 
+    def held_out(self, share: float) -> "ImageData":
+        """The data set to choose options by: this share of the training images is tested on and never trained on.
+
+        Which they are hangs on their number alone, so that all runs of a search hold out the same.
+        """
+        order = torch.randperm(len(self.train_labels), generator=torch.Generator().manual_seed(0))
+        tested, trained = order.tensor_split([max(1, round(share * len(order)))])
+        train, test = ((self.train_images[part], self.train_labels[part]) for part in (trained, tested))
+        statistics = "train" if torch.equal(self.test_mean, self.mean) else "test"
+        return ImageData.of(train, test, self.num_classes, statistics)
+
     def to(self, device: torch.device | str) -> "ImageData":
         """The same data set on `device`."""
         moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
