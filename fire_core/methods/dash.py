@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fire_core.methods.layers import linear_layers
+from fire_core.methods.layers import check_plain, linear_layers
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Share, checked, one_of
 from fire_core.weights.optimizer_state import reset_optimizer_state
@@ -49,6 +49,9 @@ class Dash(Method):
         variant: Variant = "original",
     ) -> None:
         self.alpha, self.minimum, self.mode, self.variant = alpha, minimum, mode, variant
+
+    def check(self, net: Net) -> None:
+        check_plain(net)
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         parameters = shrinkable(net, context.spared)

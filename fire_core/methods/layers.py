@@ -29,6 +29,18 @@ def linear_layers(module: nn.Module) -> dict[str, Layer]:
     return {name: m for name, m in module.named_modules() if isinstance(m, Layer)}
 
 
+def check_plain(net: Net) -> None:
+    """For methods that write into layers' weights.
+
+    Raises:
+        ValueError: a layer computes its weight from other parameters: what is written there is lost.
+    """
+    for root in net.modules.values():
+        for name, layer in linear_layers(root).items():
+            if not all(isinstance(part, nn.Parameter | None) for part in (layer.weight, layer.bias)):
+                raise ValueError(f"{name} is parametrised: it computes its weight or bias, which cannot be changed")
+
+
 def input_layers(module: nn.Module) -> set[Layer]:
     """The layer that reads the network's input: the first one registered; none where another module reads it."""
     for layer in module.modules():

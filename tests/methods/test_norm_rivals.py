@@ -5,14 +5,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core.methods import Net
+from fire_core.methods import Method, Net
+from fire_core.methods.contrib.adamo import AdamO
 from fire_core.methods.contrib.c_chain import ChurnReduction
 from fire_core.methods.contrib.inputs import InputWatch
 from fire_core.methods.contrib.l2_er import L2EffectiveRank
 from fire_core.methods.contrib.nap import NormalizeAndProject
 from fire_core.methods.contrib.spectral import SpectralRegularisation
+from fire_core.methods.contrib.weight_clipping import WeightClipping
+from fire_core.methods.dash import Dash
 from tests.methods.small import Layers, moment
 from tests.parity import public
+
+
+@pytest.mark.parametrize("method", [WeightClipping(), Dash(), AdamO(), NormalizeAndProject()])
+def test_what_would_be_written_into_a_computed_weight_is_refused(method: Method) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    method.check(Net.of({"m": net}))
+    nn.utils.parametrizations.weight_norm(net[2])
+    with pytest.raises(ValueError, match=r"^2 is parametrised: it computes its weight"):
+        method.check(Net.of({"m": net}))
+
 
 # ------------------------------------------------------------------------------------------------------------- spectral
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.layers import in_parallel, linear_layers
+from fire_core.methods.layers import check_plain, in_parallel, linear_layers
 from fire_core.methods.protocol import MakeOptimizer, Method, Net
 from fire_core.ranges import Decay, NonNegative, Positive, checked
 
@@ -43,6 +43,7 @@ class AdamO(Method):
         self.lr, self.coef, self.betas, self.eps = lr, coef, (betas[0], betas[1]), eps
 
     def check(self, net: Net) -> None:
+        check_plain(net)
         if not layer_weights(net):
             raise ValueError("it has no linear layer and no convolution")
 

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import nn
 
-from fire_core.methods.layers import linear_layers, output_layers
+from fire_core.methods.layers import check_plain, linear_layers, output_layers
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Positive, checked
 
@@ -25,6 +25,9 @@ class WeightClipping(Method):
     @checked
     def __init__(self, zeta: Positive = 1.0, clip_last_layer: bool = True) -> None:
         self.zeta, self.clip_last_layer = zeta, clip_last_layer
+
+    def check(self, net: Net) -> None:
+        check_plain(net)
 
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
