@@ -27,7 +27,6 @@ class Paired:
     """A difference over the seeds that two methods have in common."""
 
     difference: Estimate
-    effect: float  # Cohen's d_z: mean difference / standard deviation of the differences
     p: float  # of a two-sided paired test; NaN where there is none
     p_holm: float = float("nan")  # corrected for all comparisons of its family
 
@@ -66,9 +65,9 @@ def paired(ours: dict[int, float], theirs: dict[int, float]) -> Paired | None:
     difference = mean(d)
     spread = d.std(ddof=1) if len(d) > 1 else 0.0
     if len(d) < 2 or spread <= 1e-12 * np.abs(d).max():  # one seed, or the same difference at each: no test
-        return Paired(difference, np.nan, np.nan)
-    effect = float(d.mean() / spread)
-    return Paired(difference, effect, float(2 * special.stdtr(len(d) - 1, -abs(effect) * np.sqrt(len(d)))))
+        return Paired(difference, np.nan)
+    t = abs(d.mean()) / spread * np.sqrt(len(d))
+    return Paired(difference, float(2 * special.stdtr(len(d) - 1, -t)))
 
 
 def holm(p: Sequence[float]) -> Floats:

@@ -32,13 +32,13 @@ def digits_of(column: Iterable[object]) -> int | None:
 def show(value: object, digits: int | None = None, seeds: object = None) -> str:
     """An entry of a table as text, with so many decimals, or as many as fit it.
 
-    `mean [low, high]`, of two seeds `mean (one, other)`, and for a difference its effect size and corrected p; its n
+    `mean [low, high]`, of two seeds `mean (one, other)`, and for a difference its corrected p; its n
     where these are not the row's `seeds`.
     """
     if isinstance(value, Paired):
         sign = "+" if value.difference.mean > 0 else ""
         about = [f"n={value.difference.n}"] * (value.difference.n != seeds)
-        about += [f"d={value.effect:.1f}", f"p{p_value(value.p_holm)}"] * bool(np.isfinite(value.p_holm))
+        about += [f"p{p_value(value.p_holm)}"] * bool(np.isfinite(value.p_holm))
         return f"{sign}{show(value.difference, digits)}" + f" ({', '.join(about)})" * bool(about)
     if isinstance(value, Estimate):
         digits = digits_for(value.mean) if digits is None else digits

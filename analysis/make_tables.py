@@ -24,7 +24,18 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import accumulation, dial, numbers, plotting, resets, result_figures, small_figure2, stream_rows, style
+from analysis import (
+    accumulation,
+    dial,
+    numbers,
+    plotting,
+    ranking,
+    resets,
+    result_figures,
+    small_figure2,
+    stream_rows,
+    style,
+)
 from analysis.estimates import mean
 from analysis.formats import as_markdown
 from analysis.forms import names, winners
@@ -308,13 +319,28 @@ def similarity_dial(page: Page) -> None:
 
 
 def resets_optimizers(page: Page) -> None:
-    """Whether what a reset and an optimizer do adds up, from the table of its study."""
-    runs = resets.numbers(read(page.folder.parent / "studies" / "resets_optimizers.csv"))
-    page.tables["ends"] = named(
-        grid(runs, "optimizer", resets.OPTIMIZERS, {resets.SCORE: 3, resets.LATE: 3}), style.NAMES
-    )
-    page.tables["of fire"], page.tables["of muon"] = resets.differences(runs)
-    page.figures["optimizers"] = partial(resets.figure, runs, page.width)
+    """Whether what a reset and an optimizer do adds up, from the tables of its studies."""
+    studies = [page.folder.parent / "studies" / f"resets_{name}.csv" for name in ("optimizers", "muon")]
+    studies = [study for study in studies if study.exists()]
+    runs = resets.numbers(*map(read, studies))
+    curves = resets.numbers(*(read(study.with_suffix(".curves.csv")) for study in studies))
+    ends = grid(runs, "optimizer", resets.optimizers(runs), {resets.SCORE: 3, resets.LATE: 3})
+    page.tables["ends"] = named(ends, style.NAMES)
+    page.tables["of fire"], page.tables["of adam"] = resets.differences(runs)
+    page.figures["optimizers"] = partial(resets.figure, curves, page.width)
+
+
+def search_luck(page: Page) -> None:
+    """Which methods lead whatever a search tried: the streams of study 5 that have run."""
+    for stream, score in {"online": "online/accuracy", "labels": "task_end/accuracy"}.items():
+        study = page.folder.parent / "studies" / f"ranking_{stream}.csv"
+        if study.exists():
+            runs = ranking.numbers(read(study), score)
+            ranked = ranks({str(search): here for search, here in runs.groupby("search")}, crossed=True)
+            words = f"{score.partition('/')[0]} accuracy; means with 95 % intervals over seeds".replace("_", "-of-")
+            page.tables[stream] = named(ranked, ranking.NAMES)
+            page.tables[f"{stream} tests"] = ranking.against_fire(runs)
+            page.figures[stream] = partial(ranking.figure, runs, [*ranked["method"]], words.capitalize(), page.width)
 
 
 def what_accumulates(page: Page) -> None:

@@ -5,7 +5,7 @@ marks that nobody sees: `<!--=PAGE; ROW; COLUMN; FORMAT-->0.90<!--/-->`. PAGE is
 column, COLUMN the heading; the first table of the page that has both is meant, or with `PAGE#heading` the first below
 that heading (or bold line). FORMAT is Python's, such as .2f or +.3f; `100 .1f` takes a hundred times the number. The
 number is a cell's first one; with `low`, `high`, `n` or `p` before the format it is that part of a cell such as
-`+0.04 [0.02, 0.06] (d=1.2, p=0.003)`. That the tables are those of the committed results is tested apart.
+`+0.04 [0.02, 0.06] (p=0.003)`. That the tables are those of the committed results is tested apart.
 
 PAGE may be a committed `.csv` as well, for numbers that no table has. ROW then says which rows, such as
 `method=base & task>=8` (a column of the file or, beside `name.runs.json`, an option of the run; `*` matches any text),

@@ -1,48 +1,73 @@
-"""Resets x optimizers (docs/protocol.md, study 9): its tables and its figure."""
+"""Resets x optimizers (docs/protocol.md, studies 9 and 11): their tables and their figure."""
 
+import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import style
-from analysis.estimates import mean, paired
-from analysis.result_figures import overview
+from analysis.estimates import paired
+from analysis.result_figures import draw_tasks, size_of
 from analysis.summary import by_seed, correct
 
-OPTIMIZERS = {"adam": "Adam", "decay": "AdamW, decay 0.1", "layer_norm": "Adam, layer norm", "muon": "Muon"}
+OPTIMIZERS = {
+    "adam": "Adam",
+    "decay": "AdamW, decay 0.1",
+    "layer_norm": "Adam, layer norm",
+    "muon": "Muon, one rate",
+    "muon_two": "Muon, two rates",
+}
 RESETS = ("fire", "snp", "random_isometry", "full_reset", "base")
 SCORE, LATE = "task_end/accuracy", "last_two"  # means over all tasks and over the last two, at the end of a task
 
 
-def numbers(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs, with what resets (`method`) and what trains (`optimizer`) in columns of their own."""
-    parts = runs["row"].str.extract(f"(?P<method>.+?)_(?P<optimizer>{'|'.join(OPTIMIZERS)})$")
-    return pd.concat([runs, parts], axis=1)
+def numbers(one: pd.DataFrame, two: pd.DataFrame | None = None) -> pd.DataFrame:
+    """The rows of both studies, with what resets (`method`) and what trains (`optimizer`) in columns of their own.
+
+    Args:
+        one: of study 9, runs or curves.
+        two: of study 11, in which Muon's rate and that of Adam beside it were searched apart; None: it has not run.
+    """
+    runs = one if two is None else pd.concat([one, two.assign(row=two["row"] + "_two")], ignore_index=True)
+    return runs.join(runs["row"].str.extract(f"^(?P<method>.+?)_(?P<optimizer>{'|'.join(OPTIMIZERS)})$"))
+
+
+def optimizers(runs: pd.DataFrame) -> dict[str, str]:
+    """Those that have run, and their names."""
+    return {key: name for key, name in OPTIMIZERS.items() if key in set(runs["optimizer"])}
 
 
 def differences(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """FIRE minus each other row with the same optimizer, and Muon minus Adam with the same reset.
+    """FIRE minus each other row with the same optimizer, and other optimizers minus Adam with the same reset.
 
-    p values are corrected over both tables.
+    p values are corrected over both tables. Muon with two rates ran on other seeds than Adam.
     """
     scores = {key: by_seed(here, column=SCORE) for key, here in runs.groupby(["method", "optimizer"])}
-    seeds, rivals = runs["seed"].nunique(), RESETS[1:]
+    rivals, others = RESETS[1:], [key for key in OPTIMIZERS if key not in ("adam", "muon_two")]
     of_fire: dict[str, list[object]] = {
-        name: [paired(scores["fire", key], scores[rival, key]) for rival in rivals] for key, name in OPTIMIZERS.items()
+        name: [paired(scores["fire", key], scores[rival, key]) for rival in rivals]
+        for key, name in optimizers(runs).items()
     }
-    of_muon: list[object] = [paired(scores[reset, "muon"], scores[reset, "adam"]) for reset in RESETS]
-    correct([*of_fire.values(), of_muon])
-    resets = [style.NAMES[reset] for reset in RESETS]
+    of_adam: dict[str, list[object]] = {
+        OPTIMIZERS[key]: [paired(scores[reset, key], scores[reset, "adam"]) for reset in RESETS] for key in others
+    }
+    correct([*of_fire.values(), *of_adam.values()])
+    resets, seeds = [style.NAMES[reset] for reset in RESETS], len(scores["fire", "adam"])
     return (
         pd.DataFrame({"FIRE minus": resets[1:], "n": seeds} | of_fire),
-        pd.DataFrame({"reset": resets, "n": seeds, "Muon minus Adam": of_muon}),
+        pd.DataFrame({"minus Adam": resets, "n": seeds} | of_adam),
     )
 
 
-def figure(runs: pd.DataFrame, width: str) -> Figure:
-    """Each row's mean over tasks, a panel for each optimizer."""
-    panels = {}
-    for optimizer, name in OPTIMIZERS.items():
-        here = runs[runs["optimizer"] == optimizer]
-        panels[name] = [mean(here[here["method"] == reset][SCORE].to_numpy(float)) for reset in RESETS]
-    words = "Training accuracy at the end of a task, mean over twenty tasks; 95 % intervals over seeds"
-    return overview(panels, {reset: style.NAMES[reset] for reset in RESETS}, words, width, 1.02)
+def figure(curves: pd.DataFrame, width: str) -> Figure:
+    """Accuracy at the end of each task, a panel for each optimizer; most of base lies below the axes."""
+    palette, called = style.Palette(RESETS), {reset: style.NAMES[reset] for reset in RESETS}
+    ends = curves.dropna(subset="train/accuracy").assign(task=lambda rows: rows["phase"] + 1)
+    shown = optimizers(ends)
+    drawn, panels = plt.subplots(1, len(shown), figsize=(size_of(width), 2.2), sharey=True, layout="constrained")
+    for (optimizer, title), axes in zip(shown.items(), panels, strict=True):
+        draw_tasks(axes, ends[ends["optimizer"] == optimizer], "train/accuracy", called, palette)
+        axes.set_title(title, fontsize=7)
+    panels[0].set_ylim(0.65, 1.01)
+    panels[0].set_ylabel("Training accuracy, end of a task")
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=6)
+    return drawn

@@ -173,7 +173,9 @@ def correct(columns: Sequence[list[object]]) -> None:
             column[row] = replace(pair, p_holm=float(p))
 
 
-def ranks(frames: Mapping[str, pd.DataFrame], fewer_is_better: Iterable[str] = ()) -> pd.DataFrame:
+def ranks(
+    frames: Mapping[str, pd.DataFrame], fewer_is_better: Iterable[str] = (), crossed: bool = False
+) -> pd.DataFrame:
     """Mean rank over streams of the methods that all of them have; 1 is best, ties share.
 
     Its 95 % interval is a percentile bootstrap: seeds are resampled within each stream, the same for all methods, as
@@ -182,13 +184,16 @@ def ranks(frames: Mapping[str, pd.DataFrame], fewer_is_better: Iterable[str] = (
     Args:
         frames: by stream.
         fewer_is_better: streams of a loss.
+        crossed: the frames are searches on one stream, a sample of all searches, each reported on the same seeds: both
+            are resampled, seeds alike in all searches.
 
     Returns:
         A row for each method, the best mean rank first: `mean rank`, and of each stream the rank and the value.
     """
     shared = [m for m in methods(next(iter(frames.values()))) if all(m in methods(f) for f in frames.values())]
     rng = np.random.default_rng(0)
-    points, fewest, draws, cells = [], [], np.zeros((RESAMPLES, len(shared))), {}
+    points, fewest, cells = [], [len(frames)] * crossed, {}
+    drawn = []  # of each frame the ranks of all methods in each resample, (RESAMPLES, methods)
     for name, frame in frames.items():
         whole = [by_seed(frame[frame["method"] == method]) for method in shared]
         seeds = sorted(set.intersection(*(set(one) for one in whole)))
@@ -198,8 +203,11 @@ def ranks(frames: Mapping[str, pd.DataFrame], fewer_is_better: Iterable[str] = (
         values = values if name in set(fewer_is_better) else -values
         points.append(pd.Series(values.mean(1)).rank())
         cells[name] = [f"{rank:g} ({value:.3f})" for rank, value in zip(points[-1], means, strict=True)]
+        rng = np.random.default_rng(0) if crossed else rng
         resampled = values[:, rng.integers(0, len(seeds), (RESAMPLES, len(seeds)))].mean(2)  # (methods, resamples)
-        draws += pd.DataFrame(resampled).rank().to_numpy().T / len(frames)
+        drawn.append(pd.DataFrame(resampled).rank().to_numpy().T)
+    picks = rng.integers(0, len(drawn), (len(drawn), RESAMPLES)) if crossed else np.arange(len(drawn))[:, None]
+    draws = np.stack(drawn)[picks, np.arange(RESAMPLES)].mean(0)
     tail = widened_tail(min(fewest)) if min(fewest) >= FEWEST else np.nan
     low, high = np.quantile(draws, [tail, 1 - tail], axis=0) if tail == tail else np.full((2, len(shared)), np.nan)
     middle = np.mean(points, 0)

@@ -12,7 +12,7 @@ from tests.zygote import ROOT
 def test_a_stale_number_is_found_and_written_anew(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(numbers, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
-    table = "| method | final |\n|---|---|\n| FIRE | 0.{} [0.61, 0.82] (d=-1.5, p<0.001) |\n"
+    table = "| method | final |\n|---|---|\n| FIRE | 0.{} [0.61, 0.82] (p<0.001) |\n"
     (tmp_path / "docs/a.md").write_text(f"# One\n\n{table.format('713')}\n## Two\n\n{table.format('9')}")
     text = "ends at <!--=a.md; FIRE; final; .2f-->0.70<!--/--> and <!--=a.md#Two; FIRE; final; .1f-->0.9<!--/-->"
     new, wrong = numbers.renewed(text)
