@@ -25,6 +25,18 @@ class TwoLayers(nn.Module):
         nn.init.uniform_(self.body.weight, 2, 3)
 
 
+def test_snp_s_layout_takes_a_part_of_a_fused_weight_back() -> None:
+    torch.manual_seed(0)
+    net = Net.of({"m": nn.MultiheadAttention(8, 2)})
+    weight = net.modules["m"].in_proj_weight
+    began = weight.detach().clone()
+    with torch.no_grad():
+        weight.mul_(3)
+    ShrinkAndPerturb(coef=0.5, layout={"qk": "reinit"}, variant="fire_paper").at_boundary(net, moment())
+    assert torch.equal(weight[:16], began[:16])
+    assert not torch.equal(weight[16:], began[16:])
+
+
 def test_recycled_rows_have_the_initial_distribution_and_no_bias() -> None:
     """Nature DQN's first hidden layer is Xavier: its bound is 0.042, that of torch's default 0.018."""
     torch.manual_seed(0)

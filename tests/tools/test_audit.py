@@ -76,6 +76,13 @@ def test_not_finite_weights_are_named(tmp_path):
     assert refused == ["a.weight: holds NaN or Inf"]
 
 
+def test_json_holds_no_infinity(tmp_path, capsys):
+    torch.save({"a.weight": torch.zeros(3, 3)}, tmp_path / "a.pt")
+    assert fire.main(["audit", str(tmp_path / "a.pt"), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["weights"]
+    assert found["condition"] is None
+
+
 def test_command_line_reads_nested_checkpoints(tmp_path, capsys):
     path = tmp_path / "checkpoint.pt"
     model = nn.Sequential(nn.Linear(4, 4))

@@ -5,6 +5,7 @@ import csv
 import pytest
 import torch
 
+from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.convergence import count_steps, family, from_checkpoint, main, measure
 
 
@@ -91,3 +92,9 @@ def test_bad_options_are_one_line_before_any_work(tmp_path, capsys, monkeypatch)
         captured = capsys.readouterr()
         assert (code, captured.out, captured.err.count("\n")) == (2, "", 1)
         assert message in captured.err
+
+
+def test_not_finite_weights_are_refused_by_name(tmp_path):
+    torch.save({"a.weight": torch.full((3, 3), float("nan"))}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"NaN or Inf in a.weight$"):
+        from_checkpoint(tmp_path / "a.pt", 4)
