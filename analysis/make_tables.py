@@ -332,15 +332,18 @@ def resets_optimizers(page: Page) -> None:
 
 def search_luck(page: Page) -> None:
     """Which methods lead whatever a search tried: the streams of study 5 that have run."""
-    for stream, score in {"online": "online/accuracy", "labels": "task_end/accuracy"}.items():
+    scores = {
+        "online": ("online/accuracy", "Online accuracy"),
+        "labels": ("task_end/accuracy", "Training accuracy at the end of a task"),
+    }
+    for stream, (score, metric) in scores.items():
         study = page.folder.parent / "studies" / f"ranking_{stream}.csv"
         if study.exists():
             runs = ranking.numbers(read(study), score)
             ranked = ranks({str(search): here for search, here in runs.groupby("search")}, crossed=True)
-            words = f"{score.partition('/')[0]} accuracy; means with 95 % intervals over seeds".replace("_", "-of-")
             page.tables[stream] = named(ranked, ranking.NAMES)
             page.tables[f"{stream} tests"] = ranking.against_fire(runs)
-            page.figures[stream] = partial(ranking.figure, runs, [*ranked["method"]], words.capitalize(), page.width)
+            page.figures[stream] = partial(ranking.figure, runs, [*ranked["method"]], metric, page.width)
 
 
 def what_accumulates(page: Page) -> None:

@@ -9,8 +9,8 @@ number is a cell's first one; with `low`, `high`, `n` or `p` before the format i
 
 PAGE may be a committed `.csv` as well, for numbers that no table has. ROW then says which rows, such as
 `method=base & task>=8` (a column of the file or, beside `name.runs.json`, an option of the run; `*` matches any text),
-COLUMN which numbers; the mean over seeds is written, or another part: `low` and `high` (95 % t-interval), `n`,
-`least`, `most`. `ROW minus ROW` is the difference, paired by seed, `ROW over ROW` the ratio of means.
+COLUMN which numbers; the mean over seeds is written, or another part: `low` and `high` (95 % t-interval), `n`.
+`ROW minus ROW` is the difference, paired by seed.
 
 `<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. The numbers of the HEADLINES
 stand on files of today's numerics alone, or the check fails: between `<!-- table: headline -->` and `<!-- end -->` they
@@ -133,19 +133,14 @@ def by_seed(file: Path, conditions: str, column: str, unit: str = "seed") -> pd.
 
 def from_rows(file: Path, row: str, column: str, part: str) -> float:
     """A number from the rows of a `.csv`."""
-    first, how, second = re.fullmatch(r"(.*?)(?: (minus|over) (.*))?", row).groups()  # type: ignore[union-attr]
-    unit = "run" if how is None and file.with_suffix(".runs.json").is_file() else "seed"
+    first, minus, second = row.partition(" minus ")
+    unit = "run" if not minus and file.with_suffix(".runs.json").is_file() else "seed"
     numbers = by_seed(file, first, column, unit)
-    if how == "over":
-        return float(numbers.mean() / by_seed(file, second, column).mean())
-    if how == "minus":
+    if minus:
         numbers = (numbers - by_seed(file, second, column)).dropna()
-    if part in ("low", "high"):
-        return mean(numbers.to_numpy()).low if part == "low" else mean(numbers.to_numpy()).high
-    statistics = {"": "mean", "n": "count", "least": "min", "most": "max"}
-    if part not in statistics:
-        raise StaleError(f"{part} is no part of rows; they have low, high, {', '.join(filter(None, statistics))}")
-    return float(numbers.agg(statistics[part]))
+    if part not in ("", "low", "high", "n"):
+        raise StaleError(f"{part} is no part of rows; they have low, high, n")
+    return float(getattr(mean(numbers.to_numpy()), part or "mean"))
 
 
 def written(number: float, form: str) -> str:

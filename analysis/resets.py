@@ -21,12 +21,7 @@ SCORE, LATE = "task_end/accuracy", "last_two"  # means over all tasks and over t
 
 
 def numbers(one: pd.DataFrame, two: pd.DataFrame | None = None) -> pd.DataFrame:
-    """The rows of both studies, with what resets (`method`) and what trains (`optimizer`) in columns of their own.
-
-    Args:
-        one: of study 9, runs or curves.
-        two: of study 11, in which Muon's rate and that of Adam beside it were searched apart; None: it has not run.
-    """
+    """The runs or curves of studies 9 and 11, with what resets (`method`) and what trains (`optimizer`) in columns."""
     runs = one if two is None else pd.concat([one, two.assign(row=two["row"] + "_two")], ignore_index=True)
     return runs.join(runs["row"].str.extract(f"^(?P<method>.+?)_(?P<optimizer>{'|'.join(OPTIMIZERS)})$"))
 
@@ -39,7 +34,7 @@ def optimizers(runs: pd.DataFrame) -> dict[str, str]:
 def differences(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """FIRE minus each other row with the same optimizer, and other optimizers minus Adam with the same reset.
 
-    p values are corrected over both tables. Muon with two rates ran on other seeds than Adam.
+    p values are corrected over both tables; of Muon with two rates, a study of its own seeds, over its three resets.
     """
     scores = {key: by_seed(here, column=SCORE) for key, here in runs.groupby(["method", "optimizer"])}
     rivals, others = RESETS[1:], [key for key in OPTIMIZERS if key not in ("adam", "muon_two")]
@@ -50,7 +45,12 @@ def differences(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     of_adam: dict[str, list[object]] = {
         OPTIMIZERS[key]: [paired(scores[reset, key], scores[reset, "adam"]) for reset in RESETS] for key in others
     }
+    two = of_fire.pop(OPTIMIZERS["muon_two"], None)
     correct([*of_fire.values(), *of_adam.values()])
+    if two is not None:
+        *three, base = two
+        correct([three])
+        of_fire[OPTIMIZERS["muon_two"]] = [*three, base]
     resets, seeds = [style.NAMES[reset] for reset in RESETS], len(scores["fire", "adam"])
     return (
         pd.DataFrame({"FIRE minus": resets[1:], "n": seeds} | of_fire),

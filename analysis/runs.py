@@ -199,7 +199,8 @@ def from_config(config: dict[str, Any]) -> dict[str, Any]:
     """What a run is, from the config of one that has no identity.json."""
     from harness.run.identity import EXECUTION, NOT_IDENTITY  # here: it imports torch
 
-    return {key: value for key, value in config.items() if key not in (*NOT_IDENTITY, *EXECUTION)}
+    left_out = (*NOT_IDENTITY, *EXECUTION, *(() if config.get("holdout") else ("holdout",)))
+    return {key: value for key, value in config.items() if key not in left_out}
 
 
 def group_name(config: dict[str, Any], group: str) -> str:

@@ -173,9 +173,7 @@ def correct(columns: Sequence[list[object]]) -> None:
             column[row] = replace(pair, p_holm=float(p))
 
 
-def ranks(
-    frames: Mapping[str, pd.DataFrame], fewer_is_better: Iterable[str] = (), crossed: bool = False
-) -> pd.DataFrame:
+def ranks(frames: Mapping[str, pd.DataFrame], losses: Iterable[str] = (), crossed: bool = False) -> pd.DataFrame:
     """Mean rank over streams of the methods that all of them have; 1 is best, ties share.
 
     Its 95 % interval is a percentile bootstrap: seeds are resampled within each stream, the same for all methods, as
@@ -183,9 +181,8 @@ def ranks(
 
     Args:
         frames: by stream.
-        fewer_is_better: streams of a loss.
-        crossed: the frames are searches on one stream, a sample of all searches, each reported on the same seeds: both
-            are resampled, seeds alike in all searches.
+        losses: streams of which less is better.
+        crossed: the frames are searches on one stream, reported on the same seeds: both are resampled.
 
     Returns:
         A row for each method, the best mean rank first: `mean rank`, and of each stream the rank and the value.
@@ -193,14 +190,16 @@ def ranks(
     shared = [m for m in methods(next(iter(frames.values()))) if all(m in methods(f) for f in frames.values())]
     rng = np.random.default_rng(0)
     points, fewest, cells = [], [len(frames)] * crossed, {}
-    drawn = []  # of each frame the ranks of all methods in each resample, (RESAMPLES, methods)
+    drawn = []  # of each frame the ranks, (RESAMPLES, methods)
+    common = set.intersection(*(set(frame["seed"]) for frame in frames.values())) if crossed else None
     for name, frame in frames.items():
+        frame = frame if common is None else frame[frame["seed"].isin(common)]
         whole = [by_seed(frame[frame["method"] == method]) for method in shared]
         seeds = sorted(set.intersection(*(set(one) for one in whole)))
         fewest.append(len(seeds))
         values = np.array([[one[seed] for seed in seeds] for one in whole])  # (methods, seeds)
         means = values.mean(1)
-        values = values if name in set(fewer_is_better) else -values
+        values = values if name in set(losses) else -values
         points.append(pd.Series(values.mean(1)).rank())
         cells[name] = [f"{rank:g} ({value:.3f})" for rank, value in zip(points[-1], means, strict=True)]
         rng = np.random.default_rng(0) if crossed else rng

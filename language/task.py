@@ -112,6 +112,8 @@ class Task:
         check_works(options, group, model, method, "" if stays else f"benchmark={options.benchmark['name']}")
         check_optimizer(config.optimizer)
         idle = {} if benchmark.methods_from_phase else idle_beside(method, config)
+        if config.probe_steps:  # the probe trains at this rate
+            idle.pop("lr", None)
         if benchmark.new_tasks:
             idle |= dict.fromkeys(PAIR, f"with benchmark={config.benchmark.name}, which has no pair of corpora to mix")
         elif config.benchmark.iterations is not None:

@@ -103,7 +103,10 @@ class Task:
             if not any(len(phase.test) for phase in phases):
                 raise ConfigError(f"holdout={config.holdout} has no effect: {stream} tests on no images")
             data = data.held_out(config.holdout)
-            phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
+            try:
+                phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
+            except ConfigError as error:
+                raise ConfigError(f"holdout={config.holdout}: {error}") from error
         method = build("method", config.method, Method)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)

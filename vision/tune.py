@@ -116,9 +116,11 @@ def parse(argv: Sequence[str]) -> Request:
         return [*QUIET, *held, *options, *(chain if "+" in method else [f"method={method}"])]
 
     search = Search("vision", options_of, int(own["trials"]), seeds, table, SCORES)
-    config = search.compose(own["method"].split(",")[0] or "base")
+    first_method = own["method"].split(",")[0] or "base"
+    config = search.compose(first_method)
     if any(len(phase.test) for phase in Task.from_config(config).phases):
         held.append("holdout=0.1")
+        Task.from_config(search.compose(first_method))
     if taken := sorted(reported_seeds(RESULTS, config) & set(seeds)):
         raise ConfigError(f"seed={taken[0]} is reported in docs/results: choose with others, such as seed={FIRST_SEED}")
     if not own["table"]:

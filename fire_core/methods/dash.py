@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fire_core.methods.layers import check_plain, linear_layers
+from fire_core.methods.layers import check_plain, layers_of
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Share, checked, one_of
 from fire_core.weights.optimizer_state import reset_optimizer_state
@@ -51,7 +51,7 @@ class Dash(Method):
         self.alpha, self.minimum, self.mode, self.variant = alpha, minimum, mode, variant
 
     def check(self, net: Net) -> None:
-        check_plain(net)
+        check_plain(net, (layer for layer in layers_of(net) if any(p.requires_grad for p in layer.parameters())))
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         parameters = shrinkable(net, context.spared)
@@ -68,8 +68,7 @@ class Dash(Method):
 
 def shrinkable(net: Net, spared: Set[Tensor] = frozenset()) -> list[Tensor]:
     """Weights and biases of linear layers and convolutions that are trained and not spared, shared ones once."""
-    layers = [layer for root in net.modules.values() for layer in linear_layers(root).values()]
-    found = dict.fromkeys(p for layer in layers for p in (layer.weight, layer.bias) if p is not None)
+    found = dict.fromkeys(p for layer in layers_of(net) for p in (layer.weight, layer.bias) if p is not None)
     return [p for p in found if p.requires_grad and p not in spared]
 
 

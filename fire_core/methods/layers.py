@@ -29,16 +29,22 @@ def linear_layers(module: nn.Module) -> dict[str, Layer]:
     return {name: m for name, m in module.named_modules() if isinstance(m, Layer)}
 
 
-def check_plain(net: Net) -> None:
-    """For methods that write into layers' weights.
+def layers_of(net: Net) -> list[Layer]:
+    """All linear layers and convolutions of all networks."""
+    return [layer for root in net.modules.values() for layer in linear_layers(root).values()]
+
+
+def check_plain(net: Net, layers: Iterable[Layer]) -> None:
+    """For a method that writes into the weights and biases of these layers.
 
     Raises:
-        ValueError: a layer computes its weight from other parameters: what is written there is lost.
+        ValueError: one is no parameter: a layer that computes it from others would lose what is written there.
     """
-    for root in net.modules.values():
-        for name, layer in linear_layers(root).items():
-            if not all(isinstance(part, nn.Parameter | None) for part in (layer.weight, layer.bias)):
-                raise ValueError(f"{name} is parametrised: it computes its weight or bias, which cannot be changed")
+    names = {layer: name for root in net.modules.values() for name, layer in linear_layers(root).items()}
+    for layer in layers:
+        if not all(isinstance(part, nn.Parameter | None) for part in (layer.weight, layer.bias)):
+            name = names[layer] or type(layer).__name__
+            raise ValueError(f"{name} is parametrised: its weight or bias is no parameter that can be changed")
 
 
 def input_layers(module: nn.Module) -> set[Layer]:

@@ -42,5 +42,8 @@ def idle_beside(method: Method, config: DictConfig) -> dict[str, str]:
     """Options of the trainer's optimizer that nothing reads where the method brings its own in all phases."""
     if not method.overrides("optimizer"):
         return {}
-    options = ["optimizer"] if "${lr}" in OmegaConf.to_yaml(config.method) else ["optimizer", "lr"]
+    parts = config.method.get("parts")  # of a chain: of all methods, named or not
+    nodes = [config.method] if parts is None else [parts[name] for name in config.method.of.split("+")]
+    reads_rate = any("${lr}" in OmegaConf.to_yaml(node) for node in nodes)
+    options = ["optimizer"] if reads_rate else ["optimizer", "lr"]
     return dict.fromkeys(options, f"beside the optimizer that method={config.method.name} brings")

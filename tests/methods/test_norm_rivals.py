@@ -22,9 +22,16 @@ from tests.parity import public
 def test_what_would_be_written_into_a_computed_weight_is_refused(method: Method) -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     method.check(Net.of({"m": net}))
-    nn.utils.parametrizations.weight_norm(net[2])
-    with pytest.raises(ValueError, match=r"^2 is parametrised: it computes its weight"):
+    nn.utils.parametrizations.weight_norm(net[0])
+    with pytest.raises(ValueError, match=r"^0 is parametrised: its weight or bias is no parameter"):
         method.check(Net.of({"m": net}))
+
+
+@pytest.mark.parametrize("method", [WeightClipping(clip_last_layer=False), Dash(), NormalizeAndProject()])
+def test_a_computed_weight_that_stays_is_not_refused(method: Method) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    nn.utils.parametrizations.weight_norm(net[2]).requires_grad_(requires_grad=False)
+    method.check(Net.of({"m": net}))
 
 
 # ------------------------------------------------------------------------------------------------------------- spectral

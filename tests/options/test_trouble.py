@@ -26,6 +26,7 @@ VISION = {
     ),
     "method=muon optimizer=sgd": "optimizer has no effect beside the optimizer that method=muon brings",
     "method=upgd lr=0.1": "lr has no effect beside the optimizer that method=upgd brings",
+    "method=chain method.of=fire+upgd lr=0.1": "lr has no effect beside the optimizer that method=fire+upgd brings",
     "stack=2": "option stack is gone; seeds are jobs of a sweep now: ",
     "cache.dir=x": "option cache.dir is gone; it is paths.cache=",
     "method=chain method.of=[fire,muon]": "method.of=[fire,muon] is written method.of=fire+muon",

@@ -2,10 +2,12 @@
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from fire_core.methods import Method
@@ -100,15 +102,20 @@ def test_nothing_is_chosen_on_test_images() -> None:
         config = parse(["method=fire", f"benchmark={stream}"]).search.compose("fire")
         assert config.holdout == share
     whole, task = (Task.from_config(compose("vision", "benchmark=warm_start", f"holdout={h}")) for h in (0, 0.1))
-    assert len(task.data.test_labels) == round(0.1 * len(whole.data.train_labels))
-    kept = {image.numpy().tobytes() for image in whole.data.test_images}
+    classes = [torch.bincount(one.data.train_labels) for one in (whole, task)]
+    assert torch.equal(torch.bincount(task.data.test_labels), (0.1 * classes[0]).round().long())
+    assert torch.equal(torch.bincount(task.data.test_labels) + classes[1], classes[0])
     trained, tested = ([i.numpy().tobytes() for i in x] for x in (task.data.train_images, task.data.test_images))
     assert sorted(trained + tested) == sorted(image.numpy().tobytes() for image in whole.data.train_images)
-    assert not kept & set(tested)
     assert task.identity()["holdout"] == 0.1
     assert "holdout" not in whole.identity()
     with pytest.raises(ConfigError, match=r"^holdout=0.1 has no effect: benchmark=random_labels tests on no images"):
         Task.from_config(compose("vision", "holdout=0.1"))
+    with pytest.raises(ConfigError, match=r"^holdout=0.1: benchmark.samples=1280 is more than the 115\d training"):
+        parse(["method=base", "benchmark=permuted", "benchmark.samples=1280"])
+    single = replace(whole.data, train_labels=torch.arange(len(whole.data.train_labels)))
+    with pytest.raises(ConfigError, match="the class 0 has one training image"):
+        single.held_out(0.1)
 
 
 def test_a_table_of_other_options_or_seeds_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fire_core.ranges import Count, checked, one_of
+from harness.config.errors import ConfigError
 
 Statistics = Annotated[str, one_of("train", "test")]  # that normalise test images
 
@@ -80,13 +81,21 @@ class ImageData:
         return images.to(torch.float32, copy=True).sub_(self.test_mean).div_(self.test_std)
 
     def held_out(self, share: float) -> "ImageData":
-        """The data set to choose options by: this share of the training images is tested on and never trained on.
+        """The data set to choose options by: this share of each class's training images is tested on instead.
 
-        Which they are hangs on their number alone, so that all runs of a search hold out the same.
+        They are the same in all runs of a search.
+
+        Raises:
+            ConfigError: a class has one image.
         """
         order = torch.randperm(len(self.train_labels), generator=torch.Generator().manual_seed(0))
-        tested, trained = order.tensor_split([max(1, round(share * len(order)))])
-        train, test = ((self.train_images[part], self.train_labels[part]) for part in (trained, tested))
+        tested = torch.zeros(len(order), dtype=torch.bool)
+        for label in self.train_labels.unique():
+            members = order[self.train_labels[order] == label]
+            if len(members) == 1:
+                raise ConfigError(f"holdout={share}: the class {label} has one training image")
+            tested[members[: min(max(1, round(share * len(members))), len(members) - 1)]] = True
+        train, test = ((self.train_images[part], self.train_labels[part]) for part in (~tested, tested))
         statistics = "train" if torch.equal(self.test_mean, self.mean) else "test"
         return ImageData.of(train, test, self.num_classes, statistics)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.layers import check_plain, in_parallel, linear_layers
+from fire_core.methods.layers import check_plain, in_parallel, layers_of
 from fire_core.methods.protocol import MakeOptimizer, Method, Net
 from fire_core.ranges import Decay, NonNegative, Positive, checked
 
@@ -43,7 +43,7 @@ class AdamO(Method):
         self.lr, self.coef, self.betas, self.eps = lr, coef, (betas[0], betas[1]), eps
 
     def check(self, net: Net) -> None:
-        check_plain(net)
+        check_plain(net, layers_of(net))
         if not layer_weights(net):
             raise ValueError("it has no linear layer and no convolution")
 
@@ -91,5 +91,4 @@ def pull(W: Tensor) -> Tensor:
 
 def layer_weights(net: Net) -> dict[Tensor, bool]:
     """The weights of linear layers and convolutions, shared ones once, and whether one is several matrices."""
-    layers = [layer for root in net.modules.values() for layer in linear_layers(root).values()]
-    return {layer.weight: in_parallel(layer) for layer in layers}
+    return {layer.weight: in_parallel(layer) for layer in layers_of(net)}

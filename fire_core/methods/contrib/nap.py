@@ -4,7 +4,7 @@ effective learning rates in reinforcement learning", NeurIPS 2024, arXiv 2407.01
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.layers import check_plain, hidden_layers
+from fire_core.methods.layers import check_plain, hidden_layers, hidden_layers_of
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, checked
 
@@ -36,7 +36,7 @@ class NormalizeAndProject(Method):
         self.targets: list[tuple[list[Tensor], Tensor]] = []  # what is projected, and the norm that it keeps
 
     def check(self, net: Net) -> None:
-        check_plain(net)
+        check_plain(net, hidden_layers_of(net))
         for root in net.modules.values():
             if not any(isinstance(module, NORMS) for module in root.modules()):
                 raise ValueError(

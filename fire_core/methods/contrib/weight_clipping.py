@@ -6,7 +6,7 @@ import math
 import torch
 from torch import nn
 
-from fire_core.methods.layers import check_plain, linear_layers, output_layers
+from fire_core.methods.layers import Layer, check_plain, layers_of, output_layers
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Positive, checked
 
@@ -27,18 +27,20 @@ class WeightClipping(Method):
         self.zeta, self.clip_last_layer = zeta, clip_last_layer
 
     def check(self, net: Net) -> None:
-        check_plain(net)
+        check_plain(net, self.clipped(net))
+
+    def clipped(self, net: Net) -> list[Layer]:
+        """The layers that it clips."""
+        roots = () if self.clip_last_layer else net.modules.values()
+        spared = {layer for root in roots for layer in output_layers(root)}
+        return [layer for layer in layers_of(net) if layer not in spared]
 
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
-        for root in net.modules.values():
-            spared = set() if self.clip_last_layer else output_layers(root)
-            for layer in linear_layers(root).values():
-                if layer in spared:
-                    continue
-                # A linear layer's weight may be several matrices (n, d_out, d_in), as of twin critics.
-                inputs = layer.in_features if isinstance(layer, nn.Linear) else math.prod(layer.weight.shape[1:])
-                bound = self.zeta / math.sqrt(inputs)
-                for parameter in (layer.weight, layer.bias):
-                    if parameter is not None:
-                        parameter.clamp_(-bound, bound)
+        for layer in self.clipped(net):
+            # A linear layer's weight may be several matrices (n, d_out, d_in), as of twin critics.
+            inputs = layer.in_features if isinstance(layer, nn.Linear) else math.prod(layer.weight.shape[1:])
+            bound = self.zeta / math.sqrt(inputs)
+            for parameter in (layer.weight, layer.bias):
+                if parameter is not None:
+                    parameter.clamp_(-bound, bound)
