@@ -360,6 +360,7 @@ PAGES: dict[str, Callable[[Page], None]] = {
     "figure2_small": figure2_small,
     "resets": resets_optimizers,
     "plasticity": plasticity,
+    "ranking": search_luck,
     "language_streams": language_streams,
     "agents": agents,
     "triggers": triggers,

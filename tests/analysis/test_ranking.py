@@ -27,7 +27,7 @@ def test_a_lead_that_searches_do_not_share_is_seen(of_search: float, of_seed: fl
     """Over seeds alone, given the five searches, FIRE is above S&P in both; a sixth search may give another order."""
     found = ranking.numbers(runs(of_search, of_seed), "score")
     tests = ranking.against_fire(found).set_index("FIRE minus").loc["S&P"]
-    assert tuple(tests[f"over {n} {unit}"].p_holm < 0.05 for n, unit in ((10, "seeds"), (5, "searches"))) == sure
+    assert tuple(tests[f"over {unit}"].p_holm < 0.05 for unit in ("seeds", "searches")) == sure
     ranked = ranks({str(search): here for search, here in found.groupby("search")}, crossed=True)
     fire = ranked.set_index("method").loc["fire", "mean rank"]
     assert (fire.low == fire.high == 1) == bool(sure[1])
