@@ -19,8 +19,7 @@ def numbers(runs: pd.DataFrame, score: str) -> pd.DataFrame:
 def against_fire(runs: pd.DataFrame) -> pd.DataFrame:
     """FIRE minus each other row, tested twice: over seeds, each the mean of its searches, and over searches.
 
-    A claim that is to hold for other seeds and for other searches needs both (Clark, "The language-as-fixed-effect
-    fallacy", 1973). p values are corrected over the rows of a column.
+    The first holds the searches fixed, the second the seeds. p values are corrected over the rows of a column.
     """
     rivals = [method for method in methods(runs) if method != "fire"]
     table: dict[str, list[object]] = {"FIRE minus": [NAMES[method] for method in rivals]}

@@ -188,9 +188,9 @@ def ranks(frames: Mapping[str, pd.DataFrame], losses: Iterable[str] = (), crosse
         A row for each method, the best mean rank first: `mean rank`, and of each stream the rank and the value.
     """
     shared = [m for m in methods(next(iter(frames.values()))) if all(m in methods(f) for f in frames.values())]
-    rng = np.random.default_rng(0)
+    rng, count = np.random.default_rng(0), 25 * RESAMPLES if crossed else RESAMPLES
     points, fewest, cells = [], [len(frames)] * crossed, {}
-    drawn = []  # of each frame the ranks, (RESAMPLES, methods)
+    drawn = []  # of each frame the ranks, (count, methods)
     common = set.intersection(*(set(frame["seed"]) for frame in frames.values())) if crossed else None
     for name, frame in frames.items():
         frame = frame if common is None else frame[frame["seed"].isin(common)]
@@ -203,10 +203,10 @@ def ranks(frames: Mapping[str, pd.DataFrame], losses: Iterable[str] = (), crosse
         points.append(pd.Series(values.mean(1)).rank())
         cells[name] = [f"{rank:g} ({value:.3f})" for rank, value in zip(points[-1], means, strict=True)]
         rng = np.random.default_rng(0) if crossed else rng
-        resampled = values[:, rng.integers(0, len(seeds), (RESAMPLES, len(seeds)))].mean(2)  # (methods, resamples)
+        resampled = values[:, rng.integers(0, len(seeds), (count, len(seeds)))].mean(2)  # (methods, resamples)
         drawn.append(pd.DataFrame(resampled).rank().to_numpy().T)
-    picks = rng.integers(0, len(drawn), (len(drawn), RESAMPLES)) if crossed else np.arange(len(drawn))[:, None]
-    draws = np.stack(drawn)[picks, np.arange(RESAMPLES)].mean(0)
+    picks = rng.integers(0, len(drawn), (len(drawn), count)) if crossed else np.arange(len(drawn))[:, None]
+    draws = np.stack(drawn)[picks, np.arange(count)].mean(0)
     tail = widened_tail(min(fewest)) if min(fewest) >= FEWEST else np.nan
     low, high = np.quantile(draws, [tail, 1 - tail], axis=0) if tail == tail else np.full((2, len(shared)), np.nan)
     middle = np.mean(points, 0)
