@@ -321,10 +321,9 @@ def similarity_dial(page: Page) -> None:
 def resets_optimizers(page: Page) -> None:
     """Whether what a reset and an optimizer do adds up, from the tables of its studies."""
     studies = [page.folder.parent / "studies" / f"resets_{name}.csv" for name in ("optimizers", "muon")]
-    studies = [study for study in studies if study.exists()]
     runs = resets.numbers(*map(read, studies))
     curves = resets.numbers(*(read(study.with_suffix(".curves.csv")) for study in studies))
-    ends = grid(runs, "optimizer", resets.optimizers(runs), {resets.SCORE: 3, resets.LATE: 3})
+    ends = grid(runs, "optimizer", resets.OPTIMIZERS, {resets.SCORE: 3, resets.LATE: 3})
     page.tables["ends"] = named(ends, style.NAMES)
     page.tables["of fire"], page.tables["of adam"] = resets.differences(runs)
     page.figures["optimizers"] = partial(resets.figure, curves, page.width)

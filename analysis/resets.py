@@ -20,15 +20,10 @@ RESETS = ("fire", "snp", "random_isometry", "full_reset", "base")
 SCORE, LATE = "task_end/accuracy", "last_two"  # means over all tasks and over the last two, at the end of a task
 
 
-def numbers(one: pd.DataFrame, two: pd.DataFrame | None = None) -> pd.DataFrame:
+def numbers(one: pd.DataFrame, two: pd.DataFrame) -> pd.DataFrame:
     """The runs or curves of studies 9 and 11, with what resets (`method`) and what trains (`optimizer`) in columns."""
-    runs = one if two is None else pd.concat([one, two.assign(row=two["row"] + "_two")], ignore_index=True)
+    runs = pd.concat([one, two.assign(row=two["row"] + "_two")], ignore_index=True)
     return runs.join(runs["row"].str.extract(f"^(?P<method>.+?)_(?P<optimizer>{'|'.join(OPTIMIZERS)})$"))
-
-
-def optimizers(runs: pd.DataFrame) -> dict[str, str]:
-    """Those that have run, and their names."""
-    return {key: name for key, name in OPTIMIZERS.items() if key in set(runs["optimizer"])}
 
 
 def differences(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -39,18 +34,15 @@ def differences(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     scores = {key: by_seed(here, column=SCORE) for key, here in runs.groupby(["method", "optimizer"])}
     rivals, others = RESETS[1:], [key for key in OPTIMIZERS if key not in ("adam", "muon_two")]
     of_fire: dict[str, list[object]] = {
-        name: [paired(scores["fire", key], scores[rival, key]) for rival in rivals]
-        for key, name in optimizers(runs).items()
+        name: [paired(scores["fire", key], scores[rival, key]) for rival in rivals] for key, name in OPTIMIZERS.items()
     }
     of_adam: dict[str, list[object]] = {
         OPTIMIZERS[key]: [paired(scores[reset, key], scores[reset, "adam"]) for reset in RESETS] for key in others
     }
-    two = of_fire.pop(OPTIMIZERS["muon_two"], None)
+    *three, base = of_fire.pop(OPTIMIZERS["muon_two"])
     correct([*of_fire.values(), *of_adam.values()])
-    if two is not None:
-        *three, base = two
-        correct([three])
-        of_fire[OPTIMIZERS["muon_two"]] = [*three, base]
+    correct([three])
+    of_fire[OPTIMIZERS["muon_two"]] = [*three, base]
     resets, seeds = [style.NAMES[reset] for reset in RESETS], len(scores["fire", "adam"])
     return (
         pd.DataFrame({"FIRE minus": resets[1:], "n": seeds} | of_fire),
@@ -62,9 +54,8 @@ def figure(curves: pd.DataFrame, width: str) -> Figure:
     """Accuracy at the end of each task, a panel for each optimizer; most of base lies below the axes."""
     palette, called = style.Palette(RESETS), {reset: style.NAMES[reset] for reset in RESETS}
     ends = curves.dropna(subset="train/accuracy").assign(task=lambda rows: rows["phase"] + 1)
-    shown = optimizers(ends)
-    drawn, panels = plt.subplots(1, len(shown), figsize=(size_of(width), 2.2), sharey=True, layout="constrained")
-    for (optimizer, title), axes in zip(shown.items(), panels, strict=True):
+    drawn, panels = plt.subplots(1, len(OPTIMIZERS), figsize=(size_of(width), 2.2), sharey=True, layout="constrained")
+    for (optimizer, title), axes in zip(OPTIMIZERS.items(), panels, strict=True):
         draw_tasks(axes, ends[ends["optimizer"] == optimizer], "train/accuracy", called, palette)
         axes.set_title(title, fontsize=7)
     panels[0].set_ylim(0.65, 1.01)
