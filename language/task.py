@@ -111,7 +111,8 @@ class Task:
         stays = benchmark.keeps_optimizer or trigger is not None
         check_works(options, group, model, method, "" if stays else f"benchmark={options.benchmark['name']}")
         check_optimizer(config.optimizer)
-        idle = {} if benchmark.methods_from_phase else idle_beside(method, config)
+        plain_first = benchmark.methods_from_phase and benchmark.start != "scratch"  # phase 0 is trained without it
+        idle = {} if plain_first else idle_beside(method, config)
         if config.probe_steps:  # the probe trains at this rate
             idle.pop("lr", None)
         if benchmark.new_tasks:

@@ -50,13 +50,6 @@ CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
 PLUGINS = 'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
 # Options of earlier versions, each with what is said in its place.
-REMOVED = {
-    "stack": "seeds are jobs of a sweep now: 'seed=range(20)' hydra/launcher=cores -m (docs/programs.md)",
-    "start": "it is benchmark.start=",
-    "cache.dir": "it is paths.cache=",
-    "cache.enabled": "it is cache=on, cache=off",
-    "tuned/searched": "tuned=searched takes what was found for the run's benchmark, data set and method",
-}
 NAMES = re.compile(r"[\w.+/-]+(,[\w.+/-]+)*")  # of choices, as they stand behind group=
 # How lines begin that name no option, in messages of Hydra and OmegaConf.
 NO_OPTION = ("full_key", "object_type", "reference_type", "Config search path", "provider=")
@@ -179,13 +172,11 @@ def _read_command_line(config_name: str) -> None:
 
 
 def _check_names(config_name: str, overrides: list[str], conf: Path) -> None:
-    """Refuse options that are gone, and names that a group does not have, here or in the user's own `conf`."""
+    """Refuse names that a group does not have, here or in the user's own `conf`."""
     for override, option in zip(overrides, names_of(overrides), strict=True):
         value = override.partition("=")[2]
         if not option:
             raise ConfigError(f"{override} names no option; options are written option=value, and --help names them")
-        if option in REMOVED:
-            raise ConfigError(f"option {option} is gone; {REMOVED[option]}")
         if option == "method.of" and value.startswith("["):
             raise ConfigError(f"method.of={value} is written method.of={value.strip('[]').replace(',', '+')}")
         if option in groups_of(config_name) and NAMES.fullmatch(value):

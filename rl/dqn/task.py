@@ -14,6 +14,7 @@ from harness.config.build import build
 from harness.config.checks import Group, check_optimizer, check_options
 from harness.config.config import autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError
+from harness.config.given import idle_beside, refuse_idle
 from harness.config.groups import register
 from harness.config.memory import check_fits
 from harness.training import seeding
@@ -155,6 +156,7 @@ class Task(AgentTask):
         each = FrameReplay.bytes_each(emulator.frame, emulator.dtype)
         check_fits("replay.capacity", config.replay.capacity, each, task.replay_device)
         task.check_method(Net({"q": task.model}, {}), network)
+        refuse_idle(idle_beside(method, config) if task.method_optimizes(0) else {})
         return task
 
     @property

@@ -10,6 +10,7 @@ import pytest
 
 from tests.zygote import Zygote
 
+UPGD = "lr has no effect beside the optimizer that method=upgd brings"
 ALIKE = ("scale=smoke", "tracker=none", "progress=false")
 VISION = {
     "scale=smal": "scale=smal is unknown; accepted: smoke, small, paper",
@@ -25,10 +26,8 @@ VISION = {
         "method.parts.snp.coef has no effect: method.of=fire+muon does not name snp"
     ),
     "method=muon optimizer=sgd": "optimizer has no effect beside the optimizer that method=muon brings",
-    "method=upgd lr=0.1": "lr has no effect beside the optimizer that method=upgd brings",
+    "method=upgd lr=0.1": UPGD,
     "method=chain method.of=fire+upgd lr=0.1": "lr has no effect beside the optimizer that method=fire+upgd brings",
-    "stack=2": "option stack is gone; seeds are jobs of a sweep now: ",
-    "cache.dir=x": "option cache.dir is gone; it is paths.cache=",
     "method=chain method.of=[fire,muon]": "method.of=[fire,muon] is written method.of=fire+muon",
     "batch_size=1 model.norm=true": "model=mlp cannot take images (1, 1, 8, 8): Expected more than 1 value per",
     "benchmark=continual benchmark.chunks=10000": "benchmark.chunks=10000 is more than the 1280 training images",
@@ -51,9 +50,11 @@ LANGUAGE = {
     "benchmark=domains dataset=pydoc_stdlib dataset.replay=0.5": (
         "dataset.replay has no effect with benchmark=domains, which has no pair of corpora to mix"
     ),
+    "benchmark.start=scratch method=upgd lr=0.1": UPGD,
     "benchmark.checkpoints=abc": "benchmark.checkpoints must be a list, got 'abc'",
 }
 DQN = {
+    "experiment=continual_minatar benchmark.boundaries=hidden method=upgd lr=0.1": UPGD,
     "env=asterix model=q_mlp": "model=q_mlp: q_mlp needs vectors, got observations of shape (4, 84, 84)",
 }
 SAC = {
