@@ -6,10 +6,6 @@ it in `_target_`, and a test. Named here are the protocol and the methods that a
 paper lack stand in `contrib`.
 """
 
-import importlib
-import warnings
-from types import ModuleType
-
 from fire_core.methods.chain import Chain
 from fire_core.methods.contrib.fuse import Fuse
 from fire_core.methods.dash import Dash
@@ -34,16 +30,3 @@ __all__ = [
     "RandomIsometry",
     "ShrinkAndPerturb",
 ]
-
-# Files that stood here in version 0.2: a `_target_` of a run of then still names them.
-MOVED = frozenset(
-    "adamo c_chain cpr fuse hare_tortoise l2_er nap regrama spectral swr trac upgd weight_clipping".split()  # noqa: SIM905
-)
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name not in MOVED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = f"{__name__}.contrib.{name}"
-    warnings.warn(f"{__name__}.{name} is now {new}; version 0.4 will not know its old name", DeprecationWarning, 2)
-    return importlib.import_module(new)

@@ -19,7 +19,7 @@ import torch
 from harness.config.errors import TrainingError
 
 log = logging.getLogger(__name__)
-FORMAT = 3  # of a run; 2 is that of version 0.2, which the readers of finished runs know
+FORMAT = 3
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of the file
 DIGITS = 32  # of the digest, in the file name
 
@@ -120,8 +120,6 @@ def load_newest(
     for path in newest_first(folder):
         try:
             content = read(path, device)
-            if content["format"] != FORMAT:
-                raise ValueError(f"of format {content['format']}: another version of this project wrote it")
             if content["config"] != config:
                 raise ValueError("it is of another run")
             state: dict[str, Any] = content["state"]
@@ -147,12 +145,14 @@ def read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """The content of a checkpoint, if the file is whole; `state` is what was saved.
 
     Raises:
-        ValueError: it is damaged; other errors where its content is not torch's.
+        ValueError: it is damaged or of another version; other errors where its content is not torch's.
     """
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest()[:DIGITS] != path.stem.rsplit("-", 1)[-1]:
         raise ValueError("its content does not match its checksum")
     content: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    if content["format"] != FORMAT:
+        raise ValueError(f"of format {content['format']}: another version of this project wrote it")
     return content
 
 

@@ -1,4 +1,4 @@
-"""Run folders from any source, of this version or of 0.2, read without running code in them.
+"""Run folders from any source, read without running code in them.
 
 `rl.watch` builds networks and environments from the `config.yaml` of a folder that may come from
 someone else. Hydra calls whatever `_target_` names, so here it must name a class or function of the packages below,
@@ -27,11 +27,6 @@ BUILDABLE = (
 )  # fmt: skip
 BUILT = ("model", "networks", "env", "benchmark", "method")  # groups that are built from a folder
 NAME = re.compile(r"[\w.+ -]*")  # no path, no `module:name`, no `${...}`
-MOVED = {  # where the targets of 0.1 and 0.2 are today
-    "fire_core.harness.options.": "harness.config.",
-    "fire_core.harness.tracker.": "harness.run.tracker.",
-    "fire_core.harness.": "harness.",
-}
 TRUST = "trust=true builds it all the same, if you know who made this folder"
 
 
@@ -73,14 +68,10 @@ def newest_state(folder: Path) -> dict[str, Any]:
     """
     for path in checkpoint.newest_first(folder / "checkpoints"):
         try:
-            content = checkpoint.read(path)
-            state: dict[str, Any] = content["state"]["trainer"]
+            state: dict[str, Any] = checkpoint.read(path)["state"]["trainer"]
         except Exception as error:  # a damaged file can fail in any way
             log.warning("%s is left out: %s", path, str(error).split("\n")[0])
             continue
-        if content["format"] == 2:  # of 0.2, where the one network stood under its name
-            for name in state.keys() & {"model", "q"}:
-                state |= {"modules": {name: state[name]}, "init": {name: state["init"]}}
         return state
     raise ConfigError(f"run={folder} has no whole checkpoint")
 
@@ -104,32 +95,21 @@ def building(folder: Path) -> Iterator[None]:
 
 
 def _checked(value: Any, place: str, trust: bool) -> Any:
-    """A part of a configuration, with the targets of today, if it names nothing else to build.
+    """A part of a configuration, if it names nothing else to build.
 
     Raises:
         ConfigError: with the place and what is refused there.
     """
     if isinstance(value, dict):
         node = {key: _checked(part, f"{place}.{key}", trust) for key, part in value.items()}
-        if "_target_" in node:
-            node["_target_"] = _moved(node["_target_"])
-            if node["_target_"] == "harness.config.chain.chained" and isinstance(node.get("of"), list):  # of 0.2
-                node["of"] = "+".join(map(str, node["of"]))
-            if not trust:
-                _check_target(place, node)
+        if "_target_" in node and not trust:
+            _check_target(place, node)
         return node
     if isinstance(value, list):
         return [_checked(part, f"{place}.{number}", trust) for number, part in enumerate(value)]
     if isinstance(value, str) and not trust and place.split(".")[0] in BUILT and not NAME.fullmatch(value):
         raise ConfigError(f"{place}={value!r} is refused: it is not a plain name; {TRUST}")
     return value
-
-
-def _moved(target: Any) -> Any:
-    for before, now in MOVED.items():
-        if str(target).startswith(before):
-            return now + str(target).removeprefix(before)
-    return target
 
 
 def _check_target(place: str, node: dict[str, Any]) -> None:

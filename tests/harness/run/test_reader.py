@@ -1,9 +1,8 @@
-"""Folders of someone else: nothing that they name is called; folders of 0.2 are read as ever."""
+"""Folders of someone else: nothing that they name is called."""
 
 import copy
 import hashlib
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from omegaconf import OmegaConf
 
 import rl.dqn.train
 import rl.sac.train  # noqa: F401
-from harness.config.build import build
 from harness.config.errors import ConfigError
+from harness.run import checkpoint as checkpoints
 from harness.run.reader import building, newest_state, read_config
-from harness.run.tracker import Tracker
 from rl.watch import build_network, load_weights
-from tests.programs import DQN, assert_same, compose, same
+from tests.programs import compose
 from tests.zygote import Zygote
 
 PROGRAMS = ("dqn", "sac")
@@ -75,43 +73,12 @@ def test_payloads_are_refused_by_name(program: str, tmp_path: Path) -> None:
     assert trusted.model._target_ == "my.Net"
 
 
-def test_folders_of_0_2_are_read(tmp_path: Path) -> None:
-    content = good("dqn", "tracker=none", "method=chain", "method.of=fire+redo", "trigger=every")
-    content["method"]["of"] = ["fire", "redo"]
-    for place, target in [
-        ("tracker", "fire_core.harness.tracker.Tracker"),
-        ("tracker", "fire_core.harness.run.tracker.Tracker"),
-        ("method", "fire_core.harness.options.chain.chained"),
-    ]:
-        content[place]["_target_"] = target
-        for trust in (False, True):
-            config = read_config(write(tmp_path, content), ("dqn",), trust)
-            made = build(place, config[place])
-            assert isinstance(made, Tracker) or [*made.methods] == ["fire", "redo"]
-
-
-def test_checkpoints_of_0_2_are_read_and_a_run_of_0_2_begins_anew(tmp_path: Path) -> None:
-    """They had one network under its own name, a schema and a digest of the rows."""
-    options = ("env=cartpole", "method=base", "cache=off")
-    folder = DQN.run(tmp_path, *options)
-    calm = shutil.copytree(folder, tmp_path / "calm" / folder.name)
-    network, rows = newest_state(folder)["modules"]["q"], (folder / "metrics.jsonl").read_text()
-    for path in sorted((folder / "checkpoints").glob("step-*.pt")):
-        content = torch.load(path, weights_only=True) | {"format": 2, "schema": {"trainer": {"step": "int"}}}
-        trainer = content["state"]["trainer"]
-        trainer |= {"q": trainer.pop("modules")["q"], "init": trainer["init"]["q"]}
-        content["state"]["rows_sha256"] = "ab"
-        torch.save(content, path)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
-        path.rename(path.with_name(f"{path.name.rsplit('-', 1)[0]}-{digest}.pt"))
-    state = newest_state(folder)
-    assert same(state["modules"]["q"], network)
-    trained = read_config(folder, ("dqn",))
-    load_weights(build_network(trained, 2, (4,)), "q", trained, state)
-    assert DQN.run(tmp_path, *options) == folder, "a finished one is skipped"
-    assert (folder / "metrics.jsonl").read_text() == rows
-    (folder / "DONE").unlink()
-    assert_same(DQN.run(tmp_path, *options), calm)
+def test_a_checkpoint_of_another_version_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "FORMAT", 2)
+    checkpoints.save(tmp_path / "checkpoints", 1, {"trainer": {}}, {})
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="has no whole checkpoint"):
+        newest_state(tmp_path)
 
 
 @pytest.mark.parametrize(
