@@ -171,6 +171,10 @@ class Page:
         self.tables: dict[str, pd.DataFrame] = {}
         self.figures: dict[str, Callable[[], Figure]] = {}
 
+    def study(self, name: str) -> pd.DataFrame:
+        """A table of docs/results/studies, by its name without ending."""
+        return read(self.folder.parent / "studies" / f"{name}.csv")
+
     def files(self) -> dict[str, pd.DataFrame]:
         """The csv files but those of searches, whose tables are made here."""
         found = {path.stem: read(path) for path in sorted(self.folder.glob("*.csv"))}
@@ -295,21 +299,19 @@ def convergence(page: Page) -> None:
 
 def figure2_small(page: Page) -> None:
     """Figure 2 in small, panel a, and the same at the paper's width, from the tables of their studies."""
-    small, wide = (page.folder.parent / "studies" / f"figure2_{name}.csv" for name in ("small_a", "wide"))
     panels = {}
-    for name, study, title in (("a", small, "Width 16, 5 epochs a phase"), ("wide", wide, "Width 64, 20 epochs")):
-        runs, curves = read(study), read(study.with_suffix(".curves.csv"))
+    for name, study, title in (("a", "small_a", "Width 16, 5 epochs a phase"), ("wide", "wide", "Width 64, 20 epochs")):
+        runs, curves = page.study(f"figure2_{study}"), page.study(f"figure2_{study}.curves")
         page.tables[name], panels[title] = small_figure2.ends(runs, curves), curves
-    page.tables["tests"] = small_figure2.against_fire(read(small))
-    page.tables["order a"] = small_figure2.order(read(small))
+    small = page.study("figure2_small_a")
+    page.tables["tests"], page.tables["order a"] = small_figure2.against_fire(small), small_figure2.order(small)
     page.figures["warm_start"] = partial(small_figure2.figure, panels, page.width)
 
 
 def similarity_dial(page: Page) -> None:
-    """When the nearest isometry is worth anything: the streams of study 3 that have run."""
-    studies = {stream: page.folder.parent / "studies" / f"dial_{stream}.curves.csv" for stream in dial.SCORES}
+    """When the nearest isometry is worth anything, from the tables of study 3."""
     streams = {
-        stream: dial.numbers(read(study), dial.SCORES[stream]) for stream, study in studies.items() if study.exists()
+        stream: dial.numbers(page.study(f"dial_{stream}.curves"), score) for stream, score in dial.SCORES.items()
     }
     for stream, runs in streams.items():
         shares = {share: f"p = {share:g}" for share in sorted(runs["share"].unique())}
@@ -320,9 +322,10 @@ def similarity_dial(page: Page) -> None:
 
 def resets_optimizers(page: Page) -> None:
     """Whether what a reset and an optimizer do adds up, from the tables of its studies."""
-    studies = [page.folder.parent / "studies" / f"resets_{name}.csv" for name in ("optimizers", "muon")]
-    runs = resets.numbers(*map(read, studies))
-    curves = resets.numbers(*(read(study.with_suffix(".curves.csv")) for study in studies))
+    runs, curves = (
+        resets.numbers(page.study(f"resets_optimizers{part}"), page.study(f"resets_muon{part}"))
+        for part in ("", ".curves")
+    )
     ends = grid(runs, "optimizer", resets.OPTIMIZERS, {resets.SCORE: 3, resets.LATE: 3})
     page.tables["ends"] = named(ends, style.NAMES)
     page.tables["of fire"], page.tables["of adam"] = resets.differences(runs)
@@ -330,24 +333,18 @@ def resets_optimizers(page: Page) -> None:
 
 
 def search_luck(page: Page) -> None:
-    """Which methods lead whatever a search tried: the streams of study 5 that have run."""
-    scores = {
-        "online": ("online/accuracy", "Online accuracy"),
-        "labels": ("task_end/accuracy", "Training accuracy at the end of a task"),
-    }
-    for stream, (score, metric) in scores.items():
-        study = page.folder.parent / "studies" / f"ranking_{stream}.csv"
-        if study.exists():
-            runs = ranking.numbers(read(study), score)
-            ranked = ranks({str(search): here for search, here in runs.groupby("search")}, crossed=True)
-            page.tables[stream] = named(ranked, ranking.NAMES)
-            page.tables[f"{stream} tests"] = ranking.against_fire(runs)
-            page.figures[stream] = partial(ranking.figure, runs, [*ranked["method"]], metric, page.width)
+    """Which methods lead whatever a search tried, from the table of study 5."""
+    for stream, score, metric in (("online", "online/accuracy", "Online accuracy"),):
+        runs = ranking.numbers(page.study(f"ranking_{stream}"), score)
+        ranked = ranks({str(search): here for search, here in runs.groupby("search")}, crossed=True)
+        page.tables[stream] = named(ranked, ranking.NAMES)
+        page.tables[f"{stream} tests"] = ranking.against_fire(runs)
+        page.figures[stream] = partial(ranking.figure, runs, [*ranked["method"]], metric, page.width)
 
 
 def what_accumulates(page: Page) -> None:
     """What makes FIRE decline over a hundred tasks, from the tables of its study."""
-    curves = read(page.folder.parent / "studies" / "accumulation.curves.csv")
+    curves = page.study("accumulation.curves")
     page.tables["slopes"] = accumulation.table(curves)
     page.figures["tasks"] = partial(accumulation.figure, curves, page.width)
 

@@ -32,6 +32,8 @@ _SAYS_FUSED = re.compile(
     r"kqv|qvk|key_value|gate_up|up_gate|gate_and_up|(^|_)(kv|qk|w12|w13|xz|zx|xBC)(_|$)|^Wi$|fused|zxbc"
     rf"|{'|'.join(name for name, held in HOLDS.items() if held == 'qkv')}"
 )
+# Layers that turn a condition into several shifts, scales and gates.
+_MODULATES = re.compile(r"ada_?ln|ada(ptive)?_?layer_?norm|modulation", re.IGNORECASE)
 _GATED = re.compile(r"GLU|Glu([A-Z]|$)|Gat(ed|ing)(MLP|Mlp|Linear|FFN|FeedForward)")
 
 
@@ -74,7 +76,7 @@ class Reader:
     def entries(self, parameter: Tensor, uses: list[Use]) -> list[Entry]:
         """One parameter's entries: several when its rows are fused projections."""
         use = next((use for use in uses if not use.is_raw), uses[0])  # the linear module says how it is multiplied
-        kind, role, reason = topology.standing_of(use, parameter, len({id(u.owner) for u in uses}) > 1)
+        kind, role, reason = topology.standing_of(use, parameter, any(u.is_raw for u in uses))
         names = tuple(dict.fromkeys(u.name for u in uses))
         matching = (heights for name in names for pattern, heights in self.blocks.items() if fnmatchcase(name, pattern))
         heights: Declared | None = next(matching, None)
@@ -213,10 +215,12 @@ def doubt_of(use: Use, rows: int) -> str:
         return f"its name, {told[0]}, says so"
     if isinstance(owner, _ConvNd):
         glu = any(isinstance(child, nn.GLU) for child in holder.children())
-        return "its module holds a GLU" if glu and rows == 2 * owner.in_channels else ""
+        return "its module holds a GLU" if glu and rows % 2 == 0 else ""
     if any("A_log" in module._parameters for module in use.path[-3:]) and leaf in ("in_proj", "x_proj"):
         return "it feeds a state-space mixer"
     layers, inputs = list(linear_layers(holder)), width(owner)
+    if rows > inputs and rows % inputs == 0 and _MODULATES.search(f"{leaf} {type(holder).__name__}"):
+        return f"{leaf} of {type(holder).__name__} modulates"
     if inputs == rows or any(width(layer) == rows for layer in layers if layer is not owner):
         return ""  # somebody takes all the rows at once
     if leaf == "in_proj" and rows > inputs:

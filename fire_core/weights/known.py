@@ -57,11 +57,17 @@ timm.maxxvit.Attention2d timm.maxxvit.AttentionCl timm.attention2d.Attention2d |
     q k v
 timm.bottleneck_attn.BottleneckAttn | qkv | q,k=dim_out_qk v=dim_out_v
 timm.halo_attn.HaloAttn | kv | num_heads: k=dim_head_qk v=dim_head_v
+timm.lowformer.ConvAttention timm.cpubone.ConvAttention | pwise | num_heads: q k v
+timm.iformer.SHMA | v_gate | v gate
 timm.lambda_layer.LambdaLayer | qkv | q=num_heads*dim_qk k=dim_qk v=dim_v
 timm.shvit.SHSA | qkv | q,k=qk_dim v=pdim
 timm.mobilevit.LinearSelfAttention MobileViTV2LinearSelfAttention | qkv_proj | q=1 k,v=embed_dim
 Qwen3NextAttention Qwen3_5Attention Qwen3_5MoeAttention Qwen4ExpTextAttention | q_proj |
     num_attention_heads: q=head_dim gate=head_dim
+AXK2Attention | q_gate_proj | num_heads: q=qk_head_dim gate=v_head_dim
+DeepseekV4Attention DeepseekV4HCACompressor | kv_proj |
+DeepseekV4CSACompressor DeepseekV4Indexer | kv_proj gate_proj | previous current
+DeepseekV4Attention | o_a_proj | | attention_out groups:o_groups
 
 timm.mambaout.GatedConvBlock | fc1 | gate value
 MambaMixer FalconMambaMixer JambaMambaMixer mamba_ssm.mamba_simple.Mamba | in_proj | x gate
@@ -75,7 +81,19 @@ Qwen3NextGatedDeltaNet | in_proj_qkvz | num_k_heads: q,k=head_k_dim v,z=num_v_he
 Qwen3NextGatedDeltaNet | in_proj_ba | num_k_heads: b a
 Qwen3_5GatedDeltaNet Qwen3_5MoeGatedDeltaNet Qwen4ExpTextGatedDeltaNet | in_proj_qkv | q,k=key_dim v=value_dim
 Lfm2ShortConv Lfm2MoeShortConv Lfm3ShortConv Lfm3VlVisionShortConv | in_proj | B C x
+timm.efficientvim.HSMSSD | BCdt_proj | B,C,dt=state_dim
+timm.efficientvim.HSMSSD | hz_proj | h z
+timm.focalnet.FocalModulation | f | q,context=dim gates=focal_level+1
 FocalNetModulation | projection_in | q,context=rows-focal_level-1/2 gates=focal_level+1
+ParakeetEncoderConvolutionModule FastSpeech2ConformerConvolutionModule LasrEncoderConvolutionModule
+    NemotronAsrStreamingEncoderConvolutionModule | pointwise_conv1 | value gate
+GraniteSpeech5EncoderConvolutionModule | pointwise_lin1 | value gate
+GraniteSpeechConformerConvModule GraniteSpeechPlusConformerConvModule | up_conv | value gate
+Phi4MultimodalAudioGluPointWiseConv | ext_pw_conv_1d | up gate
+Gemma3nAudioConformerLightConv1d Gemma4AudioLightConv1d | linear_start | value gate
+Conv1dSubsampler | conv_layers | value gate
+Wav2Vec2AdapterLayer Wav2Vec2ConformerAdapterLayer WavLMAdapterLayer Data2VecAudioAdapterLayer | conv | value gate
+DFineGate Deimv2Gate | gate | first second
 
 *Experts | gate_up_proj | is_concatenated ? gate up ; rows/2: gate up | mlp transposed:is_transposed
 *Experts | up_proj down_proj | | mlp transposed:is_transposed
@@ -146,7 +164,7 @@ def known_cut(use: Use, parameter: Tensor, rows: int) -> Cut | None:
         rule = _rule_for(module, names[-1 - up], rows, 0 if use.is_raw else width(use.owner))
         if rule is not None:
             try:
-                return _apply(rule, module, parameter if use.is_raw else None, rows)
+                return _apply(rule, module, parameter if use.is_raw or rule[1] else None, rows)
             except (Misfit, AttributeError) as misfit:
                 raise Misfit(f"the layout known for {type(module).__name__} does not fit: {misfit}") from misfit
     return stated("value gate", None, rows) if _feeds_glu(use) and rows % 2 == 0 else None

@@ -27,7 +27,7 @@ _NAMES = {
 # The projections that a layer of a name holds: {"q_proj": "q", "Wqkv": "qkv", ...}
 HOLDS = {name: held for held, names in _NAMES.items() for name in names.split()}
 _HEAD = {"head", "heads", "lm_head", "classifier", "predictor"}
-_ROUTER = re.compile(r"Router|MoEGate|TopKGat|TopkGat")
+_ROUTER = re.compile(r"Router|MoE\w*Gate|TopKGat|TopkGat")
 _WEIGHTS = ("weight", "weight_mu")  # the second is that of a noisy layer
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
@@ -202,7 +202,7 @@ def role_of(use: Use, tied: bool) -> str:
 def _is_adapter(use: Use) -> bool:
     """A factor of a low-rank or similar adapter; not the layer that it is put upon."""
     names = use.name.split(".")
-    if any(name.startswith("lora_") for name in names):
+    if any(name.startswith("lora_") or name.endswith("_adapter_list") for name in names):
         return True
     tuned = [i for i, module in enumerate(use.path) if "base_layer" in module._modules]
     return bool(tuned) and names[tuned[-1]] != "base_layer"
@@ -213,10 +213,10 @@ def _is_router(use: Use) -> bool:
     if any(_ROUTER.search(type(module).__name__) for module in use.path[-3:]):
         return True
     leaf, holder = use.place
-    if leaf == "shared_expert_gate":
+    if leaf in ("shared_expert_gate", "router", "router_gate", "routing_fn"):
         return True
     beside = any("expert" in name for name, _ in holder.named_children())
-    return beside and leaf in ("router", "gate", "gating", "router_gate", "gate_network", "w_gate")
+    return beside and leaf in ("gate", "gating", "gate_network", "w_gate")
 
 
 def linear_layers(module: nn.Module) -> Iterator[nn.Module]:

@@ -231,3 +231,15 @@ def test_its_words_are_all_words() -> None:
     layouts = PAGE[: PAGE.index("## Which `scale=`")]
     assert set(re.findall(r"`(\w+)`", layouts)) >= GROUPS.keys()
     assert set(re.findall(r'`"(\w+)"`', layouts)) == PRESETS.keys()
+
+
+def test_a_layer_that_blocks_share_is_no_head() -> None:
+    model = nn.ModuleList([nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 8)) for _ in range(2)])
+    model[1][0].weight = model[0][0].weight
+    assert [entry.role for entry in resolve(model) if entry.kind == "matrix"] == ["mlp"] * 3
+
+
+def test_a_layer_that_makes_shifts_and_scales_is_kept_and_named() -> None:
+    block = nn.ModuleDict({"adaLN_modulation": nn.Sequential(nn.SiLU(), nn.Linear(8, 48)), "fc": nn.Linear(8, 8)})
+    kept = {entry.name: entry.reason for entry in resolve(nn.Sequential(block)) if entry.action == "keep"}
+    assert "adaLN_modulation of ModuleDict modulates" in kept["0.adaLN_modulation.1.weight"]

@@ -39,7 +39,7 @@ Cuts = dict[str, Fused]  # by the weight's name
 
 def matrix_of(parameter: Tensor, transposed: bool) -> Tensor:
     """(..., d_out, d_in), kernel positions first."""
-    if parameter.ndim == 4:
+    if parameter.ndim == 4 or parameter.shape[-1] == 1:  # a convolution's
         return parameter.movedim((0, 1), (-2, -1))
     return parameter.mT if transposed else parameter
 

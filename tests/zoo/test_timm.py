@@ -95,6 +95,19 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Cuts]] = {
     "shvit": (
         made(f"{MODELS}.shvit.SHSA", 32, 8, 16), image(6), {"qkv.c.weight": Fused("q 8 k 8 v 16")},
     ),
+    "lowformer": (
+        made(f"{MODELS}.lowformer.ConvAttention", 64, head_dim_mul=1.0), image(4, 64),
+        {"pwise.weight": Fused("q 32 k 32 v 32", 2)},
+    ),
+    "iformer": (made(f"{MODELS}.iformer.SHMA", 32), image(4), {"v_gate.c.weight": Fused("v 32 gate 32")}),
+    "focalnet": (
+        made(f"{MODELS}.focalnet.FocalModulation", 32, 3, 2), image(6),
+        {"f.weight": Fused("q 32 context 32 gates 3", seen=False)},  # each gate multiplies alone
+    ),
+    "efficientvim": (
+        made(f"{MODELS}.efficientvim.HSMSSD", 32, state_dim=8), image(4),
+        {"BCdt_proj.conv.weight": Fused("B 8 C 8 dt 8"), "hz_proj.conv.weight": Fused("h 32 z 32")},
+    ),
     "swiglu_packed": (
         made(f"{LAYERS}.mlp.SwiGLUPacked", 32, 48), tokens(9), {"fc1.weight": Fused("gate 24 up 24")},
     ),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fire_core import fire_
 from fire_core.weights.layout import resolve
 from tests.zoo.checks import Cuts, Fused, check_forward_pass, check_singular_values, share
 
@@ -133,6 +134,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Cuts]] = {
             f"{ATTENTION}.kv_a_proj_with_mqa.weight": Fused("latent 8 rope 4", seen=False),
         },
     ),
+    "deepseek_v4": (
+        "deepseek_v4",
+        D
+        | dict(
+            num_key_value_heads=1, head_dim=16, q_lora_rank=8, o_groups=4, o_lora_rank=16, hc_mult=2,
+            layer_types=["sliding_attention"], mlp_layer_types=["moe"], n_routed_experts=4, num_local_experts=4,
+            num_experts_per_tok=2, moe_intermediate_size=24,
+        ),
+        GATED,
+    ),
     "jamba": (
         "jamba",
         GQA
@@ -177,6 +188,14 @@ def test_a_family(name):
     model = build(kind, settings)
     check_forward_pass(model, tokens(), cuts)
     check_singular_values(model, cuts)
+
+
+def test_a_grouped_linear_layer_is_a_matrix_for_each_group():
+    kind, settings, _ = FAMILIES["deepseek_v4"]
+    model = build(kind, settings)
+    fire_(model, solver="exact")
+    groups = model.model.layers[0].self_attn.o_a_proj.weight.detach().unflatten(0, (4, 16))  # (groups, 16, 16)
+    torch.testing.assert_close(torch.linalg.svdvals(groups), torch.ones(4, 16), rtol=2e-3, atol=0)
 
 
 @pytest.mark.parametrize("name", MIXTURES)
