@@ -30,10 +30,6 @@ class Tokenizer:
         """The tokens of each text, without the one between documents."""
         raise NotImplementedError
 
-    def decode(self, tokens: list[int]) -> str:
-        """Text of tokens; invalid bytes become a replacement character."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class ByteTokenizer(Tokenizer):
@@ -47,9 +43,6 @@ class ByteTokenizer(Tokenizer):
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.replace("\0", "").encode(errors="replace"), np.uint8) for text in texts]
 
-    def decode(self, tokens: list[int]) -> str:
-        return bytes(token if token != self.end else ord("\n") for token in tokens).decode(errors="replace")
-
 
 @dataclass(frozen=True)
 class GPT2Tokenizer(Tokenizer):
@@ -62,9 +55,6 @@ class GPT2Tokenizer(Tokenizer):
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array(ids, np.uint16) for ids in self._encoding().encode_ordinary_batch(texts)]
-
-    def decode(self, tokens: list[int]) -> str:
-        return str(self._encoding().decode([token for token in tokens if token <= self.end]))
 
     def _encoding(self) -> Any:
         try:

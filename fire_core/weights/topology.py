@@ -16,9 +16,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
 _NAMES = {
-    "q": "q to_q q_proj c_q wq w_q query q_lin q_proj_weight q_b_proj",
-    "k": "k to_k k_proj c_k wk w_k key k_lin k_proj_weight",
-    "v": "v to_v v_proj c_v wv w_v value v_lin v_proj_weight",
+    "q": "q to_q q_proj c_q wq w_q query q_lin q_proj_weight q_b_proj linear_q query_global",
+    "k": "k to_k k_proj c_k wk w_k key k_lin k_proj_weight linear_k key_global",
+    "v": "v to_v v_proj c_v wv w_v value v_lin v_proj_weight linear_v value_global",
     "qkv": "qkv c_attn qkv_proj to_qkv Wqkv wqkv c_qkv in_proj_weight in_proj_bias query_key_value att_proj qkv_linear "
     "qkvs",
     "kv": "kv to_kv kv_proj c_kv kv_b_proj",
@@ -180,7 +180,8 @@ def role_of(use: Use, tied: bool) -> str:
     if _is_router(use):
         return "router"
     if isinstance(owner, _ConvNd):
-        return "depthwise" if owner.groups > 1 and owner.groups == owner.in_channels else "conv"
+        single = owner.groups == owner.in_channels and (owner.groups > 1 or owner.out_channels == 1)
+        return "depthwise" if single else "conv"
     if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
         return "embedding"
     if isinstance(owner, (nn.RNNBase, nn.RNNCellBase)):

@@ -243,3 +243,8 @@ def test_a_layer_that_makes_shifts_and_scales_is_kept_and_named() -> None:
     block = nn.ModuleDict({"adaLN_modulation": nn.Sequential(nn.SiLU(), nn.Linear(8, 48)), "fc": nn.Linear(8, 8)})
     kept = {entry.name: entry.reason for entry in resolve(nn.Sequential(block)) if entry.action == "keep"}
     assert "adaLN_modulation of ModuleDict modulates" in kept["0.adaLN_modulation.1.weight"]
+
+
+def test_a_convolution_of_one_map_to_one_is_kept_as_depthwise_ones_are() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, 3, bias=False), nn.Conv2d(1, 4, 3, bias=False))
+    assert [entry.action for entry in resolve(model)] == ["keep", "project"]
