@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -57,12 +58,26 @@ def input_layers(module: nn.Module) -> set[Layer]:
     return set()
 
 
+# Of networks whose layers were looked through: these, and the output layers among them. Penalties ask at each step.
+_OUTPUTS = WeakKeyDictionary[nn.Module, tuple[list[Layer], set[Layer]]]()
+
+
 def output_layers(module: nn.Module) -> set[Layer]:
     """The layers whose outputs are the network's: those of its heads, of a head with several layers the last one.
 
     A network without anything that is called a head has one output layer: the last one registered.
     """
+    if isinstance(module, Layer):
+        return {module}
     layers = linear_layers(module)
+    known, found = _OUTPUTS.get(module, ([], set[Layer]()))
+    if known != [*layers.values()]:
+        found = _output_layers(module, layers)
+        _OUTPUTS[module] = [*layers.values()], found
+    return found
+
+
+def _output_layers(module: nn.Module, layers: Mapping[str, Layer]) -> set[Layer]:
     heads = {entry.parameter for entry in resolve(module, "all") if entry.role == "head"}
     named = {name: layer for name, layer in layers.items() if layer.weight in heads}
     if not named:

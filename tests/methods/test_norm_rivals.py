@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core.methods import Method, Net
+from fire_core.methods import Method, Net, layers
 from fire_core.methods.contrib.adamo import AdamO
 from fire_core.methods.contrib.c_chain import ChurnReduction
 from fire_core.methods.contrib.inputs import InputWatch
@@ -200,3 +200,11 @@ def test_spectral_sees_a_layer_that_was_zero_at_the_first_step() -> None:
     with torch.no_grad():
         layer.weight.copy_(2 * torch.eye(8))
     assert method.penalty(net).item() == pytest.approx(1e-3 * (2**2 - 1) ** 2, rel=1e-4)
+
+
+def test_output_layers_are_looked_for_once_until_layers_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, asked = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), list[nn.Module]()
+    monkeypatch.setattr(layers, "resolve", lambda module, layout: asked.append(module) or [])
+    assert [layers.hidden_layers(net) for _ in range(2)] == [[net[0]], [net[0]]]
+    net[1] = nn.Linear(4, 3)
+    assert (layers.output_layers(net), len(asked)) == ({net[1]}, 2)
