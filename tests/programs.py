@@ -22,7 +22,7 @@ T = TypeVar("T")
 CLOCKS = ("seconds", "method/seconds")
 # The modules that make the types of a program's options known to Hydra.
 SCHEMAS = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn.train", "sac": "rl.sac.train"}
-SCHEMAS |= {"watch": "rl.watch", "language_prepare": "language.prepare"}
+SCHEMAS |= {"language_prepare": "language.prepare"}
 
 
 @dataclass(frozen=True)

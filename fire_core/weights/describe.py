@@ -22,7 +22,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fire_core.weights import topology
 from fire_core.weights.entry import Cut, Declared, Entry
-from fire_core.weights.known import Misfit, by_head, known_cut
+from fire_core.weights.known import Misfit, by_head, feeds_glu, known_cut
 from fire_core.weights.read import read_cuts, read_module
 from fire_core.weights.topology import HOLDS, Use, is_linear, linear_layers, unwrap, width
 
@@ -114,6 +114,8 @@ class Reader:
         if entry.kind == "vector":
             cut = self.cuts.get("weight".join(use.name.rsplit("bias", 1)))  # in_proj_bias goes with in_proj_weight
             return cut if cut is not None and cut.rows == rows else None, ""
+        if entry.groups > 1:  # rows of one group read other inputs than those of another
+            return None, doubt_of(use, rows) if entry.role in LAYERS else ""
         try:
             if (known := known_cut(use, parameter, rows)) is not None:
                 return known, ""
@@ -123,11 +125,12 @@ class Reader:
         if use.is_raw:
             return seen, doubt
         if entry.role in LAYERS and entry.kind != "conv_transpose":
-            if seen is not None and seen.rows == rows:
-                return seen, ""
             doubt = doubt or doubt_of(use, rows)
+            if seen is not None and seen.rows == rows and (len(seen.blocks) > 1 or not doubt):
+                return seen, ""
         alone = self._read_alone(use) if doubt else None
-        return (alone, "") if alone is not None and alone.rows == rows else (None, doubt)
+        # That no product divides a layer settles no doubt: scales and shifts meet what has no gradient.
+        return (alone, "") if alone is not None and alone.rows == rows and len(alone.blocks) > 1 else (None, doubt)
 
     def _read_alone(self, use: Use) -> Cut | None:
         """The cut read off the module alone, once for all that are built alike."""
@@ -214,8 +217,8 @@ def doubt_of(use: Use, rows: int) -> str:
     if told := [name for name in names if _SAYS_FUSED.search(name)]:
         return f"its name, {told[0]}, says so"
     if isinstance(owner, _ConvNd):
-        glu = any(isinstance(child, nn.GLU) for child in holder.children())
-        return "its module holds a GLU" if glu and rows % 2 == 0 else ""
+        glu = not isinstance(holder, nn.Sequential) and any(isinstance(child, nn.GLU) for child in holder.children())
+        return "its module holds a GLU" if feeds_glu(use) or (glu and rows == 2 * owner.in_channels) else ""
     if any("A_log" in module._parameters for module in use.path[-3:]) and leaf in ("in_proj", "x_proj"):
         return "it feeds a state-space mixer"
     layers, inputs = list(linear_layers(holder)), width(owner)
@@ -228,6 +231,9 @@ def doubt_of(use: Use, rows: int) -> str:
     last = len(layers) > 1 and layers[-1] is owner
     if _GATED.search(type(holder).__name__) and rows % 2 == 0 and not last:
         return f"it sits in {type(holder).__name__}"
+    beside = list(linear_layers(use.path[-2])) if len(use.path) > 1 and isinstance(use.path[-2], nn.Sequential) else []
+    if owner in beside[:-1] and rows == 2 * width(beside[beside.index(owner) + 1]):
+        return f"its {rows} rows are 2 times what the next layer takes"
     if isinstance(holder, (nn.Sequential, nn.ModuleDict, nn.ModuleList)) or leaf.endswith(("_a_proj", "_b_proj")):
         return ""
     separate = len(HOLDS.get(leaf, "several")) == 1

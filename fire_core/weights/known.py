@@ -167,7 +167,7 @@ def known_cut(use: Use, parameter: Tensor, rows: int) -> Cut | None:
                 return _apply(rule, module, parameter if use.is_raw or rule[1] else None, rows)
             except (Misfit, AttributeError) as misfit:
                 raise Misfit(f"the layout known for {type(module).__name__} does not fit: {misfit}") from misfit
-    return stated("value gate", None, rows) if _feeds_glu(use) and rows % 2 == 0 else None
+    return stated("value gate", None, rows) if feeds_glu(use) and rows % 2 == 0 else None
 
 
 def _rule_for(module: nn.Module, leaf: str, rows: int, columns: int) -> tuple[str, str] | None:
@@ -210,7 +210,7 @@ def _apply(rule: tuple[str, str], module: nn.Module, raw: Tensor | None, rows: i
     return replace(cut, transposed=transposed, groups=groups, role=next(iter(options)))
 
 
-def _feeds_glu(use: Use) -> bool:
+def feeds_glu(use: Use) -> bool:
     """Whether torch's own GLU, which takes two halves, comes right after the layer in a Sequential."""
     layers = use.path[-2].children() if len(use.path) > 1 and isinstance(use.path[-2], nn.Sequential) else ()
     return any(layer is use.owner and isinstance(after, nn.GLU) for layer, after in pairwise(layers))

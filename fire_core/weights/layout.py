@@ -282,12 +282,12 @@ def _fused(entries: list[Entry]) -> list[str]:
     lines = []
     for (pattern, rows, reason), found in alike.items():
         name = pattern if len(found) > 1 else found[0].name
-        parts = 3 if rows % 3 == 0 and re.search("q|attn", name) else 2
+        declare = f"Declare the heights of its parts as they lie, blocks={{{name!r}: (...)}}; or have it read off a "
+        declare = f"{declare}forward pass, example=a batch; or take" if found[0].groups == 1 else "Take"
         many = f" ({len(found)} weights)" if len(found) > 1 else ""
         lines.append(
-            f"{name}{many} is kept; it {reason}, and how its {rows} rows divide is not known. Declare it, "
-            f"blocks={{{name!r}: {(rows // parts,) * parts}}} or as they lie; or have it read off a forward pass, "
-            f"example=a batch; or take it as one matrix, include={name!r}"
+            f"{name}{many} is kept; it {reason}, and how its {rows} rows divide is not known. "
+            f"{declare} it as one matrix, include={name!r}"
         )
     return lines
 

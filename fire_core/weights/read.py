@@ -106,8 +106,8 @@ def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
     chosen = [p for p in model.parameters() if p.ndim > 1 and p.is_floating_point() and id(p) not in grouped]
     try:
         return _read(model, arguments, keywords, chosen)
-    except (TypeError, RuntimeError, ValueError, IndexError) as error:
-        raise ValueError(f"example: the model does not run on it: {error}") from error
+    except Exception as error:  # whatever somebody's model raises
+        raise ValueError(f"example: the model does not run on it: {type(error).__name__} {error}") from error
 
 
 def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor]) -> dict[int, Cut]:
@@ -116,7 +116,9 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor]) ->
     clone = _copy(unwrap(model), twins)
     weights = [twins[id(weight)] for weight in chosen]
     # Not depthwise convolutions: they mix no channels, and what they pass on keeps its origin.
-    dense = {m for m in clone.modules() if is_linear(m) and getattr(m, "groups", 1) == 1}
+    dense = {
+        m for m in clone.modules() if is_linear(m) and not (isinstance(m, _ConvNd) and 1 < m.groups == m.in_channels)
+    }
     lists = [m for m in clone.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     blocks = {child for m in lists for child in m.children() if not dense.isdisjoint(child.modules())}
     for module in dense | blocks:

@@ -119,10 +119,12 @@ def standing_of(use: Use, parameter: Tensor, tied: bool) -> tuple[str, str, str]
     owner, role = use.owner, role_of(use, tied)
     stacked = owner._parameters.get(use.attribute.removesuffix("_bias")) if use.is_raw else None
     is_bias = parameter.ndim < 2 or (stacked is not None and stacked.ndim == parameter.ndim + 1)
+    is_bias |= use.attribute in ("bias", "bias_mu") and not use.is_raw  # of a stack of layers (n, 1, d_out)
     if not is_bias and isinstance(owner, _ConvNd) and use.attribute in _WEIGHTS:
         return "conv_transpose" if isinstance(owner, _ConvTransposeNd) else "conv", role, _REASONS.get(role, "")
     if is_bias or parameter.ndim > 3:
-        return "vector", role, "a bias, a scale or another vector: no matrix"
+        raw = "a raw kernel or stack of more than three dimensions: not supported"
+        return "vector", role, "a bias, a scale or another vector: no matrix" if is_bias else raw
     if role == "other" and isinstance(owner, nn.Bilinear):
         return "matrix", role, "bilinear: include it to project the (in1, in2) matrix of each output"
     if role == "other" and not use.is_raw:
@@ -153,11 +155,16 @@ def lock_of(use: Use, parameter: Tensor) -> str:
     if layer == "ParametrizationList":
         by = ", ".join(type(child).__name__ for child in owner.children())
         return f"parametrised by {by}: the module computes its weight from it"
+    if name == "weight" and any(
+        "mask" in key and b is not None and b.shape == parameter.shape for key, b in owner._buffers.items()
+    ):
+        return f"{layer} multiplies its weight with a mask first"
     base = name.removesuffix("_orig")
     if base != name and (f"{base}_mask" in owner._buffers or f"{base}_u" in owner._buffers):
         return "pruned or spectrally normed: the module computes its weight from it"
     pair = {f"{name[:-2]}_g", f"{name[:-2]}_v"}
-    if name[-2:] in ("_g", "_v") and pair <= owner._parameters.keys():
+    sizes = [part.numel() for key in sorted(pair) if (part := owner._parameters.get(key)) is not None]
+    if name[-2:] in ("_g", "_v") and len(sizes) == 2 and sizes[0] < sizes[1]:
         return "weight norm: the module computes its weight g v / |v| from it"
     return ""
 
@@ -168,7 +175,14 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
-    return type(module).__name__ == "Conv1D" and not isinstance(module, _ConvNd)  # GPT-2 in transformers
+    """Whether it stores (d_in, d_out): GPT-2's layer in transformers, or a subclass of nn.Linear that turned it."""
+    weight = module._parameters.get("weight")
+    if weight is None or isinstance(weight, UninitializedParameter) or weight.ndim < 2:
+        return False
+    if isinstance(module, nn.Linear):
+        turned = module.in_features, module.out_features
+        return tuple(weight.shape[-2:]) == turned != turned[::-1]
+    return type(module).__name__ == "Conv1D" and weight.ndim == 2 and getattr(module, "nf", None) == weight.shape[1]
 
 
 def role_of(use: Use, tied: bool) -> str:

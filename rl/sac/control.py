@@ -53,23 +53,22 @@ class Control:
     def __post_init__(self) -> None:
         check_arguments(Control, vars(self))
 
-    def make(self, render: bool = False) -> Any:
-        """A new environment with Gymnasium's `reset(seed=)` and `step`; `render`: its `render()` gives RGB arrays.
+    def make(self) -> Any:
+        """A new environment with Gymnasium's `reset(seed=)` and `step`.
 
         Raises:
             ConfigError: a package is missing or has another version; the task is unknown or its actions are discrete.
         """
-        env = SUITES[self.suite](self.task, render, self.options or {})
+        env = SUITES[self.suite](self.task, self.options or {})
         if not isinstance(env.action_space, Box):
             raise ConfigError(f"env.task={self.task}: SAC needs a task with continuous actions")
         return env
 
 
-def make_gymnasium(task: str, render: bool, options: dict[str, Any]) -> Any:
+def make_gymnasium(task: str, options: dict[str, Any]) -> Any:
     """An environment of Gymnasium, whose messages name near tasks and what is to be installed."""
     try:
-        drawn: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
-        return gymnasium.make(task, disable_env_checker=True, **drawn, **options)
+        return gymnasium.make(task, disable_env_checker=True, **options)
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigError(f"env.task={task}: {one_line(error)}") from error
 
@@ -77,7 +76,7 @@ def make_gymnasium(task: str, render: bool, options: dict[str, Any]) -> Any:
 class DmControl:
     """A task of DeepMind Control with Gymnasium's interface: flat observations, time limits as truncations."""
 
-    def __init__(self, task: str, render: bool, options: dict[str, Any]) -> None:
+    def __init__(self, task: str, options: dict[str, Any]) -> None:
         domain, _, name = task.partition("-")
         try:
             with warnings.catch_warnings():
@@ -107,15 +106,11 @@ class DmControl:
     def _flat(self, observation: dict[str, Any]) -> np.ndarray:
         return np.concatenate([np.ravel(value) for value in observation.values()])
 
-    def render(self) -> np.ndarray:
-        pixels: np.ndarray = self.env.physics.render(height=480, width=480, camera_id=0)
-        return pixels
-
     def close(self) -> None:
         self.env.close()
 
 
-def make_humanoid_bench(task: str, render: bool, options: dict[str, Any]) -> Any:
+def make_humanoid_bench(task: str, options: dict[str, Any]) -> Any:
     """An environment of HumanoidBench."""
     try:
         if not (version := metadata.version("mujoco")).startswith("3.1."):
@@ -124,10 +119,7 @@ def make_humanoid_bench(task: str, render: bool, options: dict[str, Any]) -> Any
     except Exception as error:  # a part that is not installed, or OpenGL, of which each backend fails in its own way
         reason = f"with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')}: {type(error).__name__}: {one_line(error)}"
         raise ConfigError(f"env=humanoid_bench env.task={task} does not work ({reason}). {BENCH}") from error
-    env = make_gymnasium(task, render, options)
-    inner = env.unwrapped
-    inner.render = lambda: inner.mujoco_renderer.render("rgb_array")  # its own is for gymnasium 0.29
-    return env
+    return make_gymnasium(task, options)
 
 
 SUITES = {"gymnasium": make_gymnasium, "dmc": DmControl, "humanoid_bench": make_humanoid_bench}

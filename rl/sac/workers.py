@@ -67,13 +67,12 @@ class Worker:
     Args:
         control: the task.
         seed: of the run and purpose; episode n is reset with a seed derived from it and n.
-        render: whether the environment draws.
         tasks: a stream of them; it begins in its first.
     """
 
-    def __init__(self, control: Control, seed: int, render: bool = False, tasks: Tasks | None = None) -> None:
+    def __init__(self, control: Control, seed: int, tasks: Tasks | None = None) -> None:
         self.tasks, self.repeat, self.seed = tasks, control.action_repeat, seed
-        self.envs = [one.make(render) for one in (tasks.controls if tasks else [control])]
+        self.envs = [one.make() for one in (tasks.controls if tasks else [control])]
         self.physics = [Physics(env) for env in self.envs] if tasks else []
         self.choose(0)
         self.episode = -1

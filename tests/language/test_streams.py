@@ -14,6 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from harness.config.errors import ConfigError
+from harness.run import checkpoint
 from language import phase as surroundings
 from language.learner import Learner
 from language.phase import EARLIER, averages, divergence, earlier_tasks, losses_on
@@ -155,12 +156,11 @@ def test_a_probe_is_of_the_task_that_ends_and_moves_no_other_number(folder: Path
 
 def losses_at_end(folder: Path, tmp_path: Path, ends: list[dict[str, Any]]) -> list[float]:
     """The losses of the first two tasks with the run's last weights."""
-    from harness.run.reader import newest_state
-
     (run,) = (tmp_path / "language").glob("*-fire-*")
     task = task_of(permuted(folder, "method=fire", "lr=1e-2"))
     learner = Learner.new(task)
-    learner.model.load_state_dict(newest_state(run)["modules"]["model"])
+    newest = checkpoint.newest_first(run / "checkpoints")[0]
+    learner.model.load_state_dict(checkpoint.read(newest)["state"]["trainer"]["modules"]["model"])
     losses = losses_on(task, learner, {str(i): task.held_out(i)[f"task {i}"] for i in (0, 1)})
     assert np.mean(list(losses.values())) == pytest.approx(ends[2]["stability/earlier_loss"], abs=1e-6)
     return list(losses.values())

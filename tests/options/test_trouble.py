@@ -61,8 +61,6 @@ SAC = {
     "cache=null": "Error merging override cache=null: field 'cache' is not Optional",
 }
 OTHERS = {
-    "rl.watch run=x steps=0": "steps must be at least 1, got 0",
-    "rl.watch run=x": "run=x is not the folder of a run: it has no config.yaml",
     "language.prepare dataset=pydoc dataset.val_fraction=nan": "dataset.val_fraction must be a finite number",
     "language.prepare dataset=digits": "dataset._target_=vision.data.load_digits makes a ",
     "language.prepare dataset=texts": "dataset=texts is a pair of corpora",

@@ -81,7 +81,7 @@ class Count:
 @pytest.mark.parametrize("terminates", [True, False])
 def test_repeats_add_up_rewards_and_stop_with_the_episode(terminates: bool) -> None:
     env = Count(7, terminates)
-    worker = Worker(SimpleNamespace(make=lambda render: env, action_repeat=3), 0)  # type: ignore[arg-type]
+    worker = Worker(SimpleNamespace(make=lambda: env, action_repeat=3), 0)  # type: ignore[arg-type]
     steps = [worker.step(np.array([x], np.float32)) for x in (-1, 0, 1)]
     assert [s.reward for s in steps] == [1 + 2 + 3, 4 + 5 + 6, 7]
     assert [s.terminated for s in steps] == [False, False, terminates]

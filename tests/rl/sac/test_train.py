@@ -90,8 +90,8 @@ def test_a_run_closes_its_environments(tmp_path: Path, monkeypatch: pytest.Monke
     """HumanoidBench's hold OpenGL, which complains at the end of the process of those that are still open."""
     real, opened, closed = Control.make, list[Any](), list[Any]()
 
-    def make(control: Control, render: bool = False) -> Any:
-        env = real(control, render)
+    def make(control: Control) -> Any:
+        env = real(control)
         env.close = lambda: closed.append(env)
         opened.append(env)
         return env
