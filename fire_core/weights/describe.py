@@ -125,12 +125,11 @@ class Reader:
         if use.is_raw:
             return seen, doubt
         if entry.role in LAYERS and entry.kind != "conv_transpose":
-            doubt = doubt or doubt_of(use, rows)
-            if seen is not None and seen.rows == rows and (len(seen.blocks) > 1 or not doubt):
+            if seen is not None and seen.rows == rows:
                 return seen, ""
+            doubt = doubt or doubt_of(use, rows)
         alone = self._read_alone(use) if doubt else None
-        # That no product divides a layer settles no doubt: scales and shifts meet what has no gradient.
-        return (alone, "") if alone is not None and alone.rows == rows and len(alone.blocks) > 1 else (None, doubt)
+        return (alone, "") if alone is not None and alone.rows == rows else (None, doubt)
 
     def _read_alone(self, use: Use) -> Cut | None:
         """The cut read off the module alone, once for all that are built alike."""

@@ -42,18 +42,15 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.weights = list(weights)
         self.seen: dict[int, Products] = {id(weight): [] for weight in weights}
-        self.used: set[int] = set()  # by linear layers
+        self.together: set[int] = set()  # weights whose rows all stood on one side of a product
         self.draw = torch.Generator().manual_seed(0)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").strip("_")
         name = {"rmul": "mul", "imul": "mul", "rmatmul": "matmul"}.get(name, name)
         kwargs = kwargs or {}
-        if torch.is_grad_enabled():
-            if name in _PRODUCTS:
-                self._product(name, args, kwargs)
-            elif name == "linear" and len(args) > 1:
-                self.used.add(id(args[1]))
+        if torch.is_grad_enabled() and name in _PRODUCTS:
+            self._product(name, args, kwargs)
         return func(*args, **kwargs)
 
     def _product(self, name: str, args: Any, kwargs: Any) -> None:
@@ -73,6 +70,8 @@ class _Watch(TorchFunctionMode):
             masks = [masks[key] for masks in reached if key in masks]
             if len(masks) > 1:
                 self.seen[key].append((name, masks))
+            elif all(masks[0].movedim(dim, 0).flatten(1).any(1).all() for dim in (0, 1)):
+                self.together.add(key)
 
     def _reached(self, tensor: Tensor) -> dict[int, Tensor]:
         """Which numbers of which weights a tensor depends on, as bool tensors of the weights' shapes."""
@@ -91,7 +90,7 @@ def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
             images will do, the more different the better.
 
     Returns:
-        By `id(parameter)`: the blocks of a weight in which products were seen, or one for a linear layer without any.
+        By `id(parameter)`: the blocks of a weight in which products were seen; one if all rows met others together.
 
     Raises:
         ValueError: the weights are sharded, or the model does not run on the example.
@@ -132,7 +131,7 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor]) ->
     convs = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd)}
     cuts = {}
     for original, weight in zip(chosen, weights, strict=True):
-        whole = Cut((("", len(weight)),)) if id(weight) in watch.used else None  # if no product divides it
+        whole = Cut((("", len(weight)),)) if id(weight) in watch.together and not watch.seen[id(weight)] else None
         cuts[id(original)] = _cut(watch.seen[id(weight)], (0,) if id(weight) in convs else (-2, -1), whole)
     return {key: cut for key, cut in cuts.items() if cut is not None}
 

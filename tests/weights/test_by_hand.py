@@ -38,6 +38,17 @@ class Modulation(nn.Module):
         return x * (1 + scale) + shift
 
 
+class Gated(nn.Module):
+    """A gate of a telling name and a value, each a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_gate, self.up = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.up_gate(x)) * self.up(x)
+
+
 class Half(nn.Module):
     """A gate written by hand."""
 
@@ -87,6 +98,10 @@ class Mixing(nn.Module):
 def test_that_no_product_was_seen_settles_no_doubt(layer: type[nn.Module], example: Tensor | None) -> None:
     (name, reason), *_ = reasons(nn.Sequential(layer()), example=example).items()
     assert reason.startswith("looks fused"), name
+
+
+def test_rows_that_meet_others_together_are_one_matrix() -> None:
+    assert set(reasons(nn.Sequential(Gated())).values()) == {"", "a bias, a scale or another vector: no matrix"}
 
 
 def test_the_next_layer_takes_half_of_what_comes() -> None:
