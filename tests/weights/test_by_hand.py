@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core import fire_, matrices
+from fire_core import fire_, matrices, muon_groups
 from fire_core.errors import FireWarning
 from fire_core.weights.layout import resolve
 
@@ -135,3 +135,10 @@ def test_what_is_no_matrix_is_called_by_its_name() -> None:
     model.register_parameter("kernel", nn.Parameter(torch.randn(1, 4, 4, 3, 3)))
     assert reasons(model)["0.weight"] == "Masked multiplies its weight with a mask first"
     assert "more than three dimensions" in reasons(model)["kernel"]
+
+
+def test_a_raw_parameter_that_is_declared_is_a_layers_weight() -> None:
+    model = Mixing()
+    blocks = {"W_v": {"q": 2, "k": 2}}
+    assert [entry.label for entry in resolve(model, blocks=blocks) if entry.action == "project"] == ["W_v[q]", "W_v[k]"]
+    assert len(muon_groups(nn.Sequential(model, nn.Linear(4, 2)), blocks={"0.W_v": {"q": 2, "k": 2}}).muon) == 1
