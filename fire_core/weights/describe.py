@@ -110,8 +110,8 @@ class Reader:
         """How a parameter is cut (declared, else known, else read), or why it looks cut; neither for one matrix."""
         parameter, rows, doubt = entry.parameter, entry.d_out, ""
         if heights is not None:
-            cut = declared(entry.name, rows, heights, entry.role in ("q", "k", "v"))
-            return replace(cut, transposed=entry.transposed, role="dense" if use.is_raw else ""), ""
+            told = declared(entry.name, rows, heights, entry.role in ("q", "k", "v"))
+            return replace(told, transposed=entry.transposed, role="dense" if use.is_raw else ""), ""
         if entry.kind == "vector":
             cut = self.cuts.get("weight".join(use.name.rsplit("bias", 1)))  # in_proj_bias goes with in_proj_weight
             return cut if cut is not None and cut.rows == rows else None, ""

@@ -22,7 +22,7 @@ router                 kept, whether a layer or a raw parameter
 adapter (LoRA)         kept: what counts is the product of its factors
 embedding, norm, bias  kept; an embedding can be included by name or type
 bilinear               kept; included by name, one (in1, in2) matrix for each output
-other raw parameters   kept; included by name, 2-D ones are one matrix and 3-D ones a stack of matrices
+other raw parameters   kept, but with `blocks=`; included by name, 2-D: one matrix, 3-D: a stack of matrices
 behind another tensor  kept and never projected: parametrised, weight-normed, pruned, quantised, flat shards
 =====================  ==========================================================================================
 
