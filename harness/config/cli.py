@@ -49,7 +49,6 @@ OUT_OF_MEMORY = "can't allocate memory|not enough memory|out of memory"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
 PLUGINS = 'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
-# Options of earlier versions, each with what is said in its place.
 NAMES = re.compile(r"[\w.+/-]+(,[\w.+/-]+)*")  # of choices, as they stand behind group=
 # How lines begin that name no option, in messages of Hydra and OmegaConf.
 NO_OPTION = ("full_key", "object_type", "reference_type", "Config search path", "provider=")

@@ -248,3 +248,16 @@ def test_a_layer_that_makes_shifts_and_scales_is_kept_and_named() -> None:
 def test_a_convolution_of_one_map_to_one_is_kept_as_depthwise_ones_are() -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 3, bias=False), nn.Conv2d(1, 4, 3, bias=False))
     assert [entry.action for entry in resolve(model)] == ["keep", "project"]
+
+
+def test_a_router_and_an_adapter_are_kept_by_their_names_alone() -> None:
+    names = ("router_gate", "routing_fn", "up")
+    model = nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
+    model["up_adapter_list"] = nn.ModuleList([nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4))])
+    roles = [entry.role for entry in resolve(model) if entry.kind == "matrix"]
+    assert roles == ["router", "router", "mlp", "adapter", "adapter"]
+
+
+def test_qk_takes_the_projections_of_a_conformer() -> None:
+    model = nn.Sequential(nn.ModuleDict({f"linear_{name}": nn.Linear(4, 4) for name in ("q", "k", "v", "out")}))
+    assert [entry.name[2:10] for entry in resolve(model, "qk") if entry.action == "project"] == ["linear_q", "linear_k"]

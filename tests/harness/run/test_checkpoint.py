@@ -28,6 +28,13 @@ def test_the_newest_two_stay_and_the_newest_is_loaded(tmp_path: Path) -> None:
     assert loaded["value"] == 20
 
 
+def test_a_checkpoint_of_another_version_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    checkpoint.save(tmp_path, 1, {}, CONFIG)
+    monkeypatch.undo()
+    assert checkpoint.load_newest(tmp_path, CONFIG) is None
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped bit", "empty"])
 def test_a_damaged_newest_is_named_and_the_one_before_used(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
