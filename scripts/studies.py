@@ -183,13 +183,13 @@ STUDIES = {
         {"*": range(111, 114)},
     ),
     "figure2_small_b": Study(
-        "vision", ("experiment=fig2b_cifar10", *SMALL, "epochs=3"), ROWS_2BC, {"*": range(101, 104)}
+        "vision", ("experiment=fig2b_cifar10", *SMALL, *HALF, "epochs=3"), ROWS_2BC, {"*": range(104, 107)}
     ),
     "figure2_small_c": Study(
         "vision",
-        ("experiment=fig2b_cifar10", "benchmark=class_incremental", "benchmark.chunks=5", *SMALL, "epochs=5"),
+        ("experiment=fig2b_cifar10", "benchmark=class_incremental", "benchmark.chunks=5", *SMALL, *HALF, "epochs=5"),
         ROWS_2BC,
-        {"*": range(101, 104)},
+        {"*": range(104, 107)},
     ),
     "sac_rows": Study("sac", PENDULUM, ROWS_SAC, TEN),
     "dial_labels": Study("vision", ("experiment=plasticity_random_labels",), DIAL, TEN, SHARES, (1e-3, 3e-3, 1e-2)),
