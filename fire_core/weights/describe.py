@@ -24,13 +24,13 @@ from fire_core.weights import topology
 from fire_core.weights.entry import Cut, Declared, Entry
 from fire_core.weights.known import Misfit, by_head, feeds_glu, known_cut
 from fire_core.weights.read import read_cuts, read_module
-from fire_core.weights.topology import HOLDS, Use, is_linear, linear_layers, unwrap, width
+from fire_core.weights.topology import FUSED, Use, holds, is_linear, linear_layers, unwrap, width
 
 LAYERS = ("q", "k", "v", "attention_out", "mlp", "ssm", "recurrent", "head", "dense", "conv")  # roles that can be cut
 # Names that say "several projections in one", beside those of q, k and v.
 _SAYS_FUSED = re.compile(
     r"kqv|qvk|key_value|gate_up|up_gate|gate_and_up|(^|_)(kv|qk|w12|w13|xz|zx|xBC)(_|$)|^Wi$|fused|zxbc"
-    rf"|{'|'.join(name for name, held in HOLDS.items() if held == 'qkv')}"
+    rf"|{'|'.join(name for name, held in FUSED.items() if held == 'qkv')}"
 )
 # Layers that turn a condition into several shifts, scales and gates.
 _MODULATES = re.compile(r"ada_?ln|ada(ptive)?_?layer_?norm|modulation", re.IGNORECASE)
@@ -236,7 +236,7 @@ def doubt_of(use: Use, rows: int) -> str:
         return f"its {rows} rows are 2 times what the next layer takes"
     if isinstance(holder, (nn.Sequential, nn.ModuleDict, nn.ModuleList)) or leaf.endswith(("_a_proj", "_b_proj")):
         return ""
-    separate = len(HOLDS.get(leaf, "several")) == 1
+    separate = len(holds(leaf)) == 1
     for other in layers[layers.index(owner) + 1 :] if owner in layers else ():
         for parts in (2,) if separate else (2, 3):
             if rows == parts * width(other) and (parts == 3 or width(other) != inputs):

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fire_core.weights.entry import Cut, Entry
-from fire_core.weights.topology import HOLDS, Use, linear_layers, width
+from fire_core.weights.topology import Use, holds, linear_layers, width
 
 # Packages in which a name says how a layer is cut, unless its class is in the table below.
 PACKAGES = ("transformers", "timm", "torchvision")
@@ -182,7 +182,7 @@ def _rule_for(module: nn.Module, leaf: str, rows: int, columns: int) -> tuple[st
         return None
     if leaf in TABLE["*"]:
         return TABLE["*"][leaf]
-    parts, widths = HOLDS.get(leaf, ""), {columns, *map(width, linear_layers(module))}
+    parts, widths = holds(leaf), {columns, *map(width, linear_layers(module))}
     # Each part is as high as the weight is wide, or as what reads it.
     return (" ".join(parts), "") if len(parts) > 1 and rows in {len(parts) * one for one in widths} else None
 

@@ -15,17 +15,19 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
-_NAMES = {
-    "q": "q to_q q_proj c_q wq w_q query q_lin q_proj_weight q_b_proj linear_q query_global",
-    "k": "k to_k k_proj c_k wk w_k key k_lin k_proj_weight linear_k key_global",
-    "v": "v to_v v_proj c_v wv w_v value v_lin v_proj_weight linear_v value_global",
+# A projection of one part: q, to_q, q_proj, wq, W_Q, lin_q, w_qs, query_proj, ...
+_PART = re.compile(
+    r"(?:w_?|(?:to|c|lin|linear|proj|project|projection)_)?(q|quer(?:y|ie)|k|key|v|value)s?"
+    r"(?:_(?:proj|projection|lin|linear|proj_weight|b_proj|global))?",
+    re.IGNORECASE,
+)
+_FUSED = {
     "qkv": "qkv c_attn qkv_proj to_qkv Wqkv wqkv c_qkv in_proj_weight in_proj_bias query_key_value att_proj qkv_linear "
     "qkvs",
     "kv": "kv to_kv kv_proj c_kv kv_b_proj",
     "qk": "qk",
 }
-# The projections that a layer of a name holds: {"q_proj": "q", "Wqkv": "qkv", ...}
-HOLDS = {name: held for held, names in _NAMES.items() for name in names.split()}
+FUSED = {name: parts for parts, names in _FUSED.items() for name in names.split()}  # {"Wqkv": "qkv", ...}
 _HEAD = {"head", "heads", "lm_head", "classifier", "predictor"}
 _ROUTER = re.compile(r"Router|MoE\w*Gate|TopKGat|TopkGat")
 _WEIGHTS = ("weight", "weight_mu")  # the second is that of a noisy layer
@@ -202,16 +204,22 @@ def role_of(use: Use, tied: bool) -> str:
         return "recurrent"
     leaf, holder = use.place
     if use.is_raw:
-        return HOLDS[leaf][0] if isinstance(owner, nn.MultiheadAttention) and leaf in HOLDS else "other"
+        return holds(leaf)[:1] or "other" if isinstance(owner, nn.MultiheadAttention) else "other"
     if isinstance(holder, nn.MultiheadAttention):
         return "attention_out"
-    if {"q", "k"} <= {letter for name, _ in holder.named_children() for letter in HOLDS.get(name, "")}:
-        return HOLDS[leaf][0] if leaf in HOLDS else "attention_out"
+    if {"q", "k"} <= {letter for name, _ in holder.named_children() for letter in holds(name)}:
+        return holds(leaf)[:1] or "attention_out"
     if any("A_log" in module._parameters for module in use.path):
         return "ssm"
     if (tied and use.attribute == "weight") or _HEAD & set(use.name.split(".")) or use.name.startswith("fc."):
         return "head"
     return "mlp" if len(list(linear_layers(holder))) > 1 else "dense"
+
+
+def holds(name: str) -> str:
+    """The projections that a layer of a name holds: `q` of q_proj, `qkv` of Wqkv, nothing of others."""
+    part = _PART.fullmatch(name)
+    return part[1][0].lower() if part else FUSED.get(name, "")
 
 
 def _is_adapter(use: Use) -> bool:

@@ -258,6 +258,16 @@ def test_a_router_and_an_adapter_are_kept_by_their_names_alone() -> None:
     assert roles == ["router", "router", "mlp", "adapter", "adapter"]
 
 
-def test_qk_takes_the_projections_of_a_conformer() -> None:
-    model = nn.Sequential(nn.ModuleDict({f"linear_{name}": nn.Linear(4, 4) for name in ("q", "k", "v", "out")}))
-    assert [entry.name[2:10] for entry in resolve(model, "qk") if entry.action == "project"] == ["linear_q", "linear_k"]
+@pytest.mark.parametrize(
+    "names",
+    [
+        *("linear_q linear_k linear_v", "query_proj key_proj value_proj", "Wq Wk Wv", "project_q project_k project_v"),
+        *("W_Q W_K W_V", "w_qs w_ks w_vs", "q_linear k_linear v_linear", "to_queries to_keys to_values"),
+    ],
+)
+def test_qk_knows_the_names_of_projections(names: str) -> None:
+    query, key, value = names.split()
+    attention = nn.ModuleDict({name: nn.Linear(4, 4) for name in (query, key, value, "out")})
+    roles = [entry.role for entry in resolve(nn.Sequential(attention)) if entry.kind == "matrix"]
+    assert roles == ["q", "k", "v", "attention_out"]
+    assert chosen(nn.Sequential(attention), "qk") == {f"0.{query}.weight", f"0.{key}.weight"}
