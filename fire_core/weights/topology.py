@@ -173,7 +173,7 @@ def lock_of(use: Use, parameter: Tensor) -> str:
 
 def is_linear(module: nn.Module) -> bool:
     """Whether it is a linear layer or a convolution."""
-    return isinstance(module, (nn.Linear, _ConvNd)) or is_transposed_linear(module)
+    return isinstance(module, _ConvNd) or is_dense(module)
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
@@ -207,13 +207,45 @@ def role_of(use: Use, tied: bool) -> str:
         return holds(leaf)[:1] or "other" if isinstance(owner, nn.MultiheadAttention) else "other"
     if isinstance(holder, nn.MultiheadAttention):
         return "attention_out"
-    if {"q", "k"} <= {letter for name, _ in holder.named_children() for letter in holds(name)}:
+    if attends(holder):
         return holds(leaf)[:1] or "attention_out"
     if any("A_log" in module._parameters for module in use.path):
         return "ssm"
     if (tied and use.attribute == "weight") or _HEAD & set(use.name.split(".")) or use.name.startswith("fc."):
         return "head"
-    return "mlp" if len(list(linear_layers(holder))) > 1 else "dense"
+    level = use.path.index(holder)
+    around = use.path[max(level - 1, 0)]
+    if attends(around) and type(holder) in {type(part) for name, part in around.named_children() if holds(name)}:
+        return holds(use.name.split(".")[level - 1])[:1] or "attention_out"  # a class around each: q_proj.linear
+    if any(_is_last_of_attention(owner, module) for module in (holder, around)):
+        return "attention_out"
+    layers = list(linear_layers(holder))
+    return "mlp" if len(layers) > 1 or len(_beside_attention(around)) > 1 else "dense"
+
+
+def attends(module: nn.Module, parts: str = "qk") -> bool:
+    """Whether it has projections of queries and keys, or of other parts, by their names."""
+    return set(parts) <= {letter for name, _ in module.named_children() for letter in holds(name)}
+
+
+def _lacks_output(part: nn.Module) -> bool:
+    """Whether it has queries, keys and values and no other linear layer: BERT's `attention.self`."""
+    return attends(part, "qkv") and all(holds(name) for name, child in part.named_children() if is_dense(child))
+
+
+def _is_last_of_attention(layer: nn.Module, module: nn.Module) -> bool:
+    """Whether a module has an attention without an output among its parts, and no linear layer beside it but this."""
+    beside = [part for part in module.children() if not _lacks_output(part)]
+    layers = [*linear_layers(module), *(one for part in beside for one in linear_layers(part))]
+    return len(beside) < len(list(module.children())) and {id(one) for one in layers} == {id(layer)}
+
+
+def _beside_attention(block: nn.Module) -> list[nn.Module]:
+    """Linear layers in the parts of a block beside its whole attention: BERT has an MLP's two in two parts."""
+    parts = list(block.children())
+    beside = [part for part in parts if not any(map(attends, (part, *part.children())))]
+    is_block = len(beside) < len(parts) and "Attention" not in type(block).__name__
+    return [layer for part in beside for layer in linear_layers(part)] if is_block else []
 
 
 def holds(name: str) -> str:
@@ -247,8 +279,13 @@ def linear_layers(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(child, nn.Sequential):
             yield from linear_layers(child)
-        elif isinstance(child, nn.Linear) or is_transposed_linear(child):
+        elif is_dense(child):
             yield child
+
+
+def is_dense(module: nn.Module) -> bool:
+    """Whether it is a linear layer, of transformers' class too."""
+    return isinstance(module, nn.Linear) or is_transposed_linear(module)
 
 
 def width(layer: Any) -> int:

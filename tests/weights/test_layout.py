@@ -271,3 +271,33 @@ def test_qk_knows_the_names_of_projections(names: str) -> None:
     roles = [entry.role for entry in resolve(nn.Sequential(attention)) if entry.kind == "matrix"]
     assert roles == ["q", "k", "v", "attention_out"]
     assert chosen(nn.Sequential(attention), "qk") == {f"0.{query}.weight", f"0.{key}.weight"}
+
+
+def wrapped(layer: nn.Module) -> nn.Module:
+    return nn.ModuleDict({"linear": layer})
+
+
+def test_words_know_bert_s_block_of_one_layer_a_part() -> None:
+    attention = nn.ModuleDict(
+        {
+            "self": nn.ModuleDict({name: nn.Linear(4, 4) for name in ("query", "key", "value")}),
+            "output": wrapped(nn.Linear(4, 4)),
+        }
+    )
+    parts = {"attention": attention, "intermediate": wrapped(nn.Linear(4, 8)), "output": wrapped(nn.Linear(8, 4))}
+    roles = {entry.name: entry.role for entry in resolve(nn.Sequential(nn.ModuleDict(parts)))}
+    assert roles["0.attention.self.query.weight"] == "q"
+    assert roles["0.attention.output.linear.weight"] == "attention_out"
+    assert roles["0.intermediate.linear.weight"] == roles["0.output.linear.weight"] == "mlp"
+
+
+def test_words_look_through_a_class_around_each_projection() -> None:
+    attention = nn.ModuleDict({f"{name}_proj": wrapped(nn.Linear(4, 4)) for name in "qkvo"})
+    roles = [entry.role for entry in resolve(nn.Sequential(attention)) if entry.kind == "matrix"]
+    assert roles == ["q", "k", "v", "attention_out"]
+
+
+def test_a_head_beside_an_attention_that_has_its_output_is_no_output() -> None:
+    attention = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("q", "k", "v", "out")})
+    roles = [entry.role for entry in resolve(nn.Sequential(attention, nn.Linear(4, 4))) if entry.kind == "matrix"]
+    assert roles == ["q", "k", "v", "attention_out", "dense"]
