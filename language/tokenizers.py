@@ -1,16 +1,12 @@
 """Text to token numbers: bytes as they are, or GPT-2's byte-pair encoding."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from harness.config.errors import ConfigError
 
-TOKENIZERS = ("byte", "gpt2")
 
-
-@dataclass(frozen=True)
 class Tokenizer:
     """The interface of a tokenizer.
 
@@ -31,27 +27,19 @@ class Tokenizer:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
 class ByteTokenizer(Tokenizer):
     """The bytes of UTF-8; the byte 0, which text does not contain, separates documents."""
 
-    name: str = "byte"
-    vocab_size: int = 256
-    dtype: str = "uint8"
-    end: int = 0
+    name, vocab_size, dtype, end = "byte", 256, "uint8", 0
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.replace("\0", "").encode(errors="replace"), np.uint8) for text in texts]
 
 
-@dataclass(frozen=True)
 class GPT2Tokenizer(Tokenizer):
     """GPT-2's byte-pair encoding, through tiktoken; 50,257 tokens padded to a multiple of 64."""
 
-    name: str = "gpt2"
-    vocab_size: int = 50_304
-    dtype: str = "uint16"
-    end: int = 50_256
+    name, vocab_size, dtype, end = "gpt2", 50_304, "uint16", 50_256
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array(ids, np.uint16) for ids in self._encoding().encode_ordinary_batch(texts)]
@@ -70,14 +58,15 @@ class GPT2Tokenizer(Tokenizer):
             ) from None
 
 
+TOKENIZERS: dict[str, type[Tokenizer]] = {kind.name: kind for kind in (ByteTokenizer, GPT2Tokenizer)}
+
+
 def get_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of a name.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    if name == "byte":
-        return ByteTokenizer()
-    if name == "gpt2":
-        return GPT2Tokenizer()
-    raise ConfigError(f"tokenizer={name} is unknown; accepted: {', '.join(TOKENIZERS)}")
+    if name not in TOKENIZERS:
+        raise ConfigError(f"tokenizer={name} is unknown; accepted: {', '.join(TOKENIZERS)}")
+    return TOKENIZERS[name]()

@@ -6,7 +6,7 @@ Names decide only where nothing else can: which of three equal projections is th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -217,10 +217,12 @@ def role_of(use: Use, tied: bool) -> str:
     around = use.path[max(level - 1, 0)]
     if attends(around) and type(holder) in {type(part) for name, part in around.named_children() if holds(name)}:
         return holds(use.name.split(".")[level - 1])[:1] or "attention_out"  # a class around each: q_proj.linear
-    if any(_is_last_of_attention(owner, module) for module in (holder, around)):
+    if [owner] in (_beside(holder, _lacks_output), _beside(around, _lacks_output)):
         return "attention_out"
     layers = list(linear_layers(holder))
-    return "mlp" if len(layers) > 1 or len(_beside_attention(around)) > 1 else "dense"
+    if "Attention" not in type(around).__name__:  # BERT has an MLP's two layers in two parts of a block
+        layers = max(layers, _beside(around, _holds_attention), key=len)
+    return "mlp" if len(layers) > 1 else "dense"
 
 
 def attends(module: nn.Module, parts: str = "qk") -> bool:
@@ -233,19 +235,16 @@ def _lacks_output(part: nn.Module) -> bool:
     return attends(part, "qkv") and all(holds(name) for name, child in part.named_children() if is_dense(child))
 
 
-def _is_last_of_attention(layer: nn.Module, module: nn.Module) -> bool:
-    """Whether a module has an attention without an output among its parts, and no linear layer beside it but this."""
-    beside = [part for part in module.children() if not _lacks_output(part)]
-    layers = [*linear_layers(module), *(one for part in beside for one in linear_layers(part))]
-    return len(beside) < len(list(module.children())) and {id(one) for one in layers} == {id(layer)}
+def _holds_attention(part: nn.Module) -> bool:
+    return any(map(attends, (part, *part.children())))
 
 
-def _beside_attention(block: nn.Module) -> list[nn.Module]:
-    """Linear layers in the parts of a block beside its whole attention: BERT has an MLP's two in two parts."""
-    parts = list(block.children())
-    beside = [part for part in parts if not any(map(attends, (part, *part.children())))]
-    is_block = len(beside) < len(parts) and "Attention" not in type(block).__name__
-    return [layer for part in beside for layer in linear_layers(part)] if is_block else []
+def _beside(module: nn.Module, is_attention: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    """Linear layers of a module and of its parts, but those of an attention; none where no part is one."""
+    parts = list(module.children())
+    others = [part for part in parts if not is_attention(part)]
+    layers = [*linear_layers(module), *(layer for part in others for layer in linear_layers(part))]
+    return layers if len(others) < len(parts) else []
 
 
 def holds(name: str) -> str:

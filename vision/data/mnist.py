@@ -53,19 +53,12 @@ def load_mnist(root: str = "data", download: bool = False, test_statistics: Stat
 
 @checked
 def load_fashion_mnist(root: str = "data", test_statistics: Statistics = "train") -> ImageData:
-    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747): as MNIST, of clothes.
+    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747): clothes; sizes, options and errors of `load_mnist`.
 
     Args:
         root: folder of the four files, in `FashionMNIST/raw` (torchvision's place) or itself, packed (.gz) or not; if
             they are not there, those of Debian's package are taken.
-        test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
-
-    Returns:
-        uint8 images (N, 1, 28, 28).
-
-    Raises:
-        ConfigError: the files are not there, are damaged, or do not fit together.
-        ValueError: if `test_statistics` is unknown.
+        test_statistics: as of `load_mnist`.
     """
     places = [Path(root) / "FashionMNIST" / "raw", Path(root), DEBIAN]
     hint = f"apt-get install dataset-fashion-mnist brings it, or put {{}} and the other three into {places[0]}"
