@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
-# A projection of one part: q, to_q, q_proj, wq, W_Q, lin_q, w_qs, query_proj, ...
+# A projection of one part: q, to_q, q_proj, W_Q, w_qs, query_proj, ...
 _PART = re.compile(
     r"(?:w_?|(?:to|c|lin|linear|proj|project|projection)_)?(q|quer(?:y|ie)|k|key|v|value)s?"
     r"(?:_(?:proj|projection|lin|linear|proj_weight|b_proj|global))?",

@@ -23,7 +23,6 @@ MD5 = {  # of the published archives
     "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
 }
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts its files
-UNSIGNED_BYTE = 8  # the only type of number in these files
 
 
 @checked
@@ -53,7 +52,7 @@ def load_mnist(root: str = "data", download: bool = False, test_statistics: Stat
 
 @checked
 def load_fashion_mnist(root: str = "data", test_statistics: Statistics = "train") -> ImageData:
-    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747): clothes; sizes, options and errors of `load_mnist`.
+    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747): clothes, in sizes as MNIST; errors as there.
 
     Args:
         root: folder of the four files, in `FashionMNIST/raw` (torchvision's place) or itself, packed (.gz) or not; if
@@ -122,7 +121,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read ({error}): remove it and get it again") from error
     head = 4 + 4 * dimensions
-    if len(data) < head or data[:4] != bytes([0, 0, UNSIGNED_BYTE, dimensions]):
+    if len(data) < head or data[:4] != bytes([0, 0, 8, dimensions]):
         raise ConfigError(f"{path} is no idx file of {dimensions} dimensions of unsigned bytes")
     shape = np.frombuffer(data, ">u4", dimensions, offset=4).tolist()
     if len(data) - head != math.prod(shape):
