@@ -219,20 +219,23 @@ def role_of(use: Use, tied: bool) -> str:
         return holds(use.name.split(".")[level - 1])[:1] or "attention_out"  # a class around each: q_proj.linear
     if [owner] in (_beside(holder, _lacks_output), _beside(around, _lacks_output)):
         return "attention_out"
-    layers = list(linear_layers(holder))
-    if "Attention" not in type(around).__name__:  # BERT has an MLP's two layers in two parts of a block
-        layers = max(layers, _beside(around, _holds_attention), key=len)
-    return "mlp" if len(layers) > 1 else "dense"
+    if len(list(linear_layers(holder))) > 1:
+        return "mlp"
+    beside = _beside(around, _holds_attention)  # BERT has an MLP's two layers in two parts of a block
+    is_mlp = len(beside) > 1 and owner in beside and "Attention" not in type(around).__name__
+    return "mlp" if is_mlp else "dense"
 
 
 def attends(module: nn.Module, parts: str = "qk") -> bool:
-    """Whether it has projections of queries and keys, or of other parts, by their names."""
+    """Whether it has projections of queries and keys, by their names."""
     return set(parts) <= {letter for name, _ in module.named_children() for letter in holds(name)}
 
 
 def _lacks_output(part: nn.Module) -> bool:
-    """Whether it has queries, keys and values and no other linear layer: BERT's `attention.self`."""
-    return attends(part, "qkv") and all(holds(name) for name, child in part.named_children() if is_dense(child))
+    """Whether it has queries, keys, values and no other linear layer, as BERT's."""
+    return attends(part, "qkv") and all(
+        holds(name) for name, child in part.named_children() if any(map(is_dense, child.modules()))
+    )
 
 
 def _holds_attention(part: nn.Module) -> bool:

@@ -258,6 +258,11 @@ def test_a_router_and_an_adapter_are_kept_by_their_names_alone() -> None:
     assert roles == ["router", "router", "mlp", "adapter", "adapter"]
 
 
+def inside(layer: nn.Module) -> nn.Module:
+    return nn.ModuleDict({"linear": layer})
+
+
+@pytest.mark.parametrize("around", [nn.Sequential, inside])
 @pytest.mark.parametrize(
     "names",
     [
@@ -265,39 +270,15 @@ def test_a_router_and_an_adapter_are_kept_by_their_names_alone() -> None:
         *("W_Q W_K W_V", "w_qs w_ks w_vs", "q_linear k_linear v_linear", "to_queries to_keys to_values"),
     ],
 )
-def test_qk_knows_the_names_of_projections(names: str) -> None:
-    query, key, value = names.split()
-    attention = nn.ModuleDict({name: nn.Linear(4, 4) for name in (query, key, value, "out")})
-    roles = [entry.role for entry in resolve(nn.Sequential(attention)) if entry.kind == "matrix"]
-    assert roles == ["q", "k", "v", "attention_out"]
-    assert chosen(nn.Sequential(attention), "qk") == {f"0.{query}.weight", f"0.{key}.weight"}
-
-
-def wrapped(layer: nn.Module) -> nn.Module:
-    return nn.ModuleDict({"linear": layer})
+def test_words_know_the_names_of_projections(names: str, around: Callable[[nn.Module], nn.Module]) -> None:
+    attention = nn.ModuleDict({name: around(nn.Linear(4, 4)) for name in (*names.split(), "out")})
+    roles = [e.role for e in resolve(nn.Sequential(attention, nn.Linear(4, 4))) if e.kind == "matrix"]
+    assert roles == ["q", "k", "v", "attention_out", "dense"]
 
 
 def test_words_know_bert_s_block_of_one_layer_a_part() -> None:
-    attention = nn.ModuleDict(
-        {
-            "self": nn.ModuleDict({name: nn.Linear(4, 4) for name in ("query", "key", "value")}),
-            "output": wrapped(nn.Linear(4, 4)),
-        }
-    )
-    parts = {"attention": attention, "intermediate": wrapped(nn.Linear(4, 8)), "output": wrapped(nn.Linear(8, 4))}
-    roles = {entry.name: entry.role for entry in resolve(nn.Sequential(nn.ModuleDict(parts)))}
-    assert roles["0.attention.self.query.weight"] == "q"
-    assert roles["0.attention.output.linear.weight"] == "attention_out"
-    assert roles["0.intermediate.linear.weight"] == roles["0.output.linear.weight"] == "mlp"
-
-
-def test_words_look_through_a_class_around_each_projection() -> None:
-    attention = nn.ModuleDict({f"{name}_proj": wrapped(nn.Linear(4, 4)) for name in "qkvo"})
-    roles = [entry.role for entry in resolve(nn.Sequential(attention)) if entry.kind == "matrix"]
-    assert roles == ["q", "k", "v", "attention_out"]
-
-
-def test_a_head_beside_an_attention_that_has_its_output_is_no_output() -> None:
-    attention = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("q", "k", "v", "out")})
-    roles = [entry.role for entry in resolve(nn.Sequential(attention, nn.Linear(4, 4))) if entry.kind == "matrix"]
-    assert roles == ["q", "k", "v", "attention_out", "dense"]
+    projections = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("query", "key", "value")})
+    attention = nn.ModuleDict({"self": projections, "output": inside(nn.Linear(4, 4))})
+    parts = {"attention": attention, "intermediate": inside(nn.Linear(4, 8)), "output": inside(nn.Linear(8, 4))}
+    roles = [e.role for e in resolve(nn.Sequential(nn.ModuleDict(parts))) if e.kind == "matrix"]
+    assert roles == ["q", "k", "v", "attention_out", "mlp", "mlp"]
