@@ -340,6 +340,16 @@ def search_luck(page: Page) -> None:
     page.figures["online"] = partial(ranking.figure, runs, [*ranked["method"]], "Online accuracy", page.width)
 
 
+def fashion_labels(page: Page) -> None:
+    """Random labels on larger images, from the tables of study 8."""
+    curves = page.study("fashion_labels.curves").dropna(subset="train/accuracy")
+    runs = curves.rename(columns={"row": "method", "train/accuracy": "value"}).assign(task=curves["phase"] + 1)
+    compared, called = summarise(runs, STREAM), ranking.NAMES | {"decay": "Weight decay"}
+    page.tables["labels"] = named(compared, called)
+    title = "Random labels on Fashion-MNIST"
+    page.figures["labels"] = partial(result_figures.stream, title, runs, compared, called, False, page.width)
+
+
 def what_accumulates(page: Page) -> None:
     """What makes FIRE decline over a hundred tasks, from the tables of its study."""
     curves = page.study("accumulation.curves")
@@ -351,6 +361,7 @@ PAGES: dict[str, Callable[[Page], None]] = {
     "accumulation": what_accumulates,
     "convergence": convergence,
     "dial": similarity_dial,
+    "fashion_mnist": fashion_labels,
     "figure2_small": figure2_small,
     "resets": resets_optimizers,
     "plasticity": plasticity,
