@@ -213,17 +213,20 @@ def role_of(use: Use, tied: bool) -> str:
         return "ssm"
     if (tied and use.attribute == "weight") or _HEAD & set(use.name.split(".")) or use.name.startswith("fc."):
         return "head"
+    if len(list(linear_layers(holder))) > 1:
+        return "mlp"
     level = use.path.index(holder)
     around = use.path[max(level - 1, 0)]
+    if isinstance(around, (nn.ModuleList, nn.Sequential)):  # of blocks; it may be long
+        around = holder
     if attends(around) and type(holder) in {type(part) for name, part in around.named_children() if holds(name)}:
         return holds(use.name.split(".")[level - 1])[:1] or "attention_out"  # a class around each: q_proj.linear
     if [owner] in (_beside(holder, _lacks_output), _beside(around, _lacks_output)):
         return "attention_out"
-    if len(list(linear_layers(holder))) > 1:
-        return "mlp"
-    beside = _beside(around, _holds_attention)  # BERT has an MLP's two layers in two parts of a block
-    is_mlp = len(beside) > 1 and owner in beside and "Attention" not in type(around).__name__
-    return "mlp" if is_mlp else "dense"
+    if "Attention" in type(around).__name__:
+        return "dense"
+    beside = _beside(around, lambda part: any(map(attends, (part, *part.children()))))
+    return "mlp" if len(beside) > 1 and owner in beside else "dense"  # BERT has an MLP's layers in two parts
 
 
 def attends(module: nn.Module, parts: str = "qk") -> bool:
@@ -238,12 +241,8 @@ def _lacks_output(part: nn.Module) -> bool:
     )
 
 
-def _holds_attention(part: nn.Module) -> bool:
-    return any(map(attends, (part, *part.children())))
-
-
 def _beside(module: nn.Module, is_attention: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    """Linear layers of a module and of its parts, but those of an attention; none where no part is one."""
+    """Linear layers of a module and its parts beside an attention; none without one."""
     parts = list(module.children())
     others = [part for part in parts if not is_attention(part)]
     layers = [*linear_layers(module), *(layer for part in others for layer in linear_layers(part))]
