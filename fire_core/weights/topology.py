@@ -217,16 +217,17 @@ def role_of(use: Use, tied: bool) -> str:
         return "mlp"
     level = use.path.index(holder)
     around = use.path[max(level - 1, 0)]
+    if [owner] == _beside(holder, _lacks_output):
+        return "attention_out"
     if isinstance(around, (nn.ModuleList, nn.Sequential)):  # of blocks; it may be long
-        around = holder
+        return "dense"
     if attends(around) and type(holder) in {type(part) for name, part in around.named_children() if holds(name)}:
         return holds(use.name.split(".")[level - 1])[:1] or "attention_out"  # a class around each: q_proj.linear
-    if [owner] in (_beside(holder, _lacks_output), _beside(around, _lacks_output)):
+    if [owner] == _beside(around, _lacks_output):
         return "attention_out"
-    if "Attention" in type(around).__name__:
-        return "dense"
     beside = _beside(around, lambda part: any(map(attends, (part, *part.children()))))
-    return "mlp" if len(beside) > 1 and owner in beside else "dense"  # BERT has an MLP's layers in two parts
+    is_mlp = len(beside) > 1 and owner in beside and "Attention" not in type(around).__name__
+    return "mlp" if is_mlp else "dense"  # BERT has an MLP's layers in two parts
 
 
 def attends(module: nn.Module, parts: str = "qk") -> bool:
