@@ -24,7 +24,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -258,40 +257,11 @@ def main(arguments: Sequence[str]) -> None:
     if unknown := [name for name in arguments if name not in every]:
         sys.exit(f"error: {unknown[0]} is unknown; accepted: {', '.join(every)}")
     names = [name for name in arguments or every if arguments or not (RUNS / f"{name}.json").exists()]
-    make_data()  # once, before parts that would all make it
-    for lanes in stages(names):
-        with ThreadPoolExecutor(2) as pool:
-            running = [pool.submit(check, *lane) for lane in lanes]
-            try:
-                for lane in running:
-                    lane.result()
-            except KeyboardInterrupt:
-                os._exit(130)  # the parts that run have it too; those that wait do not begin
-    write_table()
-
-
-def stages(names: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-    """Which parts run side by side, each with one thread: at any time one that needs much memory and one that does not.
-
-    A replay takes up to 8 GB beside 3 of a VGG-16, GPT-0.1B 10 beside 2 of the other networks.
-    """
-    agents = [name for name in names if program_of(name) in ("dqn", "sac")]
-    language = [name for name in names if program_of(name) == "language"]
-    large = [name for name in names if name == "vgg16" or "tinyimagenet" in name]
-    return [(agents, large), (language, [name for name in names if name not in (*agents, *language, *large)])]
-
-
-def program_of(name: str) -> str:
-    """Which trains a part."""
-    return (ARCHITECTURES | PANELS)[name][0]
-
-
-def check(*names: str) -> None:
-    """Run parts, one after the other, and keep what the table says of each."""
     for name in names:
         found = check_methods(name) if name in ARCHITECTURES else check_panel(name)
         (RUNS / f"{name}.json").write_text(json.dumps(found))
         print(name, found, flush=True)
+    write_table()
 
 
 def check_methods(name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The paper's runs at their real sizes on tiny data, on a CPU: every method once on every network, and every panel killed,
-# resumed and drawn. What would stop or spoil a run after hours does so here, within an hour on two cores.
+# resumed and drawn. What would stop or spoil a run after hours does so here, within an hour and a half on one core.
 #
 #   scripts/dry_run.sh                    what is not done yet; the table: docs/dry_run.csv
 #   scripts/dry_run.sh vgg16 a_cifar10    these parts alone, again; `--list` instead: the names of all

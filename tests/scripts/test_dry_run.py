@@ -23,8 +23,3 @@ def test_a_panel_is_killed_twice_resumed_and_drawn(
     assert found["ok"], found
     assert 0 < found["boundary"] < found["seconds"]
     assert f"\n{panel},yes," in (tmp_path / "table.csv").read_text()
-
-
-def test_each_part_runs_once() -> None:
-    parts = [*dry_run.ARCHITECTURES, *dry_run.PANELS]
-    assert sorted(name for lanes in dry_run.stages(parts) for lane in lanes for name in lane) == sorted(parts)
