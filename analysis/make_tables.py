@@ -15,6 +15,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -344,7 +345,12 @@ def fashion_labels(page: Page) -> None:
     """Random labels on larger images, from the tables of study 8."""
     curves = page.study("fashion_labels.curves").dropna(subset="train/accuracy")
     runs = curves.rename(columns={"row": "method", "train/accuracy": "value"}).assign(task=curves["phase"] + 1)
-    compared, called = summarise(runs, STREAM), ranking.NAMES | {"decay": "Weight decay"}
+    online = page.study("fashion_labels").set_index(["row", "seed"])["online/accuracy"].rename("online")  # of a run
+    runs = runs.join(online, on=["method", "seed"])
+    compared = summarise(runs, replace(STREAM, columns=(*STREAM.columns, Column("online", "online"))))
+    called = ranking.NAMES | {"decay": "Weight decay"}
+    rates = runs.groupby("method")["searched"].first().str.removeprefix("lr=")
+    compared.insert(1, "rate", compared["method"].map(rates))
     page.tables["labels"] = named(compared, called)
     title = "Random labels on Fashion-MNIST"
     page.figures["labels"] = partial(result_figures.stream, title, runs, compared, called, False, page.width)
