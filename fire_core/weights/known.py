@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fire_core.weights.entry import Cut, Entry
-from fire_core.weights.topology import Use, holds, linear_layers, width
+from fire_core.weights.topology import Use, attends, holds, linear_layers, width
 
 # Packages in which a name says how a layer is cut, unless its class is in the table below.
 PACKAGES = ("transformers", "timm", "torchvision")
@@ -280,11 +280,14 @@ def _heads_of(entry: Entry, use: Use) -> int:
         Misfit: the class is not known, or its weight is another than the known one.
     """
     leaf, holder = use.place
+    columns = entry.role == "attention_out"
+    if columns and "heads" not in _rules_of(holder)[1] and not attends(holder):  # BERT's, beside the one
+        around = use.path[max(use.path.index(holder) - 1, 0)]
+        leaf, holder = next((("", part) for part in around.children() if "heads" in _rules_of(part)[1]), (leaf, holder))
     name, (statement, out) = type(holder).__name__, _rules_of(holder)[1].get("heads", ("", ""))
     if not statement:
         raise Misfit(f"no rule knows {name}")
     queries, *keys = statement.split()
-    columns = entry.role == "attention_out"
     if columns and (leaf != out or entry.block):
         raise Misfit(f"{leaf} of {name} is not its output projection")
     heads = number(holder, queries if columns or entry.role == "q" or not keys else keys[0])
