@@ -72,13 +72,20 @@ class Use:
 
     @cached_property
     def place(self) -> tuple[str, nn.Module]:
-        """The projection's own name and the module that holds it, looking through Sequential: `to_out.0` -> to_out."""
+        """The projection's own name and the module that holds it: to_out of `to_out.0`, q_proj of `q_proj.linear`."""
         if self.is_raw:
             return self.attribute, self.owner
         parts, level = self.name.split(".")[:-1], len(self.path) - 1
-        while level > 1 and (isinstance(self.path[level - 1], nn.Sequential) or parts[level - 1] == "base_layer"):
+        while level > 1 and (_wraps(self.path[level - 1]) or parts[level - 1] == "base_layer"):
             level -= 1
         return (parts[level - 1], self.path[level - 1]) if level else ("", self.owner)
+
+
+def _wraps(module: nn.Module) -> bool:
+    """Whether it is a Sequential, or a class that is called after the one linear layer that it holds."""
+    return isinstance(module, nn.Sequential) or (
+        "Linear" in type(module).__name__ and len(list(module.children())) == len(list(linear_layers(module))) == 1
+    )
 
 
 def uses_of(model: nn.Module) -> list[tuple[Tensor, list[Use]]]:
@@ -215,14 +222,11 @@ def role_of(use: Use, tied: bool) -> str:
         return "head"
     if len(list(linear_layers(holder))) > 1:
         return "mlp"
-    level = use.path.index(holder)
-    around = use.path[max(level - 1, 0)]
+    around = use.path[max(use.path.index(holder) - 1, 0)]
     if [owner] == _beside(holder, _lacks_output):
         return "attention_out"
     if isinstance(around, (nn.ModuleList, nn.Sequential)):  # of blocks; it may be long
         return "dense"
-    if attends(around) and type(holder) in {type(part) for name, part in around.named_children() if holds(name)}:
-        return holds(use.name.split(".")[level - 1])[:1] or "attention_out"  # a class around each: q_proj.linear
     if [owner] == _beside(around, _lacks_output):
         return "attention_out"
     beside = _beside(around, lambda part: any(map(attends, (part, *part.children()))))
@@ -277,9 +281,9 @@ def _is_router(use: Use) -> bool:
 
 
 def linear_layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Linear layers that a module holds itself or through a Sequential."""
+    """Linear layers that a module holds itself, through a Sequential or in a class of their own."""
     for child in module.children():
-        if isinstance(child, nn.Sequential):
+        if _wraps(child):
             yield from linear_layers(child)
         elif is_dense(child):
             yield child

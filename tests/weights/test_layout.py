@@ -258,11 +258,17 @@ def test_a_router_and_an_adapter_are_kept_by_their_names_alone() -> None:
     assert roles == ["router", "router", "mlp", "adapter", "adapter"]
 
 
+class ClippedLinear(nn.Module):
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+
 def inside(layer: nn.Module) -> nn.Module:
     return nn.ModuleDict({"linear": layer})
 
 
-@pytest.mark.parametrize("around", [nn.Sequential, inside])
+@pytest.mark.parametrize("around", [nn.Sequential, ClippedLinear])
 @pytest.mark.parametrize(
     "names",
     [
