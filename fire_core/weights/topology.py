@@ -1,12 +1,12 @@
 """What a parameter is, read from where it sits in the model: its owner, the owner's neighbours, its other names.
 
-Names decide only where nothing else can: which of three equal projections is the query, and which layer is the head.
+Names decide only where nothing else can: which of three equal projections is the query, which layer is the head.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
-# A projection of one part: q, to_q, q_proj, W_Q, w_qs, query_proj, ...
+# A projection of one part: q, to_q, q_proj, W_Q, w_qs, query_proj, add_q_proj, toqueries, ...
 _PART = re.compile(
-    r"(?:w_?|(?:to|c|lin|linear|proj|project|projection)_)?(q|quer(?:y|ie)|k|key|v|value)s?"
-    r"(?:_(?:proj|projection|lin|linear|proj_weight|b_proj|global))?",
+    r"(?:w_?|(?:to|c|fc|lin|linear|proj|project|projection|add|pos)_|to(?=quer|key|val))?(q|quer(?:y|ie)|k|key|v|value)s?"
+    r"(?:_(?:proj|projection|lin|linear|layer|net|head|proj_weight|b_proj|global))?",
     re.IGNORECASE,
 )
 _FUSED = {
@@ -28,6 +28,8 @@ _FUSED = {
     "qk": "qk",
 }
 FUSED = {name: parts for parts, names in _FUSED.items() for name in names.split()}  # {"Wqkv": "qkv", ...}
+# Transformers' classes that hold one layer of a block each, in BERT and its kin.
+_BERT = re.compile(r"(?:(Self|Attention)Output|Intermediate|Output)$")
 _HEAD = {"head", "heads", "lm_head", "classifier", "predictor"}
 _ROUTER = re.compile(r"Router|MoE\w*Gate|TopKGat|TopkGat")
 _WEIGHTS = ("weight", "weight_mu")  # the second is that of a noisy layer
@@ -72,20 +74,13 @@ class Use:
 
     @cached_property
     def place(self) -> tuple[str, nn.Module]:
-        """The projection's own name and the module that holds it: to_out of `to_out.0`, q_proj of `q_proj.linear`."""
+        """The projection's own name and the module that holds it, looking through Sequential: `to_out.0` -> to_out."""
         if self.is_raw:
             return self.attribute, self.owner
         parts, level = self.name.split(".")[:-1], len(self.path) - 1
-        while level > 1 and (_wraps(self.path[level - 1]) or parts[level - 1] == "base_layer"):
+        while level > 1 and (isinstance(self.path[level - 1], nn.Sequential) or parts[level - 1] == "base_layer"):
             level -= 1
         return (parts[level - 1], self.path[level - 1]) if level else ("", self.owner)
-
-
-def _wraps(module: nn.Module) -> bool:
-    """Whether it is a Sequential, or a class that is called after the one linear layer that it holds."""
-    return isinstance(module, nn.Sequential) or (
-        "Linear" in type(module).__name__ and len(list(module.children())) == len(list(linear_layers(module))) == 1
-    )
 
 
 def uses_of(model: nn.Module) -> list[tuple[Tensor, list[Use]]]:
@@ -222,36 +217,26 @@ def role_of(use: Use, tied: bool) -> str:
         return "head"
     if len(list(linear_layers(holder))) > 1:
         return "mlp"
-    around = use.path[max(use.path.index(holder) - 1, 0)]
-    if [owner] == _beside(holder, _lacks_output):
-        return "attention_out"
-    if isinstance(around, (nn.ModuleList, nn.Sequential)):  # of blocks; it may be long
-        return "dense"
-    if [owner] == _beside(around, _lacks_output):
-        return "attention_out"
-    beside = _beside(around, lambda part: any(map(attends, (part, *part.children()))))
-    is_mlp = len(beside) > 1 and owner in beside and "Attention" not in type(around).__name__
-    return "mlp" if is_mlp else "dense"  # BERT has an MLP's layers in two parts
+    level, kind = use.path.index(holder), type(holder).__name__
+    if leaf == "dense" and (part := _BERT.search(kind)):
+        return "attention_out" if part[1] else "mlp"
+    leaf, around = use.name.split(".")[level - 1], use.path[max(level - 1, 0)]
+    if kind.endswith("Linear") or holds(leaf):  # a class around each layer: q_proj.linear
+        if attends(around):
+            return holds(leaf)[:1] or "attention_out"
+        if sum(type(part) is type(holder) for part in around.children()) > 1 and not isinstance(around, nn.ModuleList):
+            return "mlp"
+    return "dense"
 
 
-def attends(module: nn.Module, parts: str = "qk") -> bool:
-    """Whether it has projections of queries and keys, by their names."""
-    return set(parts) <= {letter for name, _ in module.named_children() for letter in holds(name)}
-
-
-def _lacks_output(part: nn.Module) -> bool:
-    """Whether it has queries, keys, values and no other linear layer, as BERT's."""
-    return attends(part, "qkv") and all(
-        holds(name) for name, child in part.named_children() if any(map(is_dense, child.modules()))
-    )
-
-
-def _beside(module: nn.Module, is_attention: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    """Linear layers of a module and its parts beside an attention; none without one."""
-    parts = list(module.children())
-    others = [part for part in parts if not is_attention(part)]
-    layers = [*linear_layers(module), *(layer for part in others for layer in linear_layers(part))]
-    return layers if len(others) < len(parts) else []
+def attends(module: nn.Module) -> bool:
+    """Whether it has projections that are called queries and keys, or is an attention around parts that have them."""
+    if {"q", "k"} <= {letter for name, _ in module.named_children() for letter in holds(name)}:
+        return True
+    if not type(module).__name__.endswith("Attention"):
+        return False
+    parts = (one for part in module.children() for one in (part if isinstance(part, nn.ModuleList) else [part]))
+    return any(map(attends, parts))
 
 
 def holds(name: str) -> str:
@@ -281,9 +266,9 @@ def _is_router(use: Use) -> bool:
 
 
 def linear_layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Linear layers that a module holds itself, through a Sequential or in a class of their own."""
+    """Linear layers that a module holds itself or through a Sequential."""
     for child in module.children():
-        if _wraps(child):
+        if isinstance(child, nn.Sequential):
             yield from linear_layers(child)
         elif is_dense(child):
             yield child

@@ -258,14 +258,9 @@ def test_a_router_and_an_adapter_are_kept_by_their_names_alone() -> None:
     assert roles == ["router", "router", "mlp", "adapter", "adapter"]
 
 
-class ClippedLinear(nn.Module):
+class ClippedLinear(nn.ModuleDict):
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-
-
-def inside(layer: nn.Module) -> nn.Module:
-    return nn.ModuleDict({"linear": layer})
+        super().__init__({"linear": linear})
 
 
 @pytest.mark.parametrize("around", [nn.Sequential, ClippedLinear])
@@ -274,6 +269,7 @@ def inside(layer: nn.Module) -> nn.Module:
     [
         *("linear_q linear_k linear_v", "query_proj key_proj value_proj", "Wq Wk Wv", "project_q project_k project_v"),
         *("W_Q W_K W_V", "w_qs w_ks w_vs", "q_linear k_linear v_linear", "to_queries to_keys to_values"),
+        *("toqueries tokeys tovalues", "fc_q fc_k fc_v", "query_layer key_layer value_layer", "q_net k_net v_net"),
     ],
 )
 def test_words_know_the_names_of_projections(names: str, around: Callable[[nn.Module], nn.Module]) -> None:
@@ -283,8 +279,15 @@ def test_words_know_the_names_of_projections(names: str, around: Callable[[nn.Mo
 
 
 def test_words_know_bert_s_block_of_one_layer_a_part() -> None:
-    projections = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("query", "key", "value")})
-    attention = nn.ModuleDict({"self": projections, "output": inside(nn.Linear(4, 4))})
-    parts = {"attention": attention, "intermediate": inside(nn.Linear(4, 8)), "output": inside(nn.Linear(8, 4))}
-    roles = [e.role for e in resolve(nn.Sequential(nn.ModuleDict(parts))) if e.kind == "matrix"]
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=11, **sizes))
+    roles = [entry.role for entry in resolve(model.encoder) if entry.kind == "matrix"]
     assert roles == ["q", "k", "v", "attention_out", "mlp", "mlp"]
+
+
+def test_an_attention_of_single_heads_has_an_output() -> None:
+    heads = nn.ModuleList(nn.ModuleDict({x: nn.Linear(8, 4) for x in ("key", "query", "value")}) for _ in range(2))
+    attention = type("MultiHeadAttention", (nn.ModuleDict,), {})({"heads": heads, "proj": nn.Linear(8, 8)})
+    roles = [e.role for e in resolve(nn.Sequential(attention, nn.Linear(8, 8))) if e.kind == "matrix"]
+    assert roles == [*"kqvkqv", "attention_out", "dense"]
