@@ -281,7 +281,8 @@ def _heads_of(entry: Entry, use: Use) -> int:
     """
     leaf, holder = use.place
     columns = entry.role == "attention_out"
-    if columns and "heads" not in _rules_of(holder)[1] and not attends(holder):  # BERT's, beside the one
+    if columns and "heads" not in _rules_of(holder)[1] and not attends(holder):
+        # BERT's output lies beside the part that knows the heads.
         around = use.path[max(use.path.index(holder) - 1, 0)]
         leaf, holder = next((("", part) for part in around.children() if "heads" in _rules_of(part)[1]), (leaf, holder))
     name, (statement, out) = type(holder).__name__, _rules_of(holder)[1].get("heads", ("", ""))

@@ -1,6 +1,7 @@
 """What a parameter is, read from where it sits in the model: its owner, the owner's neighbours, its other names.
 
-Names decide only where nothing else can: which of three equal projections is the query, which layer is the head.
+Names, of layers and of classes, decide only what a layer is for: which of three equal projections is the query, which
+layer is the head.
 """
 
 from __future__ import annotations

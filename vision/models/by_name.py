@@ -35,7 +35,7 @@ def torchvision_model(
     Args:
         architecture: torchvision's name of it, for example `resnet50`.
         num_classes: number of outputs.
-        in_channels: of an image; other than 3, the first convolution is replaced.
+        in_channels: channels of an image; other than 3, the first convolution is replaced.
         image_size: height and width in pixels; only vision transformers need it.
 
     Returns:
@@ -67,7 +67,7 @@ def torchvision_model(
 def timm_model(
     architecture: str, num_classes: Count, in_channels: Count = 3, image_size: Count | None = None
 ) -> nn.Module:
-    """A timm classifier, not pretrained.
+    """A timm classifier, not pretrained; needs the optional package timm.
 
     Args:
         architecture: timm's name of it, for example `resnet18`.
