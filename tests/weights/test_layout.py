@@ -274,14 +274,14 @@ class ClippedLinear(nn.ModuleDict):
 )
 def test_words_know_the_names_of_projections(names: str, around: Callable[[nn.Module], nn.Module]) -> None:
     attention = nn.ModuleDict({name: around(nn.Linear(4, 4)) for name in (*names.split(), "out")})
-    roles = [e.role for e in resolve(nn.Sequential(attention, nn.Linear(4, 4))) if e.kind == "matrix"]
-    assert roles == ["q", "k", "v", "attention_out", "dense"]
+    mlp = nn.ModuleDict({name: around(nn.Linear(4, 4)) for name in ("up", "down")})
+    roles = [e.role for e in resolve(nn.Sequential(attention, mlp, nn.Linear(4, 4))) if e.kind == "matrix"]
+    assert roles == ["q", "k", "v", "attention_out", "mlp", "mlp", "dense"]
 
 
 def test_words_know_bert_s_block_of_one_layer_a_part() -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = transformers.BertModel(transformers.BertConfig(vocab_size=11, **sizes))
+    model = transformers.BertModel(transformers.BertConfig(11, 8, 1, 2, 16))  # words, width, layers, heads, MLP's width
     roles = [entry.role for entry in resolve(model.encoder) if entry.kind == "matrix"]
     assert roles == ["q", "k", "v", "attention_out", "mlp", "mlp"]
 
