@@ -246,8 +246,8 @@ def test_a_layer_that_makes_shifts_and_scales_is_kept_and_named() -> None:
 
 
 def test_a_convolution_of_one_map_to_one_is_kept_as_depthwise_ones_are() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 1, 3, bias=False), nn.Conv2d(1, 4, 3, bias=False))
-    assert [entry.action for entry in resolve(model)] == ["keep", "project"]
+    entries = resolve(nn.Sequential(nn.Conv2d(1, 1, 3, bias=False), nn.Conv2d(1, 4, 3, bias=False)))
+    assert [entry.action for entry in entries] == ["keep", "project"]
 
 
 def test_a_router_and_an_adapter_are_kept_by_their_names_alone() -> None:
@@ -281,9 +281,9 @@ def test_words_know_the_names_of_projections(names: str, around: Callable[[nn.Mo
 
 def test_words_know_bert_s_block_of_one_layer_a_part() -> None:
     transformers = pytest.importorskip("transformers")
-    model = transformers.BertModel(transformers.BertConfig(11, 8, 1, 2, 16))  # words, width, layers, heads, MLP's width
-    roles = [entry.role for entry in resolve(model.encoder) if entry.kind == "matrix"]
-    assert roles == ["q", "k", "v", "attention_out", "mlp", "mlp"]
+    config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    entries = resolve(transformers.BertModel(config).encoder)
+    assert [e.role for e in entries if e.kind == "matrix"] == ["q", "k", "v", "attention_out", "mlp", "mlp"]
 
 
 def test_an_attention_of_single_heads_has_an_output() -> None:
