@@ -159,7 +159,6 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
         tracker,
         config.checkpoint.every_seconds,
         config.checkpoint.keep,
-        total_steps=task.total_steps,
     )
 
 

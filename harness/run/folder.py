@@ -43,7 +43,6 @@ class Run:
         every_seconds: how often `checkpoint_due` is true.
         keep: checkpoints kept.
         wait: wait for another process that holds the run instead of raising.
-        total_steps: optimizer steps of the whole run, for `harness.runs`, which shows the progress.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Run:
         every_seconds: float = 60.0,
         keep: int = 2,
         wait: bool = False,
-        total_steps: int | None = None,
     ) -> None:
         self.folder = folder
         self.identity = identity
@@ -64,7 +62,6 @@ class Run:
         self.every_seconds = every_seconds
         self.keep = keep
         self.wait = wait
-        self.total_steps = total_steps
         self._lock = FileLock(folder / ".lock")
         self._pending: list[str] = []  # rows that could not be written yet (disk full)
         self._good_bytes = 0  # metrics.jsonl is whole up to here
@@ -74,7 +71,7 @@ class Run:
     def __enter__(self) -> Self:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=1)  # `harness.runs` holds a lock for a moment to see whether it is free
+            self._lock.acquire(timeout=0)
         except Timeout:
             if not self.wait:
                 raise ConfigError(
@@ -113,7 +110,7 @@ class Run:
         self._pending.clear()
         self._good_bytes = state["metrics_bytes"] if state else 0
         self._last_step = state["last_row_step"] if state else -1
-        about = environment() | {"total_steps": self.total_steps}
+        about = environment()
         try:
             checkpoint.remove_leftovers(self.folder)
             with open(self.folder / "metrics.jsonl", "ab") as metrics:
