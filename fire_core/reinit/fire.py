@@ -196,7 +196,7 @@ def _apply(model: nn.Module, entries: list[Entry], how: Projection, init: Mappin
     """Check, project, reset, and report what was done; nothing is changed when a check fails."""
     projected = [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
     reset = [entry for entry in entries if entry.action == "reinit"]
-    check_weights([*projected, *reset])
+    check_weights([*projected, *reset], entries)
     initial = initial_weights(init, [*projected, *reset])
     for entry in reset:
         initial_of(entry, initial)
@@ -263,8 +263,9 @@ def _reset(
     done = {id(parameter) for parameter in whole}
     for siblings in (siblings for key, siblings in parts.items() if key not in done):
         held = [siblings[0].parameter, *(copies[key].tensor for key in [id(siblings[0].parameter)] if key in copies)]
-        counts = [reset_states(optimizers, held, e.where, e.row_dim)[0] for e in siblings]
-        count += max(counts)
+        results = [reset_states(optimizers, held, e.where, e.row_dim) for e in siblings]
+        count += max(number for number, _ in results)
+        notes += dict.fromkeys(note for _, lines in results for note in lines)
     for master in masters:
         if master.rows is not None and id(master.weight) in parts:
             count += reset_states(optimizers, [master.tensor], master.rows)[0]

@@ -20,6 +20,10 @@ Rows = Tensor | slice | Sequence[int]
 # Counters that some optimizers (timm's Lamb and Adan, schedule-free, torch_optimizer's Lookahead) keep for a whole
 # group, with their first values.
 _GROUP_COUNTERS = {"step": 0, "k": 0, "counter": 0, "weight_sum": 0.0, "lr_max": -1.0}
+# State of a weight's shape that does not begin at zero: by name the group's option, Adagrad's and Rprop's.
+_FIRST_VALUES = {"sum": "initial_accumulator_value", "step_size": "lr"}
+# And state that is a copy of the weight: schedule-free's, Lookahead's slow weights, ASGD's average.
+_WEIGHTS = {"z", "lookahead_slow_buff", "slow_param", "slow_buffer", "cached_params", "ax"}
 
 
 def reset_optimizer_state(
@@ -40,8 +44,9 @@ def reset_optimizer_state(
     schedule-free) are reset fully where all parameters of the group are; else their bias correction continues, which a
     `FireWarning` says.
 
-    With `rows`, only these rows of the state tensors that have the parameter's shape (moments, momentum) become zero:
-    for methods that replace single units. The step counter belongs to the whole parameter and is kept.
+    With `rows`, only these rows of the state (moments, slow weights) get their first values: for methods that replace
+    single units. The step counter belongs to the whole parameter and is kept. State without such rows (8 bits,
+    factored) is reset whole, which a `FireWarning` says.
 
     Args:
         optimizers: one optimizer or several; a parameter that an optimizer does not hold is passed over.
@@ -100,7 +105,7 @@ def reset_states(
                     if rows is None:
                         _forget(part, group, p)
                     else:
-                        _forget_rows(part.state[p], p, rows, dim)
+                        notes += _forget_rows(part, group, p, rows, dim)
                 done |= {id(p) for p in mine}
                 if mine and rows is None:
                     notes += _reset_counters(part, group, whole=len(mine) == len(held))
@@ -213,14 +218,33 @@ def _forget(optimizer: Optimizer, group: dict[str, Any], p: Tensor) -> None:
             state[name] = value.zero_() if isinstance(value, Tensor) else 0
 
 
-def _forget_rows(state: dict[str, object], p: Tensor, rows: Tensor | slice, dim: int) -> None:
+def _forget_rows(optimizer: Optimizer, group: dict[str, Any], p: Tensor, rows: Tensor | slice, dim: int) -> list[str]:
+    """Give rows of a parameter's state their first values; state that has no such rows is reset whole, and named."""
+    state = {name: value for name, value in optimizer.state[p].items() if name != MASTER}
+    if odd := [name for name, value in state.items() if not _has_rows(value, p)]:
+        _forget(optimizer, group, p)
+        return [f"{type(optimizer).__name__} keeps {odd[0]}, which no part of a weight can be reset in: all of it was"]
     for name, value in state.items():
-        if name != MASTER and isinstance(value, Tensor) and value.shape == p.shape:
+        if value.shape == p.shape:
             # writing to rows of a DTensor would write to a copy
             whole = distributed.full(value).clone() if distributed.is_sharded(value) else value
-            fill_rows_(whole, rows, 0, dim)
+            first: Tensor | float = group.get(_FIRST_VALUES.get(name, ""), 0.0)
+            if name in _WEIGHTS:
+                now = distributed.full(p).detach().to(whole.dtype).transpose(0, dim)
+                is_mask = isinstance(rows, Tensor) and rows.dtype == torch.bool
+                first = now if is_mask else now[rows]
+            fill_rows_(whole, rows, first, dim)
             if whole is not value:
                 distributed.write_(value, whole)
+    return []
+
+
+def _has_rows(value: object, p: Tensor) -> bool:
+    """Whether a piece of state is a number for each of the weight's, or one number for all."""
+    if not isinstance(value, Tensor):
+        return not isinstance(value, (list, tuple, dict))
+    plain = type(value) in (Tensor, nn.Parameter) or distributed.is_sharded(value)
+    return (value.shape == p.shape and value.is_floating_point() and plain) or value.numel() == 1
 
 
 def fill_rows_(tensor: Tensor, rows: Tensor | slice, value: Tensor | float, dim: int = 0) -> None:
@@ -247,6 +271,6 @@ def set_rate_factor(optimizer: Optimizer, factor: float) -> None:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
 
-def holds_all(optimizer: Optimizer | None, parameters: Iterable[Tensor]) -> bool:
-    """Whether the optimizer holds every one of these parameters; a method may have put in new ones."""
-    return optimizer is not None and {id(p) for p in parameters} <= parameters_of([optimizer])
+def hold_all(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> bool:
+    """Whether the optimizers hold every one of these parameters; a method may have put in new ones."""
+    return {id(p) for p in parameters} <= parameters_of(optimizers)

@@ -238,6 +238,29 @@ def test_rows_and_columns_of_the_moments(rows: Any, dim: int) -> None:
     assert optimizer.state[weight]["step"] == 4
 
 
+@pytest.mark.parametrize("rows", [[1, 4], torch.tensor([0, 1, 0, 0, 1, 0]).bool()])
+def test_rows_of_state_that_does_not_begin_at_zero(rows: Any) -> None:
+    parameters, optimizer = trained(lambda p: torch.optim.Rprop(p, lr=0.3))
+    weight = parameters[0]
+    state = optimizer.state[weight]
+    state["z"] = torch.zeros_like(weight)  # as schedule-free keeps it
+    before = copy.deepcopy(state)
+    reset_optimizer_state(optimizer, [weight], rows=rows)
+    assert torch.equal(state["z"][[1, 4]], weight[[1, 4]])
+    assert (state["step_size"][[1, 4]] == 0.3).all()
+    assert all(torch.equal(state[key][[0, 2, 3, 5]], before[key][[0, 2, 3, 5]]) for key in ("z", "step_size", "prev"))
+
+
+@pytest.mark.parametrize("odd", [torch.zeros(6, 6, dtype=torch.uint8), torch.zeros(6), [torch.zeros(6, 6)]])
+def test_state_without_rows_is_reset_whole_and_named(odd: Any) -> None:
+    parameters, optimizer = trained(lambda p: Adam(p, lr=0.1))
+    weight = parameters[0]
+    optimizer.state[weight]["codes"] = odd
+    with pytest.warns(FireWarning, match="Adam keeps codes"):
+        assert reset_optimizer_state(optimizer, [weight], rows=[1]) == 1
+    assert weight not in optimizer.state
+
+
 @pytest.mark.parametrize(
     ("optimizers", "params", "message"),
     [
