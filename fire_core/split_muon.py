@@ -186,8 +186,8 @@ class SplitMuon(torch.optim.Optimizer):
         lr = float(group["lr"])
         parameter.mul_(1 - lr * group["weight_decay"])
         for entry in entries_of(parameter, group["cuts"]):
-            new = _matrices(entry, parameter)
-            for matrix, step in zip(new, _matrices(entry, direction), strict=True):
+            new = matrices_of(entry, parameter)
+            for matrix, step in zip(new, matrices_of(entry, direction), strict=True):
                 scale = ADJUST[group["adjust_lr_fn"]](*matrix.shape)
                 step = orthogonalised(step, group["ns_coefficients"], group["ns_steps"], group["eps"])
                 matrix.add_(step, alpha=-lr * scale)
@@ -238,10 +238,10 @@ def entries_of(parameter: Tensor, cuts: Iterable[tuple[Any, ...]]) -> list[Entry
     ]
 
 
-def _matrices(entry: Entry, tensor: Tensor) -> Tensor:
+def matrices_of(entry: Entry, tensor: Tensor) -> Tensor:
     """A contiguous copy (count, d_out, d_in); of a convolution (groups, c_out / groups, c_in / groups * k_h k_w)."""
     if entry.kind == "conv":
-        return torch.unflatten(tensor, 0, (entry.groups, -1)).flatten(2).clone()
+        return torch.unflatten(tensor[entry.where], 0, (entry.groups, -1)).flatten(2).clone()
     if entry.kind == "conv_transpose":
         return torch.unflatten(tensor, 0, (entry.groups, -1)).transpose(1, 2).flatten(2).clone()
     return entry.view(tensor).reshape(-1, *entry.shape).clone(memory_format=torch.contiguous_format)
@@ -249,7 +249,7 @@ def _matrices(entry: Entry, tensor: Tensor) -> Tensor:
 
 def _write(entry: Entry, tensor: Tensor, values: Tensor) -> None:
     if entry.kind == "conv":
-        tensor.copy_(values.reshape(tensor.shape))
+        tensor[entry.where] = values.reshape(-1, *tensor.shape[1:])
     elif entry.kind == "conv_transpose":
         shape = (entry.groups, tensor.shape[1], tensor.shape[0] // entry.groups, *tensor.shape[2:])
         tensor.copy_(values.reshape(shape).transpose(1, 2).reshape(tensor.shape))

@@ -122,17 +122,20 @@ def test_a_bfloat16_momentum_is_not_overwritten_by_its_direction() -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "adjust"), [(1, "original"), (1, "match_rms_adamw"), (1, "spectral_unclamped"), (2, None)]
+    ("groups", "blocks", "adjust"),
+    [(1, 1, "original"), (1, 1, "match_rms_adamw"), (1, 1, "spectral_unclamped"), (2, 1, None), (1, 2, None)],
 )
-def test_each_group_of_a_convolution_is_one_matrix(groups: int, adjust: str | None) -> None:
+def test_each_group_and_block_of_a_convolution_is_one_matrix(groups: int, blocks: int, adjust: str | None) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(8, 8, 3, groups=groups)
+    if blocks > 1:
+        conv.matrix_blocks = lambda: {"weight": (4, 4)}  # type: ignore[assignment]
     muon, adam = muon_groups(nn.Sequential(nn.Conv2d(3, 8, 1), conv, nn.Flatten(), nn.Linear(8, 2)))
     assert [group["params"] for group in muon] == [[conv.weight]]
     assert len(adam) == 5
-    parts = [nn.Parameter(part.detach().flatten(1).clone()) for part in conv.weight.chunk(groups)]
+    parts = [nn.Parameter(part.detach().flatten(1).clone()) for part in conv.weight.chunk(groups * blocks)]
     conv.weight.grad = torch.randn_like(conv.weight)
-    for part, gradient in zip(parts, conv.weight.grad.chunk(groups), strict=True):
+    for part, gradient in zip(parts, conv.weight.grad.chunk(groups * blocks), strict=True):
         part.grad = gradient.flatten(1)
     SplitMuon(muon, adjust_lr_fn=adjust).step()
     torch.optim.Muon(parts, adjust_lr_fn=adjust).step()

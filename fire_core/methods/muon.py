@@ -11,7 +11,7 @@ from torch import nn
 from fire_core.methods.layers import input_layers, linear_layers, output_layers
 from fire_core.methods.protocol import MakeOptimizer, Method, Net, Variant
 from fire_core.ranges import Decay, NonNegative, Positive, checked
-from fire_core.split_muon import WHOLE, Cuts, SplitMuon, cut_of, entries_of
+from fire_core.split_muon import WHOLE, Cuts, SplitMuon, cut_of, entries_of, matrices_of
 from fire_core.weights.layout import resolve
 
 
@@ -74,8 +74,7 @@ def _factor(parameter: nn.Parameter, cuts: Cuts) -> float:
     (entry, *_) = entries_of(parameter, cuts)
     if not entry.kind.startswith("conv"):
         return 1.0
-    rows = parameter.shape[1] if entry.kind == "conv_transpose" else len(parameter) // entry.groups
-    columns = parameter.numel() // (rows * entry.groups)
+    rows, columns = matrices_of(entry, parameter).shape[-2:]
     sides = parameter.shape[-2] / parameter.shape[-1] if parameter.ndim > 3 else 1
     return math.sqrt(max(1, sides) / max(1, rows / columns))
 
