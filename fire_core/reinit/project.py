@@ -186,8 +186,9 @@ def _finish(work: Work, Q: Tensor, did: PolarReport, how: Projection, initial: M
     stats = torch.zeros(len(W), len(COLUMNS), dtype=torch.float64, device=W.device)
     if did.rank is not None:
         zero, filled = did.rank == 0, did.rank < min(W.shape[-2:])
-        if bool(filled.any()):
-            completed, zero = _complete(work, Q, filled, how, initial), zero.clone()
+        anywhere = work.batch.ranks.gather(filled.int(), work.mine, work.batch.count).cpu()
+        if bool(anywhere.any()):  # on any rank: to gather initial weights all must take part
+            completed, zero = _complete(work, Q, filled, anywhere, how, initial), zero.clone()
             zero &= ~completed
             Q[zero] = 0
             stats[:, AT["completed"]] = (filled & ~zero).double()
@@ -226,8 +227,18 @@ def _scale(
         stats[:, : AT["square_scale"]] = math.nan
 
 
-def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Projection, initial: Mapping[str, Tensor]) -> Tensor:
+def _complete(
+    work: Work, Q: Tensor, deficient: Tensor, anywhere: Tensor, how: Projection, initial: Mapping[str, Tensor]
+) -> Tensor:
     """Solve rank-deficient matrices again with their initial weights, in place in Q; rare, so nothing is kept ready.
+
+    Args:
+        work: of this rank.
+        Q: its factors.
+        deficient: which of them, (b,) bool.
+        anywhere: which of the whole batch, (count,), the same on every rank.
+        how: as in `project`.
+        initial: initial weights by name.
 
     Returns:
         For which matrices initial weights that are not zero were at hand, (b,) bool.
@@ -236,8 +247,8 @@ def _complete(work: Work, Q: Tensor, deficient: Tensor, how: Projection, initial
     at = 0
     for entry in work.batch.entries:
         here = deficient.cpu() & (positions >= at) & (positions < at + entry.count)
-        start = find_initial(entry, initial) if bool(here.any()) else None
-        if start is not None:
+        start = find_initial(entry, initial) if bool(anywhere[at : at + entry.count].any()) else None
+        if start is not None and bool(here.any()):
             starts = stack([(entry, start)])[positions[here] - at]
             Q[here] = solve(work.W[here], how, starts)[0]
             found[here] = starts.flatten(1).any(1).cpu()

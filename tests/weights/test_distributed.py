@@ -66,6 +66,11 @@ def fsdp(rank: int, world: int) -> None:
         assert same_on_all_ranks(torch.tensor([report.total("dfi_after")]))
         model(torch.randn(2, 3, 5, 5)).sum().backward()
         optimizer.step()
+    shards = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        model[4].weight.zero_()  # which one rank solves again, with initial weights that all have to gather
+    report = fire_(model, solver="exact", init=shards)
+    assert next(row for row in report if row.name == "4.weight").completed == 1
     shrink_and_perturb_(model, init, 1.0)
     assert all(torch.equal(whole_tensor(p), init[name]) for name, p in model.named_parameters())
     with torch.no_grad():
