@@ -134,6 +134,8 @@ def solve(
         NonFiniteError, ValueError: see `polar_factor`; nothing is returned then.
     """
     check_matrices(W)
+    if init is not None and init.shape != W.shape:
+        raise ValueError(f"init has shape {tuple(init.shape)}, W {tuple(W.shape)}")
     solver = options.solver
     flags = [] if known_finite else [all_finite(W)]
     if W.device.type == "cpu":  # LAPACK does not take NaN, and looking costs no wait

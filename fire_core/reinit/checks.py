@@ -1,10 +1,11 @@
 """What `fire_` refuses before anything is changed, each in one line."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from fire_core.reinit.initial import address
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
 
@@ -27,17 +28,33 @@ def check_module(model: object) -> nn.Module:
     raise TypeError(f"expected a module (torch.nn.Module), got {type(model).__name__}{hint}")
 
 
-def check_weights(entries: Iterable[Entry]) -> None:
-    """Raise a ValueError that names a weight which is to change and cannot be computed with."""
+def check_weights(entries: Sequence[Entry], every: Iterable[Entry] = ()) -> None:
+    """Raise a ValueError that names a weight which is to change and cannot be computed with.
+
+    Args:
+        entries: what is to change.
+        every: of the model: a change must not write to the memory of another parameter.
+    """
+    begins = {address(entry.parameter): entry for entry in entries}
+    for other in every:
+        entry = begins.get(address(other.parameter) or -1)
+        if entry is not None and entry.parameter is not other.parameter:
+            raise ValueError(
+                f"{entry.name} and {other.name} are two parameters in the same memory: make them one, as in "
+                "head.weight = embedding.weight, or keep both (exclude=)"
+            )
     for entry in entries:
         if entry.parameter.device.type == "meta":
             raise ValueError(f"{entry.name} is on the meta device and holds no numbers: load the weights first")
         if entry.parameter.is_inference() and not torch.is_inference_mode_enabled():
             raise ValueError(f"{entry.name} was made in inference mode: build or load the model outside of that mode")
-        if entry.parameter.is_complex() and entry.action == "project":
-            raise ValueError(f"{entry.name} is complex, and only real weights can be projected: exclude={entry.name!r}")
+        if entry.parameter.is_complex():
+            raise ValueError(f"{entry.name} is complex, and only real weights can be changed: exclude={entry.name!r}")
         if entry.parameter.layout != torch.strided:
             raise ValueError(f"{entry.name} is sparse, and only dense weights can be projected: exclude={entry.name!r}")
+        strides = zip(entry.parameter.stride(), entry.parameter.shape, strict=True)
+        if any(stride == 0 < size - 1 for stride, size in strides):
+            raise ValueError(f"{entry.name} is expanded, many numbers in one place of memory: clone() it")
 
 
 def check_finite(named: Iterable[tuple[str, Tensor]]) -> None:

@@ -24,7 +24,7 @@ def initial_weights(init: Mapping[str, Tensor] | None, entries: Iterable[Entry])
     initial = {**{name.removeprefix("module."): tensor for name, tensor in names.items()}, **names}
     for entry in entries:
         for name in entry.aliases or (entry.name,):
-            if name in initial and _address(initial[name]) == _address(entry.parameter) != 0:
+            if name in initial and address(initial[name]) == address(entry.parameter) != 0:
                 raise ValueError(
                     f"init[{name!r}] is the model's own weight, not its initial value (state_dict() does not copy): "
                     "take copy.deepcopy(model.state_dict()) before training"
@@ -66,9 +66,9 @@ def initial_of(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
     return start
 
 
-def _address(tensor: Tensor) -> int:
-    """Where a tensor's numbers lie; 0 where that is unknown (no numbers, or packed ones)."""
+def address(tensor: Tensor) -> int:
+    """Where a tensor's numbers begin; 0 where that is unknown (no numbers, or packed ones)."""
     try:
-        return distributed.local(tensor).untyped_storage().data_ptr()
+        return distributed.local(tensor).data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0

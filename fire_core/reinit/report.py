@@ -69,7 +69,10 @@ class Row:
 
     @property
     def deviation(self) -> float:
-        """Root mean square of (sigma / scale)^2 - 1 over all singular values after the projection; NaN if unknown."""
+        """Root mean square of (sigma / scale)^2 - 1 over all singular values after the projection; NaN if unknown.
+
+        Matrices of the weight that were skipped count as they are.
+        """
         values = self.matrices * min(self.shape, default=0)
         return math.sqrt(self.dfi_after / values) if values else 0.0
 

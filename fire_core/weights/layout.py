@@ -219,7 +219,7 @@ def nothing_matches(option: str, selector: Selector, entries: Iterable[Entry]) -
     hint, names = "", list(dict.fromkeys(name for entry in entries for name in entry.aliases))
     if isinstance(selector, str):
         meant = names if option in ("blocks", "transposed") else [*GROUPS, *dict.fromkeys(prefixes(names))]
-        similar = difflib.get_close_matches(selector, meant, n=3, cutoff=0.3)
+        similar = difflib.get_close_matches(selector, {*meant} - {selector}, n=3, cutoff=0.3)
         hint = f"; near it: {', '.join(similar)}" if similar else f"; the first are {', '.join(names[:3])}"
     words = f"; words: {', '.join(GROUPS)}" if option.startswith("layout") else ""
     return ValueError(f"{option.partition('[')[0]}: no parameter matches {_shown(selector)}{hint}{words}")
@@ -277,7 +277,7 @@ def _fused(entries: list[Entry]) -> list[str]:
     """One line for each fused weight that nobody knows, layers that differ by their number together."""
     alike: dict[tuple[str, int, str], list[Entry]] = {}
     for entry in entries:
-        if entry.role == "fused":
+        if entry.role == "fused" and entry.reason != FROZEN:
             alike.setdefault((re.sub(r"\b\d+\b", "*", entry.name), entry.d_out, entry.reason), []).append(entry)
     lines = []
     for (pattern, rows, reason), found in alike.items():

@@ -34,6 +34,19 @@ def test_what_is_no_module_with_layers(call, make, message):
         call(make())
 
 
+def test_parameters_in_one_place_of_memory_are_refused_and_tied_ones_are_not():
+    model = network()
+    model[0].weight.data = model[2].weight.data.new_ones(6, 1).expand(6, 6)
+    with pytest.raises(ValueError, match=r"0\.weight is expanded"):
+        fire_(model)
+    model = nn.Sequential(nn.Embedding(6, 6), nn.Linear(6, 6, bias=False))
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(ValueError, match=r"1\.weight and 0\.weight are two parameters in the same memory"):
+        fire_(model)
+    model[1].weight = model[0].weight
+    fire_(model, include="1.weight")
+
+
 def test_a_symbolically_traced_module_keeps_its_layers():
     report = fire_(torch.fx.symbolic_trace(network()))
     assert [row.name for row in report] == ["0.weight", "2.weight"]
