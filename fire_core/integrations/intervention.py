@@ -68,8 +68,7 @@ class FireWith(Method):
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         reports: dict[str, Report] = {}
         for name, module in net.modules.items():
-            spared = [p for p in module.parameters() if p in context.spared]
-            exclude = [*selectors_of("exclude", self.values["exclude"]), *spared]
+            exclude = [*selectors_of("exclude", self.values["exclude"]), *net.left_alone(name, context.spared)]
             options = {"init": net.init.get(name), **self.options, "exclude": exclude}
             if reports:
                 options.pop("masters", None)  # they are the first network's
@@ -179,8 +178,7 @@ class Intervention:
             for averaged in self.copies[name]:
                 weights_of(averaged, module)
         self.method.check(self.net)
-        frozen = [p for p in self.net.parameters() if self.trainable_only and not p.requires_grad]
-        self.spared = frozenset([*kept_tensors(modules, self.keep), *frozen])
+        self.kept = kept_tensors(modules, self.keep)
         self.keep_initial(modules)
         self.net.init = self.init or {}
         self._total, self._names_known = total_steps, metrics is not None
@@ -219,9 +217,9 @@ class Intervention:
         digest = hashlib.sha256(f"{self.seed} {firing.step}".encode()).digest()  # torch takes 32 bits of a seed
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
         self.firings += 1
-        context = Context(
-            self.firings, firing.step, generator, self.batches, self.loss, self.optimizers, spared=self.spared
-        )
+        frozen = [p for p in self.net.parameters() if self.trainable_only and not p.requires_grad]  # now, not at first
+        spared = frozenset([*self.kept, *frozen])
+        context = Context(self.firings, firing.step, generator, self.batches, self.loss, self.optimizers, spared=spared)
         with torch.no_grad():  # within an optimizer's step its copies are ahead of the weights
             for master in self._masters:
                 weight, copy = master.pair()

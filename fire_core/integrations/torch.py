@@ -24,7 +24,9 @@ class FireHook:
     """Asks the trigger after each step of an optimizer, and acts where it fires.
 
     Its state goes into the optimizer's `state_dict()` and comes back with `load_state_dict`, so whatever saves the
-    optimizer (accelerate's `save_state`, timm's saver) saves it too. A resumed run does not fire again.
+    optimizer (accelerate's `save_state`, timm's saver) saves it too. A resumed run does not fire again. Torch's
+    distributed checkpoints (`get_optimizer_state_dict`; accelerate under FSDP) drop it: save `hook.state_dict()` beside
+    them, and load it after the optimizer's state.
 
     Args:
         optimizer: or several; the steps of the first one count, the state of the changed weights is reset in all.

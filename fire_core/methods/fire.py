@@ -68,7 +68,7 @@ class Fire(Method):
                 layout=self.layout or net.layout,
                 optimizer=holding(context.optimizers, module.parameters()),  # none of a target network
                 init=net.init[name],
-                exclude=[p for p in module.parameters() if p in context.spared],
+                exclude=net.left_alone(name, context.spared),
                 trainable_only=self.trainable_only,
                 **options,
             )

@@ -1,6 +1,7 @@
 """What a method sees of a trainer, and when it is asked to act."""
 
 import copy
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -50,6 +51,13 @@ class Net:
                 if parameter not in seen:
                     seen.add(parameter)
                     yield parameter
+
+    def left_alone(self, name: str, spared: Collection[Tensor] = ()) -> list[nn.Parameter]:
+        """Parameters of a module that are spared, or that an act on an earlier module has changed: a common body."""
+        seen = set(spared)
+        for module in itertools.takewhile(lambda module: module is not self.modules[name], self.modules.values()):
+            seen.update(module.parameters())
+        return [parameter for parameter in self.modules[name].parameters() if parameter in seen]
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:

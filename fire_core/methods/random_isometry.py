@@ -65,8 +65,8 @@ class RandomIsometry(Fire):
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         # The same draws for a trained network and for its target network, on which an agent lets the method act next.
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
-        for name, module in net.modules.items():
-            for entry in self._matrices(net, name, [p for p in module.parameters() if p in context.spared]):
+        for name in net.modules:
+            for entry in self._matrices(net, name, net.left_alone(name, context.spared)):
                 fill_(entry, generator, self.redraws, keep_norm=self.projection.scale == "keep_norm")
         projected = super().at_boundary(net, context)
         # What FIRE reports is of the Gaussians: the trainer measures.

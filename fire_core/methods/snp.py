@@ -56,8 +56,9 @@ class ShrinkAndPerturb(Method):
             scaled = init
             if self.perturb != self.coef:
                 scaled = {key: value * (self.perturb / self.coef) for key, value in init.items()}
-            shrink_and_perturb_(module, scaled, self.coef, context.spared)
-            entries = resolve(module, self.layout, exclude=context.spared) if self.layout else []
+            kept = net.left_alone(name, context.spared)
+            shrink_and_perturb_(module, scaled, self.coef, kept)
+            entries = resolve(module, self.layout, exclude=kept) if self.layout else []
             for entry in (entry for entry in entries if entry.action == "reinit"):
                 reinitialise(entry, initial_weights(init, [entry]))
         reset_optimizer_state(context.optimizers, net.parameters(context.spared))

@@ -1,12 +1,14 @@
 """`keep=` takes the selectors of `exclude=`, whatever the method; what matches nothing is refused at the start."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from fire_core import fire_
 from fire_core.integrations.intervention import Intervention
-from fire_core.methods import ShrinkAndPerturb
+from fire_core.methods import Net, RandomIsometry, ShrinkAndPerturb
 from fire_core.triggers import At
 
 
@@ -67,6 +69,28 @@ def test_names_of_several_networks(options):
     for keep in ("critic", "1"):
         networks = {"actor": nn.Sequential(nn.Linear(4, 4)), "critic": nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 5))}
         assert moved(networks, keep, **options) == {"0.weight"}
+
+
+@pytest.mark.parametrize("method", [None, ShrinkAndPerturb(coef=0.5), RandomIsometry()])
+def test_a_common_body_is_changed_once(method):
+    body = nn.Linear(4, 4)
+    alone, both = copy.deepcopy(body), {"actor": nn.Sequential(body), "critic": nn.Sequential(body, nn.Linear(4, 2))}
+    for modules, first in (({"actor": nn.Sequential(alone)}, alone), (both, body)):
+        intervention = Intervention(At(1), method=method, **({} if method else {"blend": 0.5}))
+        intervention.begin(modules, [torch.optim.SGD(Net(modules, {}).parameters(), lr=0.1)])
+        with torch.no_grad():
+            first.weight.copy_(torch.eye(4) * 3)
+        intervention.ask(1)
+    assert torch.equal(body.weight, alone.weight)
+
+
+def test_what_is_frozen_counts_when_the_trigger_fires():
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+    intervention = Intervention(At(1))
+    intervention.begin({"model": model}, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    model[0].requires_grad_(True), model[1].requires_grad_(False)
+    intervention.ask(1)
+    assert [row.name for row in intervention.report.weights["model"]] == ["0.weight"]
 
 
 @pytest.mark.parametrize("options", METHODS, ids=["fire", "snp"])

@@ -104,4 +104,4 @@ def test_plateau_of_a_metric_of_the_validation(tmp_path):
     callback = FireCallback(Plateau("val_score", every=1, patience=2, mode="max"), method=FullReset())
     trainer(tmp_path, callback, logger=False, limit_val_batches=1, max_epochs=5).fit(model, loader(), loader())
     assert callback.intervention.firings == 1, "taken once an epoch: seen first at step 11, then without gain at 21, 31"
-    assert callback.intervention.trigger.acted_at == 31
+    assert callback.intervention.trigger.begin == 31
