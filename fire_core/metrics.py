@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from fire_core.polar.factor import full_precision
 from fire_core.polar.options import check_number
 from fire_core.polar.steps import to_working
 
@@ -35,7 +36,8 @@ def dfi(W: Tensor, scale: float | Tensor = 1.0) -> Tensor:
             f"dfi takes a weight, not a {type(W).__name__}: print(fire_(copy.deepcopy(model))) shows those of a model"
         )
     W = to_working(W) / scale
-    gram = W.mT @ W if W.shape[-2] >= W.shape[-1] else W @ W.mT
+    with full_precision(W.device.type):  # also within a training step's autocast
+        gram = W.mT @ W if W.shape[-2] >= W.shape[-1] else W @ W.mT
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
     return gram.square().sum((-2, -1))
 

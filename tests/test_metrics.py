@@ -52,6 +52,12 @@ def test_isometries_and_zero():
     assert [float(f(zero)) for f in (M.dfi, M.stable_rank, M.effective_rank, M.srank)] == [3, 0, 0, 0]
 
 
+def test_dfi_within_a_training_step_s_autocast():
+    Q = torch.linalg.qr(torch.randn(64, 64))[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert float(M.dfi(Q)) < 1e-8
+
+
 def test_dormant_ratio_is_redos():
     # |h| means 1, 0.5, 0.02, 0 -> scores by the mean 0.38: 2.63, 1.32, 0.0526, 0
     layer = torch.tensor([[1.0, 0.5, 0.04, 0.0], [-1.0, 0.5, 0.0, 0.0]])
