@@ -90,7 +90,7 @@ class Measured(Trigger):
         self.due, self._waiting, self.value = False, 0, mean_over_ranks(measured)
         cooling = self.acted_at is not None and step - self.acted_at <= self.cooldown
         self.armed |= self.sign * (self.value - self.rearm) < 0 or self.value == self.rearm == 0
-        if cooling or not self.armed or self.sign * (self.value - self.threshold) <= 0:
+        if cooling or not self.armed or not self.sign * (self.value - self.threshold) > 0:  # NaN: no
             return None
         self.armed = False
         reason = f"{self.name} {self.value:.4g} {self.side} {self.threshold:g}"

@@ -18,7 +18,8 @@ class Plateau(Trigger):
     """When the mean of a metric over windows of steps has not improved for some windows.
 
     A window ends after `every` steps, or at the first value after that. An improvement is one over the best window
-    since the last action. After an action the best one is forgotten, and windows begin after `cooldown` steps.
+    since the last action. After an action the best one is forgotten, and the next whole window after `cooldown` steps
+    is the first.
 
     Tensors are added up on their device and read at the end of a window.
 
@@ -35,7 +36,7 @@ class Plateau(Trigger):
     """
 
     name = "plateau"
-    FIELDS = ("last", "sum", "count", "due", "best", "waited", "value", "acted_at")
+    FIELDS = ("last", "sum", "count", "due", "best", "waited", "value", "begin")
 
     @checked
     def __init__(
@@ -56,7 +57,7 @@ class Plateau(Trigger):
         self.best: float | None = None
         self.value: float | None = None  # mean of the last window
         self.waited = 0
-        self.acted_at: int | None = None
+        self.begin: int | None = None  # of the first window: steps up to there do not count
 
     def __str__(self) -> str:
         return f"Plateau({self.metric!r}, every={self.every}, patience={self.patience})"
@@ -70,10 +71,16 @@ class Plateau(Trigger):
         return {self.metric}
 
     def earliest(self, after: int = 0) -> float:
-        return (after // self.every + self.patience + 1) * self.every
+        return self._next(after) + (self.patience + 1) * self.every
+
+    def _next(self, step: int) -> int:
+        """Where the first whole window begins."""
+        return -(-step // self.every) * self.every
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
-        if self.acted_at is not None and step - self.acted_at <= self.cooldown:
+        if self.begin is None:
+            self.begin = self._next(last)
+        if step <= self.begin:
             return None
         given = metrics.get(self.metric)
         if given is not None:
@@ -116,7 +123,7 @@ class Plateau(Trigger):
         return gain > self.min_delta * abs(best)  # of NaN: False
 
     def acted(self, step: int) -> None:
-        self.acted_at, self.best, self.waited = step, None, 0
+        self.begin, self.best, self.waited = self._next(step + self.cooldown), None, 0
         self.sum, self.count, self.due = 0.0, 0, False
 
     def state_dict(self) -> dict[str, Any]:

@@ -49,6 +49,9 @@ class Trigger:
         self._started = False
         self._total: int | None = None
 
+    def __str__(self) -> str:
+        return type(self).__name__
+
     # ------------------------------------------------------------------------------------------- what a loop calls
 
     def start(

@@ -42,6 +42,7 @@ AGAIN = [0.4, 0.1, 0.4, 0.1, 0.4, 0.1, 0.4]
         ([-v for v in UP_AND_DOWN], {"below": -0.3, "rearm": -0.2, "every": 1}, 9, [2, 8]),
         (AGAIN, {"above": 0.3, "every": 1, "cooldown": 3}, 7, [1, 5]),
         ([0.1, 0.4, 0.1], {"above": 0.3, "every": 10}, 39, [20]),
+        ([float("nan"), 0.4], {"above": 0.3, "every": 1}, 2, [2]),
     ],
 )
 def test_hysteresis_and_cooldown(values, options, steps, fires):

@@ -73,7 +73,7 @@ def reference(values: list[float], every: int, patience: int, min_delta: float, 
         if hit is None:
             return found
         found.append(hit)
-        begin = hit + cooldown
+        begin = -(-(hit + cooldown) // every) * every  # where the next whole window begins
 
 
 @pytest.mark.parametrize("cooldown", [0, 7, 30])
@@ -94,6 +94,14 @@ def test_plateau_of_a_score_that_comes_seldom():
     trigger = Plateau("score", every=1, patience=3, mode="max", min_delta=0.05)
     assert fired(trigger, 400, score=score) == [300]  # 0.59, 0.6, 0.61 are no improvement of 5 % over 0.6
     assert trigger.value == 0.9
+
+
+def test_plateau_takes_whole_windows_after_a_late_start_and_another_s_act():
+    trigger = Plateau("loss", every=100, patience=2)
+    trigger.start(after=90)
+    assert [step for step in range(91, 450) if trigger.ask(step, loss=0.0 if step == 100 else 1.0)] == [400]
+    trigger.acted(455)
+    assert trigger.begin == 500
 
 
 def test_a_firing_says_why():
