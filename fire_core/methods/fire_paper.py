@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from fire_core.methods.protocol import Context, Saved
 from fire_core.units.graph import weight
 from fire_core.units.recycle import redraw_rows_
-from fire_core.units.watch import mean_magnitude
+from fire_core.units.watch import is_trained, mean_magnitude
 from fire_core.weights.topology import unwrap
 
 
@@ -118,7 +118,7 @@ class OutputWatch:
 
     @torch.no_grad()
     def _look(self, link: Link, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-        if layer.training or not self.only_training:
+        if is_trained(layer) or not self.only_training:
             x = output.detach()
             channel = x.ndim - (weight(layer).ndim - 1 if isinstance(layer, _ConvNd) else 1)
             self._seen[layer] = self.reduce(link, x, [d for d in range(x.ndim) if d != channel])

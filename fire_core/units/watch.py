@@ -23,6 +23,24 @@ def peak(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x.amax(dim=list(dims)).float().clamp(min=0)
 
 
+_OWN_PASSES: list[None] = []  # one for each block of `own_pass` that is open
+
+
+@contextlib.contextmanager
+def own_pass() -> Iterator[None]:
+    """A pass within this block is a method's own: whatever watches the passes of training does not see it."""
+    _OWN_PASSES.append(None)
+    try:
+        yield
+    finally:
+        _OWN_PASSES.pop()
+
+
+def is_trained(layer: nn.Module) -> bool:
+    """Whether a pass through the layer is one of training."""
+    return layer.training and not _OWN_PASSES
+
+
 class Watch:
     """A statistic of every unit in the last forward pass; the activations themselves are not kept.
 
@@ -53,7 +71,7 @@ class Watch:
         columns = consumer.columns
 
         def look(layer: nn.Module, inputs: tuple[Tensor]) -> None:
-            if self.only_training and not layer.training:
+            if self.only_training and not is_trained(layer):
                 return
             with torch.no_grad():
                 x = inputs[0].detach()

@@ -10,7 +10,9 @@ from torch import nn
 from fire_core.methods import Context, Fuse, Method, Net, OptimizerReset, RandomIsometry
 from fire_core.methods.base import Base
 from fire_core.methods.chain import Chain
+from fire_core.methods.contrib.c_chain import ChurnReduction
 from fire_core.methods.contrib.hare_tortoise import HareTortoise
+from fire_core.methods.contrib.l2_er import L2EffectiveRank
 from fire_core.methods.contrib.trac import Trac
 from fire_core.methods.contrib.upgd import UPGD
 from fire_core.methods.contrib.weight_clipping import WeightClipping
@@ -23,6 +25,8 @@ from fire_core.methods.pi import PlasticityInjection
 from fire_core.methods.redo import ReDo
 from fire_core.methods.snp import ShrinkAndPerturb
 from fire_core.methods.weight_decay import WeightDecay
+from fire_core.units.trace import unit_graph
+from fire_core.units.watch import Watch, mean_magnitude
 from harness.config.chain import chained
 from harness.config.errors import ConfigError
 from tests.programs import VISION, rows
@@ -118,18 +122,35 @@ def test_hare_s_copy_begins_again_after_another_s_boundary() -> None:
     net = network()
     hare, fire = HareTortoise(momentum=0.999, every=1), Fire(solver="exact")
     chain = Chain({"fire": fire, "hare": hare})
-    with chain.watch(net):
-        chain.after_step(net, moment())
-    chain.at_boundary(net, moment())
+    chain.before_step(net, moment())
+    chain.after_step(net, moment())
+    chain.at_boundary(net, moment())  # or where a trigger has fired, within a phase
     projected = weights(net)
-    with chain.watch(net):
-        chain.after_step(net, moment())
-        chain.after_epoch(net, moment())
+    chain.before_step(net, moment())
+    chain.after_step(net, moment())
+    chain.after_epoch(net, moment())
     assert all(torch.allclose(old, p, atol=1e-6) for old, p in zip(projected, net.parameters(), strict=True))
     alone = Chain({"hare": hare, "l2init": L2Init()})
     kept = hare.slow
     alone.at_boundary(net, moment())
     assert hare.slow is kept, "nobody acted at the boundary"
+
+
+def test_a_method_s_own_pass_is_none_of_training_to_the_others() -> None:
+    net = network()
+    model, churn, ranks = net.modules["model"], ChurnReduction(warmup=1), L2EffectiveRank(every=2)
+    seen = Watch(unit_graph(net.modules), mean_magnitude)
+    with churn.watch(net), ranks.watch(net), seen.on():
+        for step in range(4):
+            x = torch.full((2, 6), float(step))
+            model(x)
+            churn.penalty(net)
+            churn.before_step(net, moment())
+            ranks.after_step(net, moment())
+            churn.after_step(net, replace(moment(), step_loss=torch.tensor(1.0)))
+            assert seen.samples == 2
+            assert torch.equal(churn.inputs.kept["model"][-1][0], x)
+    assert float(ChurnReduction(coef=7.0, warmup=1)._coefficient()) == 7.0, "no churn is known"
 
 
 def test_unknown_and_repeated_names() -> None:

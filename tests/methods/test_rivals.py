@@ -207,16 +207,16 @@ def test_hare_and_tortoise_by_hand() -> None:
         net[1].weight.fill_(0)
     own, method = Net.of({"m": net}), HareTortoise(momentum=0.5, every=2)
     slow = 0.0
-    with method.watch(own):
-        for epoch in range(1, 5):
-            for _ in range(2):
-                with torch.no_grad():
-                    net[1].weight.add_(1)
-                    net[0].running_mean.add_(1)
-                fast = net[1].weight.item()
-                slow = 0.5 * slow + 0.5 * fast
-                method.after_step(own, moment())
-            method.after_epoch(own, moment())
-            expected = slow if epoch % 2 == 0 else fast
-            assert net[1].weight.item() == pytest.approx(expected)
-            assert net[0].running_mean.item() == pytest.approx(expected)
+    for epoch in range(1, 5):
+        for _ in range(2):
+            method.before_step(own, moment())
+            with torch.no_grad():
+                net[1].weight.add_(1)
+                net[0].running_mean.add_(1)
+            fast = net[1].weight.item()
+            slow = 0.5 * slow + 0.5 * fast
+            method.after_step(own, moment())
+        method.after_epoch(own, moment())
+        expected = slow if epoch % 2 == 0 else fast
+        assert net[1].weight.item() == pytest.approx(expected)
+        assert net[0].running_mean.item() == pytest.approx(expected)

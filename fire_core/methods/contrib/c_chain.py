@@ -12,6 +12,7 @@ from torch.func import functional_call
 from fire_core.methods.contrib.inputs import InputWatch, first_tensor
 from fire_core.methods.protocol import Context, Method, Net, Saved
 from fire_core.ranges import Count, NonNegative, checked
+from fire_core.units.watch import own_pass
 
 
 class ChurnReduction(Method):
@@ -62,14 +63,14 @@ class ChurnReduction(Method):
             buffers = {key: buffer.clone() for key, buffer in module.named_buffers()}
             return first_tensor(functional_call(module, weights | buffers, inputs))
 
-        with self.inputs.off():
+        with own_pass():
             now = outputs(dict(module.named_parameters()))
             with torch.no_grad():
                 then = outputs(self.before[name])
         return (now - then).square().mean()
 
     def _coefficient(self) -> Tensor | float:
-        if self.losses.count < self.warmup:
+        if self.losses.count < self.warmup or not self.churns.count:
             return self.coef
         return self.scale * self.losses.mean() / (self.churns.mean() + 1e-8)
 

@@ -1,9 +1,6 @@
 """Hare and Tortoise (Lee, Cho, Kim, Kim, Min, Choo and Lyle, "Slow and Steady Wins the Race: Maintaining Plasticity
 with Hare and Tortoise Networks", ICML 2024; public code: dojeon-ai/Hare-Tortoise)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
@@ -32,10 +29,8 @@ class HareTortoise(Method):
         self.momentum, self.every, self.epochs = momentum, every, 0
         self.slow: dict[str, dict[str, Tensor]] = {}
 
-    @contextmanager
-    def watch(self, net: Net) -> Iterator[None]:
+    def before_step(self, net: Net, context: Context) -> None:
         self.slow = self.slow or Net.of(net.modules).init  # copies of the weights and buffers as they are now
-        yield
 
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
@@ -55,4 +50,4 @@ class HareTortoise(Method):
         return {}
 
     def forget_weights(self) -> None:
-        self.slow = {}  # the next phase begins with a new copy
+        self.slow = {}  # the next step begins with a new copy

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods.protocol import Net, Saved
+from fire_core.units.watch import is_trained
 
 Inputs = tuple[Tensor, ...]
 
@@ -27,7 +28,6 @@ class InputWatch(Saved):
     def __init__(self, steps: int) -> None:
         self.steps, self.kept = steps, dict[str, list[Inputs]]()
         self._last = dict[str, Inputs]()  # of each network's last pass
-        self._looks = True
 
     @contextmanager
     def on(self, net: Net) -> Iterator[None]:
@@ -39,18 +39,9 @@ class InputWatch(Saved):
             for handle in handles:
                 handle.remove()
 
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """Passes within this block are not kept."""
-        self._looks = False
-        try:
-            yield
-        finally:
-            self._looks = True
-
     def _hook(self, name: str) -> Callable[[nn.Module, Any], None]:
         def look(module: nn.Module, inputs: Any) -> None:
-            if module.training and self._looks:
+            if is_trained(module):
                 self._last[name] = inputs
 
         return look

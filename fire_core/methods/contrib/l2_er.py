@@ -13,6 +13,7 @@ from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.graph import Units
 from fire_core.units.trace import unit_graph
+from fire_core.units.watch import own_pass
 
 EPS = 1e-8
 
@@ -24,7 +25,8 @@ class L2EffectiveRank(Method):
     (under gradient accumulation, each step's last micro-batch):
         p = singular values of a layer's features (samples, units), divided by their sum
         rank = exp(-sum p log p), averaged over the layers;  theta <- theta + lr * gradient of the rank
-    without the optimizer. Features are the inputs of the linear layers that read hidden units
+    without the optimizer; the pass moves batch norm's running statistics once more. Features are the inputs of the
+    linear layers that read hidden units
     (`fire_core.units.graph`), after norm and nonlinearity; a token counts as a sample. Maps of convolutions are left
     out: the public code takes the last two layers of its convolutional networks, which are linear.
 
@@ -58,7 +60,7 @@ class L2EffectiveRank(Method):
         if self.steps % self.every:
             return
         features: list[Tensor] = []
-        with self.inputs.off(), collected(self.readers, features):
+        with own_pass(), collected(self.readers, features):
             for name, module in net.modules.items():
                 module(*(torch.cat(argument) for argument in zip(*self.inputs.kept[name], strict=True)))
         self.inputs.kept = {}
