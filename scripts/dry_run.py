@@ -60,7 +60,7 @@ HUMANOID = (
     "scale=paper", "boundary=sac_paper", "variant=fire_paper", "env_steps=80", "eval_every=40", "eval_episodes=1",
     "random_steps=12",
 )  # fmt: skip
-IMAGE = ("epochs=1", "batch_size=32")
+IMAGE = ("epochs=1", "schedule=warmup", "batch_size=32")
 ARCHITECTURES = {
     "resnet18": ("vision", ("experiment=fig2b_cifar10", *IMAGE)),
     "vit_tiny": ("vision", ("experiment=fig2b_cifar100", *IMAGE)),

@@ -17,7 +17,6 @@ from harness.training.boundary import At
 from harness.training.measure import check_finite
 from harness.training.plasticity import plasticity
 from vision.learner import Learner
-from vision.schedule import reference, warmup
 from vision.task import Task, on_device
 
 PROBE = 256  # images on which plasticity is measured
@@ -210,13 +209,3 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         else None,
         step_loss=step_loss,
     )
-
-
-def rate_factor(task: Task, index: int, step: int) -> float:
-    """Of the base learning rate, for step `step` of phase `index`."""
-    phase, size, fraction = task.phases[index], task.config.batch_size, task.config.warmup
-    if task.config.schedule == "warmup":
-        return warmup(step, phase.steps(size), fraction)
-    earlier = sum(p.epochs for p in task.phases[:index])
-    number = step // phase.steps_per_pass(size)
-    return reference(number, phase.epochs, phase.passes_per_epoch, earlier, fraction)

@@ -29,6 +29,7 @@ from harness.training import seeding
 from harness.training.plasticity import LEVELS, settled
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
+from vision.schedule import reference, warmup
 
 
 @dataclass
@@ -130,7 +131,29 @@ class Task:
         )
         check_optimizer(config.optimizer)
         refuse_idle({} if benchmark.methods_from_phase else idle_beside(method, config))
+        task.check_schedule()
         return task
+
+    def check_schedule(self) -> None:
+        """Refuse the authors' schedule where it would train phases, or their first part, at rate 0.
+
+        Raises:
+            ConfigError: it would.
+        """
+        if not all(self.rate_factor(index, 0) for index in range(len(self.phases))):
+            raise ConfigError(
+                f"schedule=reference begins at rate 0 with epochs={self.config.epochs} and these passes: take "
+                "schedule=warmup"
+            )
+
+    def rate_factor(self, index: int, step: int) -> float:
+        """Of the base learning rate, for step `step` of phase `index`."""
+        phase, size, fraction = self.phases[index], self.config.batch_size, self.config.warmup
+        if self.config.schedule == "warmup":
+            return warmup(step, phase.steps(size), fraction)
+        earlier = sum(p.epochs for p in self.phases[:index])
+        number = step // phase.steps_per_pass(size)
+        return reference(number, phase.epochs, phase.passes_per_epoch, earlier, fraction)
 
     def check_takes_images(self) -> None:
         """Refuse a network, on the CPU, that cannot take the images as they will be laid out in memory.
@@ -151,10 +174,10 @@ class Task:
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers; of a folder of images, what is in it rather than where it lies."""
+        """What shapes the run's numbers; of images in files, what they are rather than where they lie."""
         found = identity(asdict(self.config))
-        if "path" in found["dataset"]:
-            found["dataset"]["path"] = self.contents
+        if {"path", "root"} & self.config.dataset.keys():
+            found["dataset"] = {"contents": self.contents} | without(found["dataset"], ("path",))
         return found
 
     @functools.cached_property

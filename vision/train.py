@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fire_core.triggers import Firing
-from fire_core.weights.optimizer_state import holds_all, set_rate_factor
+from fire_core.weights.optimizer_state import hold_all, set_rate_factor
 from harness.config.cli import run_program
 from harness.config.groups import CONF
 from harness.config.trigger import acts_at_boundaries
@@ -33,7 +33,6 @@ from vision.phase import (
     measure,
     no_denormals,
     pass_probe,
-    rate_factor,
     save,
 )
 from vision.task import Task, compiled
@@ -72,7 +71,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 learner.forward = compiled(learner.model, config.compile)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for batch in batches(task, index, start=learner.phase_step):
-                    set_rate_factor(learner.optimizer, rate_factor(task, index, learner.phase_step))
+                    set_rate_factor(learner.optimizer, task.rate_factor(index, learner.phase_step))
                     loss = train_step(task, learner, batch, acts)
                     learner.phase_step += 1
                     learner.step += 1
@@ -102,8 +101,7 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
     learner.phase, learner.phase_step = index, 0
     if index > 0 and acts_at_boundaries(config.trigger):
         act(task, learner, run)
-    keeps = task.benchmark.keeps_optimizer and bool(learner.optimizers)
-    if not (keeps and holds_all(learner.optimizer, learner.net.parameters())):
+    if not (task.benchmark.keeps_optimizer and hold_all(learner.optimizer_parts, learner.net.parameters())):
         learner.renew_optimizers(task)
     learner.clear_sums()
 

@@ -37,6 +37,16 @@ def make_task(stream: str, *options: str) -> trainer.Task:
     return trainer.Task.from_config(TINY.compose(f"benchmark={stream}", *STREAMS[stream], *options))
 
 
+@pytest.mark.parametrize("method", ["base", "muon"])
+def test_the_optimizer_of_a_stream_goes_on(method: str) -> None:
+    task = make_task("random_labels", f"method={method}")
+    learner = Learner.new(task)
+    trainer.begin_phase(task, learner, 0, None)
+    optimizer = learner.optimizer
+    trainer.begin_phase(task, learner, 1, None)
+    assert learner.optimizer is optimizer
+
+
 def test_random_labels_are_new_in_each_task_for_the_same_images() -> None:
     data = load_digits()
     phases = RandomLabels(tasks=4, samples=1200).phases(data, epochs=1, seed=0)

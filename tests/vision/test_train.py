@@ -50,6 +50,12 @@ def test_a_network_that_cannot_take_the_images_is_refused_before_a_run() -> None
     trainer.Task.from_config(VISION.compose(*VIEWING, "memory_format=contiguous"))
 
 
+@pytest.mark.parametrize("options", [("epochs=1",), ("epochs=10", "benchmark.ratio=1"), ("epochs=10", "warmup=0.5")])
+def test_the_authors_schedule_is_refused_where_it_would_not_train(options: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"^schedule=reference begins at rate 0 .*take schedule=warmup$"):
+        trainer.Task.from_config(VISION.compose("benchmark=warm_start", "schedule=reference", *options))
+
+
 def test_evaluation_leaves_frozen_parts_in_evaluation_mode() -> None:
     task = trainer.Task.from_config(VISION.compose(*VIEWING, "memory_format=contiguous"))
     learner = trainer.Learner.new(task)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
+from numpy.random import RandomState
+
 from fire_core.ranges import Width, checked, one_of
 from harness.config.errors import ConfigError
 from vision.data.decode import decoded
@@ -54,11 +56,12 @@ def load_folder(
 
 
 def _samples(split: Path, classes: list[str]) -> list[tuple[Path, int]]:
-    """Image files below a split's folder, sorted, with their class numbers."""
+    """Image files below a split's folder, with their class numbers, in an order that is always the same."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset  # here, as torchvision takes seconds to import
 
     numbers = {name: i for i, name in enumerate(classes)}
     samples = make_dataset(split, numbers, extensions=IMG_EXTENSIONS, allow_empty=True) if classes else []
     if not samples:
         raise ConfigError(f"{split} has no images: put them at {split}/<class>/<image>.png (or .jpg, ...)")
-    return [(Path(file), label) for file, label in samples]
+    mixed = RandomState(0).permutation(len(samples))  # else the first images, which are measured, are of one class
+    return [(Path(samples[i][0]), samples[i][1]) for i in mixed]

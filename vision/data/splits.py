@@ -33,7 +33,7 @@ def warm_start_phases(n_train: int, n_test: int, ratio: int, seed: int) -> list[
     return [(order[:first], test), (order, test)]
 
 
-def sample_phases(n_train: int, n_test: int, chunks: int, seed: int, access: str = "full") -> list[Split]:
+def sample_phases(n_train: int, n_test: int, chunks: int, seed: int) -> list[Split]:
     """The training set in equal chunks of a permutation; a remainder of n_train mod chunks is never used.
 
     Args:
@@ -41,40 +41,30 @@ def sample_phases(n_train: int, n_test: int, chunks: int, seed: int, access: str
         n_test: test samples.
         chunks: number of phases.
         seed: of the permutations.
-        access: `full`: a phase has its chunk and all before it; `limited`: its chunk alone.
 
     Returns:
-        Train and test indices of each phase; the test indices are the same permutation every time.
+        Train and test indices of each phase, which has its chunk and all before it; the test indices are the same
+        permutation every time.
     """
     generator = RandomState(seed)
     order, test = generator.permutation(n_train), generator.permutation(n_test)
     size = n_train // chunks
-    return [(order[0 if access == "full" else i * size : (i + 1) * size], test) for i in range(chunks)]
+    return [(order[: (i + 1) * size], test) for i in range(chunks)]
 
 
-def class_phases(
-    train_labels: np.ndarray,
-    test_labels: np.ndarray,
-    chunks: int,
-    seed: int,
-    access: str = "full",
-    num_classes: int | None = None,
-) -> list[Split]:
+def class_phases(train_labels: np.ndarray, test_labels: np.ndarray, chunks: int, seed: int) -> list[Split]:
     """All samples of equal groups of permuted classes; tested on the same classes.
 
     Args:
         train_labels: integer labels (n_train,).
         test_labels: integer labels (n_test,).
-        chunks: number of phases; each brings num_classes // chunks new classes, a remainder is never used.
+        chunks: number of phases; each brings 1 / chunks of the classes, a remainder is never used.
         seed: of the class order.
-        access: `full`: a phase has its classes and all before them; `limited`: its classes alone.
-        num_classes: labels are in [0, num_classes); None: one more than the largest training label.
 
     Returns:
-        Train and test indices of each phase, ascending.
+        Train and test indices of each phase, which has its classes and all before them, ascending.
     """
-    if num_classes is None:
-        num_classes = int(train_labels.max()) + 1
+    num_classes = int(train_labels.max()) + 1
     generator = RandomState(seed)
     generator.permutation(len(train_labels))  # drawn before the classes in the authors' code
     generator.permutation(len(test_labels))
@@ -82,7 +72,7 @@ def class_phases(
     size = num_classes // chunks
     phases = []
     for i in range(chunks):
-        classes = order[0 if access == "full" else i * size : (i + 1) * size]
+        classes = order[: (i + 1) * size]
         train, test = (np.flatnonzero(np.isin(labels, classes)) for labels in (train_labels, test_labels))
         phases.append((train, test))
     return phases
