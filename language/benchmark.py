@@ -77,11 +77,13 @@ class Benchmark(ABC):
         new_tasks: whether each phase is a new task. Then rows also have averages over the run so far, and what is left
             of earlier tasks (`language.phase`).
         keeps_optimizer: whether the optimizer's state survives a boundary, unless a method resets it.
+        lead: phases before the first task, which no average over tasks counts.
         headline: the number of a run's summary that is shown and returned.
     """
 
     start: str | int = "end"
     methods_from_phase = 0
+    lead = 0
     new_tasks = True
     keeps_optimizer = True
     headline = "task_end/loss"

@@ -152,7 +152,7 @@ def wikitext103(repository: str = "Salesforce/wikitext", revision: str | None = 
     """WikiText-103, raw (Merity et al., arXiv 1609.07843), with its own validation set; no token between lines.
 
     Args:
-        repository: on the Hugging Face hub, or a folder of parquet or text files.
+        repository: on the Hugging Face hub, or a folder of parquet files.
         revision: of it; None: the newest.
     """
     splits = _load_dataset(repository, "wikitext-103-raw-v1", revision)
@@ -171,7 +171,7 @@ def wikitext103_tokenised(
     Args:
         val_fraction: fraction of the lines that is held out.
         split_seed: of the choice of these.
-        repository: on the Hugging Face hub, or a folder of parquet or text files.
+        repository: on the Hugging Face hub, or a folder of parquet files.
         revision: of it; None: the newest.
     """
     whole = _load_dataset(repository, "wikitext-103-v1", revision)["train"]
@@ -188,7 +188,7 @@ def openwebtext(
     """OpenWebText (Gokaslan and Cohen), split as nanoGPT does.
 
     Args:
-        repository: on the Hugging Face hub, or a folder of parquet or text files.
+        repository: on the Hugging Face hub, or a folder of parquet or text files, a line a document.
         revision: of it; None: the newest.
         val_fraction: fraction of the documents that is held out.
         split_seed: of the choice of these.
@@ -205,6 +205,11 @@ def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: floa
     held_out = [for_validation(name, val_fraction) for name, _ in named]
     if not any(held_out) and len(named) > 1:
         held_out[-1] = True
+    if all(held_out) or not any(held_out):
+        raise ConfigError(
+            f"{source}: {len(named)} documents leave nothing for {'training' if any(held_out) else 'validation'}; the "
+            "paragraphs of a file, apart by blank lines, or the files of a folder are documents"
+        )
 
     def documents() -> Iterator[tuple[str, bool]]:
         return ((content, val) for (_, content), val in zip(named, held_out, strict=True))
@@ -239,6 +244,6 @@ def _load_dataset(repository: str, name: str | None, revision: str | None) -> An
     except Exception as error:  # connection, hub and disk errors of many classes
         cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"cannot load {repository}: {cause}; dataset.repository= takes a folder of parquet or text files, or with "
+            f"cannot load {repository}: {cause}; dataset.repository= takes a folder of parquet files, or with "
             "dataset.revision= another copy on the hub"
         ) from None

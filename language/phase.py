@@ -1,5 +1,6 @@
 """What surrounds the steps of a phase: what is measured, rows, learning rates, checkpoints."""
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,7 +35,8 @@ def save(task: Task, learner: Learner, run: Run | None) -> None:
 
 def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
     """Pass a fixed batch of the phase through the network, for a trigger that looks at activations."""
-    seen.modules["model"](*batch_at(task, learner.phase, 0, 0))
+    with task.autocast():
+        seen.modules["model"](*batch_at(task, learner.phase, 0, 0))
 
 
 def evaluate(task: Task, learner: Learner) -> dict[str, float]:
@@ -184,8 +186,12 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
         "tokens": learner.step * task.tokens_per_step,
     }
     if task.benchmark.new_tasks:
-        ended = learner.phase_step == task.phases[learner.phase].length.steps
-        row |= averages(row, learner.row, learner.phase_step, ended)
+        ended, lead = learner.phase_step == task.phases[learner.phase].length.steps, task.benchmark.lead
+        if learner.phase >= lead:
+            begin = {"step": sum(phase.length.steps for phase in task.phases[:lead]), "phase": lead}
+            of_tasks = [one for one in (row, learner.row) if one.get("phase", -1) >= lead]
+            now, *before = [one | {key: one[key] - value for key, value in begin.items()} for one in of_tasks]
+            row |= averages(now, before[0] if before else {}, learner.phase_step, ended)
         if ended:
             row |= stability(task, learner, row)
     learner.clear_sums()
@@ -233,6 +239,13 @@ def stability(task: Task, learner: Learner, row: Mapping[str, float]) -> dict[st
     return {"stability/earlier_loss": mean(losses), "stability/backward_transfer": mean(transfer)}
 
 
+def loss_of(task: Task, learner: Learner, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean loss of a batch, in the run's precision."""
+    with task.autocast():
+        loss: Tensor = learner.model(inputs, targets)[1]
+    return loss
+
+
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
     """What a method is told when it acts; a pass is what comes between two rows.
 
@@ -254,7 +267,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         step=learner.step,
         generator=seeding.generator(task.config.seed, *names),
         batches=batches,
-        loss=lambda inputs, targets: learner.model(inputs, targets)[1],
+        loss=functools.partial(loss_of, task, learner),
         optimizers=learner.optimizer_parts,
         step_loss=step_loss,
     )

@@ -3,6 +3,7 @@
 Documents are tokenised in order into `train.bin.part` and `val.bin.part`, which get their names when both are whole.
 """
 
+import inspect
 import logging
 import os
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import hydra
 import numpy as np
 from filelock import FileLock
 from hydra.core.config_store import ConfigStore
+from hydra.utils import get_method
 from omegaconf import MISSING, DictConfig, OmegaConf
 from tqdm import tqdm
 
@@ -89,9 +91,12 @@ def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool)
     if local:
         return prepare(data, options, tokenizer, progress=False, whole=False)
     if not all((folder / f"{split}.json").exists() for split in SPLITS):
+        defaults = inspect.signature(get_method(options["_target_"])).parameters
+        own = {name: value for name, value in options.items() if name in defaults and value != defaults[name].default}
+        also = "".join(f" dataset.{name}={'null' if value is None else value}" for name, value in own.items())
         raise ConfigError(
             f"dataset {options['name']} is not prepared in {folder}: run python -m language.prepare "
-            f"dataset={options['name']} tokenizer={tokenizer.name} paths.data={data} first"
+            f"dataset={options['name']}{also} tokenizer={tokenizer.name} paths.data={data} first"
         )
     return {split: open_tokens(folder / f"{split}.bin", tokenizer) for split in SPLITS}
 

@@ -110,7 +110,7 @@ class Domains(Stream):
         optimizer: Literal["keep", "new"] = "keep",
     ) -> None:
         super().__init__(iterations, optimizer)
-        self.tasks, self.pretrain = tasks, pretrain
+        self.tasks, self.pretrain, self.lead = tasks, pretrain, int(pretrain > 0)
 
     def phases(self, corpora: Corpora, setting: Setting) -> list[Phase]:
         """A phase a task, after that of the mixture if there is one."""

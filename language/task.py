@@ -271,6 +271,9 @@ def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method:
     if group.size > 1:
         local = "acts on what one process sees: the processes would drift apart. Use one"
         refused |= {"before_step": local, "after_step": local, "after_epoch": local}
+    if config.precision == "float16":
+        skipped = "acts at each step, also where the gradient scaler has skipped one: precision=bfloat16"
+        refused |= {"before_step": skipped, "after_step": skipped}
     if config.compile != "off":
         refused["watch"] = "watches units, which compiled code does not show: compile=off"
     net, network = Net({"model": model}, {}), f"model={config.model['name']}"

@@ -124,6 +124,12 @@ def test_an_interrupted_preparation_begins_anew(tmp_path, options, monkeypatch):
     assert {split: file.tokens.tobytes() for split, file in make(tmp_path, options).items()} == whole
 
 
+def test_one_document_leaves_nothing_to_hold_out(tmp_path, options):
+    (tmp_path / "one.txt").write_text("line\n" * 50)
+    with pytest.raises(ConfigError, match=r"1 documents leave nothing for validation; the paragraphs"):
+        make(tmp_path, options | {"path": str(tmp_path / "one.txt")})
+
+
 def test_what_must_be_downloaded_is_not_prepared_by_the_trainer(tmp_path, options):
     with pytest.raises(ConfigError, match=r"is not prepared .*python -m language\.prepare dataset=text"):
         load(tmp_path, options, BYTE, local=False)

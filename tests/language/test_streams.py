@@ -177,6 +177,14 @@ def test_the_baseline_keeps_function_and_optimizer(folder: Path, tmp_path: Path)
     assert new[4]["train/loss"] != rows[4]["train/loss"]
 
 
+def test_what_comes_before_the_first_task_is_in_no_average(folder: Path, tmp_path: Path) -> None:
+    rows, _ = rows_of(tmp_path, domains(folder, "benchmark.pretrain=8", "benchmark.tasks=2"))
+    assert not any("online/loss" in row for row in rows if row["phase"] == 0)
+    ends = [row for row in rows if "task_end/loss" in row]
+    assert ends[0]["task_end/loss"] == ends[0]["train/loss"]
+    assert ends[0]["online/loss"] == pytest.approx(ends[0]["task/loss"])
+
+
 def test_divergence_by_hand(folder: Path) -> None:
     task = task_of(permuted(folder))
     learner = Learner.new(task)

@@ -160,6 +160,8 @@ def test_methods(undisturbed, runs, tmp_path, options):
         (["dataset=wiki_owt"], "python -m language.prepare dataset=wikitext103"),
         (["method=cbp", "compile=default"], "compile=off"),
         (["dataset=texts"], "dataset=text needs path="),
+        (["method=weight_clipping", "precision=float16"], "gradient scaler has skipped one"),
+        (["dataset=wiki_owt", "dataset.first.repository=/data/w"], "dataset.repository=/data/w tokenizer="),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, list) else "",
 )
