@@ -106,8 +106,9 @@ def out_of_memory(error: Exception) -> TrainingError | None:
         known = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
         if known or (isinstance(cause, RuntimeError) and re.search(OUT_OF_MEMORY, text)):
             return TrainingError(
-                f"out of memory ({text or 'the system gives no more'}): lower batch_size=, eval_batch_size= or the "
-                "model's size, run fewer jobs at once, or on a GPU set precision=bfloat16"
+                f"out of memory ({text or 'the system gives no more'}): lower batch_size=, eval_batch_size=, "
+                "replay.capacity= (SAC: replay_size=) or the model's size, run fewer jobs at once, or on a GPU set "
+                "precision=bfloat16"
             )
     return None
 

@@ -1,8 +1,8 @@
 """`trigger=`: when a method acts.
 
 The choices are in conf/trigger. `boundary`: before each phase but the first. `none`: never. The others are of
-`fire_core.triggers`: the method then acts after the optimizer steps at which the trigger fires, and the boundaries are
-known to the stream alone.
+`fire_core.triggers`: the method then acts after the steps (of the optimizer; of agents, decisions) at which the trigger
+fires, and the boundaries are known to the stream alone.
 """
 
 import copy

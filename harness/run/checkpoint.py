@@ -33,7 +33,7 @@ def loading() -> Iterator[None]:
     """
     try:
         yield
-    except NO_MEMORY:
+    except (*NO_MEMORY, TrainingError, OSError):  # a replay's, which say what to do
         raise
     except Exception as error:
         raise TrainingError(

@@ -80,7 +80,8 @@ class AgentTask:
         With a trigger, or within the tasks of a stream, they may act from the start, and nothing is shared.
         """
         shared = self.trigger is None and not self.method_acts_in(0)
-        return without(self.identity(), ("method", "boundary", "metrics", "trigger")) if shared else None
+        metrics = ("metrics",) if self.benchmark is None else ()  # a stream's first task has them in its rows
+        return without(self.identity(), ("method", "boundary", "trigger", *metrics)) if shared else None
 
     def method_acts_in(self, index: int) -> bool:
         """Whether the method shapes what happens within phase `index`; the first half is shared by all methods."""
@@ -127,7 +128,8 @@ class AgentTask:
                 f"benchmark.boundaries=hidden: method={name} cannot act at them; say when it acts, such as "
                 "trigger=every"
             )
-        if not at_boundaries and method.overrides("optimizer"):
+        hidden = self.benchmark is not None and not self.benchmark.known
+        if not at_boundaries and method.overrides("optimizer") and not hidden:
             raise ConfigError(
                 f"method={name} brings an optimizer of its own at the midpoint: it needs trigger=boundary"
             )

@@ -30,7 +30,10 @@ Envs = Annotated[int, within(1, 1024)]  # environments at once
 
 @dataclass
 class Epsilon:
-    """Exploration: from `start` linearly to `end` within this fraction of all steps, after `learning_starts`."""
+    """Exploration: from `start` linearly to `end` within this fraction of all steps, after `learning_starts`.
+
+    In a stream, of one task's steps; where boundaries are hidden only in the first task.
+    """
 
     start: Share = 1.0
     end: Share = 0.01
@@ -156,7 +159,10 @@ class Task(AgentTask):
         each = FrameReplay.bytes_each(emulator.frame, emulator.dtype)
         check_fits("replay.capacity", config.replay.capacity, each, task.replay_device)
         task.check_method(Net({"q": task.model}, {}), network)
-        refuse_idle(idle_beside(method, config) if task.method_optimizes(0) else {})
+        idle = idle_beside(method, config) if task.method_optimizes(0) else {}
+        if config.eval.episodes is not None:
+            idle |= dict.fromkeys(("eval.steps", "eval.num_envs"), f"beside eval.episodes={config.eval.episodes}")
+        refuse_idle(idle | ({} if benchmark is None else {"midpoint": "in a stream of tasks"}))
         return task
 
     @property

@@ -5,6 +5,7 @@ in a second or less, and all state of MuJoCo, the wrappers and the task is as be
 """
 
 import importlib
+import math
 import os
 import warnings
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ class DmControl:
         self.action_space = Box(bounds.minimum.astype(np.float32), bounds.maximum.astype(np.float32))
         size = sum(int(np.prod(spec.shape)) for spec in self.env.observation_spec().values())
         self.observation_space = Box(-np.inf, np.inf, (size,))
-        self.max_steps = int(self.env._step_limit)
+        self.max_steps = int(self.env._step_limit) if math.isfinite(self.env._step_limit) else 0
 
     def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
         self.env.task._random = np.random.RandomState(seed % 2**32)
@@ -126,8 +127,15 @@ SUITES = {"gymnasium": make_gymnasium, "dmc": DmControl, "humanoid_bench": make_
 
 
 def time_limit(env: Any) -> int:
-    """Steps after which an episode of this environment is truncated."""
-    return int(getattr(env, "max_steps", 0) or env.spec.max_episode_steps or 1000)
+    """Steps after which an episode of this environment is truncated.
+
+    Raises:
+        ConfigError: it has no limit.
+    """
+    limit = env.max_steps if isinstance(env, DmControl) else getattr(env, "max_steps", 0) or env.spec.max_episode_steps
+    if not limit:
+        raise ConfigError("the environment has no time limit: its evaluation might never end")
+    return int(limit)
 
 
 # --------------------------------------------------------------------------------------------------------- statistics

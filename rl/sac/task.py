@@ -115,7 +115,8 @@ class Task(AgentTask):
         networks = replace(networks, bfloat16=config.precision == "bfloat16")
         with contextlib.closing(control.make()) as env:
             observations, actions = int(env.observation_space.shape[0]), int(env.action_space.shape[0])
-            gamma = discount(time_limit(env) / control.action_repeat) if config.gamma is None else config.gamma
+            limit = time_limit(env)
+            gamma = discount(limit / control.action_repeat) if config.gamma is None else config.gamma
         phases = phases_of(config, benchmark, control.action_repeat)
         tasks = None if benchmark is None else Tasks(benchmark, control, config.seed)
         sizes = observations if tasks is None else tasks.size, actions
@@ -141,6 +142,8 @@ class Task(AgentTask):
             benchmark=benchmark,
             tasks=tasks,
         )
+        if method.follows_gradients:
+            raise ConfigError(f"method={config.method.name} follows one loss, and rl.sac's actor and critics have two")
         task.check_method(Net({"actor": actor, "critic": plain_critic(critics, 0)}, {}, "sac"), network, NO_PLACE)
         return task
 

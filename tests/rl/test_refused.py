@@ -37,6 +37,7 @@ REFUSED: list[tuple[Program, str, str]] = [
     (SAC, "replay_size=1_000_000_000_000", "replay_size=1000000000000 needs .* fits"),
     (SAC, "method=muon", "method=muon trains a weight as one matrix"),
     (SAC, "method=cbp", "method=cbp watches the passes"),
+    (SAC, "method=dash", "method=dash follows one loss"),
     (SAC, "method=chain method.of=fire+c_chain", "method=fire\\+c_chain watches the passes"),
 ]
 CONTROL = "benchmark=continual_control"
