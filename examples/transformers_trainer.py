@@ -1,4 +1,4 @@
-"""FIRE on the queries and keys of a small GPT-2, in transformers' Trainer. Needs fire-plasticity[transformers]."""
+"""FIRE on a small GPT-2, in transformers' Trainer. Needs fire-plasticity[transformers]."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments

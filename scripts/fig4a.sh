@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Figure 4a of the paper: DQN on three games, five methods, five seeds; then the figure.
 #
-#   scripts/fig4a.sh                                    everything, as in the paper (a GPU; hours: docs/dqn.md)
+#   scripts/fig4a.sh                                    everything, as in the paper (a GPU; hours: docs/paper.md)
 #   scripts/fig4a.sh asterix                            one panel
 #   scripts/fig4a.sh asterix seed=1 device=cuda:1       options for every run
 #   scripts/fig4a.sh --dry-run                          prints every command

@@ -2,7 +2,7 @@
 
     Trainer(callbacks=[FireCallback(Plateau("loss"), solver="exact"), EMAWeightAveraging()])
 
-Needs `pip install "fire-plasticity[lightning]"`.
+Needs, in a clone, `pip install -e ".[lightning]"`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     model.learn(100_000, callback=FireCallback(At(50_000)))
 
-Needs `pip install "fire-plasticity[stable-baselines3]"`.
+Needs, in a clone, `pip install -e ".[stable-baselines3]"`.
 """
 
 from __future__ import annotations

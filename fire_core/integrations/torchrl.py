@@ -3,7 +3,7 @@
     hook = FireHook(actor, Every(10_000))
     hook.register(trainer)
 
-Needs `pip install "fire-plasticity[torchrl]"`.
+Needs, in a clone, `pip install -e ".[torchrl]"`.
 """
 
 from __future__ import annotations

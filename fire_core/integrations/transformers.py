@@ -5,7 +5,7 @@
     fire.bind(trainer)
     trainer.train()
 
-Needs `pip install "fire-plasticity[transformers]"`.
+Needs, in a clone, `pip install -e ".[transformers]"`.
 """
 
 from __future__ import annotations
