@@ -212,7 +212,7 @@ class Task:
         return sum(phase.length.steps for phase in self.phases[self.first_phase : self.methods_from_phase])
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers: its options, and the tokens themselves rather than where they lie."""
+        """What shapes the run's numbers: its options, and the tokens themselves."""
         tokens = {
             part: {split: file.header["sha256"] for split, file in files.items()}
             for part, files in self.corpora.items()

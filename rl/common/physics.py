@@ -23,7 +23,7 @@ class Physics:
         inner = getattr(env, "unwrapped", env)
         physics = getattr(getattr(inner, "env", None), "physics", None)
         if physics is None and not hasattr(inner, "model"):
-            raise ConfigError(f"benchmark=continual_control changes MuJoCo's worlds, and {env} is none")
+            raise ConfigError(f"benchmark.physics changes MuJoCo's worlds, and {env} is none")
         self._model = inner.model if physics is None else physics.model.ptr
         self._data = inner.data if physics is None else physics.data.ptr
         model = self._model

@@ -30,7 +30,7 @@ class Tasks:
         size: of an observation.
 
     Raises:
-        ConfigError: they have different interfaces, or are not MuJoCo's.
+        ConfigError: they have different interfaces, or physics are to change and they are not MuJoCo's.
     """
 
     def __init__(self, benchmark: ContinualControl, control: Control, seed: int) -> None:
@@ -44,7 +44,8 @@ class Tasks:
             try:
                 sizes.append(int(env.observation_space.shape[0]))
                 actions[name] = int(env.action_space.shape[0])
-                Physics(env)
+                if benchmark.physics:
+                    Physics(env)
             finally:
                 env.close()
         check_one_interface("actions", actions)
@@ -73,7 +74,7 @@ class Worker:
     def __init__(self, control: Control, seed: int, tasks: Tasks | None = None) -> None:
         self.tasks, self.repeat, self.seed = tasks, control.action_repeat, seed
         self.envs = [one.make() for one in (tasks.controls if tasks else [control])]
-        self.physics = [Physics(env) for env in self.envs] if tasks else []
+        self.physics = [Physics(env) for env in self.envs] if tasks and tasks.benchmark.physics else []
         self.choose(0)
         self.episode = -1
         self.begin()
@@ -85,7 +86,8 @@ class Worker:
         self.low, self.high = self.env.action_space.low, self.env.action_space.high
         if self.tasks is not None:
             self.change = self.tasks.benchmark.change(self.tasks.seed, task, self.tasks.size)
-            self.physics[place].change(self.change.physics)
+            if self.physics:
+                self.physics[place].change(self.change.physics)
 
     def close(self) -> None:
         """Close the environments."""

@@ -55,7 +55,7 @@ STREAMS: list[tuple[Program, str, str]] = [
     (SAC, "env_steps=400", "env_steps=400 is not benchmark.tasks=3 times benchmark.steps=100"),
     (SAC, "random_steps=100", "benchmark.steps=100 makes phases of 100 decisions"),
     (SAC, "benchmark.sequence=[Hopper-v5,Jumper-v5]", "env.task=Jumper-v5: Environment"),
-    (SAC, "env.task=Pendulum-v1", "changes MuJoCo's worlds, and .*Pendulum.* is none"),
+    (SAC, "env.task=Pendulum-v1 benchmark.physics={gravity:[1.0,2.0]}", "MuJoCo.s worlds, and .*Pendulum.* is none"),
 ]
 REFUSED += [(ATARI, IMAGES, "benchmark.permute=false benchmark.signs=false benchmark.offset=0")]
 REFUSED += [(program, (DQN_STREAM if program is DQN else SAC_STREAM) + more, said) for program, more, said in STREAMS]
