@@ -189,9 +189,8 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
         ended, lead = learner.phase_step == task.phases[learner.phase].length.steps, task.benchmark.lead
         if learner.phase >= lead:
             begin = {"step": sum(phase.length.steps for phase in task.phases[:lead]), "phase": lead}
-            of_tasks = [one for one in (row, learner.row) if one.get("phase", -1) >= lead]
-            now, *before = [one | {key: one[key] - value for key, value in begin.items()} for one in of_tasks]
-            row |= averages(now, before[0] if before else {}, learner.phase_step, ended)
+            now, before = (one and one | {key: one[key] - begin[key] for key in begin} for one in (row, learner.row))
+            row |= averages(now, before, learner.phase_step, ended)
         if ended:
             row |= stability(task, learner, row)
     learner.clear_sums()
