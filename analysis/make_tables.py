@@ -299,7 +299,7 @@ def convergence(page: Page) -> None:
 
 
 def figure2_small(page: Page) -> None:
-    """Figure 2 in small, panel a, and the same at the paper's width, from the tables of their studies."""
+    """Figure 2 in small, and panel a at the paper's width, from the tables of their studies."""
     panels = {}
     for name, study, title in (("a", "small_a", "Width 16, 5 epochs a phase"), ("wide", "wide", "Width 64, 20 epochs")):
         runs, curves = page.study(f"figure2_{study}"), page.study(f"figure2_{study}.curves")
@@ -307,6 +307,9 @@ def figure2_small(page: Page) -> None:
     small = page.study("figure2_small_a")
     page.tables["tests"], page.tables["order a"] = small_figure2.against_fire(small), small_figure2.order(small)
     page.figures["warm_start"] = partial(small_figure2.figure, panels, page.width)
+    classes = page.study("figure2_small_c.curves")
+    page.tables["c"] = small_figure2.over_phases(classes)
+    page.figures["classes"] = partial(small_figure2.figure, {"Two classes more in each phase": classes}, page.width)
 
 
 def similarity_dial(page: Page) -> None:

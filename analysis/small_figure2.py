@@ -1,4 +1,4 @@
-"""Figure 2 in small, panel a (docs/protocol.md, study 1): its table beside the paper's end values, and its curves."""
+"""Figure 2 in small (docs/protocol.md, studies 1 and 6): tables beside the paper's end values, and curves."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +13,14 @@ from scipy import stats
 from analysis import style
 from analysis.estimates import mean, paired
 from analysis.result_figures import size_of
-from analysis.summary import by_seed, correct
+from analysis.summary import Column, Table, by_seed, correct, summarise
 
 # Test accuracy at the end of the warm start on CIFAR-10, read off the paper's figure 2.
 PAPER = {"full_reset": 0.847, "fire": 0.829, "dash": 0.826, "parseval": 0.825, "snp": 0.803, "base": 0.778}
 NAMES = style.NAMES | {"fresh": "Base, fresh start"}
 TESTED = ("base", "full_reset", "snp", "dash")  # against FIRE, by the protocol
+MEAN = Column("mean over phases", "ends")
+PHASES = Table((MEAN, Column("last phase", "ends", "last"), Column("right after a boundary", "after")), MEAN.heading)
 SHOWN = (*TESTED, "fire", "random_isometry")  # in the figure
 
 
@@ -78,6 +80,21 @@ def against_fire(runs: pd.DataFrame) -> pd.DataFrame:
     found: list[object] = [paired(fire, by_seed(runs[runs["row"] == row], column="test/accuracy")) for row in TESTED]
     correct([found])
     return pd.DataFrame({"FIRE against": [NAMES[row] for row in TESTED], "difference": found})
+
+
+def over_phases(curves: pd.DataFrame) -> pd.DataFrame:
+    """A row for each method of a panel with many phases, the best first: of each seed the mean over phases.
+
+    Args:
+        curves: a row for each epoch, and one for each boundary.
+    """
+    keys, after = ["row", "seed", "phase"], "boundary/test_accuracy_after"
+    ends = curves.dropna(subset="epoch").sort_values("epoch").groupby(keys)["test/accuracy"].last()
+    begins = curves.dropna(subset=after).groupby(keys)[after].last()
+    found = pd.DataFrame({"ends": ends, "after": begins}).reset_index()
+    table = summarise(found.rename(columns={"row": "method", "phase": "task"}), PHASES)
+    seeds = found.pivot_table("ends", "row", "seed").map("{:.3f}".format).agg(", ".join, axis=1)
+    return table.assign(seeds=table["method"].map(seeds), method=table["method"].map(NAMES))
 
 
 def figure(panels: Mapping[str, pd.DataFrame], width: str) -> Figure:

@@ -144,10 +144,6 @@ class Mixture:
                     f"{file.path} has {len(file)} tokens here, too few for model.block_size={self.block_size}"
                 )
 
-    def __len__(self) -> int:
-        """Tokens in all files, the length of a pass (as in the authors' code)."""
-        return sum(len(file) for file in self.files)
-
     def batch(self, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
         """Inputs and next tokens, int64 (size, block_size) each, at random places."""
         draws = generator.random(size if self.by == "sequence" else 1)

@@ -182,21 +182,15 @@ def markdown(steps: Sequence[Steps], command: str) -> str:
     return "\n".join([*lines, "", "201: 200 steps were not enough.", ""])
 
 
-def plot(rows: Sequence[Row], paths: Sequence[Path], width: str = "page") -> None:
-    """The largest DfI / n over iterations: a panel for each set of weights, a line for each solver and start.
-
-    Args:
-        rows: what to draw.
-        paths: files to write.
-        width: "column" of a paper, with the panels below one another, or "page", with up to three in a row.
-    """
+def plot(rows: Sequence[Row], paths: Sequence[Path]) -> None:
+    """The largest DfI / n over iterations: a panel for each set of weights, a line for each solver and start."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     labels = list(dict.fromkeys(row.weights for row in rows))
-    columns = min(1 if width == "column" else 3, len(labels))
+    columns = min(3, len(labels))
     height = -(-len(labels) // columns)
     figure, axes = plt.subplots(
         height, columns, figsize=(3.4 * columns, 2.6 * height), sharey=True, squeeze=False, layout="constrained"
@@ -225,7 +219,7 @@ def plot(rows: Sequence[Row], paths: Sequence[Path], width: str = "page") -> Non
     plt.close(figure)
 
 
-def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str, width: str = "page") -> None:
+def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str) -> None:
     """All files into `out`; without matplotlib, no pictures."""
     if steps:
         (out / "convergence.md").write_text(markdown(steps, command))
@@ -234,7 +228,7 @@ def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str, 
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
     try:
-        plot(rows, [out / "convergence.png", out / "convergence.pdf"], width)
+        plot(rows, [out / "convergence.png", out / "convergence.pdf"])
     except ImportError:
         print("no .png and .pdf: pip install matplotlib", file=sys.stderr)
 
@@ -278,7 +272,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/convergence"))
     parser.add_argument("--json", action="store_true", help="the rows as a JSON list at the end, progress on stderr")
-    parser.add_argument("--width", default="page", choices=("column", "page"), help="of the figure")
     options = parser.parse_args(arguments)
     options.iterations = sorted(set(options.iterations))
     weights: dict[str, Sequence[Tensor]] = {}
@@ -307,6 +300,6 @@ def main(arguments: list[str] | None = None) -> int:
         ["python -m fire_core.convergence", *(Path(a).name if Path(a).is_absolute() else a for a in given)]
     )
     rows, steps = run(weights, options)
-    write(rows, steps, options.out, command, options.width)
+    write(rows, steps, options.out, command)
     print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else f"wrote {options.out}/convergence.*")
     return 0

@@ -104,10 +104,6 @@ class FrameReplay(Ring):
         for env in which.tolist():
             self.written[env] += 1
 
-    def __len__(self) -> int:
-        """Rows held."""
-        return sum(min(written, self.rows) for written in self.written)
-
     def draw(
         self, size: int, generator: torch.Generator, part: tuple[float, float] = (0.0, 1.0)
     ) -> tuple[Tensor, Tensor]:

@@ -51,3 +51,10 @@ def test_fire_is_compared_with_what_the_protocol_names() -> None:
         zip(found["FIRE against"], (round(pair.difference.mean, 2) for pair in found["difference"]), strict=True)
     )
     assert means == {"Base": 0.1, "Full reset": 0.15, "S&P": 0.05, "DASH": 0.05}
+
+
+def test_of_many_phases_the_mean_of_their_ends_counts():
+    found = small_figure2.over_phases(tables()[1]).set_index("method")
+    assert found["mean over phases"].map(lambda cell: round(cell.mean, 3)).to_dict() == {
+        "FIRE": 0.55, "Base": 0.5, "Full reset": 0.475
+    }  # fmt: skip
