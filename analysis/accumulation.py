@@ -78,5 +78,5 @@ def figure(curves: pd.DataFrame, width: str) -> Figure:
         axes.set_ylabel(name[0].upper() + name[1:])
     for axes in panels[1]:
         axes.set_xlabel("Task")
-    drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=6)
+    drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=6)
     return drawn

@@ -73,6 +73,6 @@ def figure(streams: Mapping[str, pd.DataFrame], width: str) -> Figure:
         shares = sorted(runs["share"].unique())
         panels[0, column].set_title(f"Digits, {stream}", fontsize=7)
         panels[1, column].set_xticks(shares, [f"{share:g}" for share in shares])
-        panels[1, column].set_xlabel(f"Share of {stream} that a task redraws")
-    drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=6)
+        panels[1, column].set_xlabel(f"Share of {stream} redrawn")
+    drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=6)
     return drawn

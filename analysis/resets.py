@@ -51,14 +51,16 @@ def differences(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def figure(curves: pd.DataFrame, width: str) -> Figure:
-    """Accuracy at the end of each task, a panel for each optimizer; most of base lies below the axes."""
+    """Accuracy at the end of each task, a panel for each optimizer; most of base is below."""
     palette, called = style.Palette(RESETS), {reset: style.NAMES[reset] for reset in RESETS}
     ends = curves.dropna(subset="train/accuracy").assign(task=lambda rows: rows["phase"] + 1)
-    drawn, panels = plt.subplots(1, len(OPTIMIZERS), figsize=(size_of(width), 2.2), sharey=True, layout="constrained")
+    rows, columns = (len(OPTIMIZERS), 1) if width == "column" else (1, len(OPTIMIZERS))
+    size = size_of(width), 1 + 1.2 * rows
+    drawn, panels = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, layout="constrained")
     for (optimizer, title), axes in zip(OPTIMIZERS.items(), panels, strict=True):
         draw_tasks(axes, ends[ends["optimizer"] == optimizer], "train/accuracy", called, palette)
         axes.set_title(title, fontsize=7)
     panels[0].set_ylim(0.65, 1.01)
-    panels[0].set_ylabel("Training accuracy, end of a task")
-    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=6)
+    panels[0].set_ylabel("Training accuracy")
+    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=6)
     return drawn
