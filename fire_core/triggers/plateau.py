@@ -79,7 +79,7 @@ class Plateau(Trigger):
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
         if self.begin is None:
-            self.begin = self._next(last)
+            self.begin = self._next(self.last or 0)
         if step <= self.begin:
             return None
         given = metrics.get(self.metric)
