@@ -207,8 +207,7 @@ def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: floa
         held_out[-1] = True
     if all(held_out) or not any(held_out):
         raise ConfigError(
-            f"{source}: {len(named)} documents leave nothing for {'training' if any(held_out) else 'validation'}; the "
-            "paragraphs of a file, apart by blank lines, or the files of a folder are documents"
+            f"{source}: {len(named)} documents leave one split empty; these are a folder's files or a file's paragraphs"
         )
 
     def documents() -> Iterator[tuple[str, bool]]:
@@ -244,6 +243,6 @@ def _load_dataset(repository: str, name: str | None, revision: str | None) -> An
     except Exception as error:  # connection, hub and disk errors of many classes
         cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"cannot load {repository}: {cause}; dataset.repository= takes a folder of parquet files, or with "
+            f"cannot load {repository}: {cause}; dataset.repository= takes a folder of parquet, or with "
             "dataset.revision= another copy on the hub"
         ) from None

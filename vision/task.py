@@ -135,11 +135,7 @@ class Task:
         return task
 
     def check_schedule(self) -> None:
-        """Refuse the authors' schedule where it would train phases, or their first part, at rate 0.
-
-        Raises:
-            ConfigError: it would.
-        """
+        """Raise a ConfigError where the authors' schedule would begin a phase at rate 0."""
         if not all(self.rate_factor(index, 0) for index in range(len(self.phases))):
             raise ConfigError(
                 f"schedule=reference begins at rate 0 with epochs={self.config.epochs} and these passes: take "
@@ -174,10 +170,10 @@ class Task:
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers; of images in files, what they are rather than where they lie."""
-        found = identity(asdict(self.config))
-        if {"path", "root"} & self.config.dataset.keys():
-            found["dataset"] = {"contents": self.contents} | without(found["dataset"], ("path",))
+        """What shapes the run's numbers; of a folder of one's own, what is in it rather than where it lies."""
+        found, files, usual = identity(asdict(self.config)), self.config.dataset, self.config.paths.data
+        if "path" in files or files.get("root", usual) != usual:
+            found["dataset"]["path"] = self.contents
         return found
 
     @functools.cached_property

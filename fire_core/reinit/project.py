@@ -232,13 +232,7 @@ def _complete(
 ) -> Tensor:
     """Solve rank-deficient matrices again with their initial weights, in place in Q; rare, so nothing is kept ready.
 
-    Args:
-        work: of this rank.
-        Q: its factors.
-        deficient: which of them, (b,) bool.
-        anywhere: which of the whole batch, (count,), the same on every rank.
-        how: as in `project`.
-        initial: initial weights by name.
+    `deficient` says which of this rank's (b,), `anywhere` which of the batch (count,), the same on every rank.
 
     Returns:
         For which matrices initial weights that are not zero were at hand, (b,) bool.

@@ -15,7 +15,7 @@ from fire_core.ranges import Count, Share, checked
 from fire_core.triggers.measured import Measured, Steps
 from fire_core.units.graph import Units
 from fire_core.units.trace import unit_graph
-from fire_core.units.watch import Watch, mean_magnitude
+from fire_core.units.watch import Watch, is_trained, mean_magnitude
 from fire_core.weights.topology import unwrap
 
 SAMPLES = 256
@@ -155,7 +155,7 @@ class EffectiveRank(Seen):
         features: dict[nn.Module, Tensor] = {}
 
         def look(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-            if layer.training or not only_training:
+            if is_trained(layer) or not only_training:
                 rows = given[0].detach().flatten(0, -2)
                 features[layer] = rows[:: -(-len(rows) // SAMPLES)].float()  # (samples, features)
 

@@ -1,7 +1,7 @@
 """A trigger that follows a loss or score which training has anyway."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any
 
 import torch
@@ -85,7 +85,7 @@ class Plateau(Trigger):
         given = metrics.get(self.metric)
         if given is not None:
             self._add(given)
-        self.due |= step // self.every > last // self.every
+        self.due |= step // self.every > max(last, self.begin) // self.every
         if self.due and self.count:
             self._end_window()
         if self.waited < self.patience:
@@ -128,3 +128,6 @@ class Plateau(Trigger):
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"sum": float(self.sum)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict({"begin": 0, **state})  # earlier states have none

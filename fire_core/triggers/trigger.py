@@ -174,6 +174,8 @@ class Either(Trigger):
         return f"({' | '.join(map(str, self.parts))})"
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
+        for part in self.parts:
+            part.last = self.last
         firings = [firing for part in self.parts if (firing := part.look(last, step, net, metrics)) is not None]
         if not firings:
             return None

@@ -225,7 +225,7 @@ def _forget_rows(optimizer: Optimizer, group: dict[str, Any], p: Tensor, rows: T
         _forget(optimizer, group, p)
         return [f"{type(optimizer).__name__} keeps {odd[0]}, which no part of a weight can be reset in: all of it was"]
     for name, value in state.items():
-        if value.shape == p.shape:
+        if isinstance(value, Tensor) and value.shape == p.shape:
             # writing to rows of a DTensor would write to a copy
             whole = distributed.full(value).clone() if distributed.is_sharded(value) else value
             first: Tensor | float = group.get(_FIRST_VALUES.get(name, ""), 0.0)

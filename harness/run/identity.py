@@ -32,9 +32,9 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     part = without(config, NOT_IDENTITY)
     if isinstance(part.get("dataset"), dict):
         part["dataset"] = without(part["dataset"], PLACES)
-    for group, option in (("env", "threads"), ("replay", "segment")):  # which change no number
-        if isinstance(part.get(group), dict):
-            part[group] = without(part[group], (option,))
+    for group, option, usual in (("env", "threads", None), ("replay", "segment", 1024)):  # they change no number
+        if option in (part.get(group) or {}):
+            part[group] = part[group] | {option: usual}
     if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers
         del part["trigger"]
     if not part.get("holdout"):  # as in all runs before it could be asked for

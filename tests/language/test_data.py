@@ -126,7 +126,7 @@ def test_an_interrupted_preparation_begins_anew(tmp_path, options, monkeypatch):
 
 def test_one_document_leaves_nothing_to_hold_out(tmp_path, options):
     (tmp_path / "one.txt").write_text("line\n" * 50)
-    with pytest.raises(ConfigError, match=r"1 documents leave nothing for validation; the paragraphs"):
+    with pytest.raises(ConfigError, match=r"1 documents leave one split empty"):
         make(tmp_path, options | {"path": str(tmp_path / "one.txt")})
 
 

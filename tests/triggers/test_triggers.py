@@ -97,11 +97,12 @@ def test_plateau_of_a_score_that_comes_seldom():
 
 
 def test_plateau_takes_whole_windows_after_a_late_start_and_another_s_act():
-    trigger = Plateau("loss", every=100, patience=2)
-    trigger.start(after=90)
-    assert [step for step in range(91, 450) if trigger.ask(step, loss=0.0 if step == 100 else 1.0)] == [400]
+    for trigger in (Plateau("loss", every=100, patience=2), Plateau("loss", every=100, patience=2) | Every(1000)):
+        trigger.start(after=90)  # and asked every third step: 102 comes first after the window's begin
+        losses = {93: 0.0, 102: -50.0}
+        assert [step for step in range(93, 450, 3) if trigger.ask(step, loss=losses.get(step, 1.0))] == [402]
     trigger.acted(455)
-    assert trigger.begin == 500
+    assert trigger.parts[0].begin == 500
 
 
 def test_a_firing_says_why():

@@ -243,7 +243,7 @@ def test_rows_of_state_that_does_not_begin_at_zero(rows: Any) -> None:
     parameters, optimizer = trained(lambda p: torch.optim.Rprop(p, lr=0.3))
     weight = parameters[0]
     state = optimizer.state[weight]
-    state["z"] = torch.zeros_like(weight)  # as schedule-free keeps it
+    state |= {"z": torch.zeros_like(weight), "turns": 3}  # as schedule-free keeps it; a plain number, as timm's
     before = copy.deepcopy(state)
     reset_optimizer_state(optimizer, [weight], rows=rows)
     assert torch.equal(state["z"][[1, 4]], weight[[1, 4]])
