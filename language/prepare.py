@@ -93,7 +93,7 @@ def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool)
     if not all((folder / f"{split}.json").exists() for split in SPLITS):
         defaults = inspect.signature(get_method(options["_target_"])).parameters
         own = {name: value for name, value in options.items() if name in defaults and value != defaults[name].default}
-        also = "".join(f" dataset.{name}={value}" for name, value in own.items())
+        also = "".join(f" dataset.{name}={'null' if value is None else value}" for name, value in own.items())
         raise ConfigError(
             f"dataset {options['name']} is not prepared in {folder}: run python -m language.prepare "
             f"dataset={options['name']}{also} tokenizer={tokenizer.name} paths.data={data} first"
