@@ -103,8 +103,6 @@ def test_the_future_is_not_seen():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_layer": 0}, r"^n_layer must be in \[1, 1000\], got 0$"),
-        ({"hidden": 0}, r"^hidden must be in \[1, 1048576\], got 0$"),
         ({"n_embd": 18}, r"^n_embd must be a multiple of n_head=4, got 18$"),
         ({"n_kv_head": 3}, r"^n_kv_head must divide n_head=4, got 3$"),
         ({"activation": "selu"}, r"^activation=selu is unknown; accepted: gelu, relu2, swiglu$"),

@@ -9,7 +9,6 @@ from tests.programs import ATARI, DQN, SAC, Program
 
 TASKS = {"dqn": DqnTask, "sac": SacTask}
 REFUSED: list[tuple[Program, str, str]] = [
-    (DQN, "num_envs=0", r"num_envs must be in \[1, 1024\], got 0"),
     (DQN, "midpoint=400", "must come before total_steps=400"),
     (DQN, "learning_starts=300", "learning_starts=300 must be at least num_envs=2 and less than midpoint=200"),
     (DQN, "midpoint=380 learning_starts=50 boundary.replay=new", "must be less than 18 after the midpoint"),

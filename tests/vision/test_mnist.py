@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from harness.config.errors import ConfigError
+from tests.programs import compose
 from vision.data import mnist
 from vision.data.mnist import load_fashion_mnist, load_mnist, read_idx
+from vision.task import Task
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
@@ -20,9 +22,9 @@ def idx(array: np.ndarray) -> bytes:
     return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
-def write(folder: Path, packed: bool = False) -> dict[str, np.ndarray]:
+def write(folder: Path, packed: bool = False, seed: int = 0) -> dict[str, np.ndarray]:
     """The four files, 20 training and 10 test images; what is in them."""
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(seed)
     arrays = {}
     for part, count in (("train", 20), ("t10k", 10)):
         arrays[f"{part}-images-idx3-ubyte"] = draw.integers(0, 256, (count, 28, 28), dtype=np.uint8)
@@ -45,6 +47,16 @@ def test_images_and_labels_are_those_of_the_files(tmp_path: Path, packed: bool, 
     scaled = arrays[IMAGES].astype(np.float64)
     assert data.mean.item() == pytest.approx(scaled.mean(), rel=1e-6)
     assert data.std.item() == pytest.approx(scaled.std(), rel=1e-6)
+
+
+def test_a_run_is_named_by_what_is_in_the_files_and_not_by_their_place(tmp_path: Path) -> None:
+    found = []
+    for packed, seed in ((False, 0), (True, 0), (False, 1)):
+        root = tmp_path / str(len(found))
+        write(root, packed, seed)
+        options = ("dataset=fashion_mnist", f"dataset.root={root}", "benchmark=random_labels", "benchmark.samples=20")
+        found.append(Task.from_config(compose("vision", *options)).identity())
+    assert found[0] == found[1] != found[2]
 
 
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {

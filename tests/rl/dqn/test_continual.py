@@ -56,6 +56,12 @@ def test_a_known_boundary_restarts_the_same_whatever_the_method(options: tuple[s
     assert same(learner.target.state_dict(), learner.q.state_dict())
 
 
+def test_what_is_measured_is_part_of_a_first_task() -> None:
+    """Its rows hold it: a run that measures nothing shares it with none that does."""
+    one, other = (at_task(0, f"metrics={level}")[0].first_phase_identity() for level in ("off", "cheap"))
+    assert one != other
+
+
 def test_a_hidden_boundary_leaves_all_as_it_is() -> None:
     task, learner = at_task(1, "benchmark.boundaries=hidden")
     assert not same(learner.target.state_dict(), learner.q.state_dict())

@@ -175,3 +175,8 @@ def test_packages_that_are_absent_or_other_versions_are_named(
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     with pytest.raises(ConfigError, match=said):
         Control(suite, "h1-walk-v0").make()
+
+
+def test_an_environment_without_a_time_limit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no time limit"):
+        control.time_limit(SimpleNamespace(spec=SimpleNamespace(max_episode_steps=None)))
