@@ -173,8 +173,13 @@ STUDIES = {
         "vision",
         ("experiment=fig2a_cifar10", *SMALL),
         methods("base", "full_reset", "fire"),
-        {"*": range(111, 114)},
-        {"10 epochs": ("epochs=10",), "batch 128": ("epochs=5", "batch_size=128"), "bfloat16": ("epochs=5", *HALF)},
+        {"*": (116,)},
+        {
+            "5 epochs": ("epochs=5", *HALF),
+            "10 epochs": ("epochs=10", *HALF),
+            "batch 128": ("epochs=5", "batch_size=128", *HALF),
+            "float32": ("epochs=5",),
+        },
     ),
     "figure2_wide": Study(
         "vision",
