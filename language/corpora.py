@@ -68,8 +68,8 @@ def pydoc(val_fraction: Part = 0.1) -> Corpus:
     """
     from pydoc_data.topics import topics
 
-    sections = [(name, text) for name, text in sorted(topics.items())]
-    return _in_memory(f"pydoc_data.topics of Python {platform.python_version()}", sections, val_fraction)
+    source = f"pydoc_data.topics of Python {platform.python_version()}"
+    return _in_memory(source, sorted(topics.items()), val_fraction)
 
 
 @checked

@@ -162,6 +162,7 @@ SIZES = {
 JPEG = ("dataset=folder", "dataset.path=data/cifar10_jpeg", "cache=on")
 SMALL = (*JPEG, "model.width=16")
 HALF = ("precision=bfloat16",)
+LABELS = "experiment=plasticity_random_labels"
 STUDIES = {
     "figure2_small_a": Study(
         "vision",
@@ -197,17 +198,12 @@ STUDIES = {
         {"*": range(104, 107)},
     ),
     "sac_rows": Study("sac", PENDULUM, ROWS_SAC, TEN),
-    "dial_labels": Study("vision", ("experiment=plasticity_random_labels",), DIAL, TEN, SHARES, (1e-3, 3e-3, 1e-2)),
+    "dial_labels": Study("vision", (LABELS,), DIAL, TEN, SHARES, (1e-3, 3e-3, 1e-2)),
     "dial_pixels": Study("vision", ("experiment=plasticity_permuted",), DIAL, TEN, SHARES, (1e-3, 3e-3, 1e-2)),
-    "accumulation": Study(
-        "vision",
-        ("experiment=plasticity_random_labels", "benchmark.tasks=100", "metrics=full"),
-        ACCUMULATION,
-        TEN,
-    ),
+    "accumulation": Study("vision", (LABELS, "benchmark.tasks=100", "metrics=full"), ACCUMULATION, TEN),
     "ranking_labels": Study(
         "vision",
-        ("experiment=plasticity_random_labels", "benchmark.tasks=50"),
+        (LABELS, "benchmark.tasks=50"),
         RANKED,
         TEN,
         SCRAMBLES,
@@ -229,17 +225,15 @@ STUDIES = {
     "sac_cells": Study("sac", PENDULUM, CELLS_SAC, TEN),
     "fashion_labels": Study(
         "vision",
-        ("experiment=plasticity_random_labels", "dataset=fashion_mnist", "epochs=100", "batch_size=16"),
+        (LABELS, "dataset=fashion_mnist", "epochs=100", "batch_size=16"),
         FASHION,
         {"*": range(101, 106)},
         rates=RATES,
     ),
-    "resets_optimizers": Study(
-        "vision", ("experiment=plasticity_random_labels",), COMBINED, TEN, rates=(1e-3, 3e-3, 1e-2, 3e-2)
-    ),
+    "resets_optimizers": Study("vision", (LABELS,), COMBINED, TEN, rates=(1e-3, 3e-3, 1e-2, 3e-2)),
     "resets_muon": Study(
         "vision",
-        ("experiment=plasticity_random_labels",),
+        (LABELS,),
         MUON,
         {"*": range(111, 121)},
         rates=(1e-3, 1e-2),

@@ -38,7 +38,7 @@ def no_denormals() -> Iterator[None]:
         torch.set_flush_denormal(was)
 
 
-def save(task: Task, learner: Learner, run: Run) -> None:
+def save(learner: Learner, run: Run) -> None:
     """Write a checkpoint, unless a weight is not finite."""
     check_finite(learner.step, learner.loss_sum, *learner.model.state_dict().values())
     run.checkpoint(learner.step, learner.state_dict())

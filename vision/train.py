@@ -58,7 +58,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             learner.load_state_dict(task, state)
     start(task, learner, None if config.compile == "off" else pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
-    write_checkpoint = functools.partial(save, task, learner, run)
+    write_checkpoint = functools.partial(save, learner, run)
     with Loop(learner, run, task.total_steps, title, config.progress) as loop, no_denormals():
         for index, phase in enumerate(task.phases[:stop]):
             if index < learner.phase:

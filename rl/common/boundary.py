@@ -13,11 +13,7 @@ from fire_core.weights.layout import resolve
 from harness.config.errors import ConfigError
 
 log = logging.getLogger(__name__)
-POLICY = {
-    "optimizer": "new",
-    "temperature": "new",
-    "target": "copy",
-}  # unless the method's `restarts` departs
+POLICY = {"optimizer": "new", "temperature": "new", "target": "copy"}  # unless the method's `restarts` departs
 
 
 @dataclass

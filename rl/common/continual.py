@@ -129,8 +129,9 @@ class ContinualControl:
         return split(*(self.steps // each * task for task in range(1, self.tasks + 1)))
 
     def changes_observations(self) -> list[str]:
-        """The options that would change an observation's numbers."""
-        return [name for name, on in vars(self).items() if name in ("permute", "signs", "offset") and on]
+        """What turns off the options that change observations, of those that are on."""
+        off = {"size": "null", "permute": "false", "signs": "false", "offset": "0"}
+        return [f"benchmark.{name}={value}" for name, value in off.items() if getattr(self, name)]
 
     def change(self, seed: int, task: int, size: int) -> Change:
         """What a task changes, by the run's seed.

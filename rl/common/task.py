@@ -13,6 +13,7 @@ from harness.config.build import build
 from harness.config.checks import Group, OptionalGroup, check_method
 from harness.config.config import Compile, Trunk
 from harness.config.errors import ConfigError
+from harness.config.given import refuse_idle
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training.plasticity import LEVELS
@@ -90,13 +91,17 @@ class AgentTask:
     def method_optimizes(self, index: int) -> bool:
         """Whether phase `index` has the method's own optimizer, if it brings one: after a boundary at which optimizers
         are new, and where boundaries are hidden, from the start."""
-        hidden = self.benchmark is not None and not self.benchmark.known
-        return (index > 0 or hidden) and self.config.boundary.optimizer == "new"
+        return (index > 0 or self.hides_boundaries) and self.config.boundary.optimizer == "new"
 
     @property
     def knows_boundaries(self) -> bool:
         """Whether the agent is told where each task of a stream starts."""
         return self.benchmark is not None and self.benchmark.known
+
+    @property
+    def hides_boundaries(self) -> bool:
+        """Whether the agent is not told of the boundaries of its stream."""
+        return self.benchmark is not None and not self.benchmark.known
 
     @property
     def restarts_at_boundaries(self) -> bool:
@@ -123,13 +128,13 @@ class AgentTask:
         check_method(method, net, name=name, network=network, without=without)
         check_boundary(method, name, optimizer=config.boundary.optimizer, target=config.boundary.target)
         at_boundaries = acts_at_boundaries(config.trigger)
-        if at_boundaries and method.overrides("at_boundary") and self.benchmark and not self.benchmark.known:
+        if at_boundaries and self.hides_boundaries and method.overrides("at_boundary"):
             raise ConfigError(
                 f"benchmark.boundaries=hidden: method={name} cannot act at them; say when it acts, such as "
                 "trigger=every"
             )
-        hidden = self.benchmark is not None and not self.benchmark.known
-        if not at_boundaries and method.overrides("optimizer") and not hidden:
+        optimizes = method.overrides("optimizer")
+        if optimizes and not (at_boundaries or self.hides_boundaries):
             raise ConfigError(
                 f"method={name} brings an optimizer of its own at the midpoint: it needs trigger=boundary"
             )
@@ -144,6 +149,10 @@ class AgentTask:
             total_steps=self.total_steps,
             restarts=config.boundary.restarts_networks,
         )
+        if not self.restarts_at_boundaries:
+            fires = self.trigger is not None or optimizes
+            idle = ("boundary.replay", "boundary.statistics") if fires else ("boundary",)
+            refuse_idle(dict.fromkeys(idle, "where boundaries restart nothing"))
 
 
 def build_benchmark(config: AgentConfig | DictConfig) -> ContinualControl | None:

@@ -32,8 +32,7 @@ class Changing(Emulator):
         check_one_interface("actions", {name: e.actions for name, e in zip(names, emulators, strict=True)})
         for name, emulator in zip(names, emulators, strict=True):
             if len(emulator.frame) != 1 and (changed := benchmark.changes_observations()):
-                off = " ".join(f"benchmark.{option}={'0' if option == 'offset' else 'false'}" for option in changed)
-                raise ConfigError(f"env={name} shows images, of which only vectors' numbers can be changed: {off}")
+                raise ConfigError(f"env={name} shows images, which no option changes: {' '.join(changed)}")
         self.vectors = len(first.frame) == 1
         self.envs, self.actions, self.dtype, self.stack = first.envs, first.actions, first.dtype, first.stack
         self.random = any(emulator.random for emulator in emulators)

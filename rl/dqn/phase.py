@@ -22,7 +22,6 @@ from rl.dqn.task import Task, make_env
 from rl.dqn.update import chosen, epsilon, huber
 
 PROBE = 256  # transitions on which plasticity is measured
-TENTH = 0.1
 ATARI = "rl.dqn.atari.make"
 BATCHES = 16  # for a method, at the midpoint or after a row
 
@@ -83,7 +82,7 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
     with net.mode(training=False):
         gradients = torch.autograd.grad(loss(), trained)
         numbers["gradient_norm"] = torch.nn.utils.get_total_norm(gradients).item()
-        for name, part in (("td_old", (0.0, TENTH)), ("td_fresh", (1 - TENTH, 1.0))):
+        for name, part in (("td_old", (0.0, 0.1)), ("td_fresh", (0.9, 1.0))):
             drawn = learner.replay.gather(*learner.replay.draw(PROBE, generator, part))
             observations, targets = probe_batch(task, learner, drawn)
             with torch.no_grad():

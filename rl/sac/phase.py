@@ -22,7 +22,6 @@ from rl.sac.workers import play_episodes
 
 LOOKED_AT = 8192  # transitions that a method gets, in batches
 PROBE = 512  # transitions on which plasticity is measured
-TENTH = 0.1
 
 
 @torch.inference_mode()
@@ -153,7 +152,7 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         gradients = torch.autograd.grad(value, trained)
         numbers[name] = torch.nn.utils.get_total_norm(gradients).item()
-    for name, part in (("td_old", (0.0, TENTH)), ("td_fresh", (1 - TENTH, 1.0))):
+    for name, part in (("td_old", (0.0, 0.1)), ("td_fresh", (0.9, 1.0))):
         drawn = learner.replay.sample_part(PROBE, generator, part)
         inputs, y = targets_for(task, learner, drawn, generator)
         with torch.no_grad():

@@ -109,16 +109,11 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
             learner.replay.forget()
         if task.restarts_at_boundaries and config.boundary.statistics == "new":
             learner.statistics = Statistics(task.observations)
-        if task.tasks is not None:
-            begin_task(task, learner)
+        if task.tasks is not None:  # new episodes begin, those of the next task
+            learner.workers.choose(learner.phase)
+            learner.workers.begin()
+            learner.of_tasks.begin_task()
     learner.clear_sums()
-
-
-def begin_task(task: Task, learner: Learner) -> None:
-    """Let new episodes begin, those of the next task of a stream."""
-    learner.workers.choose(learner.phase)
-    learner.workers.begin()
-    learner.of_tasks.begin_task()
 
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
@@ -150,7 +145,7 @@ def restart(task: Task, learner: Learner, context: Context | None = None) -> Non
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     """A decision in every environment, and while they make it the updates that are due; the last one's critic loss."""
     config, loss = task.config, None
-    actions = choose_actions(task, learner, acts)
+    actions = choose_actions(task, learner)
     learner.workers.send(actions)
     if learner.decisions(task) >= config.random_steps:
         loss = learn(task, learner, acts)
@@ -162,7 +157,7 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 
 
 @torch.inference_mode()
-def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
+def choose_actions(task: Task, learner: Learner) -> np.ndarray:
     """An action in [-1, 1] for each environment, (environments, actions): random at first, then from the policy."""
     observations = learner.workers.observations
     if task.config.normalize_observations:

@@ -57,6 +57,8 @@ DQN = {
     "experiment=continual_minatar benchmark.boundaries=hidden method=upgd lr=0.1": UPGD,
     "env=cartpole eval.episodes=1 eval.steps=9": "eval.steps has no effect beside eval.episodes=1",
     "experiment=continual_cartpole midpoint=9": "midpoint has no effect in a stream of tasks",
+    "experiment=continual_cartpole benchmark.boundaries=hidden boundary.target=keep": "boundary.target has no effect",
+    "method=fire trigger=every boundary.replay=new": "boundary.replay has no effect where boundaries restart nothing",
     "env=asterix model=q_mlp": "model=q_mlp: q_mlp needs vectors, got observations of shape (4, 84, 84)",
 }
 SAC = {

@@ -42,7 +42,7 @@ REFUSED: list[tuple[Program, str, str]] = [
 CONTROL = "benchmark=continual_control"
 DQN_STREAM = f"{CONTROL} benchmark.tasks=4 benchmark.steps=100 benchmark.size=6 total_steps=400 learning_starts=20 "
 SAC_STREAM = f"{CONTROL} benchmark.tasks=3 benchmark.steps=100 env_steps=300 random_steps=20 env=hopper "
-IMAGES = f"{CONTROL} benchmark.tasks=2 benchmark.steps=120 total_steps=240"
+IMAGES = f"{CONTROL} benchmark.tasks=2 benchmark.steps=120 total_steps=240 benchmark.size=6"
 STREAMS: list[tuple[Program, str, str]] = [
     (DQN, "benchmark.sequence=[CartPole-v1,Acrobot-v1]", "one number of actions, got CartPole-v1 2, Acrobot-v1 3"),
     (DQN, "benchmark.size=3", "benchmark.size=3 is less than the 4 numbers of env=cartpole"),
@@ -56,7 +56,7 @@ STREAMS: list[tuple[Program, str, str]] = [
     (SAC, "benchmark.sequence=[Hopper-v5,Jumper-v5]", "env.task=Jumper-v5: Environment"),
     (SAC, "env.task=Pendulum-v1 benchmark.physics={gravity:[1.0,2.0]}", "MuJoCo.s worlds, and .*Pendulum.* is none"),
 ]
-REFUSED += [(ATARI, IMAGES, "benchmark.permute=false benchmark.signs=false benchmark.offset=0")]
+REFUSED += [(ATARI, IMAGES, "size=null benchmark.permute=false benchmark.signs=false benchmark.offset=0")]
 REFUSED += [(program, (DQN_STREAM if program is DQN else SAC_STREAM) + more, said) for program, more, said in STREAMS]
 
 
