@@ -300,16 +300,17 @@ def convergence(page: Page) -> None:
 
 def figure2_small(page: Page) -> None:
     """Figure 2 in small, and panel a at the paper's width, from the tables of their studies."""
-    panels = {}
-    for name, study, title in (("a", "small_a", "Width 16, 5 epochs a phase"), ("wide", "wide", "Width 64, 20 epochs")):
-        runs, curves = page.study(f"figure2_{study}"), page.study(f"figure2_{study}.curves")
-        page.tables[name], panels[title] = small_figure2.ends(runs, curves), curves
-    small = page.study("figure2_small_a")
-    page.tables["tests"], page.tables["order a"] = small_figure2.against_fire(small), small_figure2.order(small)
-    page.figures["warm_start"] = partial(small_figure2.figure, panels, page.width)
-    classes = page.study("figure2_small_c.curves")
-    page.tables["c"] = small_figure2.over_phases(classes)
-    page.figures["classes"] = partial(small_figure2.figure, {"Two classes more in each phase": classes}, page.width)
+    starts = {"small_a": "Width 16, 5 epochs a phase", "wide": "Width 64, 20 epochs"}
+    steps = {"small_b": "A tenth more of the images in each phase", "small_c": "Two classes more in each phase"}
+    curves = {name: page.study(f"figure2_{name}.curves") for name in (*starts, *steps)}
+    runs = {name: page.study(f"figure2_{name}") for name in starts}
+    page.tables |= {name: small_figure2.ends(runs[name], curves[name]) for name in starts}
+    page.tables |= {name: small_figure2.over_phases(curves[name]) for name in steps}
+    page.tables["tests"] = small_figure2.against_fire(runs["small_a"])
+    page.tables["order"] = small_figure2.order(runs["small_a"])
+    for figure, titles in {"warm_start": starts, "phases": steps}.items():
+        panels = {title: curves[name] for name, title in titles.items()}
+        page.figures[figure] = partial(small_figure2.figure, panels, page.width)
 
 
 def similarity_dial(page: Page) -> None:

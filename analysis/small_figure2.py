@@ -40,19 +40,18 @@ def ends(runs: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
         passes = [epochs_until(last[last["seed"] == seed], base.get(seed, np.nan)) for seed in members["seed"]]
         lines.append(
             {
-                "method": NAMES.get(str(method), str(method)),
+                "method": NAMES[str(method)],
                 "n": len(members),
                 "test accuracy at the end": mean(members["test/accuracy"].to_numpy(float)),
                 "paper": PAPER.get(str(method), np.nan),
                 "right after the boundary": f"{acted.mean():.3f}" if len(acted) else "–",
-                "epochs until above base's end": passes if method != "base" else None,
+                "epochs until above base's end": "–" if method == "base" else ", ".join(map(str, passes)),
                 "training accuracy at the end": f"{members['train/accuracy'].mean():.3f}",
                 "seconds of the act": f"{members['act_seconds'].mean():.2f}",
             }
         )
     lines.sort(key=lambda line: -line["test accuracy at the end"].mean)
-    texts = [", ".join(map(str, line["epochs until above base's end"] or ["–"])) for line in lines]
-    return pd.DataFrame(lines).assign(**{"epochs until above base's end": texts})
+    return pd.DataFrame(lines)
 
 
 def epochs_until(epochs: pd.DataFrame, level: float) -> int | str:
@@ -67,10 +66,9 @@ def order(runs: pd.DataFrame) -> pd.DataFrame:
     for seed, members in runs.groupby("seed"):
         ours = members.set_index("row")["test/accuracy"]
         both = [method for method in PAPER if method in ours]
-        if len(both) > 2:
-            found = stats.spearmanr(ours[both], [PAPER[method] for method in both]).statistic
-            best = " > ".join(NAMES[method] for method in sorted(both, key=lambda method: -ours[method]))
-            lines.append({"seed": seed, "Spearman's correlation": f"{found:.2f}", "order": best})
+        found = stats.spearmanr(ours[both], [PAPER[method] for method in both]).statistic
+        best = " > ".join(NAMES[method] for method in sorted(both, key=lambda method: -ours[method]))
+        lines.append({"seed": seed, "Spearman's correlation": f"{found:.2f}", "order": best})
     return pd.DataFrame(lines)
 
 

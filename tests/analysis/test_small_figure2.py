@@ -47,9 +47,7 @@ def test_fire_is_compared_with_what_the_protocol_names() -> None:
     runs, _ = tables()
     others = pd.DataFrame([{"row": row, "seed": 101, "test/accuracy": 0.65} for row in ("snp", "dash", "muon")])
     found = small_figure2.against_fire(pd.concat([runs, others]))
-    means = dict(
-        zip(found["FIRE against"], (round(pair.difference.mean, 2) for pair in found["difference"]), strict=True)
-    )
+    means = found.set_index("FIRE against")["difference"].map(lambda pair: round(pair.difference.mean, 2)).to_dict()
     assert means == {"Base": 0.1, "Full reset": 0.15, "S&P": 0.05, "DASH": 0.05}
 
 
