@@ -145,7 +145,7 @@ def restart(task: Task, learner: Learner, context: Context | None = None) -> Non
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     """A decision in every environment, and while they make it the updates that are due; the last one's critic loss."""
     config, loss = task.config, None
-    actions = choose_actions(task, learner)
+    actions = choose_actions(task, learner, acts)
     learner.workers.send(actions)
     if learner.decisions(task) >= config.random_steps:
         loss = learn(task, learner, acts)
@@ -157,7 +157,7 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 
 
 @torch.inference_mode()
-def choose_actions(task: Task, learner: Learner) -> np.ndarray:
+def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
     """An action in [-1, 1] for each environment, (environments, actions): random at first, then from the policy."""
     observations = learner.workers.observations
     if task.config.normalize_observations:

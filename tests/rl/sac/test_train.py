@@ -67,7 +67,7 @@ def trained_learner(method: str, *overrides: str) -> tuple[Task, Learner]:
     task = Task.from_config(SAC.compose(f"method={method}", "networks.critic_depth=2", *overrides))
     learner = Learner.new(task)
     for _ in range(60):
-        actions = sac.choose_actions(task, learner)
+        actions = sac.choose_actions(task, learner, False)
         learner.workers.send(actions)
         sac.remember(task, learner, actions, learner.workers.receive())
     for _ in range(30):
