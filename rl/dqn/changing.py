@@ -32,7 +32,7 @@ class Changing(Emulator):
         check_one_interface("actions", {name: e.actions for name, e in zip(names, emulators, strict=True)})
         for name, emulator in zip(names, emulators, strict=True):
             if len(emulator.frame) != 1 and (changed := benchmark.changes_observations()):
-                raise ConfigError(f"env={name} shows images, which no option changes: {' '.join(changed)}")
+                raise ConfigError(f"env={name} shows images, whose numbers stay: set {' '.join(changed)}")
         self.vectors = len(first.frame) == 1
         self.envs, self.actions, self.dtype, self.stack = first.envs, first.actions, first.dtype, first.stack
         self.random = any(emulator.random for emulator in emulators)
