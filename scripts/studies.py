@@ -5,10 +5,10 @@
     python -m scripts.studies figure2_small_a rows=fire,snp   these rows alone; the tables keep the others
     python -m scripts.studies figure2_small_a smoke           every row once, at scale=smoke, into runs/smoke
 
-A study is data (`STUDIES`): settings x rows x seeds. What stands in its tables is done, on whichever machine it ran; an
-unfinished run resumes from runs/studies/<study>. docs/results/studies/<study>.csv has a line a run, <study>.curves.csv
-a line an epoch, or a task where epochs are many, <study>.search.csv a line a trial and seed of the search. What made a
-table stands beside it in its `.provenance.json`.
+A study is data (`STUDIES`): settings x rows x seeds. What stands in its tables is done; an unfinished run
+resumes from runs/studies/<study>. docs/results/studies/<study>.csv has a line a run, <study>.curves.csv a line an
+epoch, or a task where epochs are many, <study>.search.csv a line a trial and seed of the search. What made a table
+stands beside it in its `.provenance.json`.
 """
 
 import csv
@@ -109,7 +109,10 @@ def restarts(optimizer: str, temperature: str) -> Options:
     return f"boundary.optimizer={optimizer}", f"boundary.temperature={temperature}"
 
 
-PENDULUM = ("experiment=continual_double_pendulum", "networks.actor_depth=2", "networks.critic_depth=2", "updates=4")
+PENDULUM = (
+    *("experiment=continual_double_pendulum", "benchmark.tasks=5"),
+    *("networks.actor_depth=2", "networks.critic_depth=2", "updates=4"),
+)
 ROWS_SAC = methods("base", "full_reset", "random_isometry", "snp", "redo", "fire") | {
     "untouched": ("method=base", *restarts("keep", "keep")),
     "new_optimizer": ("method=base", *restarts("new", "keep")),
@@ -176,10 +179,10 @@ STUDIES = {
         methods("base", "full_reset", "fire"),
         {"*": (116,)},
         {
+            "float32": ("epochs=5",),
             "5 epochs": ("epochs=5", *HALF),
             "10 epochs": ("epochs=10", *HALF),
             "batch 128": ("epochs=5", "batch_size=128", *HALF),
-            "float32": ("epochs=5",),
         },
     ),
     "figure2_wide": Study(
