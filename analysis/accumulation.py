@@ -46,7 +46,7 @@ def numbers(curves: pd.DataFrame) -> pd.DataFrame:
         curves: a row for each task's end, and one for each boundary, which has no score.
     """
     rows = []
-    for (row, seed), run in curves.sort_values("phase").groupby(["row", "seed"], sort=False):
+    for (row, seed), run in curves.sort_values("phase").groupby(["row", "seed"]):
         scores = run.dropna(subset=SCORE)
         late = scores[scores["phase"] >= FIRST]
         slope = 100 * np.polyfit(late["phase"], late[SCORE], 1)[0]
