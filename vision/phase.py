@@ -20,7 +20,7 @@ from vision.learner import Learner
 from vision.task import Task, on_device
 
 PROBE = 256  # images on which plasticity is measured
-WHOLE_PASS = 64 << 20  # bytes; the images of a pass over the data that take no more are put in order at once
+WHOLE_PASS = 64 << 20  # bytes; a pass whose images take no more is put in order at once
 
 
 @contextlib.contextmanager
@@ -114,38 +114,38 @@ def last_tested(task: Task, index: int, number: int) -> Iterator[tuple[Tensor, T
 
 
 def evaluate(task: Task, learner: Learner) -> dict[str, float]:
-    """Accuracy on the phase's test set, if it has one, and on the whole test set where classes are still to come."""
+    """Loss and accuracy on the phase's test set, if any; accuracy on all where classes are to come."""
     phase = task.phases[learner.phase]
     if not len(phase.test):
         return {}
-    correct = count_correct(task, learner, learner.phase, phase.test)
-    accuracy = {"test/accuracy": correct / len(phase.test)}
+    correct, loss = score(task, learner, learner.phase, phase.test)
+    scores = {"test/loss": loss / len(phase.test), "test/accuracy": correct / len(phase.test)}
     if phase.unseen is not None:
-        correct += count_correct(task, learner, learner.phase, phase.unseen)
-        accuracy["test/accuracy_all"] = correct / (len(phase.test) + len(phase.unseen))
-    return accuracy
+        correct += score(task, learner, learner.phase, phase.unseen)[0]
+        scores["test/accuracy_all"] = correct / (len(phase.test) + len(phase.unseen))
+    return scores
 
 
 def accuracy_on(task: Task, learner: Learner, index: int) -> float:
     """Accuracy in evaluation mode on the test set of phase `index`, or on its training set where it has no test set."""
     phase = task.phases[index]
-    if len(phase.test):
-        return count_correct(task, learner, index, phase.test) / len(phase.test)
-    return count_correct(task, learner, index, phase.train, training_set=True) / len(phase.train)
+    chosen = phase.test if len(phase.test) else phase.train
+    return score(task, learner, index, chosen, training_set=chosen is phase.train)[0] / len(chosen)
 
 
 @torch.inference_mode()
-def count_correct(task: Task, learner: Learner, index: int, chosen: np.ndarray, training_set: bool = False) -> float:
-    """How many of these images of phase `index` are classified correctly, in evaluation mode."""
-    correct = torch.zeros((), device=task.device)
+def score(task: Task, learner: Learner, index: int, chosen: np.ndarray, training_set: bool = False) -> list[float]:
+    """How many of these images of phase `index` are classified correctly, and the sum of losses."""
+    sums = torch.zeros(2, device=task.device)
     batch = task.train_batch if training_set else task.test_batch
     with learner.net.mode(training=False):
         for pick in on_device(chosen, task.device).split(task.config.eval_batch_size) if len(chosen) else ():
             images, labels = batch(index, pick)
             with task.autocast():
                 logits = learner.model(images)
-            correct += (logits.argmax(1) == labels).sum()
-    return correct.item()
+                sums[1] += task.loss(logits, labels) * len(labels)
+            sums[0] += (logits.argmax(1) == labels).sum()
+    return sums.tolist()
 
 
 def make_row(task: Task, learner: Learner) -> dict[str, Any]:
