@@ -158,10 +158,6 @@ SPACES |= {
     for row in MUON
 }
 SCRAMBLES: dict[str, Options] = {f"search {number}": () for number in range(1, 6)}
-SIZES = {
-    "0.1M": (),
-    "0.8M": ("model.n_layer=4", "model.n_head=4", "model.n_embd=128"),
-}
 JPEG = ("dataset=folder", "dataset.path=data/cifar10_jpeg", "cache=on")
 SMALL = (*JPEG, "model.width=16")
 HALF = ("precision=bfloat16",)
@@ -242,13 +238,6 @@ STUDIES = {
         rates=(1e-3, 1e-2),
         scrambled=9,
         spaces=SPACES,
-    ),
-    "language_probe": Study(
-        "language",
-        ("experiment=permuted_text", "probe_steps=200"),
-        methods("base", "fire", "full_reset", "snp") | {"decay": ("optimizer.weight_decay=0.1",)},
-        TEN,
-        SIZES,
     ),
 }
 
@@ -410,9 +399,6 @@ BOUNDARY = (
     "boundary/previous_accuracy_after",
     "boundary/dfi_after",
     "boundary/dormant_ratio_before",
-    "boundary/plasticity_gap",
-    "boundary/plasticity_gap_low",
-    "boundary/plasticity_gap_high",
     "boundary/alignment_before",
     "boundary/output_scale_before",
 )
