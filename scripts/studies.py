@@ -176,9 +176,9 @@ STUDIES = {
         {"*": (116,)},
         {
             "float32": ("epochs=5",),
-            "5 epochs": ("epochs=5", *HALF),
-            "10 epochs": ("epochs=10", *HALF),
-            "batch 128": ("epochs=5", "batch_size=128", *HALF),
+            "10 epochs": ("epochs=10",),
+            "batch 128": ("epochs=5", "batch_size=128"),
+            "bfloat16": ("epochs=5", *HALF),
         },
     ),
     "figure2_wide": Study(
