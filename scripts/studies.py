@@ -274,6 +274,7 @@ def main(arguments: Sequence[str]) -> None:
     for setting in study.settings:
         found = finder.search(setting) if study.rates and not smoke else dict.fromkeys(chosen, ())
         finder.report(setting, found, first_seed_alone=smoke)
+    print("one run of each row ended" if smoke else f"all runs are done: docs/results/studies/{name}.csv")
 
 
 class Tables:
