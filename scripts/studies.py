@@ -32,7 +32,7 @@ from harness.tune.space import Dimension, space_of, trials
 
 RESULTS = CONF.parent / "docs" / "results" / "studies"
 QUIET = ("tracker=none", "progress=false", "threads=1", "checkpoint.keep=1")
-SCORES = ("train/accuracy", "task/return", "val/loss")  # of which a program's rows have one; `last_two` is its mean
+SCORES = ("train/accuracy", "task/return")  # of which a program's rows have one; `last_two` is its mean
 Options = tuple[str, ...]
 Run = tuple[str, str, str, int]  # setting, row, what was searched, seed
 Row = dict[str, Any]
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str]) -> None:
     for setting in study.settings:
         found = finder.search(setting) if study.rates and not smoke else dict.fromkeys(chosen, ())
         finder.report(setting, found, first_seed_alone=smoke)
-    print("one run of each row ended" if smoke else f"all runs are done: docs/results/studies/{name}.csv")
+    print("one run of each row ended" if smoke else f"what was asked for is done: docs/results/studies/{name}.csv")
 
 
 class Tables:
