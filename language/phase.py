@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fire_core.gap import plasticity_gap
 from fire_core.methods import Context, Net
 from harness.run.folder import Run
 from harness.training import seeding
@@ -18,7 +17,7 @@ from harness.training.boundary import At
 from harness.training.measure import check_finite
 from language.learner import Learner
 from language.schedule import learning_rate
-from language.task import Task, batch_at, build_model
+from language.task import Task, batch_at
 
 EARLIER = 16  # earlier tasks that are measured at most
 LOGIT = 25  # bytes that a divergence takes for each logit: two float32 networks' logits, logarithms, and what is summed
@@ -113,15 +112,11 @@ class BothSides:
         self.known = learner.phase if firing else max(learner.phase - 1, 0)
         self.old: dict[str, Tensor] | None = None
         starts = not firing and not task.benchmark.new_tasks
-        self.probes = bool(task.config.probe_steps) and not firing
         self.between: dict[str, float] = {"start_iteration": learner.start_iteration} if starts else {}
 
     def __call__(self) -> dict[str, float]:
         """The numbers of this side."""
         task, learner = self.task, self.learner
-        if self.probes and self.old is None:
-            self.between |= probe(task, learner)
-            self.probes = False
         if task.config.metrics in ("off", "weights"):
             return {}
         numbers = {key.replace("/", "_"): value for key, value in evaluate(task, learner).items()}
@@ -136,22 +131,6 @@ class BothSides:
         else:
             self.between["kl"] = divergence(task, learner, self.old, task.held_out(self.known))
         return numbers
-
-
-def probe(task: Task, learner: Learner) -> dict[str, float]:
-    """`plasticity_gap` of the network as its task ends, on held-out tokens of the task that begins."""
-    config = task.config
-    rows = torch.cat([*task.held_out(learner.phase).values()]).to(task.device)
-    gap = plasticity_gap(
-        learner.model,
-        fresh=lambda: build_model(config, task.vocab_size).to(task.device),
-        batches=[(part[:, :-1], part[:, 1:]) for part in rows.split(config.batch_size)],
-        steps=config.probe_steps,
-        loss=lambda model, batch: model(*batch)[1],
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, config.lr, weight_decay=0.0),
-        seed=config.seed,
-    )
-    return {"plasticity_gap": gap.gap, "plasticity_gap_low": gap.low, "plasticity_gap_high": gap.high}
 
 
 @torch.no_grad()

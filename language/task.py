@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fire_core.methods import Method, Net
 from fire_core.methods.full_reset import FullReset
-from fire_core.ranges import Positive, Share, Width, at_least, one_of, within
+from fire_core.ranges import Positive, Share, Width, one_of, within
 from fire_core.triggers import Plateau, Trigger
 from harness.config.build import build
 from harness.config.checks import Group, check_method, check_optimizer, check_options
@@ -53,9 +53,6 @@ class LanguageConfig(Trunk):
     # At boundaries. off: SFE alone; weights: DfI too; cheap: losses and divergence too; full: also the weights'
     # stable rank. auto: cheap up to a million weights, beyond weights.
     metrics: Annotated[str, one_of("auto", *LEVELS)] = "auto"
-    probe_steps: Annotated[int, at_least(0)] = (
-        0  # of `plasticity_gap`, as each task of a stream ends; 0: no such number
-    )
     # Half precision: autocast; float16, the authors' choice, with a gradient scaler.
     precision: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
     compile: Compile = "off"
@@ -106,15 +103,11 @@ class Task:
         model, method = build_model(options, tokenizer.vocab_size), build("method", config.method, Method)
         options.metrics = settled(options.metrics, model)
         trigger = build_trigger(options.trigger)
-        if options.probe_steps and (group.size > 1 or not benchmark.new_tasks):
-            raise ConfigError(f"probe_steps={options.probe_steps} is of a stream of tasks in one process")
         stays = benchmark.keeps_optimizer or trigger is not None
         check_works(options, group, model, method, "" if stays else f"benchmark={options.benchmark['name']}")
         check_optimizer(config.optimizer)
         plain_first = benchmark.methods_from_phase and benchmark.start != "scratch"  # phase 0 is trained without it
         idle = {} if plain_first else idle_beside(method, config)
-        if config.probe_steps:  # the probe trains at this rate
-            idle.pop("lr", None)
         if benchmark.new_tasks:
             idle |= dict.fromkeys(PAIR, f"with benchmark={config.benchmark.name}, which has no pair of corpora to mix")
         elif config.benchmark.iterations is not None:

@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import random
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -136,22 +135,6 @@ def test_rows_of_a_stream(folder: Path, tmp_path: Path) -> None:
     own = [end["val/loss"] for end in ends]
     held = [own[i] - loss for i, loss in enumerate(losses_at_end(folder, tmp_path, ends))]
     assert ends[2]["stability/backward_transfer"] == pytest.approx(np.mean(held), abs=1e-6)
-
-
-def test_a_probe_is_of_the_task_that_ends_and_moves_no_other_number(folder: Path, tmp_path: Path) -> None:
-    options = permuted(folder, "method=fire", "lr=1e-2")
-    plain, probed = (rows_of(tmp_path / extra[-1:], [*options, extra]) for extra in ("probe_steps=0", "probe_steps=5"))
-    for of_plain, of_probed in zip(chain(*plain), chain(*probed), strict=True):
-        added = {key for key in of_probed if key not in of_plain}
-        assert added == (
-            set() if "kind" not in of_plain else {f"boundary/plasticity_gap{end}" for end in ("", "_low", "_high")}
-        )
-        assert all(of_probed[key] == value for key, value in of_plain.items() if "seconds" not in key)
-    for row in probed[1]:
-        low, gap, high = (row[f"boundary/plasticity_gap{end}"] for end in ("_low", "", "_high"))
-        assert low < gap < high
-    with pytest.raises(ConfigError, match="probe_steps=5 is of a stream of tasks"):
-        STREAM.run(tmp_path, "probe_steps=5")
 
 
 def losses_at_end(folder: Path, tmp_path: Path, ends: list[dict[str, Any]]) -> list[float]:
