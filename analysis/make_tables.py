@@ -32,6 +32,7 @@ from analysis import (
     plotting,
     ranking,
     resets,
+    restarts,
     result_figures,
     small_figure2,
     stream_rows,
@@ -337,6 +338,16 @@ def resets_optimizers(page: Page) -> None:
     page.figures["optimizers"] = partial(resets.figure, curves, page.width)
 
 
+def sac_restarts(page: Page) -> None:
+    """What SAC loses at a boundary, and what brings it back, from the table of study 2."""
+    runs = restarts.numbers(page.study("sac_rows.curves"))
+    compared = summarise(runs, restarts.TABLE)
+    called = {method: restarts.NAMES[method] for method in compared["method"]}
+    page.tables["rows"] = named(compared, called)
+    shown = {method: called[method] for method in restarts.SHOWN if method in called}
+    page.figures["tasks"] = partial(result_figures.agents, runs, shown, restarts.STATE, page.width)
+
+
 def search_luck(page: Page) -> None:
     """Which methods lead whatever a search tried, from the table of study 5."""
     runs = ranking.numbers(page.study("ranking_online"), "online/accuracy")
@@ -374,6 +385,7 @@ PAGES: dict[str, Callable[[Page], None]] = {
     "fashion_mnist": fashion_labels,
     "figure2_small": figure2_small,
     "resets": resets_optimizers,
+    "restarts": sac_restarts,
     "plasticity": plasticity,
     "ranking": search_luck,
     "language_streams": language_streams,

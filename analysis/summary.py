@@ -58,9 +58,9 @@ class Table:
     family: str = "table"
 
 
-def differences(of: str, *against: str) -> tuple[Column, ...]:
+def differences(of: str, *against: str, tasks: str = "all") -> tuple[Column, ...]:
     """Paired differences to several rows."""
-    return tuple(Column(f"vs {row}", of, "all", "difference", row) for row in against)
+    return tuple(Column(f"vs {row}", of, tasks, "difference", row) for row in against)
 
 
 def read(path: str | object) -> pd.DataFrame:
