@@ -119,12 +119,6 @@ ROWS_SAC = methods("base", "full_reset", "random_isometry", "snp", "redo", "fire
     "new_temperature": ("method=base", *restarts("keep", "new")),
     "fire_head_kept": ("method=fire", "method.layout={encoder:project,head:keep}", "method.name=fire_head_kept"),
 }
-CELLS_SAC = {
-    "fire_alone": ("method=fire", *restarts("keep", "keep")),
-    "fire_new_optimizer": ("method=fire", *restarts("new", "keep")),
-    "fire_new_temperature": ("method=fire", *restarts("keep", "new")),
-    "full_reset_alone": ("method=full_reset", *restarts("keep", "keep")),
-}
 CONTROLS = methods("base", "optimizer_reset", "full_reset", "random_isometry")
 ACCUMULATION = CONTROLS | methods("fire", "fire_exact") | {
     "fire_half": ("method=fire", "method.blend=0.5", "method.name=fire_half"),
@@ -200,16 +194,6 @@ STUDIES = {
     "dial_labels": Study("vision", (LABELS,), DIAL, TEN, SHARES, (1e-3, 3e-3, 1e-2)),
     "dial_pixels": Study("vision", ("experiment=plasticity_permuted",), DIAL, TEN, SHARES, (1e-3, 3e-3, 1e-2)),
     "accumulation": Study("vision", (LABELS, "benchmark.tasks=100", "metrics=full"), ACCUMULATION, TEN),
-    "ranking_labels": Study(
-        "vision",
-        (LABELS, "benchmark.tasks=50"),
-        RANKED,
-        TEN,
-        SCRAMBLES,
-        (1e-4, 1e-2),
-        scrambled=9,
-        spaces=SPACES,
-    ),
     "ranking_online": Study(
         "vision",
         ("experiment=plasticity_permuted_online",),
@@ -221,7 +205,6 @@ STUDIES = {
         scrambled=9,
         spaces=SPACES,
     ),
-    "sac_cells": Study("sac", PENDULUM, CELLS_SAC, TEN),
     "fashion_labels": Study(
         "vision",
         (LABELS, "dataset=fashion_mnist", "epochs=100", "batch_size=16"),

@@ -10,7 +10,7 @@ from tests.programs import ALIKE
 
 
 def test_searches_are_independent_and_alike_for_all_rows() -> None:
-    study = STUDIES["ranking_labels"]
+    study = STUDIES["ranking_online"]
     seeds = [seed for setting in study.settings for seed in study.search_seeds(setting)]
     assert len({*seeds}) == 10
     assert not {*seeds} & {seed for row in study.rows for seed in study.report_seeds(row)}
