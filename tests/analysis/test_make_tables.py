@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis import make_tables
-from analysis.make_tables import AGENTS, PAGES, STREAM, TEXTS, outcome_of_triggers
+from analysis.pages import AGENTS, PAGES, STREAM, TEXTS, outcome_of_triggers
 from analysis.runs import BadRun, Run
 from analysis.sources import load
 from analysis.stream_rows import TEXT_COLUMNS, of_streams, of_texts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from analysis import plotting, style
-from analysis.make_tables import PAGES, Page
+from analysis.pages import PAGES, Page
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
