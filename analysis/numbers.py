@@ -15,7 +15,7 @@ COLUMN which numbers; the mean over seeds is written, or another part: `low` and
 `<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. The numbers of the HEADLINES
 stand on files of today's numerics alone, or the check fails: between `<!-- table: headline -->` and `<!-- end -->` they
 show the first columns of those rows of OVERVIEW of which this is so and of whose metric more is better, at most
-nine, and count the others. The file of a table is `page.csv` beside `page.md`, with `<!-- source: FILE -->` above it
+ten, and count the others. The file of a table is `page.csv` beside `page.md`, with `<!-- source: FILE -->` above it
 FILE (below docs/), and within `<!-- table: name -->` `page/name.csv`.
 """
 
@@ -40,7 +40,7 @@ BEGINS = re.compile(r"^[ ]*<!--=(.*?)-->", re.M)
 OVERVIEW = "results/overview.md"
 BLOCK = re.compile(r"(<!-- table: headline -->\n)(.*?)(<!-- end -->)", re.S)
 SHOWN = 5  # columns of OVERVIEW: where, n, base, full reset, FIRE
-MOST = 9  # rows
+MOST = 10  # rows
 SOURCE = re.compile(r"<!-- (?:(source|table): (.+?)|end) -->")
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#]+)")
 NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"

@@ -22,7 +22,6 @@ STATE = {
 }
 TABLE = Table(
     (
-        Column("first task", "return", "first"),
         Column("last 3", "return", "last 3"),
         *differences("return", "base", "fire", tasks="last 3"),
         Column("evaluation, last 3", "evaluation", "last 3"),
