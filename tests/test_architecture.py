@@ -66,7 +66,3 @@ def test_the_page_names_every_file_on_the_way(tmp_path: Path, monkeypatch: pytes
     Program("vision", "vision.train", ALIKE).run(tmp_path, "method=fire", "cache=off")
     assert listed("One weight") == ways["weight"]
     assert listed("One batch") == ways["batch"]
-
-
-def test_it_is_short() -> None:
-    assert len(PAGE.read_text().split()) <= 700

@@ -65,26 +65,6 @@ def test_the_other_tools_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "plasticity" in printed
 
 
-def test_it_is_short() -> None:
-    assert len(README.splitlines()) <= 110
-    assert max(map(len, README.splitlines())) <= 130
-    assert "<!--=" not in README, "numbers stand in generated blocks"
-
-
-def words(page: Path) -> tuple[int, int]:
-    """Of a page: those of its prose, and all but comments."""
-    text = re.sub(r"<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
-    prose = re.sub(r"^ *```.*?^ *```|^ *\|.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
-    return len(prose.split()), len(text.split())
-
-
-def test_the_documentation_is_read_to_its_end() -> None:
-    prose, everything = zip(*map(words, (ROOT / "docs").rglob("*.md")), strict=True)
-    assert max(prose) <= 2_500
-    assert sum(prose) <= 20_000
-    assert sum(everything) + words(ROOT / "README.md")[1] <= 40_000
-
-
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the commits are in the repository's history")
 def test_the_log_names_commits_that_can_be_brought_back() -> None:
     named = {*re.findall(r"\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7}\b", (ROOT / "docs/log.md").read_text())}
