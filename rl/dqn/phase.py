@@ -39,16 +39,16 @@ def exploration_rate(task: Task, learner: Learner) -> float:
     return epsilon(step, options.start, options.end, options.fraction * length, config.learning_starts)
 
 
-def evaluate(task: Task, learner: Learner) -> dict[str, float]:
-    """The return of nearly greedy play, in environments of its own."""
+def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
+    """The return of nearly greedy play in environments of its own; in a stream these are of the task `phase`."""
     options, env_options = task.config.eval, task.config.env
-    game = env_options["game"] if task.benchmark is None else task.benchmark.name_of(learner.phase, env_options["game"])
+    game = env_options["game"] if task.benchmark is None else task.benchmark.name_of(phase, env_options["game"])
     game = game if env_options["_target_"] == ATARI else ""  # MinAtar's games have the same names, and other scores
     policy = functools.partial(best_actions, task, learner)
     envs = options.num_envs if options.episodes is None else options.episodes
     with contextlib.closing(make_env(task.config, envs, f"eval/{learner.step}")) as env:
         if isinstance(env.emulator, Changing):
-            env.emulator.begin_task(learner.phase)
+            env.emulator.begin_task(phase)
         return play(policy, env, options.steps if options.episodes is None else None, options.epsilon, game)
 
 
@@ -62,7 +62,7 @@ def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, A
     if task.benchmark is not None and task.config.metrics != "off" and learner.updates:
         row |= {f"plasticity/{key}": value for key, value in diagnose(task, learner).items()}
     if with_evaluation:
-        row |= evaluate(task, learner)
+        row |= evaluate(task, learner, learner.phase)
     learner.clear_sums()
     return row
 
@@ -91,12 +91,19 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
     return numbers
 
 
-def measure(task: Task, learner: Learner) -> dict[str, float]:
-    """How plastic the network is on some transitions of the replay."""
+def measure(task: Task, learner: Learner, task_ended: bool) -> dict[str, float]:
+    """How plastic the network is on some transitions of the replay.
+
+    Where a task of a stream has ended (`task_ended`), `previous_return` is the return of nearly greedy play in it: how
+    much of what was learned is there before and after the method acts.
+    """
     generator = seeding.generator(task.config.seed, "probe", learner.phase)
     net = learner.net
     loss = functools.partial(loss_of, net, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
-    return plasticity(net, loss, task.config.metrics)
+    numbers = plasticity(net, loss, task.config.metrics)
+    if task_ended and task.benchmark is not None and task.config.metrics != "off":
+        numbers["previous_return"] = evaluate(task, learner, learner.phase - 1)["eval/return"]
+    return numbers
 
 
 def probe_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -134,7 +134,7 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
         learner,
         context,
         run,
-        measure=functools.partial(measure, task, learner),
+        measure=functools.partial(measure, task, learner, firing is None),
         level=task.config.metrics,
         afterwards=functools.partial(restart, task, learner, context),
         firing=firing,

@@ -33,10 +33,10 @@ def policy(task: Task, learner: Learner, observations: np.ndarray, noise: Tensor
     return action.cpu().numpy()
 
 
-def evaluate(task: Task, learner: Learner) -> dict[str, float]:
-    """Return and length of whole episodes with the policy's mean actions."""
+def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
+    """Return and length of whole episodes with the policy's mean actions; in a stream these are of the task `phase`."""
     for worker in task.eval_envs:
-        worker.choose(learner.phase)
+        worker.choose(phase)
     results = play_episodes(task.eval_envs, functools.partial(policy, task, learner))
     returns = np.array([total for total, _ in results])
     return {
@@ -51,7 +51,7 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     row = start_row(task, learner, [worker.total for worker in learner.workers.workers])
     row |= {
         "env_steps": learner.step * task.control.action_repeat,
-        **evaluate(task, learner),
+        **evaluate(task, learner, learner.phase),
         "train/temperature": learner.temperature().item(),
         "lr": task.config.lr,
     }
@@ -116,12 +116,19 @@ def probe_loss(task: Task, net: Net, inputs: Tensor, targets: Tensor) -> Tensor:
     return critic_loss(q, targets)
 
 
-def measure(task: Task, learner: Learner) -> dict[str, float]:
-    """How plastic the networks are, on transitions of the replay."""
+def measure(task: Task, learner: Learner, task_ended: bool) -> dict[str, float]:
+    """How plastic the networks are, on transitions of the replay.
+
+    Where a task of a stream has ended (`task_ended`), `previous_return` is the return of the mean actions in it: how
+    much of what was learned is there before and after the method acts.
+    """
     inputs, targets = probe_batch(task, learner, PROBE, seeding.generator(task.config.seed, "probe", learner.phase))
     net, level = learner.separate, task.config.metrics
     features = plasticity(net, lambda: probe_loss(task, net, inputs, targets), level)
-    return features | weight_numbers(net, level)  # of each critic alone
+    numbers = features | weight_numbers(net, level)  # of each critic alone
+    if task_ended and task.tasks is not None and level != "off":
+        numbers["previous_return"] = evaluate(task, learner, learner.phase - 1)["eval/return"]
+    return numbers
 
 
 def diagnose(task: Task, learner: Learner) -> dict[str, float]:

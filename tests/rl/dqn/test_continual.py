@@ -10,7 +10,7 @@ from harness.training import seeding
 from rl.dqn.changing import Changing
 from rl.dqn.frames import Batch
 from rl.dqn.learner import Learner
-from rl.dqn.phase import diagnose
+from rl.dqn.phase import diagnose, evaluate, measure
 from rl.dqn.task import Task
 from rl.dqn.train import begin_phase, exploration_rate, interact
 from tests.programs import DQN, rows, same
@@ -60,6 +60,19 @@ def test_what_is_measured_is_part_of_a_first_task() -> None:
     """Its rows hold it: a run that measures nothing shares it with none that does."""
     one, other = (at_task(0, f"metrics={level}")[0].first_phase_identity() for level in ("off", "cheap"))
     assert one != other
+
+
+def test_the_return_in_the_task_that_ended_is_measured_at_a_boundary() -> None:
+    task, learner = at_task(0, "metrics=cheap")
+    while learner.step < task.phases[0].end:
+        interact(task, learner, acts=False)
+    for weight in learner.q.parameters():  # a policy that plays the two tasks differently
+        torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(weight.numel()))
+    learner.phase = 1  # as at the boundary, before the replay is emptied
+    own, previous = (evaluate(task, learner, phase)["eval/return"] for phase in (1, 0))
+    assert own != previous, "both tasks give this policy the same return: the test cannot tell them apart"
+    assert measure(task, learner, task_ended=True)["previous_return"] == previous
+    assert "previous_return" not in measure(task, learner, task_ended=False)
 
 
 def test_a_hidden_boundary_leaves_all_as_it_is() -> None:

@@ -7,7 +7,7 @@ import torch
 from harness.training import seeding
 from rl.sac.learner import Learner
 from rl.sac.networks import plain_critic
-from rl.sac.phase import diagnose
+from rl.sac.phase import diagnose, evaluate, measure
 from rl.sac.task import Task
 from rl.sac.train import begin_phase, interact
 from rl.sac.transitions import batch_at
@@ -44,6 +44,20 @@ def test_a_known_boundary_starts_the_agent_anew() -> None:
     state = np.concatenate([data.qpos[1:], np.clip(data.qvel, -10, 10)]).astype(np.float32)
     expected = task.tasks.benchmark.change(task.config.seed, 1, 13).observe(state)
     np.testing.assert_allclose(worker.observation, expected, rtol=1e-4, atol=1e-5)
+    learner.close()
+
+
+def test_the_return_in_the_task_that_ended_is_measured_at_a_boundary() -> None:
+    task = Task.from_config(SAC.compose(*STREAM, "metrics=cheap"))
+    learner = Learner.new(task)
+    begin_phase(task, learner, 0, None)
+    while learner.step < 100:
+        interact(task, learner, False)
+    learner.phase = 1
+    own, previous = (evaluate(task, learner, phase)["eval/return"] for phase in (1, 0))
+    assert measure(task, learner, task_ended=True)["previous_return"] == previous
+    assert own != previous, "both tasks give this policy the same return: the test cannot tell them apart"
+    assert "previous_return" not in measure(task, learner, task_ended=False)
     learner.close()
 
 
