@@ -122,7 +122,9 @@ def plasticity_gap(
             for network, losses in ((copy.deepcopy(model), aged_losses), (new, fresh_losses)):
                 torch.manual_seed(_seed(seed, draw))  # the same dropout for both
                 losses.append(_train(network, chosen, batches, loss, optimizer))
-    gaps = torch.tensor(aged_losses, dtype=torch.float64) - torch.tensor(fresh_losses, dtype=torch.float64)
+    gaps = torch.tensor(
+        [a - b for a, b in zip(aged_losses, fresh_losses, strict=True)], dtype=torch.float64, device="cpu"
+    )
     half = T[min(draws - 2, len(T) - 1)] * float(gaps.std()) / math.sqrt(draws)
     middle = float(gaps.mean())
     return PlasticityGap(tuple(aged_losses), tuple(fresh_losses), steps, middle, middle - half, middle + half)
@@ -136,7 +138,7 @@ def _order(count: int, steps: int, seed: int) -> list[int]:
     """Indices of batches for all steps: each batch once, in a drawn order, then all again in another."""
     generator = torch.Generator().manual_seed(seed)
     passes = math.ceil(steps / count)
-    return torch.cat([torch.randperm(count, generator=generator) for _ in range(passes)])[:steps].tolist()
+    return torch.cat([torch.randperm(count, generator=generator, device="cpu") for _ in range(passes)])[:steps].tolist()
 
 
 def _check_fresh(model: nn.Module, new: nn.Module, before: Sequence[Tensor] | None) -> None:

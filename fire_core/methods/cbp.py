@@ -74,8 +74,8 @@ class ContinualBackprop(Method):
             count = sum(units.count for units in self.graph)
             self.state = {
                 "steps": 0,
-                "age": torch.zeros(count, device=device),
-                "utility": torch.zeros(count, device=device),
+                "age": torch.zeros(count, dtype=torch.float32, device=device),
+                "utility": torch.zeros(count, dtype=torch.float32, device=device),
                 "debt": [0.0 for _ in self.graph],
                 "mature": [0 for _ in self.graph],
                 # (step at which they began, how many), oldest first

@@ -27,12 +27,14 @@ from fire_core.weights.topology import unwrap
 
 def uniform(layer: nn.Module, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Uniform in +-1/sqrt(fan_in): torch's default initialisation of linear layers and convolutions."""
-    return (torch.rand(*shape, generator=generator) * 2 - 1) / math.sqrt(weight(layer)[0].numel())
+    draw = torch.rand(*shape, generator=generator, dtype=torch.float32, device=generator.device)
+    return (draw * 2 - 1) / math.sqrt(weight(layer)[0].numel())
 
 
 def he_normal(layer: nn.Module, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Normal with variance 2 / fan_in (He et al., arXiv 1502.01852)."""
-    return torch.randn(*shape, generator=generator) * math.sqrt(2 / weight(layer)[0].numel())
+    draw = torch.randn(*shape, generator=generator, dtype=torch.float32, device=generator.device)
+    return draw * math.sqrt(2 / weight(layer)[0].numel())
 
 
 SIDE_BRANCHES = ("shortcut", "downsample")
@@ -161,7 +163,9 @@ class FirePaperCBP:
             sizes = [self._count(i) for i in range(len(self.links))]
             devices = [weight(link.layer).device for link in self.links]
             for key in ("age", "magnitude"):
-                state[key] = [torch.zeros(size, device=at) for size, at in zip(sizes, devices, strict=True)]
+                state[key] = [
+                    torch.zeros(size, dtype=torch.float32, device=at) for size, at in zip(sizes, devices, strict=True)
+                ]
             state["debt"] = [0.0 for _ in sizes]
         self.utility: list[Tensor | None] = [None for _ in self.links]  # as of the last replacement
 

@@ -91,7 +91,8 @@ def fill_(entry: Entry, generator: torch.Generator, redraws: Redraws, keep_norm:
     weight = distributed.full(entry.parameter).clone()  # of a fused weight other rows stay
     old = stack([(entry, weight)])  # (count, d_out, d_in)
     d_out, d_in = {"both": (-2, -1), "left": (-2, -2), "right": (-1, -1)}[redraws]
-    new = torch.randn((len(old), old.shape[d_out], old.shape[d_in]), generator=generator, dtype=torch.float64).to(old)
+    shape = (len(old), old.shape[d_out], old.shape[d_in])
+    new = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(old)
     if redraws != "both":
         rotation = polar_factor(new)
         new = rotation @ old if redraws == "left" else old @ rotation

@@ -49,7 +49,7 @@ def launch(W: Tensor, out: Tensor) -> Tensor:
     B, m, n = W.shape
     cpu = W.device.type == "cpu"
     if cpu and W.dtype == torch.float64:
-        return torch.zeros(B, dtype=torch.bool)
+        return torch.zeros(B, dtype=torch.bool, device="cpu")
     fine = torch.ones(B, dtype=torch.bool, device=W.device)
     size = max(1, (CPU_CHUNK if cpu else GPU_CHUNK) // (m * n))
     solve = matmul_only if not cpu else _halley if m < TALL * n else _tall
@@ -87,7 +87,7 @@ def repair(W: Tensor, init: Tensor | None, seed: int) -> tuple[Tensor, int]:
     source = init
     while null.shape[1] > 0:
         if source is None:
-            source = torch.randn(W.shape, generator=generator, dtype=torch.float64)
+            source = torch.randn(W.shape, generator=generator, dtype=torch.float64, device="cpu")
         start = source.to(W64)
         Z = start @ null  # (m, k): what the source does to the directions that W lost ...
         for _ in range(2):
@@ -163,7 +163,7 @@ def _quotient(X: Tensor, G: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     Z.diagonal(dim1=-2, dim2=-1).add_(1 / scale[..., 0])
     if X.shape[-1] < 128:
         return torch.cholesky_solve(X.mT, torch.linalg.cholesky_ex(Z.mT)[0]).mT
-    Y, info = torch.empty_like(X), torch.empty((), dtype=torch.int32)
+    Y, info = torch.empty_like(X), torch.empty((), dtype=torch.int32, device=Z.device)
     for x, z, y in zip(X, Z, Y, strict=True):
         torch.linalg.solve_ex(z.mT, x.mT, out=(y.mT, info))
     return Y
@@ -205,7 +205,7 @@ def _tall(W: Tensor) -> tuple[Tensor, Tensor]:
     fine = (cond2 > 0) & (cond2 < TALL_COND**2)
     L = torch.where(fine[:, None], L, 1.0)
     P = (V * L.rsqrt()[:, None, :]) @ V.mT
-    X = torch.empty(B, m, n)
+    X = torch.empty(B, m, n, dtype=torch.float32, device=W.device)
     for i in range(0, m, rows):
         X[:, i : i + rows] = W[:, i : i + rows].double() @ P
     rough = fine & (cond2 > 1e6)  # the Gram matrix squares rounding to 1e-16 * cond2: one cubic step more

@@ -228,7 +228,7 @@ def _iterated(W: Tensor, steps: list[Step], norm_init: str, tol: float | None) -
 
 def _from_start(W: Tensor, steps: list[Step], norm_init: str, tol: float | None) -> tuple[Tensor, int]:
     if norm_init == "frobenius" and W.device.type == "cpu" and not torch.compiler.is_compiling():
-        X = torch.empty(W.shape, dtype=working_dtype(W)).copy_(W)
+        X = torch.empty(W.shape, dtype=working_dtype(W), device=W.device).copy_(W)
         norm = fro(X)
         low, high = norm.aminmax()  # of ordinary size: `prepare` would scale by powers of two, which changes no bit
         if float(low) > 1e-15 and float(high) < 1e15:

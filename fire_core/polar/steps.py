@@ -40,11 +40,11 @@ def _minimax_quintic(low: float) -> tuple[Step, float]:
     which the quadratic p'(x) = 0 in x^2 gives in closed form.
     """
     middle, half = (1 + low) / 2, (1 - low) / 2
-    points = torch.tensor([low, middle - half / 2, middle + half / 2, 1.0], dtype=torch.float64)
-    signs = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    points = torch.tensor([low, middle - half / 2, middle + half / 2, 1.0], dtype=torch.float64, device="cpu")
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64, device="cpu")
     for _ in range(12):
         powers = torch.stack([points, points**3, points**5, signs], dim=1)
-        a, b, c, error = torch.linalg.solve(powers, torch.ones(4, dtype=torch.float64)).tolist()
+        a, b, c, error = torch.linalg.solve(powers, torch.ones_like(points)).tolist()
         root = max(9 * b * b - 20 * a * c, 0.0) ** 0.5
         points[1], points[2] = ((-3 * b - root) / (10 * c)) ** 0.5, ((-3 * b + root) / (10 * c)) ** 0.5
     return (a / (1 + error), b / (1 + error), c / (1 + error)), (1 - error) / (1 + error)

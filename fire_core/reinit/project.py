@@ -237,7 +237,7 @@ def _complete(
     Returns:
         For which matrices initial weights that are not zero were at hand, (b,) bool.
     """
-    positions, found = work.mine.cpu(), torch.zeros(len(Q), dtype=torch.bool)
+    positions, found = work.mine.cpu(), torch.zeros(len(Q), dtype=torch.bool, device="cpu")
     at = 0
     for entry in work.batch.entries:
         here = deficient.cpu() & (positions >= at) & (positions < at + entry.count)

@@ -58,7 +58,7 @@ def singular_values(matrix: Tensor) -> Tensor:
     """Singular values of one matrix (m, n) in any float type, float64, descending, to the precision said above."""
     W = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
     m, n = W.shape
-    G = torch.zeros(n, n, dtype=torch.float64)
+    G = torch.zeros(n, n, dtype=torch.float64, device="cpu")
     rows = max(1, CHUNK // n)
     for i in range(0, m, rows):
         part = W[i : i + rows].to(torch.float64)

@@ -122,7 +122,7 @@ class Dormancy(Seen):
             if not watch.samples:
                 return None
             means = [layer[None] for layer in watch.read()]  # (1, units): of |activation| over the batch
-            return torch.tensor(dormant_ratio(means, self.dormant), device=means[0].device)
+            return torch.tensor(dormant_ratio(means, self.dormant), dtype=torch.float32, device=means[0].device)
 
         with watch.on():
             yield read

@@ -108,7 +108,7 @@ class Plateau(Trigger):
         self.count += 1
 
     def _end_window(self) -> None:
-        total = self.sum if isinstance(self.sum, Tensor) else torch.tensor(self.sum, dtype=torch.float64)
+        total = self.sum if isinstance(self.sum, Tensor) else torch.tensor(self.sum, dtype=torch.float64, device="cpu")
         self.value = mean_over_ranks(total / self.count)
         self.sum, self.count, self.due = 0.0, 0, False
         if self.best is None and math.isfinite(self.value):

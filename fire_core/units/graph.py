@@ -77,7 +77,11 @@ def between(
     count, inputs = len(weight(producer)), weight(consumer).shape[1]
     if inputs % (count * copies):
         raise ValueError(f"{name}: {count * copies} units do not divide the {inputs} inputs of their consumer")
-    columns = None if inputs == count else torch.arange(inputs).view(copies, count, -1).transpose(0, 1).flatten(1)
+    columns = (
+        None
+        if inputs == count
+        else torch.arange(inputs, device="cpu").view(copies, count, -1).transpose(0, 1).flatten(1)
+    )
     return Units(name, count, (Producer(producer),), (Consumer(consumer, columns),), () if norm is None else (norm,))
 
 

@@ -143,4 +143,6 @@ def generator_on(device: torch.device, generator: torch.Generator) -> torch.Gene
     """A generator of a device that this one seeds; on its own device itself."""
     if device == generator.device:
         return generator
-    return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    return torch.Generator(device).manual_seed(
+        int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    )

@@ -185,7 +185,7 @@ class _Reader:
         if source is not None:
             each = inputs // source.stream.count if source.flat else 1
             if source.dims == dims and each * source.stream.count == inputs:
-                columns = None if each == 1 else torch.arange(inputs).view(-1, each)
+                columns = None if each == 1 else torch.arange(inputs, device="cpu").view(-1, each)
                 tensor = node.all_input_nodes[0]
                 source.stream.consumers.append(Consumer(module, columns, tensor not in self.probed))
                 self.probed.add(tensor)

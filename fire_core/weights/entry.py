@@ -104,7 +104,7 @@ class Entry:
             return slice(None)
         if self.repeats * self.groups == 1:
             return slice(*self.rows)
-        every = torch.arange(self.parameter.shape[self.row_dim]).view(self.repeats * self.groups, -1)
+        every = torch.arange(self.parameter.shape[self.row_dim], device="cpu").view(self.repeats * self.groups, -1)
         return every[:, slice(*self.rows)].flatten()
 
     def view(self, weight: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def reset_states(
     unique = _parameters(params)
     if rows is not None:
         if not isinstance(rows, slice):
-            rows = torch.as_tensor(rows)
+            rows = rows if isinstance(rows, Tensor) else torch.tensor(rows, device="cpu")
             rows = rows if rows.numel() else rows.long()  # [] is float
         for p in unique.values():
             _check_rows(rows, p, dim)

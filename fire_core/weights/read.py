@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import groupby
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
 from fire_core.weights.entry import Cut
+from fire_core.weights.generators import kept_generators
 from fire_core.weights.topology import is_linear, unwrap, width
 
 _PRODUCTS = {"mul", "multiply", "matmul", "bmm", "mm", "einsum", "baddbmm", "scaled_dot_product_attention", "glu"}
@@ -34,6 +36,7 @@ _BY_HAND: dict[tuple[str, ...], str] = {
     ("", "1"): "v",
 }  # sides in an attention's products
 
+MOST_NESTED = 8  # lists, mappings and objects within each other that tensors with a history are looked for in
 Products = list[tuple[str, list[Tensor]]]  # the sides of each product that was seen, as masks of a weight's shape
 
 
@@ -75,14 +78,14 @@ class _Watch(TorchFunctionMode):
 
     def _reached(self, tensor: Tensor) -> dict[int, Tensor]:
         """Which numbers of which weights a tensor depends on, as bool tensors of the weights' shapes."""
-        direction = torch.randn(tensor.shape, generator=self.draw).to(tensor)
+        direction = torch.randn(tensor.shape, generator=self.draw, dtype=torch.float32, device="cpu").to(tensor)
         slopes = torch.autograd.grad(tensor, self.weights, direction, retain_graph=True, allow_unused=True)
         pairs = zip(self.weights, slopes, strict=True)
         return {id(weight): slope != 0 for weight, slope in pairs if slope is not None}
 
 
 def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
-    """How the weights of a model are cut, read off one forward pass of a copy that shares them.
+    """How the weights of a model are cut, read off one forward pass of a copy.
 
     Args:
         model: any module that runs eagerly on the example; weights whole, not sharded.
@@ -123,11 +126,12 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor]) ->
     for module in dense | blocks:
         module.register_forward_pre_hook(_detach, with_kwargs=True)
     watch = _Watch(weights)
-    devices = {p.device for p in weights if p.device.type == "cuda"}
     # Compiled parts run as they are written. Without dynamo, whose import takes seconds, there are none.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with eager, torch.random.fork_rng(list(devices)), torch.inference_mode(False), torch.enable_grad(), watch:
-        clone(*args, **kwargs)
+    _copy_tensors((args, kwargs), twins)
+    arguments = copy.deepcopy((args, kwargs), twins)  # a pass may write to its input
+    with eager, kept_generators(weights), torch.inference_mode(False), torch.enable_grad(), watch:
+        clone(*arguments[0], **arguments[1])
     convs = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd)}
     cuts = {}
     for original, weight in zip(chosen, weights, strict=True):
@@ -149,7 +153,9 @@ def read_module(module: nn.Module, layer: nn.Module) -> Cut | None:
     weight: Any = layer.weight
     draw = torch.Generator().manual_seed(0)
     for shape in _shapes(layer):
-        x = torch.randn(shape, generator=draw).to("cpu" if weight.is_meta else weight.device, weight.dtype)
+        x = torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu").to(
+            "cpu" if weight.is_meta else weight.device, weight.dtype
+        )
         try:
             found = _read(module, (x,), {}, [weight])
         except Exception:  # whatever a module of somebody's may raise on input that it does not take
@@ -160,12 +166,13 @@ def read_module(module: nn.Module, layer: nn.Module) -> Cut | None:
 
 
 def _copy(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
-    """The module in evaluation mode without hooks and wrappers. Weights share memory; sharded ones and those without
-    numbers are drawn anew.
+    """The module in evaluation mode without hooks and wrappers, which shares no memory with it.
+
+    Sharded weights and those without numbers are drawn anew.
 
     Args:
-        module: stays as it is.
-        twins: takes the copy of each module and parameter, by the `id` of the original.
+        module: stays as it is, whatever a forward pass of the copy writes to: caches, counters, generators of its own.
+        twins: takes the copy of each module, parameter and other object, by the `id` of the original.
     """
     if id(module) in twins:
         copied: nn.Module = twins[id(module)]
@@ -173,22 +180,47 @@ def _copy(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
     kind: Any = next(c for c in type(module).__mro__ if not c.__name__.startswith("FSDP"))  # `fully_shard` changes it
     new: nn.Module = kind.__new__(kind)
     twins[id(module)] = new
-    plain = {key: copy.copy(v) if isinstance(v, (list, dict)) else v for key, v in vars(module).items()}
-    vars(new).update(plain | vars(nn.Module()), training=False)
+    vars(new).update(vars(nn.Module()), training=False)
     for key, p in module._parameters.items():
         new._parameters[key] = None if p is None else twins.setdefault(id(p), _twin(p))
     for key, b in module._buffers.items():
-        new._buffers[key] = None if b is None else torch.zeros_like(b, device="cpu") if b.is_meta else b.clone()
+        new._buffers[key] = None if b is None else twins.setdefault(id(b), _buffer_twin(b))
     for key, child in module._modules.items():
         new._modules[key] = None if child is None else _copy(unwrap(child), twins)
+    # The module's own attributes last: what they hold of parameters and modules is then a copy already.
+    for key in vars(module).keys() - vars(new).keys():
+        value = vars(module)[key]
+        _copy_tensors(value, twins)
+        # What cannot be copied (a lock, a group of processes) is left out, so that a pass that needs it fails.
+        with suppress(Exception):
+            vars(new)[key] = copy.deepcopy(value, twins)
     return new
 
 
+def _copy_tensors(value: object, twins: dict[int, Any], depth: int = 0) -> None:
+    """Note a copy of each tensor with a history in an attribute of a module, which `copy.deepcopy` would refuse."""
+    if isinstance(value, Tensor):
+        if value.grad_fn is not None:
+            twins.setdefault(id(value), value.detach().clone())
+    elif depth < MOST_NESTED and not isinstance(value, (nn.Module, type)):
+        inside = (
+            value.values() if isinstance(value, Mapping) else vars(value).values() if hasattr(value, "__dict__") else ()
+        )
+        for part in value if isinstance(value, (list, tuple, set, deque)) else list(inside):
+            _copy_tensors(part, twins, depth + 1)
+
+
+def _buffer_twin(b: Tensor) -> Tensor:
+    return torch.zeros_like(b, device="cpu") if b.is_meta else b.detach().clone()
+
+
 def _twin(p: nn.Parameter) -> nn.Parameter:
-    numbers = p.detach().clone() if p.is_inference() else p.detach()
+    numbers = p.detach().clone()  # a forward pass may write to its weights
     if p.is_meta or hasattr(p, "device_mesh"):
         draw = torch.Generator().manual_seed(0)
-        numbers = torch.randn(p.shape, generator=draw).to("cpu" if p.is_meta else p.device, p.dtype)
+        numbers = torch.randn(p.shape, generator=draw, dtype=torch.float32, device="cpu").to(
+            "cpu" if p.is_meta else p.device, p.dtype
+        )
     return nn.Parameter(numbers, requires_grad=p.is_floating_point())
 
 

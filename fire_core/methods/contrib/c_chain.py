@@ -102,7 +102,7 @@ class Window(Saved):
     FIELDS = ("values", "count")
 
     def __init__(self, size: int) -> None:
-        self.values, self.count = torch.zeros(size), 0
+        self.values, self.count = torch.zeros(size, dtype=torch.float32, device="cpu"), 0
 
     def add(self, value: Tensor) -> None:
         """Keep one more."""

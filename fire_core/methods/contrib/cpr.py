@@ -96,7 +96,7 @@ def reset_partly_(units: Units, share: Tensor, draw: Draw, generator: torch.Gene
         rows.copy_((1 - part) * rows + part * new)
     for consumer in units.consumers:
         kernel = weight(consumer.layer)
-        keep = torch.ones(kernel.shape[1], device=kernel.device)
+        keep = torch.ones(kernel.shape[1], dtype=torch.float32, device=kernel.device)
         every = torch.arange(units.count, device=kernel.device)
         keep[every[:, None] if consumer.columns is None else consumer.columns] = (1 - share)[:, None]
         kernel.mul_(keep.view(1, -1, *[1] * (kernel.ndim - 2)))

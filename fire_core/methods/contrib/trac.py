@@ -35,7 +35,7 @@ class Trac(Method):
     @checked
     def __init__(self, scale: Positive = 1e-8, eps: Positive = 1e-8) -> None:
         self.scale, self.eps = scale, eps
-        self.betas = torch.tensor(BETAS, dtype=torch.float64)
+        self.betas = torch.tensor(BETAS, dtype=torch.float64, device="cpu")
         self.start: list[Tensor] = []
         self.s, self.variance, self.sigma = 0 * self.betas, 0 * self.betas, 0 * self.betas + 1e-8
 
@@ -81,4 +81,4 @@ def erfi(x: Tensor) -> Tensor:
     return torch.where(x.abs() > 6, beyond, 2 / math.sqrt(math.pi) * series)
 
 
-UNIT = erfi(torch.tensor(math.sqrt(0.5), dtype=torch.float64))
+UNIT = erfi(torch.tensor(math.sqrt(0.5), dtype=torch.float64, device="cpu"))
