@@ -12,9 +12,10 @@ PAGE may be a committed `.csv` as well, for numbers that no table has. ROW then 
 COLUMN which numbers; the mean over seeds is written, or another part: `low` and `high` (95 % t-interval), `n`.
 `ROW minus ROW` is the difference, paired by seed.
 
-`<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. The numbers of the HEADLINES
-stand on files of today's numerics alone, or the check fails: between `<!-- table: headline -->` and `<!-- end -->` they
-show the first columns of those rows of OVERVIEW of which this is so and of whose metric more is better, at most
+`<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. Results are frozen: a later
+version of the numerics does not make them untrue, and they are not run again. The numbers of the HEADLINES stand on
+files that name their version of the numerics, or the check fails: between `<!-- table: headline -->` and `<!-- end -->`
+they show the first columns of those rows of OVERVIEW of which this is so and of whose metric more is better, at most
 ten, and count the others. The file of a table is `page.csv` beside `page.md`, with `<!-- source: FILE -->` above it
 FILE (below docs/), and within `<!-- table: name -->` `page/name.csv`.
 """
@@ -156,10 +157,10 @@ def value(key: str) -> str:
     return looked_up(key)[0]
 
 
-def is_current(key: str) -> bool:
-    """Whether the number of a mark was made with today's numerics, or it asks for the numerics."""
+def names_numerics(key: str) -> bool:
+    """Whether the file of a mark's number names its version of the numerics, or the mark asks for that version."""
     source = looked_up(key)[1]
-    return source is None or provenance.is_current(source)
+    return source is None or provenance.names_numerics(source)
 
 
 def looked_up(key: str) -> tuple[str, Path | None]:
@@ -204,7 +205,7 @@ def headline(target: Path) -> str:
     shown: list[str] = []
     old = other = 0
     for line in lines[2:]:
-        if not all(is_current(key) for _, key, _, _ in MARK.findall(line)):
+        if not all(names_numerics(key) for _, key, _, _ in MARK.findall(line)):
             old += 1
         elif "less is better" in line or len(shown) == MOST:
             other += 1
@@ -213,7 +214,8 @@ def headline(target: Path) -> str:
     head = ["| where | n | base ↑ | full reset ↑ | FIRE ↑ |", row(lines[1])]
     text = "\n".join(["", *head, *shown, "", ""]) if shown else "\n"
     where = os.path.relpath(page, target.parent)
-    rest = ([f"{other} more of today's numerics"] if other else []) + ([f"{old} older rows"] if old else [])
+    older = f"{old} rows of older tables, which do not say with which numerics they were made"
+    rest = ([f"{other} more rows"] if other else []) + ([older] if old else [])
     return f"{text}[The whole table]({where}) has {' and '.join(rest)}.\n\n" if rest else text
 
 
@@ -222,7 +224,7 @@ def renewed(text: str, page: Path | None = None) -> tuple[str, list[str]]:
 
     Args:
         text: of the page.
-        page: if it is one of the HEADLINES, whose numbers must be of today's numerics.
+        page: if it is one of the HEADLINES, whose numbers must name their numerics.
     """
     before = text
     if page is not None:
@@ -233,8 +235,8 @@ def renewed(text: str, page: Path | None = None) -> tuple[str, list[str]]:
     def one(match: re.Match[str]) -> str:
         try:
             now = value(match[2])
-            if page is not None and not is_current(match[2]):
-                wrong.append(f"{match[2].strip()}: not of today's numerics; take it out, or run it again")
+            if page is not None and not names_numerics(match[2]):
+                wrong.append(f"{match[2].strip()}: its file does not say with which numerics it was made; take it out")
         except StaleError as error:
             wrong.append(str(error))
             return match[0]

@@ -83,9 +83,22 @@ class Study:
         return self.seeds.get(row, self.seeds["*"])
 
 
+# The defaults of these methods when the studies were frozen; S&P's and DASH's are the FIRE paper's values.
+FROZEN_DEFAULTS: dict[str, Options] = {
+    "snp": ("coef=0.8", "perturb=null"),
+    "dash": ("minimum=0.05",),
+    "muon": ("betas=[0.9,0.95]", "eps=1e-10"),
+}
+
+
+def frozen_defaults(name: str, group: str = "method") -> Options:
+    """The options that hold a method to the defaults with which the studies were frozen."""
+    return tuple(f"{group}.{option}" for option in FROZEN_DEFAULTS.get(name, ()))
+
+
 def methods(*names: str) -> dict[str, Options]:
     """Rows that are called as their method."""
-    return {name: (f"method={name}",) for name in names}
+    return {name: (f"method={name}", *frozen_defaults(name)) for name in names}
 
 
 ROWS_2A = methods(
@@ -93,7 +106,7 @@ ROWS_2A = methods(
     *("parseval", "l2init", "redo", "snr", "cbp"),
 ) | {
     "fresh": ("method=base", "benchmark=continual", "benchmark.chunks=1", "epochs=10"),
-    "muon": ("method=muon",),
+    "muon": methods("muon")["muon"],
 }
 ROWS_2BC = methods("base", "full_reset", "fire", "snp", "dash", "fire_exact")
 DIAL = methods("base", "optimizer_reset", "full_reset", "random_isometry", "fire", "snp", "dash") | {
@@ -135,10 +148,14 @@ FASHION = RANKED | methods("l2init") | {"decay": DECAY}
 RESETS = ("base", "full_reset", "random_isometry", "snp", "fire")
 OPTIMIZERS = {"adam": (), "decay": DECAY, "layer_norm": ("model.norm=layer",)}
 COMBINED = {
-    f"{reset}_{name}": (f"method={reset}", *options)
+    f"{reset}_{name}": (*methods(reset)[reset], *options)
     for reset, (name, options) in itertools.product(RESETS, OPTIMIZERS.items())
-} | {"base_muon": ("method=muon", "method.lr=${lr}")} | {
-    f"{reset}_muon": ("method=chain", f"method.of={reset}+muon", "method.parts.muon.lr=${lr}")
+} | {"base_muon": (*methods("muon")["muon"], "method.lr=${lr}")} | {
+    f"{reset}_muon": (
+        *("method=chain", f"method.of={reset}+muon", "method.parts.muon.lr=${lr}"),
+        *frozen_defaults(reset, f"method.parts.{reset}"),
+        *frozen_defaults("muon", "method.parts.muon"),
+    )
     for reset in RESETS[1:]
 }  # fmt: skip
 MUON = {name: tuple(word for word in row if "${lr}" not in word) for name, row in COMBINED.items() if "muon" in name}

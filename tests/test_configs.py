@@ -27,8 +27,8 @@ ROWS = {"a": "warm_start", "b": "continual", "c": "class_incremental"}
 SIZES = {"cifar10": 32, "cifar100": 32, "tinyimagenet": 64}
 
 # The paper's, figure 2: method -> options -> benchmark -> values in the order of the data sets.
-PAPER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[float, ...]]]]] = {
-    "snp": (("coef",), {"a": [(0.8,)] * 3, "b": [(0.8,)] * 3, "c": [(0.8,)] * 2}),
+PAPER: dict[str, tuple[tuple[str, ...], dict[str, list[tuple[float | None, ...]]]]] = {
+    "snp": (("coef", "perturb"), {"a": [(0.8, None)] * 3, "b": [(0.8, None)] * 3, "c": [(0.8, None)] * 2}),
     "dash": (
         ("alpha", "minimum"),
         {
@@ -152,6 +152,38 @@ def line_of(*overrides: str) -> str | None:
     return take_tuned(config, config.hydra)
 
 
+# What `original` is by the authors' public code, and what the FIRE paper's code has instead (docs/methods.md).
+BY_VARIANT: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[Any, ...]]] = {
+    "snp": (("coef", "perturb"), (0.6, 0.1), (0.8, None)),
+    "dash": (("alpha", "minimum"), (0.3, 0.3), (0.3, 0.05)),
+    "muon": (("betas", "eps"), ([0.9, 0.999], 1e-8), ([0.9, 0.95], 1e-10)),
+}
+
+
+@pytest.mark.parametrize("method", BY_VARIANT)
+def test_a_method_s_values_follow_the_variant(method: str) -> None:
+    options, original, paper = BY_VARIANT[method]
+    for variant, expected in (("original", original), ("fire_paper", paper)):
+        for chosen in ((f"method={method}",), ("method=chain", f"method.of=fire+{method}")):
+            config = compose(*chosen, "benchmark=random_labels", f"variant={variant}")
+            node = config.method.parts[method] if "parts" in config.method else config.method
+            assert tuple(node[option] for option in options) == expected, (chosen, variant)
+
+
+def test_agents_have_the_paper_s_shrink_and_perturb_in_the_paper_s_experiments() -> None:
+    """Figure 3 has a test of its own in tests/language."""
+    dqn, sac = ("experiment=fig4a_asterix", "dqn"), ("experiment=fig4b_h1_walk", "sac")
+    for experiment, program in (dqn, sac):
+        config = compose(experiment, "method=snp", program=program)
+        assert (config.method.coef, config.method.perturb) == (0.8, None)
+    assert compose(dqn[0], "method=snp", program="dqn").method.layout == "dqn"
+
+
+def test_muon_takes_over_the_betas_of_the_trainer_s_adam() -> None:
+    assert list(compose("method=muon", "optimizer=adamw").method.betas) == [0.9, 0.95]
+    assert compose("method=muon", program="dqn").method.eps == 1.5e-4
+
+
 TABLE = "conf/tuned_values/vision.yaml"
 FOLDER = ("benchmark=warm_start", "dataset=folder", "dataset.path=own")
 
@@ -221,7 +253,7 @@ def test_budgets_and_tuned_values_then_the_experiment_then_the_command_line(
     where = ["benchmark=continual", "dataset=cifar10"] if program == "vision" else []
     option, budgeted = BUDGETED[program]
     config = compose("method=snp", *where, program=program)
-    assert config.method.coef == (0.5 if program == "language" else 0.8)
+    assert config.method.coef == {"language": 0.5, "sac": 0.6}.get(program, 0.8)
     assert (config[option], config.threads) == (budgeted, 1)
 
     values = {option: 77, "threads": None, "method": {"coef": 0.25}}

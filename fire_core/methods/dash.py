@@ -31,7 +31,8 @@ class Dash(Method):
 
     Args:
         alpha: weight of the newest gradient.
-        minimum: the paper's lambda, the strongest shrinking.
+        minimum: the DASH paper's lambda, the strongest shrinking. The default is the public code's; the FIRE paper has
+            0.05 to 0.3.
         mode: of the network while the gradients are taken: eval or train. The public code is in eval mode. In train
             mode a convolution's bias in front of a batch norm has no gradient but rounding noise, and its factor is
             arbitrary; the FIRE authors' code is in train mode in `warm_start` and in eval mode elsewhere.
@@ -44,7 +45,7 @@ class Dash(Method):
     def __init__(
         self,
         alpha: Share = 0.3,
-        minimum: Share = 0.05,
+        minimum: Share = 0.3,
         mode: Annotated[str, one_of("eval", "train")] = "eval",
         variant: Variant = "original",
     ) -> None:

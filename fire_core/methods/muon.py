@@ -18,15 +18,16 @@ from fire_core.weights.layout import resolve
 class MuonOptimizer(Method):
     """Orthogonalised momentum for hidden weights, Adam for the rest (input layer, head, biases, norms, embeddings).
 
-    Hidden weights are those of the linear layers and convolutions but the head's and the one that reads the network's
-    input (the first convolution, a patch embedding); a convolution is the matrix (c_out, c_in k_h k_w). The direction
-    of an m x n matrix is multiplied by sqrt(max(1, m/n)), that of a convolution, as in the public code, by
-    sqrt(max(1, k_h/k_w)), which is 1 for square kernels.
+    Hidden weights are those of the linear layers and convolutions but the output layers' and the one that reads the
+    network's input (the first convolution, a patch embedding). In a head of several layers, such as DQN's, only the
+    last one is an output layer. A convolution is the matrix (c_out, c_in k_h k_w). The direction of an m x n matrix is
+    multiplied by sqrt(max(1, m/n)), that of a convolution, as in the public code, by sqrt(max(1, k_h/k_w)), which is 1
+    for square kernels.
 
     A fused weight is cut into its true matrices (`SplitMuon`).
 
     `variant=fire_paper` does what the FIRE authors' code does: the input layer, the class token and the position
-    embedding of a vision transformer are trained by Muon too, and a fused weight is one matrix.
+    embedding of a vision transformer are trained by Muon too, no layer of a head is, and a fused weight is one matrix.
 
     Args:
         lr: of the hidden weights.
@@ -49,6 +50,12 @@ class MuonOptimizer(Method):
     ) -> None:
         self.lr, self.adam_lr, self.momentum, self.betas, self.eps = lr, adam_lr, momentum, (betas[0], betas[1]), eps
         self.variant = variant
+
+    def check(self, net: Net) -> None:
+        if not hidden_weights(net, self.variant):
+            raise ValueError(
+                "Muon would train no weight: no linear layer or convolution lies between the network's first and last"
+            )
 
     def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
         hidden = hidden_weights(net, self.variant)
@@ -89,7 +96,7 @@ def hidden_weights(net: Net, variant: str = "original") -> dict[nn.Parameter, Cu
             layers -= {m.weight for m in input_layers(module) | output_layers(module)}
         for entry in resolve(module, "all"):
             free = paper and entry.role == "other" and entry.parameter.ndim > 1
-            if free or (entry.parameter in layers and entry.role != "head"):
+            if free or (entry.parameter in layers and not (paper and entry.role == "head")):
                 assert isinstance(entry.parameter, nn.Parameter)
                 cut = WHOLE if paper and entry.parameter.ndim < 4 else cut_of(entry)
                 found[entry.parameter] = tuple(dict.fromkeys((*found.get(entry.parameter, ()), cut)))

@@ -21,24 +21,27 @@ class ShrinkAndPerturb(Method):
     the public code adds the weights of a newly built network. `variant=fire_paper`: P is the run's own initial weights.
 
     Args:
-        coef: in [0, 1]: how much the weights shrink. The public code's default is 0.6.
+        coef: in [0, 1]: how much the weights shrink. The default is the public code's, which shrinks to 0.4 W; the FIRE
+            paper's is 0.8.
         layout: what this layout re-initialises gets coef 1, for DQN (where that is known as SR-DQN, shrink and reset:
             D'Oro et al., ICLR 2023) the linear layers; None: the same coef everywhere.
-        perturb: in [0, 1]; None: the same as coef, so that 0 changes nothing and 1 is a full reset, as in the FIRE
-            paper. The public code's default is 0.1.
+        perturb: in [0, 1]. The default is the public code's. None: the same as coef, so that 0 changes nothing and 1
+            is a full reset, as in the FIRE paper.
         variant: original or fire_paper.
     """
 
     @checked
     def __init__(
         self,
-        coef: Share = 0.8,
+        coef: Share = 0.6,
         layout: ChosenLayout = None,
-        perturb: Share | None = None,
+        perturb: Share | None = 0.1,
         variant: Variant = "original",
     ) -> None:
         if perturb and not coef:
-            raise ValueError(f"perturb={perturb} needs coef above 0: weights that only grow are no shrinking")
+            raise ValueError(
+                f"perturb={perturb} needs coef above 0, since weights that do not shrink only grow: set perturb=0"
+            )
         self.coef, self.layout, self.variant = coef, layout, variant
         self.perturb = coef if perturb is None else perturb
 

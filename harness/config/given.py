@@ -1,5 +1,6 @@
 """Options that the user has given and that have no effect beside the others."""
 
+import copy
 import re
 from collections.abc import Iterable, Mapping
 
@@ -39,11 +40,30 @@ def refuse_idle(idle: Mapping[str, str]) -> None:
 
 
 def idle_beside(method: Method, config: DictConfig) -> dict[str, str]:
-    """Options of the trainer's optimizer that nothing reads where the method brings its own in all phases."""
+    """Options of the trainer's optimizer that nothing reads where the method brings its own in all phases.
+
+    A method may take some of them over, as Muon takes the rate and Adam's betas for the weights that are not its own.
+    """
     if not method.overrides("optimizer"):
         return {}
+    options = [f"optimizer.{key}" for key in config.optimizer if key not in ("_target_", "name")]
+    idle = [option for option in options if not method_reads(config, option)]
+    if idle == options:
+        idle = ["optimizer"]
+    if not method_reads(config, "lr"):
+        idle.append("lr")
+    return dict.fromkeys(idle, f"beside the optimizer that method={config.method.name} brings")
+
+
+def method_reads(config: DictConfig, option: str) -> bool:
+    """Whether some option of the method, or of the methods that a chain names, follows a number of the trainer's."""
+    changed = copy.deepcopy(config)
+    OmegaConf.update(changed, option, 0.123456789, force_add=True)
+    return options_of_method(changed) != options_of_method(config)
+
+
+def options_of_method(config: DictConfig) -> list[object]:
+    """The options of the method with all references followed; of a chain those of each method that it names."""
     parts = config.method.get("parts")  # of a chain: of all methods, named or not
     nodes = [config.method] if parts is None else [parts[name] for name in config.method.of.split("+")]
-    reads_rate = any("${lr}" in OmegaConf.to_yaml(node) for node in nodes)
-    options = ["optimizer"] if reads_rate else ["optimizer", "lr"]
-    return dict.fromkeys(options, f"beside the optimizer that method={config.method.name} brings")
+    return [OmegaConf.to_container(node, resolve=True) for node in nodes]

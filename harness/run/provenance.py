@@ -111,6 +111,16 @@ def is_current(table: Path) -> bool:
     return bool(entries) and all(entry["numerics"] == NUMERICS.get(str(entry["program"])) for entry in entries)
 
 
+def names_numerics(table: Path) -> bool:
+    """Whether each part of a table names the one version of its program's numerics with which it was computed.
+
+    Such a table stays the result of that version, whatever the numerics are today. Tables from before versions were
+    recorded ("4 or older"), and parts whose runs mix versions, do not.
+    """
+    entries = read(table).values()
+    return bool(entries) and all(isinstance(entry["numerics"], int) for entry in entries)
+
+
 def in_words(table: Path) -> str:
     """Such as `numerics 4, commit 1a2c3d4`."""
     entry = joined([*read(table).values()])

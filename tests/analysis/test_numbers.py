@@ -52,7 +52,7 @@ def test_numbers_from_committed_rows(tmp_path, monkeypatch) -> None:
     assert numbers.value("r.csv; method.name=x; value; .1f") == "2.0"
 
 
-def test_a_row_leaves_the_headline_until_it_has_been_run_again(tmp_path, monkeypatch) -> None:
+def test_a_row_is_in_the_headline_once_its_table_names_its_numerics(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(numbers, "ROOT", tmp_path)
     monkeypatch.setattr(numbers, "OVERVIEW", "results/all.md")
     results = tmp_path / "docs/results"
@@ -74,11 +74,15 @@ def test_a_row_leaves_the_headline_until_it_has_been_run_again(tmp_path, monkeyp
         numbers.tables_of.cache_clear()
         return numbers.renewed(block, readme)[0]
 
-    assert "[The whole table](docs/results/all.md) has 3 older rows." in made()
+    assert "[The whole table](docs/results/all.md) has 3 rows of older tables, which do not say" in made()
     assert "| where" not in made()
-    again = old | {"numerics": NUMERICS["vision"]}
-    for number, name in enumerate(("a", "b", "streams/c"), 1):
-        provenance.write(results / f"{name}.csv", again)
+    frozen = old | {"numerics": NUMERICS["vision"] - 1}  # results stay what they were when numerics go on
+    provenance.write(results / "a.csv", frozen | {"numerics": [4, 5]})
+    assert "| where" not in made()
+    for number, (name, entry) in enumerate(
+        [("a", old | {"numerics": NUMERICS["vision"]}), ("b", frozen), ("streams/c", frozen)], 1
+    ):
+        provenance.write(results / f"{name}.csv", entry)
         assert made().count("docs/results/") - ("whole table" in made()) == number
     assert "| [d](docs/results/d.md) | 1 |" in made()
     assert "whole table" not in made()
@@ -86,12 +90,13 @@ def test_a_row_leaves_the_headline_until_it_has_been_run_again(tmp_path, monkeyp
     assert f">numerics {NUMERICS['vision']}, commit abcdefg<" in numbers.renewed(asked, readme)[0]
 
 
-def test_a_number_of_old_numerics_in_a_headline_is_named() -> None:
+def test_a_number_of_unknown_numerics_in_a_headline_is_named() -> None:
     """The first result of all lies in the repository as it was then."""
     mark = "is <!--=results/gpt_tiny.csv; method.name=fire & seed=0; step; .0f-->0<!--/-->"
-    (line,) = (line for line in numbers.renewed(mark, ROOT / "README.md")[1] if "today's" in line)
+    said = "does not say with which numerics"
+    (line,) = (line for line in numbers.renewed(mark, ROOT / "README.md")[1] if said in line)
     assert line.startswith("results/gpt_tiny.csv; method.name=fire")
-    assert not [line for line in numbers.renewed(mark)[1] if "today's" in line], "other pages may have it"
+    assert not [line for line in numbers.renewed(mark)[1] if said in line], "other pages may have it"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_lengths_of_the_paper():
 @pytest.mark.parametrize(("start", "coef"), [("best", 0.5), ("30k", 0.8), ("60k", 0.5)])
 def test_tuned_values_of_the_paper(start, coef):
     config = compose("experiment=fig3", "method=snp", f"benchmark.start={start}")
-    assert config.method.coef == coef
+    assert (config.method.coef, config.method.perturb) == (coef, None)
     assert config.benchmark.start == start
     assert parse_start(start) in ("best", *config.benchmark.checkpoints)
     assert compose("experiment=fig3", f"benchmark.start={start}", "method=fire").method.iterations == 5

@@ -69,7 +69,7 @@ def test_perturbations_are_drawn_anew_each_time_unless_the_fire_paper_s_are_aske
         with torch.no_grad():
             for p in model.parameters():
                 p.zero_()
-        ShrinkAndPerturb(0.5, variant=variant).at_boundary(net, moment(len(results)))
+        ShrinkAndPerturb(0.5, perturb=None, variant=variant).at_boundary(net, moment(len(results)))
         assert torch.equal(model.body.weight, net.init["model"]["body.weight"] / 2) == (variant == "fire_paper")
         assert 1 <= model.body.weight.min() <= model.body.weight.max() <= 1.5  # half of a draw from [2, 3]
         assert torch.equal(model.norm.weight, torch.full((40,), 0.5))  # a constant stays one
@@ -78,12 +78,26 @@ def test_perturbations_are_drawn_anew_each_time_unless_the_fire_paper_s_are_aske
     assert not torch.equal(results[0], results[1])
 
 
+def test_snp_s_defaults_are_its_authors_values() -> None:
+    """JordanAsh/warm_start, `run.py`: `--shrink` 0.4 and `--perturb` 0.1 of a new network."""
+    torch.manual_seed(0)
+    model = TwoLayers()
+    net = Net.of({"model": model})
+    with torch.no_grad():
+        model.body.weight.fill_(100)
+        model.norm.weight.fill_(10)
+    ShrinkAndPerturb().at_boundary(net, moment())
+    torch.testing.assert_close(model.norm.weight, torch.full((40,), 0.4 * 10 + 0.1 * 1))
+    noise = model.body.weight - 40  # a tenth of draws from [2, 3]
+    assert 0.2 - 1e-4 <= noise.min() < 0.22 < 0.28 < noise.max() <= 0.3 + 1e-4
+
+
 def test_a_target_network_gets_the_same_draws() -> None:
     model, target = TwoLayers(), TwoLayers()
     target.load_state_dict(model.state_dict())
     net, context = Net.of({"model": model}), moment()
-    ShrinkAndPerturb(0.5).at_boundary(net, context)
-    ShrinkAndPerturb(0.5).at_boundary(Net({"model": target}, net.init), context)
+    ShrinkAndPerturb(0.5, perturb=0.5).at_boundary(net, context)
+    ShrinkAndPerturb(0.5, perturb=0.5).at_boundary(Net({"model": target}, net.init), context)
     assert torch.equal(model.body.weight, target.body.weight)
 
 

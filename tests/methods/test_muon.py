@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from fire_core.methods import Net
-from fire_core.methods.muon import CombinedOptimizer, MuonOptimizer
+from fire_core.methods.muon import CombinedOptimizer, MuonOptimizer, hidden_weights
+from rl.dqn.networks import MLP
 from tests.programs import VISION, rows
 
 
@@ -35,6 +37,17 @@ def test_matrices_take_torch_s_own_steps_bit_for_bit() -> None:
     steps(CombinedOptimizer(muon, adam), theirs, 3)
     for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_hidden_layers_of_a_head_are_muon_s_and_a_network_without_hidden_layers_is_refused() -> None:
+    """DQN's perceptron has one hidden matrix, which lies in its head; the FIRE paper's code leaves heads to Adam."""
+    network = MLP(2, (1, 4), 16)
+    assert [*hidden_weights(Net({"q": network}, {}))] == [network.head.fc1.weight]
+    MuonOptimizer().check(Net({"q": network}, {}))
+    assert network.head.fc1.weight not in hidden_weights(Net({"q": network}, {}), "fire_paper")
+    shallow = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.raises(ValueError, match="Muon would train no weight"):
+        MuonOptimizer().check(Net({"model": shallow}, {}))
 
 
 def test_the_paper_s_first_phase_of_warm_start_is_trained_by_adam(tmp_path: Path) -> None:

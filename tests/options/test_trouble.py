@@ -26,6 +26,9 @@ VISION = {
         "method.parts.snp.coef has no effect: method.of=fire+muon does not name snp"
     ),
     "method=muon optimizer=sgd": "optimizer has no effect beside the optimizer that method=muon brings",
+    "method=muon optimizer=adamw optimizer.weight_decay=0.5": (
+        "optimizer.weight_decay has no effect beside the optimizer that method=muon brings"
+    ),
     "method=upgd lr=0.1": UPGD,
     "method=chain method.of=fire+upgd lr=0.1": "lr has no effect beside the optimizer that method=fire+upgd brings",
     "method=chain method.of=[fire,muon]": "method.of=[fire,muon] is written method.of=fire+muon",

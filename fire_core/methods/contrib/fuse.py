@@ -9,7 +9,8 @@ class Fuse(ShrinkAndPerturb):
     """Every parameter moves towards that of a base model: W <- keep W + (1 - keep) W_base.
 
     Biases, norms, embeddings and frozen weights too; buffers stay, and the optimizer forgets what it knows of all. The
-    base is the run's own initial weights: this is `snp` with `variant=fire_paper` and coef = 1 - keep. The paper's base
+    base is the run's own initial weights: this is `snp` with `variant=fire_paper` and
+    coef = perturb = 1 - keep. The paper's base
     is the model before its fine-tuning; for weights of one's own call `fire_core.shrink_and_perturb_`.
 
     Args:
@@ -18,4 +19,4 @@ class Fuse(ShrinkAndPerturb):
 
     @checked
     def __init__(self, keep: Decay = 0.5) -> None:
-        super().__init__(1 - keep, variant="fire_paper")
+        super().__init__(1 - keep, perturb=None, variant="fire_paper")

@@ -22,10 +22,11 @@ class SelectiveWeightReinitialization(Method):
         which are the factor * n of its n weights with the least u   pruning=proportional
     and the part of a weight that is left over of a share is one more weight with that probability.
 
-    A new value is drawn from the distribution of the parameter's own initial entries (`reinit=resample`), or is the
-    mean of its initialiser (`reinit=mean`): that of a parameter that began with one value, as biases with 0 or a norm's
-    scales with 1, is this value; all others are taken to be symmetric about 0. A parameter of which weights were
-    replaced begins its running mean anew. The optimizer keeps its state.
+    A new value of a weight is drawn from the distribution of the parameter's own initial entries (`reinit=resample`),
+    or is the mean of its initialiser (`reinit=mean`). A bias always gets that mean, as in the public code's
+    perceptrons. The mean of a parameter that began with one value, as a norm's scales with 1, is this value; all others
+    are taken to be symmetric about 0. A parameter of which weights were replaced begins its running mean anew. The
+    optimizer keeps its state.
 
     An embedding has no gradient for a word that the batch does not hold, so that `utility=gradient` replaces all such
     rows; take magnitude there.
@@ -35,7 +36,7 @@ class SelectiveWeightReinitialization(Method):
         pruning: threshold or proportional.
         factor: of the mean utility (threshold), or the share of the weights, at most 1 (proportional).
         every: steps between two times.
-        reinit: resample or mean.
+        reinit: resample or mean, of all but biases.
         decay: of the running utility; 0 takes that of the step itself.
     """
 
@@ -70,7 +71,8 @@ class SelectiveWeightReinitialization(Method):
                 u = self.means.setdefault(name, torch.zeros_like(u)).mul_(self.decay).add_(u, alpha=1 - self.decay)
             if due:
                 useless = self._useless(u, context.generator)
-                parameter.copy_(torch.where(useless, self._new(initial, context.generator), parameter))
+                new = self._new(name, initial, context.generator)
+                parameter.copy_(torch.where(useless, new, parameter))
                 if self.decay > 0:
                     u.mul_(~useless.any())
 
@@ -84,9 +86,10 @@ class SelectiveWeightReinitialization(Method):
         mask = torch.zeros(utility.numel(), dtype=torch.bool, device=utility.device)
         return mask.index_fill_(0, least, True).view(utility.shape)
 
-    def _new(self, initial: Tensor, generator: torch.Generator) -> Tensor:
+    def _new(self, name: str, initial: Tensor, generator: torch.Generator) -> Tensor:
         """New values for every weight of a parameter, of its shape."""
-        if self.reinit == "resample":
+        is_bias = "bias" in name.rpartition(".")[2]  # in_proj_bias too
+        if self.reinit == "resample" and not is_bias:
             return resample(initial, initial.shape, generator_on(initial.device, generator))
         return initial * (initial == initial.flatten()[0]).all()
 

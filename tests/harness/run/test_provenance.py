@@ -81,6 +81,18 @@ def test_a_table_is_current_if_all_its_parts_are(parts: list[dict], current: boo
     assert provenance.is_current(table) == current
 
 
+@pytest.mark.parametrize(
+    ("numerics", "named"),
+    [(NUMERICS["vision"], True), (1, True), ("4 or older", False), ([4, 5], False), (None, False)],
+)
+def test_a_table_names_its_numerics_if_each_part_has_one_version(numerics: object, named: bool, tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    assert not provenance.names_numerics(table)
+    provenance.write(table, NOW, "base")
+    provenance.write(table, NOW | {"numerics": numerics}, "fire")
+    assert provenance.names_numerics(table) == named
+
+
 def test_a_part_is_replaced_or_added_to(tmp_path: Path) -> None:
     table = tmp_path / "a.csv"
     provenance.write(table, NOW, "base")
