@@ -5,7 +5,7 @@ averages it over some of a seed's tasks, and shows a statistic of the seeds' ave
 intervals and tests.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,9 +120,12 @@ def summarise(frame: pd.DataFrame, table: Table, more: bool = True) -> pd.DataFr
             None if name == column.against else cell(column.statistic, one, theirs)
             for name, one in zip(order, ours, strict=True)
         ]
-    compared = [column.heading for column in columns if column.statistic == "difference"]
-    for family in [compared] if table.family == "table" else [[heading] for heading in compared]:
-        correct([out[heading] for heading in family])
+    compared = [column for column in columns if column.statistic == "difference"]
+    for family in [compared] if table.family == "table" else [[column] for column in compared]:
+        correct(
+            [out[column.heading.format(few=few_of(count))] for column in family],
+            [[(column.of, column.tasks, frozenset((name, column.against))) for name in order] for column in family],
+        )
     return pd.DataFrame(out)
 
 
@@ -163,14 +166,22 @@ def grid(runs: pd.DataFrame, by: str, columns: Mapping[Any, str], shown: Mapping
     return pd.DataFrame(table)
 
 
-def correct(columns: Sequence[list[object]]) -> None:
-    """Give the comparisons in these columns their p values corrected by Holm's method, in place."""
-    places = [(column, row) for column in columns for row in range(len(column))]
-    pairs = [column[row] for column, row in places]
-    corrected = holm([pair.p if isinstance(pair, Paired) else np.nan for pair in pairs])
-    for (column, row), pair, p in zip(places, pairs, corrected, strict=True):
-        if isinstance(pair, Paired):
-            column[row] = replace(pair, p_holm=float(p))
+def correct(columns: Sequence[list[object]], comparisons: Sequence[Sequence[Hashable]] | None = None) -> None:
+    """Give the differences in these columns their p values corrected by Holm's method, in place.
+
+    Args:
+        columns: cells of a table; those that are no `Paired` are no comparisons.
+        comparisons: what each cell compares. Cells with the same comparison, such as FIRE in the column against base
+            and base in the column against FIRE, count once. None: each cell is a comparison of its own.
+    """
+    pairs: dict[tuple[int, int], Paired] = {}  # by column and row
+    for number, column in enumerate(columns):
+        pairs |= {(number, row): cell for row, cell in enumerate(column) if isinstance(cell, Paired)}
+    keys = {(number, row): comparisons[number][row] if comparisons else (number, row) for number, row in pairs}
+    p_values = {keys[place]: pair.p for place, pair in pairs.items()}
+    corrected = dict(zip(p_values, holm([*p_values.values()]), strict=True))
+    for (number, row), pair in pairs.items():
+        columns[number][row] = replace(pair, p_holm=float(corrected[keys[number, row]]))
 
 
 def ranks(frames: Mapping[str, pd.DataFrame], losses: Iterable[str] = (), crossed: bool = False) -> pd.DataFrame:

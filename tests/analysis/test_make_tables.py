@@ -94,6 +94,28 @@ def test_methods_are_compared_with_two_references_and_the_best_stands_first() ->
     assert list(table) == ["method", "n", "all tasks", "vs base", "vs fire"], "one task"
 
 
+def test_fire_against_base_counts_once_where_both_are_columns() -> None:
+    """Worked by hand. With three seeds the two-sided p of Student's t is 1 - sqrt(t^2 / (t^2 + 2)):
+
+    FIRE - base   1, 2, 3     mean 2, deviation 1,   t^2 = 12   p = 0.0742
+    S&P - base    2, 0, 1     mean 1, deviation 1,   t^2 = 3    p = 0.2254
+    S&P - FIRE    1, -2, -2   mean -1, deviation 3^.5, t^2 = 1  p = 0.4226
+
+    Holm over these three: 3 x 0.0742, 2 x 0.2254, and the last no smaller than the one before it.
+    """
+    values = {"base": (0, 0, 0), "fire": (1, 2, 3), "snp": (2, 0, 1)}
+    rows = [(method, seed, v) for method, of_seeds in values.items() for seed, v in enumerate(of_seeds)]
+    table = summarise(pd.DataFrame(rows, columns=["method", "seed", "value"]), STREAM).set_index("method")
+    first, second = (1 - (t2 / (t2 + 2)) ** 0.5 for t2 in (12, 3))
+    for method, against, p in (
+        ("fire", "base", 3 * first),
+        ("base", "fire", 3 * first),
+        ("snp", "base", 2 * second),
+        ("snp", "fire", 2 * second),
+    ):
+        assert table.loc[method, f"vs {against}"].p_holm == pytest.approx(p), (method, against)
+
+
 def test_texts_are_compared_by_the_loss_at_the_end_of_tasks() -> None:
     runs = [
         text_run(m, seed, [9.0, x + seed, x - 1], 5) for m, x in (("base", 3.0), ("fire", 2.0)) for seed in (1, 2, 4)
