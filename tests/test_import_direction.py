@@ -14,10 +14,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TRAINERS = {"vision", "language", "rl"}
 FORBIDDEN = {
-    "fire_core": TRAINERS | {"harness", "hydra", "omegaconf", "analysis", "scripts", "tests"},
-    "harness": TRAINERS | {"analysis", "scripts", "tests"},
-    "analysis": TRAINERS | {"scripts", "tests"},
-    **{name: (TRAINERS - {name}) | {"analysis", "scripts", "tests"} for name in TRAINERS},
+    "fire_core": TRAINERS | {"harness", "hydra", "omegaconf", "analysis", "scripts", "studies", "tests"},
+    "harness": TRAINERS | {"analysis", "scripts", "studies", "tests"},
+    "analysis": TRAINERS | {"scripts", "studies", "tests"},
+    **{name: (TRAINERS - {name}) | {"analysis", "scripts", "studies", "tests"} for name in TRAINERS},
 }
 
 

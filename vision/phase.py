@@ -16,6 +16,7 @@ from harness.training import seeding
 from harness.training.boundary import At
 from harness.training.measure import check_finite
 from harness.training.plasticity import plasticity
+from vision.data.augment import crop_and_flip
 from vision.learner import Learner
 from vision.task import Task, on_device
 
@@ -74,7 +75,11 @@ def batches(task: Task, index: int, start: int = 0) -> Iterator[tuple[Tensor, Te
             whole = task.train_batch(index, order) if at_once else None
         end = len(order) if batch == per_pass - 1 else (batch + 1) * size
         here = slice(batch * size, end)
-        yield task.train_batch(index, order[here]) if whole is None else (whole[0][here], whole[1][here])
+        images, labels = task.train_batch(index, order[here]) if whole is None else (whole[0][here], whole[1][here])
+        if task.config.augmentation == "crop_flip":
+            generator = seeding.generator(task.config.seed, "augmentation", index, step)
+            images = crop_and_flip(images, task.data.normalise_train(torch.zeros_like(task.data.mean)), generator)
+        yield images, labels
 
 
 def pass_order(task: Task, index: int, number: int) -> Tensor:

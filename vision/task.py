@@ -29,6 +29,7 @@ from harness.training import seeding
 from harness.training.plasticity import LEVELS, settled
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
+from vision.data.bits import BitData
 from vision.schedule import reference, warmup
 
 
@@ -48,6 +49,7 @@ class VisionConfig(Trunk):
     eval_batch_size: Width = 2048
     tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
     holdout: Annotated[float, within(0, 0.9)] = 0.0  # share of the training images that is tested on instead
+    augmentation: Annotated[str, one_of("none", "crop_flip")] = "none"  # of training batches: vision/data/augment.py
     grad_clip: Positive | None = 0.5
     warmup: Share = 0.1  # fraction of each phase
     schedule: Annotated[str, one_of("warmup", "reference")] = "warmup"
@@ -97,6 +99,10 @@ class Task:
         if benchmark.needs_classes and data.num_classes < 2:
             images = f"dataset={options.dataset['name']}"
             raise ConfigError(f"{images} has fewer than two classes: {stream} has nothing to tell apart")
+        if config.augmentation != "none" and isinstance(data, BitData):
+            raise ConfigError(
+                f"augmentation={config.augmentation} is of images, and dataset={options.dataset['name']} has none"
+            )
         phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
         if not phases:
             raise ConfigError(f"{stream} has no phases")

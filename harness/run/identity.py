@@ -37,8 +37,9 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
             part[group] = part[group] | {option: usual}
     if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers
         del part["trigger"]
-    if not part.get("holdout"):  # as in all runs before it could be asked for
-        part.pop("holdout", None)
+    for option, usual in (("holdout", 0.0), ("augmentation", "none")):  # as in all runs before they could be asked for
+        if part.get(option) == usual:
+            del part[option]
     part["device"] = resolve_device(str(config["device"])).type
     return {**part, "numerics": NUMERICS[str(config["program"])]}
 

@@ -1,0 +1,560 @@
+"""Runs a study, or goes on with it: a search where it has one, then the report seeds.
+
+    python -m studies.driver how_far queue workers=1     every stream in its frozen order, searched and reported
+    python -m studies.driver how_far search labels       the search of one stream alone
+    python -m studies.driver how_far report labels       its report seeds; the search must have ended
+    python -m studies.driver how_far status              what is done, and how long it took
+    python -m studies.driver how_far smoke               each row once at scale=smoke; writes nothing but run folders
+    python -m studies.driver pause | resume              stop the processes of a queue on this machine, let them go on
+
+A study is data: a module `studies/<name>.py` that holds `STREAMS`. Tables lie in docs/studies/<name>/ and are written
+whenever a run has ended; what stands in them is done. An unfinished run resumes from runs/studies/<name>.
+
+    <stream>.search.csv   a line for each run of the search
+    <stream>.chosen.csv   what each row's search chose, written before the first report seed runs
+    <stream>.power.json   the spread on the search's seeds, and with it the power of the report
+    <stream>.csv          a line for each report run
+    <stream>.tasks.csv    of each report run, a line for each task, or for fifty tasks where there are more
+"""
+
+import csv
+import importlib
+import io
+import itertools
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from harness.config.groups import CONF
+from harness.run import provenance
+from harness.run.checkpoint import write_atomically
+from harness.run.environment import environment
+from harness.run.jobs import Job, run_jobs
+from studies.verdict import Test, pooled_spread, power, smallest_that_matters
+
+ROOT = CONF.parent
+PROCESS_GROUP = Path("runs/studies/queue.pid")
+QUIET = ("tracker=none", "progress=false", "threads=1", "checkpoint.keep=1", "device=cpu", "precision=float32")
+STEP = 1.4  # from one learning rate of a search to the next
+SEARCH_SEEDS = (20_000, 20_001)
+TASKS_SHOWN = 50
+Options = tuple[str, ...]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a stream's rows are compared by.
+
+    Attributes:
+        name: of a number in a run's summary.
+        accuracy: whether it is an accuracy in [0, 1]; then 0.01 is the smallest difference that matters.
+        sign: 1 where more is better, -1 where less is.
+        kept: a number of the boundary rows that is taken before and after each act (`boundary/<kept>_before` and
+            `_after`): what is left of the old task.
+    """
+
+    name: str
+    accuracy: bool
+    sign: int
+    kept: str
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Rows that are compared on the same seeds, in each of some settings.
+
+    Attributes:
+        program: which trains: vision, language, dqn or sac.
+        options: of every run.
+        rows: name -> options.
+        seeds: name of a row -> its report seeds, and `*` for all others.
+        family: pairs (row, rival) that are tested; positive is better for the first.
+        measure: what is compared.
+        test: t, or permutation where returns have two peaks.
+        settings: name -> options; the family is over all of them.
+        rates: learning rates that each row is searched over; none: every row runs at the program's own.
+        full: options of the report's length.
+        prefix: options of the search's length, in the place of `full`.
+        confirms: whether the search's winner is compared with its two neighbours at the report's length.
+        coefficients: name of a row -> sets of options that are searched beside its rate, each with every rate.
+        known_spread: standard deviation of paired differences in an earlier study, where there is no search.
+    """
+
+    program: str
+    options: Options
+    rows: Mapping[str, Options]
+    seeds: Mapping[str, Sequence[int]]
+    family: Sequence[tuple[str, str]]
+    measure: Measure
+    test: Test = "t"
+    settings: Mapping[str, Options] = field(default_factory=lambda: {"": ()})
+    rates: tuple[float, ...] = ()
+    full: Options = ()
+    prefix: Options = ()
+    confirms: bool = False
+    coefficients: Mapping[str, Sequence[Options]] = field(default_factory=dict)
+    known_spread: float | None = None
+
+    def report_seeds(self, row: str) -> Sequence[int]:
+        """The report seeds of a row."""
+        return self.seeds.get(row, self.seeds["*"])
+
+    def points(self, row: str) -> list["Point"]:
+        """The first points of a row's search."""
+        return [Point(rate, options) for options in self.coefficients.get(row, [()]) for rate in self.rates]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a search: a learning rate, and a row's own coefficients."""
+
+    rate: float
+    coefficients: Options = ()
+
+    @property
+    def options(self) -> Options:
+        """As on the command line."""
+        return (f"lr={self.rate:.3g}", *self.coefficients)
+
+    def at(self, factor: float) -> "Point":
+        """The same coefficients at another rate, rounded to three digits as the command line has it."""
+        return replace(self, rate=float(f"{self.rate * factor:.3g}"))
+
+
+@dataclass(frozen=True)
+class Key:
+    """Which run a line of a table is about."""
+
+    setting: str
+    row: str
+    searched: str  # options that the search tries or has chosen
+    length: str  # "prefix" or "full"
+    seed: int
+
+
+# ------------------------------------------------------------------------------------------------------------ running
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Do what the command line says."""
+    if list(arguments) in (["pause"], ["resume"]):
+        signal_queue(signal.SIGSTOP if arguments[0] == "pause" else signal.SIGCONT)
+        return
+    known = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if "STREAMS = " in path.read_text())
+    words = [word for word in arguments if "=" not in word]
+    options = dict(word.split("=", 1) for word in arguments if "=" in word)
+    if len(words) < 2 or words[0] not in known or options.keys() - {"workers"}:
+        sys.exit(f"error: expected STUDY queue|search|report|status|smoke [STREAM] [workers=N]; studies: {known}")
+    study = Study(words[0], int(options.get("workers", 1)))
+    names = words[2:] or list(study.streams)
+    if unknown := [name for name in names if name not in study.streams]:
+        sys.exit(f"error: no stream {', '.join(unknown)} in {words[0]}; it has {', '.join(study.streams)}")
+    match words[1]:
+        case "queue":
+            study.queue(names)
+        case "search":
+            for name in names:
+                study.search(name)
+        case "report":
+            for name in names:
+                study.report(name)
+        case "status":
+            for name in names:
+                print(study.status(name))
+        case "smoke":
+            for name in names:
+                study.smoke(name)
+        case other:
+            sys.exit(f"error: {other} is no command: queue, search, report, status or smoke")
+
+
+class Study:
+    """A study's streams and tables, and the jobs that are still to run."""
+
+    def __init__(self, name: str, workers: int, folder: Path | None = None) -> None:
+        self.name, self.workers = name, workers
+        self.streams: dict[str, Stream] = importlib.import_module(f"studies.{name}").STREAMS
+        self.folder = folder or ROOT / "docs" / "studies" / name
+
+    def queue(self, names: Sequence[str]) -> None:
+        """Search and report each stream; what a search chose is committed before its first report seed runs."""
+        os.setpgid(0, 0)
+        PROCESS_GROUP.parent.mkdir(parents=True, exist_ok=True)
+        PROCESS_GROUP.write_text(str(os.getpgid(0)))
+        for name in names:
+            self.search(name)
+            commit(self.folder, f"{self.name}: what the search of {name} chose")
+            self.report(name)
+            commit(self.folder, f"{self.name}: the rows of {name}")
+
+    def search(self, name: str) -> None:
+        """Search every row of a stream and write what was chosen, with the power of the report."""
+        stream = self.streams[name]
+        if not stream.rates:
+            assert stream.known_spread is not None, "a stream without a search takes its spread from an earlier study"
+            smallest = smallest_that_matters(stream.measure.accuracy, math.nan)
+            self.write_power(name, power_of(stream, smallest, stream.known_spread))
+            return
+        table = Table(self.folder / f"{name}.search.csv", self.command("search", name))
+        chosen: dict[tuple[str, str], Point] = {}
+        for setting in stream.settings:
+            points = self.widen(stream, table, setting, {row: stream.points(row) for row in stream.rows}, "prefix")
+            if stream.confirms:
+                around = {row: [point.at(1 / STEP), point, point.at(STEP)] for row, point in points.items()}
+                points = self.widen(stream, table, setting, around, "full")
+            chosen |= {(setting, row): point for row, point in points.items()}
+        length = "full" if stream.confirms else "prefix"
+        scores = {
+            (setting, row): [
+                score_of(table, stream, Key(setting, row, " ".join(point.options), length, seed))
+                for seed in SEARCH_SEEDS
+            ]
+            for (setting, row), point in chosen.items()
+        }
+        lines = [
+            {
+                "setting": setting,
+                "row": row,
+                "searched": " ".join(point.options),
+                "score": statistics.fmean(scores[setting, row]),
+            }
+            for (setting, row), point in chosen.items()
+        ]
+        write_csv(self.folder / f"{name}.chosen.csv", lines)
+        self.write_power(name, searched_power(stream, scores))
+
+    def write_power(self, name: str, numbers: Row) -> None:
+        """Write the power of a stream's report beside its tables."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / f"{name}.power.json", (json.dumps(numbers, indent=1) + "\n").encode())
+
+    def widen(
+        self, stream: Stream, table: "Table", setting: str, points: dict[str, list[Point]], length: str
+    ) -> dict[str, Point]:
+        """The best point of each row; while a best rate stands at an edge of those tried, the next one is tried too."""
+        while True:
+            wanted = [
+                Key(setting, row, " ".join(point.options), length, seed)
+                for seed in SEARCH_SEEDS
+                for row, tried in points.items()
+                for point in tried
+            ]
+            self.run(stream, table, wanted)
+            best = {row: best_point(stream, table, setting, row, tried, length) for row, tried in points.items()}
+            beyond = {row: next_rate(points[row], best[row]) for row in points}
+            if not any(beyond.values()):
+                return best
+            points = {row: [*tried, *beyond[row]] for row, tried in points.items()}
+
+    def report(self, name: str) -> None:
+        """Run the report seeds, all rows of a seed after each other, on one kind of CPU a seed.
+
+        Seeds whose rows began on another kind of CPU wait for one; where nothing else is left they begin anew here.
+        """
+        stream = self.streams[name]
+        table = Table(self.folder / f"{name}.csv", self.command("report", name), tasks=True)
+        searched = self.chosen(name)
+        keys = [
+            Key(setting, row, searched.get((setting, row), ""), "full", seed)
+            for seed in sorted({seed for row in stream.rows for seed in stream.report_seeds(row)})
+            for setting in stream.settings
+            for row in stream.rows
+            if seed in stream.report_seeds(row)
+        ]
+        here = environment()["processor"]
+        by_seed = {seed: [key for key in keys if key.seed == seed] for seed in dict.fromkeys(key.seed for key in keys)}
+        foreign = [seed for seed, rows in by_seed.items() if begun_elsewhere(table, rows, here)]
+        self.run(stream, table, (key for seed in by_seed if seed not in foreign for key in by_seed[seed]))
+        for seed in foreign:
+            table.drop(by_seed[seed])
+        self.run(stream, table, (key for seed in foreign for key in by_seed[seed]))
+
+    def chosen(self, name: str) -> dict[tuple[str, str], str]:
+        """What a stream's search chose, by setting and row; nothing where it has none.
+
+        Exits with one line where the search has not ended.
+        """
+        if not self.streams[name].rates:
+            return {}
+        lines = read_csv(self.folder / f"{name}.chosen.csv")
+        if not lines:
+            sys.exit(f"error: the search of {name} has not ended: python -m studies.driver {self.name} search {name}")
+        return {(line["setting"], line["row"]): line["searched"] for line in lines}
+
+    def run(self, stream: Stream, table: "Table", wanted: Iterable[Key]) -> None:
+        """Train what is wanted and does not stand in the table."""
+        keys = {self.job(stream, key): key for key in wanted if key not in table.lines}
+        for ended in run_jobs(keys, self.workers):
+            line = table.add(keys[ended.job], ended.folder, ended.seconds)
+            print(*(f"{name}={line.get(name)}" for name in (*vars(keys[ended.job]), stream.measure.name)), flush=True)
+
+    def job(self, stream: Stream, key: Key, *more: str) -> Job:
+        """A run as a job."""
+        length = stream.full if key.length == "full" else stream.prefix
+        return Job(
+            stream.program,
+            (
+                *stream.options,
+                *length,
+                *stream.settings[key.setting],
+                *stream.rows[key.row],
+                *key.searched.split(),
+                *QUIET,
+                f"seed={key.seed}",
+                f"paths.runs=runs/studies/{self.name}",
+                *more,
+            ),
+        )
+
+    def smoke(self, name: str) -> None:
+        """Run each row once in a few steps, without a table."""
+        stream = self.streams[name]
+        images = ("dataset=digits",) if stream.program == "vision" else ()
+        small = ("scale=smoke", *images, "paths.runs=runs/smoke", "paths.cache=runs/smoke/cache")
+        kept = [word for word in stream.options if not word.startswith("dataset")]
+        quick = replace(stream, options=tuple(kept), full=(), settings={"": ()})
+        jobs = {}
+        for row in stream.rows:
+            searched = " ".join(option for options in stream.coefficients.get(row, [()])[:1] for option in options)
+            jobs[self.job(quick, Key("", row, searched, "full", SEARCH_SEEDS[0]), *small)] = row
+        for ended in run_jobs(jobs, self.workers):
+            print(f"{name} {jobs[ended.job]}: {ended.state}", flush=True)
+
+    def status(self, name: str) -> str:
+        """What is done of a stream, and in how many hours of one core."""
+        stream = self.streams[name]
+        rows = sum(len(stream.report_seeds(row)) for row in stream.rows) * len(stream.settings)
+        tables = [Table(self.folder / f"{name}{suffix}.csv", "") for suffix in (".search", "")]
+        hours = [sum(float(line["cpu_seconds"]) for line in table.lines.values()) / 3600 for table in tables]
+        return (
+            f"{name}: search {len(tables[0].lines)} runs, {hours[0]:.1f} h; "
+            f"report {len(tables[1].lines)} of {rows} runs, {hours[1]:.1f} h"
+        )
+
+    def command(self, what: str, name: str) -> str:
+        """The command that goes on with a table."""
+        return f"python -m studies.driver {self.name} {what} {name}"
+
+
+def signal_queue(number: signal.Signals) -> None:
+    """Send a signal to all processes of the queue that was started in this folder."""
+    try:
+        os.killpg(int(PROCESS_GROUP.read_text()), number)
+    except (FileNotFoundError, ProcessLookupError):
+        sys.exit(f"error: no queue runs here ({PROCESS_GROUP} names none)")
+
+
+def commit(folder: Path, subject: str) -> None:
+    """Commit a study's tables, if they have changed."""
+    subprocess.run(["git", "add", "--", folder], cwd=ROOT, check=True)
+    if subprocess.run(["git", "diff", "--cached", "--quiet"], cwd=ROOT).returncode:
+        subprocess.run(["git", "commit", "--quiet", "-m", subject], cwd=ROOT, check=True)
+
+
+def score_of(table: "Table", stream: Stream, key: Key) -> float:
+    """The measure of a run in the direction in which more is better; minus infinity where it diverged."""
+    value = table.lines[key].get(stream.measure.name)
+    return -math.inf if value in (None, "") else stream.measure.sign * float(value)
+
+
+def best_point(stream: Stream, table: "Table", setting: str, row: str, points: Sequence[Point], length: str) -> Point:
+    """The point of the highest mean over the search's seeds; of equal ones the first."""
+
+    def mean_score(point: Point) -> float:
+        keys = (Key(setting, row, " ".join(point.options), length, seed) for seed in SEARCH_SEEDS)
+        return statistics.fmean(score_of(table, stream, key) for key in keys)
+
+    return max(points, key=mean_score)
+
+
+def next_rate(points: Sequence[Point], best: Point) -> list[Point]:
+    """The point beyond the edge of the tried rates at which the best one stands; none where it stands at no edge."""
+    rates = [point.rate for point in points if point.coefficients == best.coefficients]
+    if best.rate == max(rates):
+        return [best.at(STEP)]
+    if best.rate == min(rates):
+        return [best.at(1 / STEP)]
+    return []
+
+
+def searched_power(stream: Stream, scores: Mapping[tuple[str, str], Sequence[float]]) -> Row:
+    """The power of the report by the spread on the search's seeds: `power_of`, and the search's own gap.
+
+    Args:
+        stream: with its family.
+        scores: of the chosen points, (setting, row) -> one score a search seed.
+    """
+    gap = statistics.fmean(
+        new - old
+        for setting in stream.settings
+        for new, old in zip(scores[setting, "fresh"], scores[setting, "base"], strict=True)
+    )
+    differences = [
+        [ours - theirs for ours, theirs in zip(scores[setting, row], scores[setting, rival], strict=True)]
+        for setting in stream.settings
+        for row, rival in stream.family
+    ]
+    finite = [values for values in differences if all(map(math.isfinite, values))]
+    smallest = smallest_that_matters(stream.measure.accuracy, gap)
+    return {"gap": gap} | power_of(stream, smallest, pooled_spread(finite))
+
+
+def power_of(stream: Stream, smallest: float, spread: float) -> Row:
+    """The power of a stream's report for twice the smallest difference that matters.
+
+    Returns:
+        smallest; spread: standard deviation of paired differences; comparisons: of the family; seeds: of the report,
+        the fewest of any comparison; power; descriptive: whether it is below 0.8, so that the stream's outcomes are
+        called descriptive.
+    """
+    seeds = min(len({*stream.report_seeds(row)} & {*stream.report_seeds(rival)}) for row, rival in stream.family)
+    comparisons = len(stream.family) * len(stream.settings)
+    reached = power(2 * smallest, spread, seeds, comparisons)
+    return {
+        "smallest": smallest,
+        "spread": spread,
+        "comparisons": comparisons,
+        "seeds": seeds,
+        "power": reached,
+        "descriptive": bool(reached < 0.8 or smallest <= 0),
+    }
+
+
+def begun_elsewhere(table: "Table", keys: Sequence[Key], here: str) -> bool:
+    """Whether some, and not all, of these runs are done, and any of them on another kind of CPU than this machine's."""
+    done = [table.lines[key]["cpu"] for key in keys if key in table.lines]
+    return 0 < len(done) < len(keys) and any(cpu != here for cpu in done)
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+class Table:
+    """The runs of a search or a report that are done: read at the start, written whenever one more has ended.
+
+    Args:
+        path: the csv file.
+        command: that goes on with it, for its provenance.
+        tasks: whether a second file takes the tasks of each run.
+    """
+
+    def __init__(self, path: Path, command: str, tasks: bool = False) -> None:
+        self.path, self.command = path, command
+        self.lines: dict[Key, Row] = {key_of(line): line for line in read_csv(path)}
+        self.tasks: dict[Key, list[Row]] | None = None
+        if tasks:
+            self.tasks = {key: [] for key in self.lines}
+            for line in read_csv(self.tasks_path):
+                self.tasks[key_of(line)].append(line)
+
+    @property
+    def tasks_path(self) -> Path:
+        """The file of the runs' tasks."""
+        return self.path.with_suffix(".tasks.csv")
+
+    def add(self, key: Key, folder: Path, cpu_seconds: float) -> Row:
+        """Take a run that has ended from its folder; returns its line."""
+        entry = provenance.of_folders([folder])
+        line = vars(key) | result_of(folder) | {"cpu_seconds": round(cpu_seconds, 1)}
+        line |= {name: entry[name] for name in ("cpu", "precision", "commit")}
+        self.lines[key] = line
+        if self.tasks is not None:
+            self.tasks[key] = [vars(key) | task for task in tasks_of(folder)]
+        self.write()
+        provenance.write(self.path, entry | {"command": self.command}, more=True)
+        return line
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Forget these runs, which then run again."""
+        for key in keys:
+            self.lines.pop(key, None)
+            if self.tasks is not None:
+                self.tasks.pop(key, None)
+        self.write()
+
+    def write(self) -> None:
+        """Write the files; the runs last, as what stands there is done."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.tasks is not None:
+            write_csv(self.tasks_path, [line for key in sorted_keys(self.tasks) for line in self.tasks[key]])
+        write_csv(self.path, [self.lines[key] for key in sorted_keys(self.lines)])
+
+
+def sorted_keys(keys: Iterable[Key]) -> list[Key]:
+    """Keys in the order of their values."""
+    return sorted(keys, key=lambda key: tuple(vars(key).values()))
+
+
+def key_of(line: Row) -> Key:
+    """Which run a line of a table is about."""
+    return Key(line["setting"], line["row"], line["searched"], line["length"], int(line["seed"]))
+
+
+def summary_of(folder: Path) -> Row:
+    """The summary of a finished run; nothing of one that diverged."""
+    done = folder / "DONE"
+    return {} if not done.exists() else dict(json.loads(done.read_text()))
+
+
+def logged(folder: Path) -> Iterator[Row]:
+    """The rows of a run, in their order."""
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        yield json.loads(line)
+
+
+def result_of(folder: Path) -> Row:
+    """What a run ended with: its summary's numbers, and means over its boundaries of what is left of the old task."""
+    if not (summary := summary_of(folder)):
+        return {"diverged": True}
+    boundaries = [row for row in logged(folder) if row.get("kind") == "boundary"]
+    numbers = {key: value for key, value in summary.items() if isinstance(value, int | float)}
+    for name in ("previous_accuracy", "previous_return", "previous_loss", "test_accuracy"):
+        for side in ("before", "after"):
+            values = [row[f"boundary/{name}_{side}"] for row in boundaries if f"boundary/{name}_{side}" in row]
+            if values:
+                numbers[f"{name}_{side}"] = statistics.fmean(values)
+    return numbers | {"act_seconds": sum(row["method/seconds"] for row in boundaries)}
+
+
+def tasks_of(folder: Path) -> list[Row]:
+    """Numbers at the end of each task of a finished run; of at most `TASKS_SHOWN` tasks, evenly spaced."""
+    if not summary_of(folder):
+        return []
+    ends: dict[int, Row] = {}
+    for row in logged(folder):
+        if "kind" not in row:
+            ends[row["phase"]] = row
+    every = math.ceil(len(ends) / TASKS_SHOWN)
+    shown = [phase for phase in ends if (phase + 1) % every == 0 or phase == len(ends) - 1]
+    names = ("train/accuracy", "test/accuracy", "task/return", "eval/return", "task/loss", "val/loss")
+    return [{"task": phase} | {name: ends[phase][name] for name in names if name in ends[phase]} for phase in shown]
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The lines of a table, as text; none if there is no such file."""
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
+def write_csv(path: Path, lines: Sequence[Row]) -> None:
+    """Write a table whose columns are those of any line; numbers have six digits."""
+    text = io.StringIO()
+    columns = dict.fromkeys(itertools.chain.from_iterable(lines))
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in line.items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue().encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
