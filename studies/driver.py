@@ -56,14 +56,14 @@ class Measure:
 
     Attributes:
         name: of a number in a run's summary.
-        accuracy: whether it is an accuracy in [0, 1]; then 0.01 is the smallest difference that matters.
+        smallest: the smallest difference that matters; None: a tenth of fresh minus base.
         sign: 1 where more is better, -1 where less is.
         kept: a number of the boundary rows that is taken before and after each act (`boundary/<kept>_before` and
             `_after`): what is left of the old task.
     """
 
     name: str
-    accuracy: bool
+    smallest: float | None
     sign: int
     kept: str
 
@@ -201,7 +201,7 @@ class Study:
         stream = self.streams[name]
         if not stream.rates:
             assert stream.known_spread is not None, "a stream without a search takes its spread from an earlier study"
-            smallest = smallest_that_matters(stream.measure.accuracy, math.nan)
+            smallest = smallest_that_matters(stream.measure.smallest, math.nan)
             self.write_power(name, power_of(stream, smallest, stream.known_spread))
             return
         table = Table(self.folder / f"{name}.search.csv", self.command("search", name))
@@ -393,18 +393,20 @@ def searched_power(stream: Stream, scores: Mapping[tuple[str, str], Sequence[flo
         stream: with its family.
         scores: of the chosen points, (setting, row) -> one score a search seed.
     """
-    gap = statistics.fmean(
+    gaps = [
         new - old
         for setting in stream.settings
+        if "fresh" in stream.rows
         for new, old in zip(scores[setting, "fresh"], scores[setting, "base"], strict=True)
-    )
+    ]
+    gap = statistics.fmean(gaps) if gaps else None
     differences = [
         [ours - theirs for ours, theirs in zip(scores[setting, row], scores[setting, rival], strict=True)]
         for setting in stream.settings
         for row, rival in stream.family
     ]
     finite = [values for values in differences if all(map(math.isfinite, values))]
-    smallest = smallest_that_matters(stream.measure.accuracy, gap)
+    smallest = smallest_that_matters(stream.measure.smallest, math.nan if gap is None else gap)
     return {"gap": gap} | power_of(stream, smallest, pooled_spread(finite))
 
 

@@ -8,6 +8,7 @@ import csv
 from pathlib import Path
 
 from studies.driver import STEP, Measure, Options, Stream
+from studies.verdict import SMALLEST_ACCURACY
 
 # ------------------------------------------------------------------------------------------------------------- rows
 
@@ -91,9 +92,9 @@ BIASES_KEPT = [("half", rival) for rival in ("fire", "random_isometry", "full_re
 # ------------------------------------------------------------------------------------------------------------ streams
 
 TEN, FIVE = range(201, 211), range(201, 206)
-ACCURACY = Measure("online/accuracy", accuracy=True, sign=1, kept="previous_accuracy")
-TASK_RETURN = Measure("task/return", accuracy=False, sign=1, kept="previous_return")
-TEST_ACCURACY = Measure("test/accuracy", accuracy=True, sign=1, kept="test_accuracy")
+ACCURACY = Measure("online/accuracy", smallest=SMALLEST_ACCURACY, sign=1, kept="previous_accuracy")
+TASK_RETURN = Measure("task/return", smallest=None, sign=1, kept="previous_return")
+TEST_ACCURACY = Measure("test/accuracy", smallest=SMALLEST_ACCURACY, sign=1, kept="test_accuracy")
 JPEG = ("experiment=fig2a_cifar10", "dataset=folder", "dataset.path=data/cifar10_jpeg", "model.width=16", "epochs=5")
 WARM_START_ROWS: dict[str, Options] = {name: CONTROLS[name] for name in ("base", "fresh", "full_reset")} | {
     name: ACTS[name] for name in ("fire", "half")
@@ -177,7 +178,7 @@ STREAMS = {
         rows=AGENT_ROWS,
         seeds={"*": TEN},
         family=BIASES_KEPT,
-        measure=Measure("task_end/loss", accuracy=False, sign=-1, kept="previous_loss"),
+        measure=Measure("task_end/loss", smallest=None, sign=-1, kept="previous_loss"),
         rates=around(3e-3, 3, 3),
         coefficients={"snp": SNP_TWO},
     ),

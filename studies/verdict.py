@@ -93,27 +93,27 @@ def judge(
     return comparisons
 
 
-def smallest_that_matters(accuracy: bool, gap: float) -> float:
+def smallest_that_matters(fixed: float | None, gap: float) -> float:
     """The smallest difference that matters.
 
     Args:
-        accuracy: whether the measure is an accuracy in [0, 1].
+        fixed: it, where the measure has one (`SMALLEST_ACCURACY` of an accuracy); None: a tenth of the gap.
         gap: mean of the row `fresh` minus mean of `base`, in the direction in which more is better.
     """
-    return SMALLEST_ACCURACY if accuracy else SMALLEST_SHARE_OF_GAP * gap
+    return SMALLEST_SHARE_OF_GAP * gap if fixed is None else fixed
 
 
-def shows_loss(gaps: Sequence[float], accuracy: bool) -> bool:
+def shows_loss(gaps: Sequence[float], fixed: float | None) -> bool:
     """Whether a stream shows that plasticity is lost: a new network is better than the old one by what matters.
 
     Args:
         gaps: `fresh` minus `base` on each seed, in the direction in which more is better.
-        accuracy: whether the measure is an accuracy. Then the mean gap must reach the smallest difference that matters.
-            Otherwise that difference is a part of the gap itself, and the gap's 95 % interval must lie above 0.
+        fixed: the smallest difference that matters, which the mean gap must reach; None: that difference is a part of
+            the gap itself, and the gap's 95 % interval must lie above 0.
     """
     values = np.asarray(gaps, np.float64)
-    if accuracy:
-        return bool(values.mean() >= SMALLEST_ACCURACY)
+    if fixed is not None:
+        return bool(values.mean() >= fixed)
     return bool(TTest(values).interval()[0] > 0)
 
 

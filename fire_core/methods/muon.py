@@ -24,7 +24,8 @@ class MuonOptimizer(Method):
     multiplied by sqrt(max(1, m/n)), that of a convolution, as in the public code, by sqrt(max(1, k_h/k_w)), which is 1
     for square kernels.
 
-    A fused weight is cut into its true matrices (`SplitMuon`).
+    A fused weight is cut into its true matrices (`SplitMuon`); with `split=False` it is one matrix, as
+    `torch.optim.Muon` takes it.
 
     `variant=fire_paper` does what the FIRE authors' code does: the input layer, the class token and the position
     embedding of a vision transformer are trained by Muon too, no layer of a head is, and a fused weight is one matrix.
@@ -36,6 +37,7 @@ class MuonOptimizer(Method):
         betas: of Adam.
         eps: of Adam.
         variant: original or fire_paper.
+        split: whether each part of a fused weight is a matrix of its own; never with fire_paper.
     """
 
     @checked
@@ -47,9 +49,13 @@ class MuonOptimizer(Method):
         betas: tuple[Decay, Decay] = (0.9, 0.95),
         eps: NonNegative = 1e-10,
         variant: Variant = "original",
+        split: bool = True,
     ) -> None:
         self.lr, self.adam_lr, self.momentum, self.betas, self.eps = lr, adam_lr, momentum, (betas[0], betas[1]), eps
-        self.variant = variant
+        self.variant, self.split = variant, split
+
+    def idle_options(self) -> dict[str, str]:
+        return {"split": "variant=fire_paper"} if self.variant == "fire_paper" else {}
 
     def check(self, net: Net) -> None:
         if not hidden_weights(net, self.variant):
@@ -58,7 +64,7 @@ class MuonOptimizer(Method):
             )
 
     def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
-        hidden = hidden_weights(net, self.variant)
+        hidden = hidden_weights(net, self.variant, self.split)
         rest = [p for p in net.parameters() if p not in hidden]
         groups: dict[tuple[float, Cuts], list[nn.Parameter]] = {}
         for parameter, cuts in hidden.items():
@@ -86,7 +92,7 @@ def _factor(parameter: nn.Parameter, cuts: Cuts) -> float:
     return math.sqrt(max(1, sides) / max(1, rows / columns))
 
 
-def hidden_weights(net: Net, variant: str = "original") -> dict[nn.Parameter, Cuts]:
+def hidden_weights(net: Net, variant: str = "original", split: bool = True) -> dict[nn.Parameter, Cuts]:
     """What Muon trains, and how each weight is cut into matrices; see `MuonOptimizer`."""
     found: dict[nn.Parameter, Cuts] = {}
     paper = variant == "fire_paper"
@@ -98,7 +104,8 @@ def hidden_weights(net: Net, variant: str = "original") -> dict[nn.Parameter, Cu
             free = paper and entry.role == "other" and entry.parameter.ndim > 1
             if free or (entry.parameter in layers and not (paper and entry.role == "head")):
                 assert isinstance(entry.parameter, nn.Parameter)
-                cut = WHOLE if paper and entry.parameter.ndim < 4 else cut_of(entry)
+                whole = (paper and entry.parameter.ndim < 4) or (not split and entry.parameter.ndim == 2)
+                cut = WHOLE if whole else cut_of(entry)
                 found[entry.parameter] = tuple(dict.fromkeys((*found.get(entry.parameter, ()), cut)))
     return found
 

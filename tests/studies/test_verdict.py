@@ -107,9 +107,9 @@ def test_pooled_spread_by_hand() -> None:
 
 
 def test_what_matters_and_where_a_loss_is_shown() -> None:
-    assert smallest_that_matters(accuracy=True, gap=0.5) == 0.01
-    assert smallest_that_matters(accuracy=False, gap=150.0) == pytest.approx(15.0)
-    assert shows_loss([0.011, 0.009, 0.012], accuracy=True)
-    assert not shows_loss([0.004, 0.002, 0.009], accuracy=True)
-    assert shows_loss([100.0, 120.0, 110.0], accuracy=False)
-    assert not shows_loss([100.0, -120.0, 110.0], accuracy=False)
+    assert smallest_that_matters(0.01, gap=0.5) == 0.01
+    assert smallest_that_matters(None, gap=150.0) == pytest.approx(15.0)
+    assert shows_loss([0.011, 0.009, 0.012], fixed=0.01)
+    assert not shows_loss([0.004, 0.002, 0.009], fixed=0.01)
+    assert shows_loss([100.0, 120.0, 110.0], fixed=None)
+    assert not shows_loss([100.0, -120.0, 110.0], fixed=None)

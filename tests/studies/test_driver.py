@@ -1,0 +1,155 @@
+"""The driver of studies: searches, reports, what it writes, and that it goes on where it stopped."""
+
+import itertools
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.config import groups
+from harness.run.jobs import program_of
+from studies import driver, how_far, muon_split
+from studies.driver import STEP, Key, Measure, Point, Stream, Study, Table, next_rate, power_of, read_csv
+from studies.verdict import power
+
+TINY = Stream(
+    program="vision",
+    options=("scale=smoke", "benchmark=random_labels", "benchmark.samples=64", "model.hidden=8"),
+    rows={name: (f"method={name}",) for name in ("base", "fresh", "fire")},
+    seeds={"fire": (201, 202), "*": (201,)},
+    family=[("fire", "base")],
+    measure=Measure("online/accuracy", smallest=0.01, sign=1, kept="previous_accuracy"),
+    rates=(1e-3, 1.4e-3),
+    full=("benchmark.tasks=3",),
+    prefix=("benchmark.tasks=2",),
+)
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """A study of one tiny stream, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    tiny = Study("how_far", 1, tmp_path / "tables")
+    tiny.streams = {"tiny": TINY}
+    return tiny
+
+
+def test_a_search_chooses_and_the_report_goes_on_where_it_stopped(
+    study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="the search of tiny has not ended"):
+        study.report("tiny")
+    study.search("tiny")
+    tried = read_csv(study.folder / "tiny.search.csv")
+    chosen = {line["row"]: line for line in read_csv(study.folder / "tiny.chosen.csv")}
+    assert chosen.keys() == TINY.rows.keys()
+    for row, line in chosen.items():
+        scores: dict[str, list[float]] = {}
+        for run in tried:
+            if run["row"] == row:
+                scores.setdefault(run["searched"], []).append(float(run["online/accuracy"]))
+        means = {searched: sum(values) / 2 for searched, values in scores.items()}
+        assert {len(values) for values in scores.values()} == {2}
+        assert float(line["score"]) == pytest.approx(max(means.values()), abs=1e-5)
+        rates = sorted(float(searched.removeprefix("lr=")) for searched in means)
+        best = float(line["searched"].removeprefix("lr="))
+        assert rates[0] < best < rates[-1], "a best rate stands at no edge"
+    numbers = json.loads((study.folder / "tiny.power.json").read_text())
+    assert numbers["power"] == pytest.approx(power(0.02, numbers["spread"], 1 + 1, 1)) or numbers["seeds"] == 1
+
+    ran: list[Key] = []
+    run_jobs = driver.run_jobs
+
+    def counted(jobs: Iterable[driver.Job], workers: int | None) -> Iterable[object]:
+        for ended in run_jobs(jobs, workers):
+            ran.append(ended)
+            if len(ran) == 2:
+                raise KeyboardInterrupt
+            yield ended
+
+    monkeypatch.setattr(driver, "run_jobs", counted)
+    with pytest.raises(KeyboardInterrupt):
+        study.report("tiny")
+    monkeypatch.setattr(driver, "run_jobs", run_jobs)
+    assert len(read_csv(study.folder / "tiny.csv")) == 1
+    study.report("tiny")
+    ends = read_csv(study.folder / "tiny.csv")
+    assert sorted((line["row"], line["seed"]) for line in ends) == [
+        ("base", "201"),
+        ("fire", "201"),
+        ("fire", "202"),
+        ("fresh", "201"),
+    ]
+    assert {line["searched"] for line in ends if line["row"] == "fire"} == {chosen["fire"]["searched"]}
+    assert all(line["previous_accuracy_after"] and line["commit"] and line["cpu"] for line in ends)
+    assert len(read_csv(study.folder / "tiny.tasks.csv")) == 3 * 4
+
+    capsys.readouterr()
+    before = (study.folder / "tiny.csv").read_bytes()
+    study.report("tiny")
+    assert capsys.readouterr().out == "", "nothing ran again"
+    assert (study.folder / "tiny.csv").read_bytes() == before
+    assert "report 4 of 4 runs" in study.status("tiny")
+
+
+def test_a_search_goes_on_at_the_edge_of_the_best_coefficients_alone() -> None:
+    points = [Point(rate, options) for options in (("a=1",), ("a=2",)) for rate in (0.1, 0.14)]
+    assert next_rate(points, Point(0.14, ("a=2",))) == [Point(0.196, ("a=2",))]
+    assert next_rate(points, Point(0.1, ("a=1",))) == [Point(0.0714, ("a=1",))]
+    assert next_rate([*points, Point(0.0714, ("a=1",))], Point(0.1, ("a=1",))) == []
+
+
+def test_rows_of_a_seed_stay_on_one_kind_of_cpu(tmp_path: Path) -> None:
+    keys = [Key("", row, "", "full", 201) for row in ("base", "fire")]
+    table = Table(tmp_path / "table.csv", "")
+    table.lines[keys[0]] = {**vars(keys[0]), "cpu": "another"}
+    assert driver.begun_elsewhere(table, keys, "this")
+    assert not driver.begun_elsewhere(table, keys, "another")
+    assert not driver.begun_elsewhere(table, keys[:1], "this"), "a whole seed stays"
+    table.drop(keys)
+    assert not table.lines
+
+
+def test_power_is_of_the_comparison_with_the_fewest_seeds() -> None:
+    wide = replace(TINY, seeds={"fire": range(60), "*": range(10)}, family=[("fire", "base"), ("fire", "fresh")])
+    numbers = power_of(wide, smallest=0.01, spread=0.02)
+    assert (numbers["seeds"], numbers["comparisons"]) == (10, 2)
+    assert numbers["power"] == power(0.02, 0.02, 10, 2)
+    assert numbers["descriptive"] == (numbers["power"] < 0.8)
+
+
+@pytest.mark.parametrize(
+    "words", [["how_far"], ["nothing", "queue"], ["how_far", "queue", "worker=2"], ["how_far", "x"]]
+)
+def test_a_wrong_command_is_one_line(words: list[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^error: .*"):
+        driver.main(words)
+
+
+@pytest.mark.parametrize(
+    ("study_name", "name"), [(module.__name__, name) for module in (how_far, muon_split) for name in module.STREAMS]
+)
+def test_what_is_frozen_can_run(study_name: str, name: str) -> None:
+    """Every row of a stream composes, rows differ, and comparisons are between rows."""
+    study = Study(study_name.removeprefix("studies."), 1)
+    stream = study.streams[name]
+    assert {row for pair in stream.family for row in pair} <= stream.rows.keys()
+    assert {"base", "fresh"} <= stream.rows.keys() or stream.measure.smallest is not None
+    assert all(point.rate == float(f"{point.rate:.3g}") for row in stream.rows for point in stream.points(row))
+    program_of(stream.program)  # makes the types of its options known to Hydra
+    composed = {}
+    for row in stream.rows:
+        searched = " ".join(stream.points(row)[-1].options) if stream.rates else ""
+        key = Key(next(iter(stream.settings)), row, searched, "full", 201)
+        composed[row] = groups.compose(stream.program, study.job(stream, key).options)
+    described = {row: str(config) for row, config in composed.items()}
+    assert len({*described.values()}) == len(stream.rows)
+    assert {config.seed for config in composed.values()} == {201}
+
+
+def test_rates_are_seven_by_a_factor() -> None:
+    rates = how_far.STREAMS["labels"].rates
+    assert len(rates) == 7
+    assert all(later / rate == pytest.approx(STEP, rel=0.01) for rate, later in itertools.pairwise(rates))
