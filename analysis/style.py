@@ -41,10 +41,11 @@ COLOURS = {
     "swr": "#5810B8",
     "adamo": "#885888",
     "fuse": "#A05828",
+    "fresh": "#00403C",
 }
 SPARE = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#88CCEE")  # chains and methods of others
 # A mark beside the colour for the methods whose colours are no well-known ones.
-MARKS = dict(zip([*COLOURS][12:], "os^vDPX<>phd*8H12", strict=True))
+MARKS = dict(zip([*COLOURS][12:], "os^vDPX<>phd*8H123", strict=True))
 # What variants of a method have beside its own colour, by the values of one option.
 VARIANTS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 DASHES = {"base": (0, (4, 1.5)), "full_reset": (0, (1.2, 1.2))}
@@ -84,6 +85,7 @@ NAMES = {
     "swr": "SWR",
     "adamo": "AdamO",
     "fuse": "Fusion",
+    "fresh": "New network",
     "fire_head_reinit": "FIRE, last layer reset",
     "fire_head_kept": "FIRE, last layer kept",
     "fire_linear_reinit": "FIRE, linear head reset",

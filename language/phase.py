@@ -13,7 +13,7 @@ from torch.func import functional_call
 from fire_core.methods import Context, Net
 from harness.run.folder import Run
 from harness.training import seeding
-from harness.training.boundary import At
+from harness.training.boundary import At, moment_of
 from harness.training.measure import check_finite
 from language.learner import Learner
 from language.schedule import learning_rate
@@ -248,6 +248,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         loss=functools.partial(loss_of, task, learner),
         optimizers=learner.optimizer_parts,
         step_loss=step_loss,
+        new_networks=functools.partial(task.new_networks, *moment_of(learner, at)),
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fire_core.methods import Method, Net
 from fire_core.methods.full_reset import FullReset
+from fire_core.methods.protocol import Weights
 from fire_core.ranges import Positive, Share, Width, one_of, within
 from fire_core.triggers import Plateau, Trigger
 from harness.config.build import build
@@ -146,6 +147,13 @@ class Task:
         )
         if isinstance(self.trigger, Plateau) and self.group.size > 1:
             raise ConfigError(f"trigger={name} adds up losses, of which each process has its own: use one process")
+
+    def new_networks(self, *moment: object) -> dict[str, Weights]:
+        """The weights of a network built as at the start of the run, from a seed of this moment, alike on all ranks."""
+        with seeding.seeded(self.config.seed, "init", *moment):
+            model = build_model(self.config, self.vocab_size).to(self.device)
+        self.group.broadcast_(list(model.parameters()))
+        return {"model": model.state_dict()}
 
     @property
     def device(self) -> torch.device:

@@ -73,7 +73,7 @@ def test_the_log_names_commits_that_can_be_brought_back() -> None:
     assert len(named) > 2
 
 
-CONTROLS = {"full_reset", "optimizer_reset", "random_isometry", "weight_decay"}
+CONTROLS = {"fresh", "full_reset", "optimizer_reset", "random_isometry", "weight_decay"}
 NO_METHODS = {"base", "chain", "fire", "fire_exact"}
 
 

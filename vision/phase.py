@@ -13,7 +13,7 @@ from torch import Tensor
 from fire_core.methods import Context, Net
 from harness.run.folder import Run
 from harness.training import seeding
-from harness.training.boundary import At
+from harness.training.boundary import At, moment_of
 from harness.training.measure import check_finite
 from harness.training.plasticity import plasticity
 from vision.data.augment import crop_and_flip
@@ -213,4 +213,5 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         if len(task.phases[learner.phase].test)
         else None,
         step_loss=step_loss,
+        new_networks=functools.partial(task.new_networks, *moment_of(learner, at)),
     )

@@ -15,6 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fire_core.methods import Method, Net
+from fire_core.methods.protocol import Weights
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from fire_core.triggers import Trigger
 from harness.config.build import build, find_target
@@ -139,6 +140,11 @@ class Task:
         refuse_idle({} if benchmark.methods_from_phase else idle_beside(method, config))
         task.check_schedule()
         return task
+
+    def new_networks(self, *moment: object) -> dict[str, Weights]:
+        """The weights of a network built as at the start of the run, from a seed of this moment."""
+        with seeding.seeded(self.config.seed, "init", *moment):
+            return {"model": build_model(self.config, self.data).state_dict()}
 
     def check_schedule(self) -> None:
         """Raise a ConfigError where the authors' schedule would begin a phase at rate 0."""

@@ -327,6 +327,10 @@ def check_method(method: Method, has_data: bool) -> None:
             raise ValueError(f"method={name} {reason}")
     if method.acts_within_phases or not method.overrides("at_boundary"):
         raise ValueError(f"method={name} acts within training, at every step or epoch, not when a trigger fires")
+    if method.builds_networks:
+        raise ValueError(
+            f"method={name} needs newly built networks, and a loop of others builds none: weights='initial'"
+        )
     if method.follows_gradients and not has_data:
         raise ValueError(f"method={name} needs data: give batches= (training batches, one pass) and loss= (of a batch)")
 

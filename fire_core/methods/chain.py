@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fire_core.methods.full_reset import FullReset
 from fire_core.methods.protocol import BoundaryReport, Context, MakeOptimizer, Method, Net
 
 ALONE = {"base": "does nothing", "pi": "puts new modules into the network, which no other method knows"}
@@ -33,8 +34,9 @@ class Chain(Method):
         for name in methods:
             if name in ALONE and len(methods) > 1:
                 raise ValueError(f"of={list(methods)}: {name} cannot be combined, it {ALONE[name]}")
-        if "full_reset" in list(methods)[1:]:
-            raise ValueError(f"of={list(methods)}: full_reset undoes the methods before it, so it must be the first")
+        for name, method in list(methods.items())[1:]:
+            if isinstance(method, FullReset):
+                raise ValueError(f"of={list(methods)}: {name} undoes the methods before it, so it must be the first")
         replacing = [name for name, method in methods.items() if method.overrides("optimizer")]
         if len(replacing) > 1:
             raise ValueError(f"of={list(methods)}: {' and '.join(replacing)} each replace the optimizer")
@@ -53,6 +55,7 @@ class Chain(Method):
             )
         self.restarts = {part: how for method in methods.values() for part, how in method.restarts.items()}
         self.follows_gradients = any(method.follows_gradients for method in methods.values())
+        self.builds_networks = any(method.builds_networks for method in methods.values())
         self.acts_on_optimizer_alone = any(method.acts_on_optimizer_alone for method in methods.values())
 
     def check(self, net: Net) -> None:

@@ -16,6 +16,7 @@ from fire_core.reinit.report import Report
 # Two forms of a method: as its own authors wrote it, and as the FIRE authors' code does it.
 Variant = Annotated[str, one_of("original", "fire_paper")]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Weights = dict[str, Tensor]  # of a module, by name: parameters and buffers
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Net:
     """
 
     modules: dict[str, nn.Module]
-    init: dict[str, dict[str, Tensor]]
+    init: dict[str, Weights]
     layout: str = "all"
     targets: dict[str, nn.Module] = field(default_factory=dict)
 
@@ -87,6 +88,9 @@ class Context:
         step_loss: after a step, the task's mean loss of that step, on the device, without a gradient.
         loss: mean loss of the task for a batch.
         optimizers: those of the phase that ends; a method resets their state of the weights that it changes.
+        new_networks: builds each module of `Net` anew, as at the start of the run but from a seed of this boundary or
+            firing, and gives their weights by the module's name; the same each time that it is called. None where the
+            trainer cannot build them.
         spared: parameters that an act must not change: in a chain, those that another of its methods trains in a way of
             its own; in the loops of others, those to keep.
     """
@@ -100,6 +104,7 @@ class Context:
     chunks: Callable[[], Iterator[Iterator[tuple[Tensor, Tensor]]]] | None = None
     last_tested: Callable[[int], Iterator[tuple[Tensor, Tensor]]] | None = None
     step_loss: Tensor | None = None
+    new_networks: Callable[[], dict[str, Weights]] | None = None
     spared: frozenset[Tensor] = frozenset()
 
 
@@ -150,6 +155,7 @@ class Method(Saved):
 
     Attributes:
         follows_gradients: whether it acts at a boundary by gradients of the loss, which a target network does not have.
+        builds_networks: whether it needs newly built networks at a boundary.
         acts_on_optimizer_alone: whether all that it does at a boundary is to the optimizers' state. Programs refuse it
             where a boundary brings a new optimizer anyway.
         restarts: what a boundary of an agent does to `optimizer`, `temperature` and `target`, where the method needs
@@ -159,6 +165,7 @@ class Method(Saved):
     restarts: Mapping[str, str] = {}
     acts_on_optimizer_alone = False
     follows_gradients = False
+    builds_networks = False
 
     def check(self, net: Net) -> None:
         """Check the networks before a run begins.

@@ -27,6 +27,11 @@ from harness.training.measure import (
 At = Literal["boundary", "firing", "row", "step"]
 
 
+def moment_of(learner: LearnerBase, at: At) -> tuple[str, int]:
+    """What the seed of newly built networks is derived from: the phase that begins, or the step of the firing."""
+    return ("firing", learner.step) if at == "firing" else ("phase", learner.phase)
+
+
 class Task(Protocol):
     """The part of a task that is asked for here."""
 

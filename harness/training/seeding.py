@@ -1,7 +1,9 @@
 """Seeds by name, and the state of every global generator."""
 
+import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,17 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  user models may draw from the legacy generator
     torch.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def seeded(seed: int, *names: object) -> Iterator[None]:
+    """Within this block the global generators are seeded with `derive(seed, *names)`; after it they are as before."""
+    before = rng_state()
+    seed_everything(derive(seed, *names))
+    try:
+        yield
+    finally:
+        set_rng_state(before)
 
 
 def rng_state() -> dict[str, Any]:

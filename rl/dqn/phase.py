@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fire_core.methods import Context, Net
 from harness.training import seeding
-from harness.training.boundary import At
+from harness.training.boundary import At, moment_of
 from harness.training.measure import weight_numbers
 from harness.training.plasticity import plasticity
 from rl.common.learner import start_row
@@ -140,6 +140,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         loss=functools.partial(loss_of, learner.net),
         optimizers=learner.optimizer_parts if sees else [],
         step_loss=step_loss,
+        new_networks=functools.partial(task.new_networks, *moment_of(learner, at)),
     )
 
 

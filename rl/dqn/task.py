@@ -9,6 +9,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
 from fire_core.methods import Net
+from fire_core.methods.protocol import Weights
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from harness.config.build import build
 from harness.config.checks import Group, check_optimizer, check_options
@@ -135,7 +136,7 @@ class Task(AgentTask):
         assert isinstance(options, DQNConfig)
         with contextlib.closing(make_env(options, 1, "check")) as probe:
             emulator = probe.emulator
-        observation, network = (emulator.stack, *emulator.frame), f"model={config.model.name}"
+        network = f"model={config.model.name}"
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         task = cls(
             config=options,
@@ -143,7 +144,7 @@ class Task(AgentTask):
             replay_device=device if config.replay.device == "auto" else resolve_device(config.replay.device),
             emulator=emulator,
             phases=phases_of(config, benchmark),
-            model=build_network(options, emulator.actions, observation),
+            model=build_network(options, emulator),
             method=method,
             trigger=trigger,
             benchmark=benchmark,
@@ -169,6 +170,11 @@ class Task(AgentTask):
     def steps_before_trigger(self) -> int:
         """Steps before the first with updates, about which a trigger is asked first."""
         return (self.config.learning_starts // self.config.num_envs + 1) * self.config.num_envs
+
+    def new_networks(self, *moment: object) -> dict[str, Weights]:
+        """The weights of a Q-network built as at the start of the run, from a seed of this moment."""
+        with seeding.seeded(self.config.seed, "init", *moment):
+            return {"q": build_network(self.config, self.emulator).state_dict()}
 
     def new_replay(self) -> FrameReplay:
         """An empty replay."""
@@ -212,10 +218,11 @@ def check_schedule(config: DictConfig, benchmark: ContinualControl | None) -> No
         )
 
 
-def build_network(config: DQNConfig | DictConfig, actions: int, observation: tuple[int, ...]) -> nn.Module:
-    """The Q-network of `model=` at fresh weights, on the CPU."""
+def build_network(config: DQNConfig | DictConfig, emulator: Emulator) -> nn.Module:
+    """The Q-network of `model=` at fresh weights, on the CPU, for the observations and actions of an emulator."""
     options = {key: value for key, value in config.model.items() if key != "layout"}
-    network: nn.Module = build("model", options, nn.Module, actions=actions, observation=observation)
+    sizes = {"actions": emulator.actions, "observation": (emulator.stack, *emulator.frame)}
+    network: nn.Module = build("model", options, nn.Module, **sizes)
     return network.to(memory_format=torch.channels_last)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fire_core.methods import Context, Net
 from harness.training import seeding
-from harness.training.boundary import At
+from harness.training.boundary import At, moment_of
 from harness.training.measure import weight_numbers
 from harness.training.plasticity import plasticity
 from rl.common.learner import start_row
@@ -89,6 +89,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         loss=functools.partial(probe_loss, task, learner.separate if separate else learner.net),
         optimizers=optimizers,
         step_loss=step_loss,
+        new_networks=functools.partial(task.new_networks, *moment_of(learner, at)),
     )
 
 

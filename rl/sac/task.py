@@ -9,6 +9,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
 from fire_core.methods import Net
+from fire_core.methods.protocol import Weights
 from fire_core.ranges import Count, Decay, NonNegative, Positive, Width, one_of, within
 from harness.config.build import build
 from harness.config.checks import Group, check_options
@@ -21,7 +22,7 @@ from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl, Phase, fill_lengths, split
 from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method
 from rl.sac.control import Control, time_limit
-from rl.sac.networks import Networks, plain_critic
+from rl.sac.networks import Critics, Networks, plain_critic
 from rl.sac.update import discount
 from rl.sac.workers import Tasks, Worker
 
@@ -82,6 +83,7 @@ class Task(AgentTask):
         observations: numbers in an observation.
         actions: numbers in an action.
         gamma: discount of a decision.
+        networks: sizes of the networks.
         modules: actor and critics at their initial weights, of which learners take copies.
         tasks: environments of a stream.
     """
@@ -91,6 +93,7 @@ class Task(AgentTask):
     observations: int
     actions: int
     gamma: float
+    networks: Networks
     modules: dict[str, nn.Module]
     tasks: Tasks | None
 
@@ -125,9 +128,8 @@ class Task(AgentTask):
         options = OmegaConf.to_object(config)
         assert isinstance(options, SacConfig)
         network = f"networks={config.networks.name}"
-        twins = 2 if control.twin else 1
         seeding.seed_everything(seeding.derive(config.seed, "init"))
-        actor, critics = networks.actor(*sizes), networks.critics(*sizes, twins)
+        modules = build_modules(networks, control, *sizes)
         task = cls(
             config=options,
             device=device,
@@ -136,7 +138,8 @@ class Task(AgentTask):
             actions=sizes[1],
             gamma=gamma,
             phases=phases,
-            modules={"actor": actor, "critic": critics},
+            networks=networks,
+            modules=modules,
             method=method,
             trigger=trigger,
             benchmark=benchmark,
@@ -144,8 +147,17 @@ class Task(AgentTask):
         )
         if method.follows_gradients:
             raise ConfigError(f"method={config.method.name} follows one loss, and rl.sac's actor and critics have two")
-        task.check_method(Net({"actor": actor, "critic": plain_critic(critics, 0)}, {}, "sac"), network, NO_PLACE)
+        critics = modules["critic"]
+        assert isinstance(critics, Critics)
+        separate = Net({"actor": modules["actor"], "critic": plain_critic(critics, 0)}, {}, "sac")
+        task.check_method(separate, network, NO_PLACE)
         return task
+
+    def new_networks(self, *moment: object) -> dict[str, Weights]:
+        """The weights of an actor and critics built as at the start of the run, from a seed of this moment."""
+        with seeding.seeded(self.config.seed, "init", *moment):
+            modules = build_modules(self.networks, self.control, self.observations, self.actions)
+        return {name: module.state_dict() for name, module in modules.items()}
 
     @property
     def steps_before_trigger(self) -> int:
@@ -168,6 +180,12 @@ class Task(AgentTask):
         """Close the environments of evaluations, which may hold OpenGL; the next evaluation makes new ones."""
         for worker in self.__dict__.pop("eval_envs", []):
             worker.close()
+
+
+def build_modules(networks: Networks, control: Control, observations: int, actions: int) -> dict[str, nn.Module]:
+    """Actor and critics at fresh weights, on the CPU."""
+    actor = networks.actor(observations, actions)
+    return {"actor": actor, "critic": networks.critics(observations, actions, 2 if control.twin else 1)}
 
 
 def phases_of(config: DictConfig, benchmark: ContinualControl | None, repeat: int) -> list[Phase]:

@@ -119,7 +119,13 @@ class Training:
             self.step // PHASE, self.step, torch.Generator().manual_seed(self.step), lambda: batches(0, 4),
             lambda x, y: F.cross_entropy(self.model(x), y), getattr(self.optimizer, "parts", [self.optimizer]),
             chunks=lambda: (batches(i, 2) for i in (0, 2)), step_loss=loss,
+            new_networks=self._new_networks,
         )  # fmt: skip
+
+    def _new_networks(self) -> dict[str, dict[str, Tensor]]:
+        with torch.random.fork_rng():
+            torch.manual_seed(self.step)
+            return {"model": Network(norm=isinstance(self.method, NormalizeAndProject)).state_dict()}
 
     @staticmethod
     def _default(parameters: Any) -> torch.optim.Optimizer:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core.methods import Context, Net
+from fire_core.integrations.intervention import check_method
+from fire_core.methods import Chain, Context, Fire, FullReset, Net
 from fire_core.methods.pi import PlasticityInjection
 from fire_core.methods.snp import ShrinkAndPerturb
 from fire_core.units.graph import between
@@ -115,3 +116,41 @@ def test_an_injected_head_is_a_fresh_one(variant: str) -> None:
     assert torch.equal(model.head.new.weight, init) == (variant == "fire_paper")
     assert model.head.new.weight.std().item() == pytest.approx(init.std().item(), rel=0.05)
     assert torch.equal(model.head.new.weight, target.head.new.weight)
+
+
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)
+
+
+def test_a_full_reset_to_a_new_network_takes_all_its_weights_and_buffers() -> None:
+    """Against a network built by hand; what is spared stays, and the optimizer forgets all but that."""
+    torch.manual_seed(0)
+    model = Normalised()
+    net, optimizer = Net.of({"model": model}), torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    model.norm.running_mean += 3
+    new, head = Normalised(), model.head.weight.detach().clone()
+    context = moment()
+    context.optimizers, context.spared = [optimizer], frozenset([model.head.weight])
+    context.new_networks = lambda: {"model": new.state_dict()}
+    FullReset(weights="new").at_boundary(net, context)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, head if name == "head.weight" else new.state_dict()[name]), name
+    assert set(optimizer.state) == {model.head.weight}
+    FullReset().at_boundary(net, context)
+    assert torch.equal(model.body.weight, net.init["model"]["body.weight"])
+
+
+def test_a_new_network_is_refused_where_none_can_be_built() -> None:
+    with pytest.raises(ValueError, match="weights=new needs newly built networks, which this trainer does not give"):
+        FullReset(weights="new").at_boundary(Net.of({"model": Normalised()}), moment())
+    chain = Chain({"fresh": FullReset(weights="new"), "fire": Fire()})
+    for method in (FullReset(weights="new"), chain):
+        with pytest.raises(ValueError, match="needs newly built networks, and a loop of others builds none"):
+            check_method(method, has_data=False)
+    with pytest.raises(ValueError, match="fresh undoes the methods before it"):
+        Chain({"fire": Fire(), "fresh": FullReset(weights="new")})

@@ -16,6 +16,7 @@ OF_DQN = STREAM + "total_steps=240 learning_starts=20 "
 HIDDEN = "benchmark.boundaries=hidden "
 RUNS = {
     "dqn fire": (DQN, OF_DQN + "method=fire"),
+    "dqn fresh": (DQN, OF_DQN + "method=fresh"),
     "dqn trigger": (DQN, OF_DQN + HIDDEN + "method=chain method.of=fire+muon trigger=every trigger.steps=60"),
     "dqn c_chain": (DQN, OF_DQN + HIDDEN + "method=c_chain method.warmup=5"),  # it keeps earlier weights and inputs
     "sac fire": (

@@ -12,7 +12,7 @@ from harness.tune.space import Dimension, check_space, space_of, trials
 from tests.programs import compose
 
 METHODS = choices("method")
-NOTHING = {"base", "chain", "full_reset", "optimizer_reset", "pi"}  # they have no number of their own
+NOTHING = {"base", "chain", "fresh", "full_reset", "optimizer_reset", "pi"}  # they have no number of their own
 
 
 def test_every_method_accepts_its_space_which_holds_its_defaults() -> None:
