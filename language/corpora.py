@@ -4,11 +4,15 @@
 table. The paper's pair, WikiText-103 and OpenWebText, comes through Hugging Face `datasets`.
 """
 
+import codecs
 import hashlib
+import json
+import logging
 import os
 import platform
 import sysconfig
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +22,13 @@ import torch
 
 from fire_core.ranges import Seed, checked, within
 from harness.config.errors import ConfigError
+from harness.config.own_files import LeftOut, files_below
+from harness.config.paths import Place, expanded
 
+log = logging.getLogger(__name__)
 Part = Annotated[float, within(0, 1, open_low=True, open_high=True)]  # held out for validation
+
+TRAIN, HELD_OUT = "train", "held out"  # names of the parts of a text that is split by position
 
 # Not the library itself: its tests, bundled programs, and the text of `pydoc`.
 SKIPPED = {
@@ -33,6 +42,16 @@ SKIPPED = {
     "pydoc_data",
     "turtledemo",
 }
+
+
+# Byte order marks and the encodings that they announce; that of UTF-32 begins as that of UTF-16.
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 
 
 @dataclass(frozen=True)
@@ -120,31 +139,62 @@ def characters(val_fraction: Part = 0.1) -> Corpus:
 
 
 @checked
-def text(path: str | None, pattern: str = "*.txt", val_fraction: Part = 0.1) -> Corpus:
-    """Your own files.
+def text(path: Place | None, pattern: Place = "*.txt", val_fraction: Part = 0.1) -> Corpus:
+    """Your own files, in UTF-8 or with a byte order mark.
+
+    A text without paragraphs is split by position: its last part is held out. Hidden and system files, files of other
+    names and documents without content are left out; one line of the log counts them, and another the held-out
+    documents that are trained on too.
 
     Args:
-        path: a text file, whose paragraphs are documents, or a folder, whose files are.
+        path: a text file, whose paragraphs are documents, or a folder, whose files are; a folder of one file is as the
+            file itself.
         pattern: of the files of a folder, at any depth.
         val_fraction: fraction of the documents that is held out.
+
+    Raises:
+        ConfigError: there is no text, or a file is in an encoding that cannot be known.
     """
     if path is None:
         raise ConfigError("dataset=text needs path=<file or folder>")
-    place = Path(path).expanduser()
+    place, left_out = expanded(path), LeftOut()
     if place.is_dir():
-        files = sorted(p for p in place.rglob(pattern) if p.is_file())
-        named = _read(place, files)
+        files = _matching(place, pattern, left_out)
     elif place.is_file():
         files = [place]
-        whole = place.read_text(encoding="utf-8", errors="replace")
-        named = [(str(i), part) for i, part in enumerate(whole.split("\n\n"))]
     else:
         raise ConfigError(f"dataset=text: path={path} is neither a file nor a folder")
     if not files:
-        raise ConfigError(f"dataset=text: path={path} holds no file that matches pattern={pattern}")
-    state = "\n".join(f"{p} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files)
-    fingerprint = hashlib.sha256(state.encode()).hexdigest()
-    return _in_memory(f"{len(files)} files of {place.resolve()}", named, val_fraction, fingerprint)
+        also = f"; left out are {left_out}" if str(left_out) else ""
+        raise ConfigError(f"dataset=text: path={path} holds no file that matches pattern={pattern}{also}")
+    contents = _decoded(files)
+    if len(files) == 1:
+        named = [(str(i), part) for i, part in enumerate(contents[0].split("\n\n"))]
+        filled = [document for document in named if document[1].strip()]
+        if len(filled) == 1:
+            named = _split_by_position(contents[0].strip(), val_fraction)
+    else:
+        named = [(str(file.relative_to(place)), content) for file, content in zip(files, contents, strict=True)]
+    documents = [(name, content) for name, content in named if content.strip()]
+    if not documents:
+        raise ConfigError(f"dataset=text: path={path} holds no text: {len(files)} files without content")
+    if empty := len(named) - len(documents):
+        left_out.add("documents without content", "of a folder's files or a file's paragraphs", empty)
+    if str(left_out):
+        log.info("dataset.path=%s: left out are %s", path, left_out)
+    state = json.dumps([val_fraction, documents])
+    fingerprint = hashlib.sha256(state.encode(errors="surrogatepass")).hexdigest()
+    corpus = _in_memory(f"{len(files)} files of {place.resolve()}", documents, val_fraction, fingerprint)
+    trained_on = {content.strip() for content, held_out in corpus.documents() if not held_out}
+    tested_on = [content.strip() for content, held_out in corpus.documents() if held_out]
+    if twice := sum(content in trained_on for content in tested_on):
+        log.warning(
+            "dataset.path=%s: %d of %d held-out documents are trained on too, word for word: they measure memory",
+            path,
+            twice,
+            len(tested_on),
+        )
+    return corpus
 
 
 @checked
@@ -201,10 +251,81 @@ def _read(root: Path, files: Iterable[Path]) -> list[tuple[str, str]]:
     return [(str(p.relative_to(root)), p.read_text(encoding="utf-8", errors="replace")) for p in sorted(files)]
 
 
+def _matching(folder: Path, pattern: str, left_out: LeftOut) -> list[Path]:
+    """The files of a folder, at any depth, that a pattern such as `*.txt` or `notes/*.md` names."""
+    files = files_below(folder, left_out)
+    folders = {folder, *(parent for file in files for parent in file.parents if parent.is_relative_to(folder))}
+    matching = {path for place in folders for path in place.glob(pattern)}
+    for file in files:
+        if file not in matching:
+            left_out.add(f"files that do not match {pattern}", file.suffix or file.name)
+    return sorted(matching.intersection(files))
+
+
+def _decoded(files: Sequence[Path]) -> list[str]:
+    """The texts of files, with the line ends of Unix.
+
+    Raises:
+        ConfigError: a file is in an encoding that cannot be known; the message counts them.
+    """
+    contents, reasons, marked = list[str](), list[str](), Counter[str]()
+    for file in files:
+        try:
+            data = file.read_bytes()
+            encoding = next((name for mark, name in MARKS if data.startswith(mark)), "utf-8")
+            content = data.decode(encoding)
+            if "\0" in content:
+                raise ValueError("it has characters 0, as binary files have, and UTF-16 without a byte order mark")
+        except OSError as error:
+            raise ConfigError(f"text {file} cannot be read ({error.strerror or error}): mend or remove it") from error
+        except UnicodeDecodeError as error:
+            reasons.append(f"{file}: byte 0x{data[error.start]:02x} at {error.start} is no {error.encoding}")
+        except ValueError as error:
+            reasons.append(f"{file}: {error}")
+        else:
+            marked.update([encoding] if encoding != "utf-8" else [])
+            contents.append(content.replace("\r\n", "\n").replace("\r", "\n"))
+    if reasons:
+        raise ConfigError(
+            f"{len(reasons)} of {len(files)} texts are not in UTF-8 ({reasons[0]}): convert them, for example by "
+            "iconv -f latin1 -t utf-8, or remove them"
+        )
+    if marked:
+        log.info("%s of %d texts were read by their byte order mark", _counted(marked), len(files))
+    if damaged := sum("\ufffd" in content for content in contents):
+        log.warning("%d of %d texts hold replacement characters: they were damaged before", damaged, len(files))
+    return contents
+
+
+def _counted(numbers: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in numbers.items())
+
+
+def _split_by_position(content: str, val_fraction: float) -> list[tuple[str, str]]:
+    """Two documents of one text without paragraphs, cut where a word ends; the second is held out.
+
+    Raises:
+        ConfigError: it is too short to be cut.
+    """
+    middle = len(content) - max(1, round(val_fraction * len(content)))
+    last_break = max(content.rfind("\n", 0, middle), content.rfind(" ", 0, middle))
+    cut = last_break if last_break > middle / 2 else middle
+    if not cut:
+        raise ConfigError(f"dataset=text: a text of {len(content)} characters is too short to hold a part of it out")
+    return [(TRAIN, content[:cut]), (HELD_OUT, content[cut:])]
+
+
 def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: float, fingerprint: str = "") -> Corpus:
-    held_out = [for_validation(name, val_fraction) for name, _ in named]
+    """A corpus of documents with their names, which decide where each stands.
+
+    Raises:
+        ConfigError: there is one document.
+    """
+    held_out = [name == HELD_OUT or (name != TRAIN and for_validation(name, val_fraction)) for name, _ in named]
     if not any(held_out) and len(named) > 1:
         held_out[-1] = True
+    if all(held_out) and len(named) > 1:
+        held_out[0] = False
     if all(held_out) or not any(held_out):
         raise ConfigError(
             f"{source}: {len(named)} documents leave one split empty; these are a folder's files or a file's paragraphs"

@@ -25,6 +25,7 @@ from harness.config.cli import job, run_program
 from harness.config.config import Paths
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF
+from harness.config.paths import expanded
 from harness.run.identity import check_name, digest
 from language.corpora import Corpus
 from language.data import SPLITS, TokenFile, open_tokens, write_header
@@ -63,7 +64,7 @@ def main(config: DictConfig) -> None:
                 raise ConfigError(f"path= goes with dataset=text, not with dataset={options.get('name')}")
             options["path"] = config.path
         tokenizer = get_tokenizer(config.tokenizer)
-        files = prepare(Path(config.paths.data), options, tokenizer, config.progress, config.check)
+        files = prepare(expanded(config.paths.data), options, tokenizer, config.progress, config.check)
         for split, file in files.items():
             print(f"{split}: {len(file):,} tokens in {file.path}")
         outcome.state = "done"

@@ -21,6 +21,7 @@ from harness.config.config import Compile, Trunk, autocast, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.given import idle_beside, refuse_idle
 from harness.config.groups import register
+from harness.config.paths import expanded
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
@@ -115,7 +116,7 @@ class Task:
             idle["benchmark.passes"] = f"beside benchmark.iterations={config.benchmark.iterations}: set that to null"
         refuse_idle(idle)
         corpora = {
-            name: load(Path(config.paths.data), corpus, tokenizer, local=corpus["local"])
+            name: load(expanded(config.paths.data), corpus, tokenizer, local=corpus["local"])
             for name, corpus in parts_of_dataset(options.dataset).items()
         }
         block, vocabulary = config.model.block_size, tokenizer.vocab_size

@@ -11,6 +11,7 @@ from omegaconf import MISSING
 from fire_core.ranges import NonNegative, Seed, one_of, within
 from harness.config.checks import Group, Threads
 from harness.config.errors import ConfigError
+from harness.config.paths import Place
 
 OWN_THREADS = torch.get_num_threads()  # as the environment has it (OMP_NUM_THREADS)
 
@@ -21,11 +22,11 @@ Compile = Annotated[str, one_of("off", "default", "reduce-overhead", "max-autotu
 
 @dataclass
 class Paths:
-    """Folders, relative to where the program is started."""
+    """Folders, relative to where the program is started; `~` is the home folder."""
 
-    runs: str = "runs"
-    data: str = "data"
-    cache: str = "${.runs}/.cache"  # of first phases
+    runs: Place = "runs"
+    data: Place = "data"
+    cache: Place = "${.runs}/.cache"  # of first phases
 
 
 @dataclass

@@ -5,7 +5,6 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -14,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config.build import build
 from harness.config.cli import Outcome, job
 from harness.config.errors import ConfigError
+from harness.config.paths import expanded
 from harness.run.first_phase import shared_first_phase
 from harness.run.folder import Run
 from harness.run.gpus import own_gpu
@@ -136,7 +136,7 @@ def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State
         begun = entry.resume(task.device)
         return program.train(task, entry, begun and {**begun, **NO_METHOD}, 1)
 
-    cache = Path(config.paths.cache)
+    cache = expanded(config.paths.cache)
     label = f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}"
     options, every = OmegaConf.to_yaml(config, resolve=True), config.checkpoint.every_seconds
     state, rows = shared_first_phase(cache, label, shape, options, train, task.device, every)
@@ -153,7 +153,7 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
     what = task.identity()
     folder = f"{'-'.join(kind)}-{method}-s{config.seed}-{digest(what)}"
     return Run(
-        Path(config.paths.runs) / config.program / folder,
+        expanded(config.paths.runs) / config.program / folder,
         what,
         OmegaConf.to_yaml(config, resolve=True),
         tracker,

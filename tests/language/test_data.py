@@ -124,10 +124,116 @@ def test_an_interrupted_preparation_begins_anew(tmp_path, options, monkeypatch):
     assert {split: file.tokens.tobytes() for split, file in make(tmp_path, options).items()} == whole
 
 
-def test_one_document_leaves_nothing_to_hold_out(tmp_path, options):
-    (tmp_path / "one.txt").write_text("line\n" * 50)
-    with pytest.raises(ConfigError, match=r"1 documents leave one split empty"):
-        make(tmp_path, options | {"path": str(tmp_path / "one.txt")})
+def split_of(path: Path, **options: object) -> tuple[list[str], list[str]]:
+    """Training and held-out documents of one's own texts."""
+    documents = list(corpora.text(str(path), **options).documents())
+    return [text for text, held_out in documents if not held_out], [text for text, held_out in documents if held_out]
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_a_text_without_paragraphs_is_split_by_position(tmp_path, in_folder):
+    whole = "\n".join(f"line {i} of the text" for i in range(500))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "my.txt").write_text(whole)
+    path = tmp_path / "one" if in_folder else tmp_path / "one" / "my.txt"
+    (train,), (held_out,) = split_of(path, val_fraction=0.2)
+    assert train + held_out == whole
+    assert len(held_out) == pytest.approx(0.2 * len(whole), abs=10)
+    assert train.endswith(("line", "of", "the", "text")) or train[-1].isdigit(), "cut at the end of a word"
+    (tmp_path / "one" / "my.txt").write_text("x" * 100)
+    assert [len(part) for (part,) in split_of(path)] == [90, 10]
+    (tmp_path / "one" / "my.txt").write_text("x")
+    with pytest.raises(ConfigError, match="a text of 1 characters is too short to hold a part of it out"):
+        corpora.text(str(path))
+
+
+HIDDEN = (".ipynb_checkpoints/0.txt", "@eaDir/0.txt", "__MACOSX/a/0.txt", "._0.txt", "~$0.txt", "lost+found/0.txt")
+
+
+def test_hidden_and_system_files_are_left_out_and_counted(tmp_path, options, caplog):
+    caplog.set_level("INFO", "language.corpora")
+    folder = tmp_path / "texts"
+    before = split_of(folder)
+    assert not caplog.text
+    for name in HIDDEN:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(TEXTS[0])
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    (folder / "empty.txt").write_text(" \n")
+    assert split_of(folder) == before
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert f"hidden or system files ({len(HIDDEN)}: " in line
+    assert "files that do not match *.txt (1: .png)" in line
+    assert "documents without content (1: " in line
+
+
+def test_a_held_out_document_that_is_trained_on_is_counted(tmp_path, options, caplog):
+    _, held_out = split_of(tmp_path / "texts")
+    for i in range(12):  # some of these names are not held out
+        (tmp_path / "texts" / f"copy{i}.txt").write_text(held_out[0] + "\n")
+    split_of(tmp_path / "texts")
+    assert "held-out documents are trained on too, word for word" in caplog.text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "crlf"])
+def test_a_byte_order_mark_and_line_ends_change_nothing(tmp_path, options, encoding, caplog):
+    caplog.set_level("INFO", "language.corpora")
+    folder = tmp_path / "texts"
+    before = split_of(folder)
+    for file in folder.iterdir():
+        content = file.read_text() + "\n\nend"
+        data = content.replace("\n", "\r\n").encode() if encoding == "crlf" else content.encode(encoding)
+        file.write_bytes(data)
+    assert split_of(folder) == tuple([text + "\n\nend" for text in part] for part in before)
+    counted = encoding not in ("utf-8", "crlf")
+    assert (f"40 {encoding} of 40 texts were read by their byte order mark" in caplog.text) == counted
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        ("schön".encode("latin-1"), r"byte 0xf6 at 3 is no utf-8"),
+        ("schön".encode("utf-16-le"), r"byte 0xf6 at 6 is no utf-8"),
+        ("plain".encode("utf-16-be"), r"it has characters 0, as binary files have, and UTF-16 without"),
+        ("日本".encode("shift-jis"), r"byte 0x93 at 0 is no utf-8"),
+        (b"\xff\xfea", r"byte 0x61 at 2 is no utf-16"),
+        (b"\x00\x01\x02", r"it has characters 0"),
+    ],
+)
+def test_another_encoding_is_refused_with_counts(tmp_path, options, data, cause):
+    (tmp_path / "texts" / "05.txt").write_bytes(data)
+    (tmp_path / "texts" / "06.txt").write_bytes(data)
+    with pytest.raises(ConfigError, match=rf"^2 of 40 texts are not in UTF-8 \(.*05\.txt: {cause}.*iconv") as caught:
+        corpora.text(str(tmp_path / "texts"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda f: (f / "loop").symlink_to("."), "loop is a link back to .*texts, in which it stands: remove the link"),
+        (lambda f: (f / "gone.txt").symlink_to("nowhere"), "gone.txt is a link to nothing that is there"),
+        (lambda f: [file.write_text(" ") for file in f.iterdir()], "holds no text: 40 files without content"),
+        (
+            lambda f: [file.rename(f / f".{file.name}") for file in f.iterdir()],
+            r"left out are hidden or system files .40: ",
+        ),
+    ],
+)
+def test_links_that_loop_and_texts_without_content_are_refused(tmp_path, options, change, cause):
+    change(tmp_path / "texts")
+    with pytest.raises(ConfigError, match=cause):
+        corpora.text(str(tmp_path / "texts"))
+
+
+def test_patterns_name_files_at_any_depth(tmp_path, options):
+    (tmp_path / "texts" / "notes").mkdir()
+    (tmp_path / "texts" / "notes" / "a.md").write_text("first")
+    (tmp_path / "texts" / "b.md").write_text("second")
+    for pattern, number in (("*.md", 2), ("**/*.md", 2), ("*.txt", 40)):
+        train, held_out = split_of(tmp_path / "texts", pattern=pattern)
+        assert len(train + held_out) == number
+    assert split_of(tmp_path / "texts", pattern="notes/*.md") == (["firs"], ["t"])
 
 
 def test_what_must_be_downloaded_is_not_prepared_by_the_trainer(tmp_path, options):

@@ -306,6 +306,67 @@ def test_folder(own_images):
     assert torch.equal(load_folder(str(own_images), image_size=16).test_images, data.test_images)
 
 
+def rename_all(folder: Path, ending: str) -> None:
+    for file in folder.iterdir():
+        file.rename(file.with_suffix(ending))
+
+
+HIDDEN = (".ipynb_checkpoints", "@eaDir", "__MACOSX", "lost+found", ".git/objects", "$RECYCLE.BIN")
+HIDDEN_FILES = ("._0.png", ".hidden.png", "~$0.png")
+
+
+def test_hidden_and_system_files_are_left_out_and_counted(own_images, caplog):
+    caplog.set_level("INFO", "vision.data.folder")
+    clean = load_folder(str(own_images), image_size=16, cache=False)
+    assert "left out" not in caplog.text
+    for split in ("train", "test"):
+        for name in HIDDEN:
+            save_image(own_images / split / name / "0.png", pixels(1, 16)[0])  # beside the classes
+            save_image(own_images / split / "cat" / name / "0.png", pixels(1, 16)[0])
+        for name in HIDDEN_FILES:
+            save_image(own_images / split / "dog" / name, pixels(1, 16)[0])
+        for name in ("Thumbs.db", "desktop.ini", ".DS_Store"):
+            (own_images / split / "dog" / name).write_bytes(b"x")
+    (own_images / "train" / "labels.csv").write_text("0")
+    (own_images / "train" / "cat" / "readme.txt").write_text("cats")
+    data = load_folder(str(own_images), image_size=16, cache=False)
+    assert data.num_classes == 2
+    assert torch.equal(data.train_images, clean.train_images)
+    assert torch.equal(data.test_labels, clean.test_labels)
+    (line,) = (record.getMessage() for record in caplog.records if "left out" in record.getMessage())
+    hidden = 2 * (2 * len(HIDDEN) + len(HIDDEN_FILES) + 3)
+    assert f"left out are hidden or system files ({hidden}: " in line
+    assert "files outside of a class's folder (1: labels.csv)" in line
+    assert "files that are no images (1: .txt)" in line
+
+
+def test_a_class_may_be_a_link_to_a_folder_elsewhere(own_images, tmp_path_factory):
+    before = load_folder(str(own_images), image_size=16, cache=False)
+    elsewhere = tmp_path_factory.mktemp("disk") / "cats"
+    (own_images / "train" / "cat").rename(elsewhere)
+    (own_images / "train" / "cat").symlink_to(elsewhere)
+    assert torch.equal(load_folder(str(own_images), image_size=16, cache=False).train_images, before.train_images)
+
+
+def test_images_in_both_splits_are_counted(own_images, caplog):
+    for c, name in enumerate(("cat", "dog")):  # else one colour stands in both
+        save_image(own_images / "test" / name / "0.png", pixels(1, 16, seed=c)[0])
+    load_folder(str(own_images), image_size=16)
+    assert "memory" not in caplog.text
+    shutil.copy(own_images / "train" / "cat" / "1.png", own_images / "test" / "cat" / "copy.png")
+    load_folder(str(own_images), image_size=16)
+    assert "1 of 3 test images have the pixels of a training image" in caplog.text
+
+
+def test_the_home_folder_and_an_empty_path(own_images, monkeypatch):
+    monkeypatch.setenv("HOME", str(own_images.parent))
+    assert len(load_folder(f"~/{own_images.name}", image_size=16, cache=False).train_labels) == 6
+    with pytest.raises(ValueError, match=r"^path must be a path, got ''"):
+        load_folder("")
+    with pytest.raises(ValueError, match=r"^path=~nobody-here/x: there is no home folder ~nobody-here$"):
+        load_folder("~nobody-here/x")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -313,6 +374,21 @@ def test_folder(own_images):
         (lambda f: [p.unlink() for p in f.glob("train/*/*.png")], r"train has no images: put them at"),
         (lambda f: (f / "test" / "cow").mkdir(), r"cow has no counterpart in .*train"),
         (lambda f: (f / "test" / "cat" / "0.png").write_bytes(b"PNG?"), r"image .*0.png cannot be read"),
+        (lambda f: rename_all(f / "train" / "dog", ".gif"), r"train has no images of dog, only .gif: put some there"),
+        (lambda f: rename_all(f / "test" / "dog", ".txt"), r"test has no images of dog, only .txt: put some there"),
+        (lambda f: shutil.rmtree(f / "test" / "dog"), r"test has no images of dog: put some there"),
+        (lambda f: (f / "train" / "cow" / ".cache").mkdir(parents=True), r"train has no images of cow: put some there"),
+        (lambda f: (f / "train" / "cat" / "self").symlink_to("."), r"self is a link back to .*cat, in which it stands"),
+        (lambda f: (f / "train" / "cat" / "up").symlink_to("../.."), r"up is a link back to .*, in which it stands"),
+        (
+            lambda f: (f / "train" / "cat" / "more").symlink_to("../dog"),
+            r" are the same folder, which would be read",
+        ),
+        (lambda f: (f / "train" / "cow").symlink_to("nowhere"), r"cow is a link to nothing that is there: mend or rem"),
+        (
+            lambda f: (f / "train" / "cat" / "x.png").symlink_to("/no"),
+            r"x.png is a link to nothing that is there: mend",
+        ),
     ],
 )
 def test_folder_errors(own_images, damage, message):

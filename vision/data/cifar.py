@@ -1,7 +1,6 @@
 """CIFAR-10 and CIFAR-100 from torchvision's files, without augmentation."""
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,12 +8,13 @@ from torch import Tensor
 
 from fire_core.ranges import checked
 from harness.config.errors import ConfigError
+from harness.config.paths import Place, expanded
 from vision.data.files import unpacked
 from vision.data.images import ImageData, Statistics
 
 
 @checked
-def load_cifar10(root: str = "data", download: bool = False, test_statistics: Statistics = "train") -> ImageData:
+def load_cifar10(root: Place = "data", download: bool = False, test_statistics: Statistics = "train") -> ImageData:
     """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images of 32x32 in 10 classes.
 
     Args:
@@ -35,7 +35,7 @@ def load_cifar10(root: str = "data", download: bool = False, test_statistics: St
 
 
 @checked
-def load_cifar100(root: str = "data", download: bool = False, test_statistics: Statistics = "train") -> ImageData:
+def load_cifar100(root: Place = "data", download: bool = False, test_statistics: Statistics = "train") -> ImageData:
     """CIFAR-100 (Krizhevsky 2009): as CIFAR-10 with 100 classes, in `cifar-100-python`.
 
     The authors' code has `test_statistics=test` here (and only here).
@@ -46,7 +46,7 @@ def load_cifar100(root: str = "data", download: bool = False, test_statistics: S
 
 
 def _load(kind: Any, name: str, classes: int, root: str, download: bool, test_statistics: str) -> ImageData:
-    base = Path(root)
+    base = expanded(root)
     folder = unpacked(base / kind.base_folder, base / kind.filename, kind.url, kind.tgz_md5, download, name)
     # The files are pickles: torchvision reads them only if their checksums are the published ones.
     with warnings.catch_warnings():

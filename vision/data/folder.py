@@ -1,26 +1,38 @@
 """Your own images, in a folder for each class."""
 
+import hashlib
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from numpy.random import RandomState
+from torch import Tensor
 
 from fire_core.ranges import Width, checked, one_of
 from harness.config.errors import ConfigError
+from harness.config.own_files import LeftOut, files_below, is_hidden
+from harness.config.paths import Place, expanded
 from vision.data.decode import decoded
 from vision.data.images import ImageData, Statistics
+
+log = logging.getLogger(__name__)
+ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
 
 
 @checked
 def load_folder(
-    path: str = "data/folder",
+    path: Place = "data/folder",
     image_size: Width = 32,
     in_channels: Annotated[int, one_of(1, 3)] = 3,
     test_statistics: Statistics = "train",
     cache: bool = True,
-    spare: str | None = None,
+    spare: Place | None = None,
 ) -> ImageData:
     """Images in torchvision's ImageFolder layout: `train/<class>/*.png`, and the same under `test/` or `val/`.
+
+    Hidden and system files, and files that are no images, are left out; one line of the log counts them, and another
+    the test images that are training images too.
 
     Args:
         path: folder that has `train` and `test` (or `val`).
@@ -34,10 +46,11 @@ def load_folder(
         uint8 images (N, in_channels, image_size, image_size).
 
     Raises:
-        ConfigError: a folder or all its images are missing, or an image is damaged.
+        ConfigError: a folder is missing, a class has no images in one of the splits, an image is damaged, or a link
+            leads to nothing or to a folder that is read already.
         ValueError: if an argument is out of range.
     """
-    base = Path(path)
+    base = expanded(path)
     test_folder = base / ("val" if (base / "val").is_dir() and not (base / "test").is_dir() else "test")
     for needed in (base / "train", test_folder):
         if not needed.is_dir():
@@ -45,23 +58,64 @@ def load_folder(
                 f"dataset=folder needs {needed}/<class>/<image>.png (or .jpg, ...): set dataset.path= to a folder "
                 "with train/ and test/ (or val/)"
             )
-    classes = sorted(entry.name for entry in (base / "train").iterdir() if entry.is_dir())
+    classes = sorted(entry.name for entry in (base / "train").iterdir() if entry.is_dir() and not is_hidden(entry.name))
     for entry in test_folder.iterdir():
-        if entry.is_dir() and entry.name not in classes:
+        if entry.is_dir() and not is_hidden(entry.name) and entry.name not in classes:
             raise ConfigError(f"{entry} has no counterpart in {base / 'train'}: test classes must be trained on")
-    train, test = (_samples(split, classes) for split in (base / "train", test_folder))
+    left_out = LeftOut()
+    train, test = (_samples(split, classes, left_out) for split in (base / "train", test_folder))
+    if test_folder.name == "test" and (base / "val").is_dir():
+        left_out.add("folders that are not needed beside test", "val")
+    if str(left_out):
+        log.info("dataset.path=%s: left out are %s", path, left_out)
     kept = base / f"decoded-{image_size}x{in_channels}.safetensors" if cache else None
-    images = decoded(train, test, image_size, in_channels, kept, None if spare is None else Path(spare))
+    images = decoded(train, test, image_size, in_channels, kept, None if spare is None else expanded(spare))
+    if twice := number_in_both(images[0][0], images[1][0]):
+        log.warning(
+            "dataset.path=%s: %d of %d test images have the pixels of a training image: they measure memory",
+            path,
+            twice,
+            len(test),
+        )
     return ImageData.of(*images, len(classes), test_statistics)
 
 
-def _samples(split: Path, classes: list[str]) -> list[tuple[Path, int]]:
-    """Image files below a split's folder, with their class numbers, in an order that is always the same."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset  # here, as torchvision takes seconds to import
+def number_in_both(train: Tensor, test: Tensor) -> int:
+    """How many test images are equal to a training image, pixel by pixel: (N, C, H, W) and (M, C, H, W)."""
+    known = set(map(_digest, train))
+    return sum(_digest(image) in known for image in test)
 
-    numbers = {name: i for i, name in enumerate(classes)}
-    samples = make_dataset(split, numbers, extensions=IMG_EXTENSIONS, allow_empty=True) if classes else []
-    if not samples:
+
+def _digest(image: Tensor) -> bytes:
+    return hashlib.sha256(image.numpy().tobytes()).digest()
+
+
+def _samples(split: Path, classes: Sequence[str], left_out: LeftOut) -> list[tuple[Path, int]]:
+    """Image files below a split's folder, with their class numbers, in an order that is always the same.
+
+    Raises:
+        ConfigError: a class has no images.
+    """
+    by_class: dict[str, list[Path]] = {name: [] for name in classes}
+    others: dict[str, set[str]] = {name: set() for name in classes}  # endings of a class's files that are no images
+    for file in files_below(split, left_out):
+        name = file.relative_to(split).parts[0]
+        if name not in by_class:
+            left_out.add("files outside of a class's folder", file.name)
+        elif file.suffix.lower() in ENDINGS:
+            by_class[name].append(file)
+        else:
+            left_out.add("files that are no images", file.suffix or file.name)
+            others[name].add(file.suffix or file.name)
+    empty = [name for name in classes if not by_class[name]]
+    if not classes or len(empty) == len(classes):
         raise ConfigError(f"{split} has no images: put them at {split}/<class>/<image>.png (or .jpg, ...)")
+    if empty:
+        instead = f", only {', '.join(sorted(others[empty[0]]))}" if others[empty[0]] else ""
+        raise ConfigError(
+            f"{split} has no images of {', '.join(empty)}{instead}: put some there ({', '.join(ENDINGS)}), or remove "
+            "the class from both splits"
+        )
+    samples = [(file, number) for number, name in enumerate(classes) for file in by_class[name]]
     mixed = RandomState(0).permutation(len(samples))  # else the first images, which are measured, are of one class
-    return [(Path(samples[i][0]), samples[i][1]) for i in mixed]
+    return [samples[i] for i in mixed]

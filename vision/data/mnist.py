@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fire_core.ranges import checked
 from harness.config.errors import ConfigError
+from harness.config.paths import Place, expanded
 from vision.data.files import fetch
 from vision.data.images import ImageData, Statistics
 
@@ -26,7 +27,7 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-
 
 
 @checked
-def load_mnist(root: str = "data", download: bool = False, test_statistics: Statistics = "train") -> ImageData:
+def load_mnist(root: Place = "data", download: bool = False, test_statistics: Statistics = "train") -> ImageData:
     """MNIST (LeCun, Cortes and Burges 1998): 60,000 training and 10,000 test images of 28x28 in 10 classes.
 
     Args:
@@ -41,7 +42,7 @@ def load_mnist(root: str = "data", download: bool = False, test_statistics: Stat
         ConfigError: the files are not there, are damaged, or do not fit together.
         ValueError: if `test_statistics` is unknown.
     """
-    places = [Path(root) / "MNIST" / "raw", Path(root)]
+    places = [expanded(root) / "MNIST" / "raw", expanded(root)]
     hint = f"put {MIRROR}{{}} and the other three files into {places[0]}, or let dataset.download=true fetch them"
     if download:
         for archive in MD5:
@@ -51,7 +52,7 @@ def load_mnist(root: str = "data", download: bool = False, test_statistics: Stat
 
 
 @checked
-def load_fashion_mnist(root: str = "data", test_statistics: Statistics = "train") -> ImageData:
+def load_fashion_mnist(root: Place = "data", test_statistics: Statistics = "train") -> ImageData:
     """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747): clothes, in sizes as MNIST; errors as there.
 
     Args:
@@ -59,7 +60,7 @@ def load_fashion_mnist(root: str = "data", test_statistics: Statistics = "train"
             they are not there, those of Debian's package are taken.
         test_statistics: as of `load_mnist`.
     """
-    places = [Path(root) / "FashionMNIST" / "raw", Path(root), DEBIAN]
+    places = [expanded(root) / "FashionMNIST" / "raw", expanded(root), DEBIAN]
     hint = f"apt-get install dataset-fashion-mnist brings it, or put {{}} and the other three into {places[0]}"
     return _load("fashion_mnist", places, hint, test_statistics)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from fire_core.ranges import checked
 from harness.config.errors import ConfigError
+from harness.config.paths import Place, expanded
 from vision.data.decode import decoded
 from vision.data.files import unpacked
 from vision.data.images import ImageData, Statistics
@@ -16,7 +17,7 @@ SIZE = 64  # pixels
 
 @checked
 def load_tiny_imagenet(
-    root: str = "data",
+    root: Place = "data",
     download: bool = False,
     test_statistics: Statistics = "train",
     cache: bool = True,
@@ -43,7 +44,7 @@ def load_tiny_imagenet(
         ConfigError: the files are not there, or are damaged or incomplete.
         ValueError: if `test_statistics` is unknown.
     """
-    base = Path(root)
+    base = expanded(root)
     folder = unpacked(base / NAME, base / f"{NAME}.zip", url, md5, download, "tinyimagenet")
     classes = sorted(line.split()[0] for line in _lines(folder, "wnids.txt"))
     number = {wnid: i for i, wnid in enumerate(classes)}
