@@ -22,9 +22,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from fire_core.weights import topology
 from fire_core.weights.entry import Cut, Declared, Entry
-from fire_core.weights.known import Misfit, by_head, feeds_glu, known_cut
+from fire_core.weights.known import RuleDoesNotFit, by_head, feeds_glu, known_cut
 from fire_core.weights.read import read_cuts, read_module
-from fire_core.weights.topology import FUSED, Use, holds, is_linear, linear_layers, unwrap, width
+from fire_core.weights.topology import FUSED, Use, holds, unwrap, width
 
 LAYERS = ("q", "k", "v", "attention_out", "mlp", "ssm", "recurrent", "head", "dense", "conv")  # roles that can be cut
 # Names that say "several projections in one", beside those of q, k and v.
@@ -76,7 +76,7 @@ class Reader:
     def entries(self, parameter: Tensor, uses: list[Use]) -> list[Entry]:
         """One parameter's entries: several when its rows are fused projections."""
         use = next((use for use in uses if not use.is_raw), uses[0])  # the linear module says how it is multiplied
-        kind, role, reason = topology.standing_of(use, parameter, any(u.is_raw for u in uses))
+        kind, role, reason = topology.classify(use, parameter, any(u.is_raw for u in uses))
         names = tuple(dict.fromkeys(u.name for u in uses))
         matching = (heights for name in names for pattern, heights in self.blocks.items() if fnmatchcase(name, pattern))
         heights: Declared | None = next(matching, None)
@@ -120,7 +120,7 @@ class Reader:
         try:
             if (known := known_cut(use, parameter, rows)) is not None:
                 return known, ""
-        except Misfit as misfit:
+        except RuleDoesNotFit as misfit:
             doubt = str(misfit)
         seen = self.seen.get(id(parameter))
         if use.is_raw:
@@ -212,7 +212,7 @@ def doubt_of(use: Use, rows: int) -> str:
     """Why a layer that no rule knows looks as if it were several; empty if it does not."""
     owner, (leaf, holder) = use.owner, use.place
     names = use.name.split(".")[-3:-1]
-    if sum(map(is_linear, holder.modules())) > 1 or names[-1:] != [leaf]:
+    if use.around.layer_counts[holder] > 1 or names[-1:] != [leaf]:
         names = [leaf]  # else a wrapper of one layer, whose own name tells as well
     if told := [name for name in names if _SAYS_FUSED.search(name)]:
         return f"its name, {told[0]}, says so"
@@ -221,24 +221,28 @@ def doubt_of(use: Use, rows: int) -> str:
         return "its module holds a GLU" if feeds_glu(use) or (glu and rows == 2 * owner.in_channels) else ""
     if any("A_log" in module._parameters for module in use.path[-3:]) and leaf in ("in_proj", "x_proj"):
         return "it feeds a state-space mixer"
-    layers, inputs = list(linear_layers(holder)), width(owner)
+    layers, inputs = use.around.layers(holder), width(owner)
     if rows > inputs and rows % inputs == 0 and _MODULATES.search(f"{leaf} {type(holder).__name__}"):
         return f"{leaf} of {type(holder).__name__} modulates"
-    if inputs == rows or any(width(layer) == rows for layer in layers if layer is not owner):
+    position = use.around.position(holder, owner)
+    if inputs == rows or use.around.last_reader(holder, rows) not in (None, position):
         return ""  # somebody takes all the rows at once
     if leaf == "in_proj" and rows > inputs:
         return f"its name, {leaf}, says so"
     last = len(layers) > 1 and layers[-1] is owner
     if _GATED.search(type(holder).__name__) and rows % 2 == 0 and not last:
         return f"it sits in {type(holder).__name__}"
-    beside = list(linear_layers(use.path[-2])) if len(use.path) > 1 and isinstance(use.path[-2], nn.Sequential) else []
-    if owner in beside[:-1] and rows == 2 * width(beside[beside.index(owner) + 1]):
-        return f"its {rows} rows are 2 times what the next layer takes"
+    if len(use.path) > 1 and isinstance(use.path[-2], nn.Sequential):
+        beside, at = use.around.layers(use.path[-2]), use.around.position(use.path[-2], owner)
+        if at is not None and at + 1 < len(beside) and rows == 2 * width(beside[at + 1]):
+            return f"its {rows} rows are 2 times what the next layer takes"
     if isinstance(holder, (nn.Sequential, nn.ModuleDict, nn.ModuleList)) or leaf.endswith(("_a_proj", "_b_proj")):
         return ""
     separate = len(holds(leaf)) == 1
-    for other in layers[layers.index(owner) + 1 :] if owner in layers else ():
-        for parts in (2,) if separate else (2, 3):
-            if rows == parts * width(other) and (parts == 3 or width(other) != inputs):
-                return f"its {rows} rows are {parts} times what the layer beside it takes"
+    for parts in (2,) if separate else (2, 3):
+        part, rest = divmod(rows, parts)
+        reader = use.around.last_reader(holder, part)
+        is_later = position is not None and reader is not None and reader > position
+        if is_later and not rest and (parts == 3 or part != inputs):
+            return f"its {rows} rows are {parts} times what the layer beside it takes"
     return ""

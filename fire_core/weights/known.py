@@ -11,18 +11,17 @@ from __future__ import annotations
 import operator
 import re
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
 
 from fire_core.weights.entry import Cut, Entry
-from fire_core.weights.topology import Use, attends, holds, linear_layers, width
+from fire_core.weights.topology import Use, holds, width
 
 # Packages in which a name says how a layer is cut, unless its class is in the table below.
 PACKAGES = ("transformers", "timm", "torchvision")
 
-# Classes | layers or raw parameters of theirs | their blocks, see `stated` | of a raw one: role and storage.
+# Classes | layers or raw parameters of theirs | their blocks, see `parse_rule` | of a raw one: role and storage.
 # Two more names: `*`, any class of the packages; `*Experts`, classes that say themselves how they store.
 # Last, for `layout="heads"`: classes that keep a head's rows of q, k and v together, and its columns of the output
 # projection alike | heads | attributes that say how many heads of queries, and of keys and values if not as many, they
@@ -141,7 +140,7 @@ _OPERATORS = {"": operator.add, "+": operator.add, "-": operator.sub, "*": opera
 UNKNOWN_HEADS = "its number of heads is not known"
 
 
-class Misfit(Exception):
+class RuleDoesNotFit(Exception):
     """A known module whose weight has another shape than its rule says; the message is one clause."""
 
 
@@ -154,27 +153,28 @@ def known_cut(use: Use, parameter: Tensor, rows: int) -> Cut | None:
         rows: d_out of its matrix.
 
     Raises:
-        Misfit: its class is known with another shape.
+        RuleDoesNotFit: its class is known with another shape.
     """
     names = use.name.split(".")
     # Upwards, each with the name by which it may know the parameter: a layer may sit in a wrapper, or in a list.
     levels = range(2) if use.is_raw else range(1, 4)
     for up in levels[: len(use.path) - levels.start]:
         module = use.path[-1 - up]
-        rule = _rule_for(module, names[-1 - up], rows, 0 if use.is_raw else width(use.owner))
+        rule = _rule_for(use, module, names[-1 - up], rows)
         if rule is not None:
             try:
                 return _apply(rule, module, parameter if use.is_raw or rule[1] else None, rows)
-            except (Misfit, AttributeError) as misfit:
-                raise Misfit(f"the layout known for {type(module).__name__} does not fit: {misfit}") from misfit
-    return stated("value gate", None, rows) if feeds_glu(use) and rows % 2 == 0 else None
+            except (RuleDoesNotFit, AttributeError) as misfit:
+                raise RuleDoesNotFit(f"the layout known for {type(module).__name__} does not fit: {misfit}") from misfit
+    return parse_rule("value gate", None, rows) if feeds_glu(use) and rows % 2 == 0 else None
 
 
-def _rule_for(module: nn.Module, leaf: str, rows: int, columns: int) -> tuple[str, str] | None:
+def _rule_for(use: Use, module: nn.Module, leaf: str, rows: int) -> tuple[str, str] | None:
     """The rule for a module's own parameter, or for the layer of that name in it; None where none is known."""
     owner, rules = _rules_of(module)
     if leaf in rules:
         return rules[leaf]
+    columns = 0 if use.is_raw else width(use.owner)
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # one matrix for each gate of `weight_ih` and of `weight_hh`
         gates = _GATES.get(getattr(module, "mode", type(module).__name__), "")
         return ("" if leaf.startswith("weight_hr") else gates, "")
@@ -182,9 +182,11 @@ def _rule_for(module: nn.Module, leaf: str, rows: int, columns: int) -> tuple[st
         return None
     if leaf in TABLE["*"]:
         return TABLE["*"][leaf]
-    parts, widths = holds(leaf), {columns, *map(width, linear_layers(module))}
+    if len(parts := holds(leaf)) < 2:
+        return None
     # Each part is as high as the weight is wide, or as what reads it.
-    return (" ".join(parts), "") if len(parts) > 1 and rows in {len(parts) * one for one in widths} else None
+    heights = {columns, *map(width, use.around.layers(module))}
+    return (" ".join(parts), "") if rows in {len(parts) * height for height in heights} else None
 
 
 def _rules_of(module: nn.Module) -> tuple[type, dict[str, tuple[str, str]]]:
@@ -202,21 +204,22 @@ def _apply(rule: tuple[str, str], module: nn.Module, raw: Tensor | None, rows: i
     statement, stored = rule
     options = dict(word.partition(":")[::2] for word in stored.split())
     if raw is None or not options:
-        return stated(statement, module, rows)
+        return parse_rule(statement, module, rows)
     flag = options.get("transposed")
     transposed = flag is not None and bool(not flag or getattr(module, flag))
-    cut = stated(statement, module, raw.shape[-1 if transposed else -2])
+    cut = parse_rule(statement, module, raw.shape[-1 if transposed else -2])
     groups = number(module, options["groups"]) if "groups" in options else 1
     return replace(cut, transposed=transposed, groups=groups, role=next(iter(options)))
 
 
 def feeds_glu(use: Use) -> bool:
     """Whether torch's own GLU, which takes two halves, comes right after the layer in a Sequential."""
-    layers = use.path[-2].children() if len(use.path) > 1 and isinstance(use.path[-2], nn.Sequential) else ()
-    return any(layer is use.owner and isinstance(after, nn.GLU) for layer, after in pairwise(layers))
+    if len(use.path) < 2 or not isinstance(use.path[-2], nn.Sequential):
+        return False
+    return isinstance(use.around.follower(use.path[-2], use.owner), nn.GLU)
 
 
-def stated(statement: str, module: Any, rows: int) -> Cut:
+def parse_rule(statement: str, module: Any, rows: int) -> Cut:
     """The cut that a statement of a rule gives for a module's weight.
 
     `q k v` are blocks of equal height; `q,k=key_dim v=val_dim*2` have heights that attributes of the module make;
@@ -224,7 +227,7 @@ def stated(statement: str, module: Any, rows: int) -> Cut:
     whose condition the module meets: `use_global ? k v ; q k v`.
 
     Raises:
-        Misfit: the blocks are not the rows, or the module lacks an attribute.
+        RuleDoesNotFit: the blocks are not the rows, or the module lacks an attribute.
     """
     for choice in statement.split(" ; "):
         condition, _, text = choice.rpartition("? ")
@@ -238,7 +241,7 @@ def stated(statement: str, module: Any, rows: int) -> Cut:
     cut = Cut(tuple((name, number(module, height, rows) if height else even) for name, height in parts), repeats)
     heights = tuple(height for _, height in cut.blocks)
     if cut.rows != rows or min(heights) < 1:
-        raise Misfit(f"{f'{repeats} x ' if repeats > 1 else ''}{heights} rows are not its {rows}")
+        raise RuleDoesNotFit(f"{f'{repeats} x ' if repeats > 1 else ''}{heights} rows are not its {rows}")
     return cut
 
 
@@ -246,7 +249,7 @@ def number(module: Any, expression: str, rows: int = 0) -> int:
     """What numbers, attributes of the module or else of its `config`, and its `rows` make, from left to right.
 
     Raises:
-        Misfit: the module has no number of that name.
+        RuleDoesNotFit: the module has no number of that name.
     """
     result = 0
     for sign, term in re.findall(r"([-+*/]?)(\w+)", expression):
@@ -260,7 +263,7 @@ def _attribute(module: Any, name: str) -> int:
         value = getattr(place, name, None)
         if isinstance(value, int) and value > 0:
             return int(value)
-    raise Misfit(f"{type(module).__name__} has no number {name}")
+    raise RuleDoesNotFit(f"{type(module).__name__} has no number {name}")
 
 
 def by_head(entry: Entry, use: Use) -> Entry:
@@ -269,7 +272,7 @@ def by_head(entry: Entry, use: Use) -> Entry:
         return entry
     try:
         return replace(entry, heads=_heads_of(entry, use), columns=entry.role == "attention_out")
-    except Misfit as misfit:
+    except RuleDoesNotFit as misfit:
         return replace(entry, role="other", reason=f"{UNKNOWN_HEADS}: {misfit}")
 
 
@@ -277,24 +280,24 @@ def _heads_of(entry: Entry, use: Use) -> int:
     """How many heads a matrix holds.
 
     Raises:
-        Misfit: the class is not known, or its weight is another than the known one.
+        RuleDoesNotFit: the class is not known, or its weight is another than the known one.
     """
     leaf, holder = use.place
     columns = entry.role == "attention_out"
-    if columns and "heads" not in _rules_of(holder)[1] and not attends(holder):
+    if columns and "heads" not in _rules_of(holder)[1] and not use.around.attends(holder):
         # BERT's output lies beside the part that knows the heads.
         around = use.path[max(use.path.index(holder) - 1, 0)]
         leaf, holder = next((("", part) for part in around.children() if "heads" in _rules_of(part)[1]), (leaf, holder))
     name, (statement, out) = type(holder).__name__, _rules_of(holder)[1].get("heads", ("", ""))
     if not statement:
-        raise Misfit(f"no rule knows {name}")
+        raise RuleDoesNotFit(f"no rule knows {name}")
     queries, *keys = statement.split()
     if columns and (leaf != out or entry.block):
-        raise Misfit(f"{leaf} of {name} is not its output projection")
+        raise RuleDoesNotFit(f"{leaf} of {name} is not its output projection")
     heads = number(holder, queries if columns or entry.role == "q" or not keys else keys[0])
     d_out, d_in = entry.shape
     width_of_heads, rest = divmod(d_in if columns else d_out, heads)
     declared: object = getattr(holder, "head_dim", None)
     if rest or heads % entry.repeats or entry.count > 1 or (isinstance(declared, int) and declared != width_of_heads):
-        raise Misfit(f"{d_out} x {d_in} is not {heads} heads of {name}")
+        raise RuleDoesNotFit(f"{d_out} x {d_in} is not {heads} heads of {name}")
     return heads

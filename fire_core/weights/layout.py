@@ -295,5 +295,6 @@ def _fused(entries: list[Entry]) -> list[str]:
 def _quantised(model: nn.Module) -> list[str]:
     """A line on quantised layers, whose weights are no parameters."""
     names = [name for name, module in model.named_modules() if ".quantized" in type(module).__module__]
-    names = [name for name in names if not any(name.startswith(f"{outer}.") for outer in names)]
+    every = {*names}
+    names = [name for name in names if every.isdisjoint([*prefixes([name])][:-1])]
     return [f"{len(names)} quantised layers hold no parameters and are kept: {listed(names)}"] if names else []

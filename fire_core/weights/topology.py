@@ -7,10 +7,12 @@ layer is the head.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -32,6 +34,7 @@ FUSED = {name: parts for parts, names in _FUSED.items() for name in names.split(
 # Transformers' classes that hold one layer of a block each, in BERT and its kin.
 _BERT = re.compile(r"(?:(Self|Attention)Output|Intermediate|Output)$")
 _HEAD = {"head", "heads", "lm_head", "classifier", "predictor"}
+_SB3_HEAD = re.compile(r"action_net|value_net|q_net|mu|log_std|qf\d+|quantile_net")
 _ROUTER = re.compile(r"Router|MoE\w*Gate|TopKGat|TopkGat")
 _WEIGHTS = ("weight", "weight_mu")  # the second is that of a noisy layer
 
@@ -56,6 +59,147 @@ def clean_name(name: str) -> str:
     return name
 
 
+class Surroundings:
+    """What lies around the layers of one model. Each question is answered once for each module, so that reading a model
+    takes time in proportion to its layers, however many of them lie side by side.
+
+    Args:
+        model: without wrappers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._layers: dict[nn.Module, tuple[nn.Module, ...]] = {}
+        self._positions: dict[nn.Module, dict[nn.Module, int]] = {}
+        self._readers: dict[nn.Module, dict[int, int]] = {}
+        self._attends: dict[nn.Module, bool] = {}
+        self._classes: dict[nn.Module, Counter[type]] = {}
+        self._followers: dict[nn.Module, dict[nn.Module, nn.Module]] = {}
+        self._experts: dict[nn.Module, list[Experts]] = {}
+
+    def layers(self, module: nn.Module) -> tuple[nn.Module, ...]:
+        """Linear layers that a module holds itself or through a Sequential, in their order."""
+        if module not in self._layers:
+            self._layers[module] = tuple(linear_layers(module))
+        return self._layers[module]
+
+    def position(self, module: nn.Module, layer: nn.Module) -> int | None:
+        """The place of a layer among `layers(module)`; None if it is none of them."""
+        if module not in self._positions:
+            self._positions[module] = {held: i for i, held in reversed([*enumerate(self.layers(module))])}
+        return self._positions[module].get(layer)
+
+    def last_reader(self, module: nn.Module, inputs: int) -> int | None:
+        """The place among `layers(module)` of the last one with so many inputs; None if there is none."""
+        if module not in self._readers:
+            self._readers[module] = {width(layer): i for i, layer in enumerate(self.layers(module))}
+        return self._readers[module].get(inputs)
+
+    def attends(self, module: nn.Module) -> bool:
+        """Whether it has projections that are called queries and keys, or is an attention around parts with them."""
+        if module not in self._attends:
+            self._attends[module] = attends(module)
+        return self._attends[module]
+
+    def siblings(self, module: nn.Module, kind: type) -> int:
+        """How many children of a module are of exactly this class."""
+        if module not in self._classes:
+            self._classes[module] = Counter(map(type, module.children()))
+        return self._classes[module][kind]
+
+    def follower(self, module: nn.Module, child: nn.Module) -> nn.Module | None:
+        """What comes after a child of a Sequential."""
+        if module not in self._followers:
+            self._followers[module] = dict(pairwise(module.children()))
+        return self._followers[module].get(child)
+
+    def experts(self, module: nn.Module) -> list[Experts]:
+        """The groups of alike modules that a module holds side by side: experts, or blocks in a row."""
+        if module not in self._experts:
+            self._experts[module] = list(_alike_children(module))
+        return self._experts[module]
+
+    @cached_property
+    def layer_counts(self) -> Counter[nn.Module]:
+        """How many linear layers and convolutions lie in each module; itself counts too."""
+        counts: Counter[nn.Module] = Counter()
+        for module in reversed([*self.model.modules()]):  # children before their parents
+            counts[module] = is_linear(module) + sum(counts[child] for child in module.children())
+        return counts
+
+    @cached_property
+    def networks(self) -> set[nn.Module]:
+        """The model, and where it only wraps others these: one, or several of one class (student and teacher)."""
+        networks, waiting = {self.model}, [self.model]
+        while waiting:
+            children = [child for child in waiting.pop().children() if self.layer_counts[child]]
+            if len({type(child) for child in children}) == 1 and not any(map(is_linear, children)):
+                waiting += [child for child in children if child not in networks]
+                networks |= {*children}
+        return networks
+
+    @cached_property
+    def output_layers(self) -> set[nn.Module]:
+        """What the networks themselves name as their last layers: `get_classifier` of timm's models,
+        `get_output_embeddings` of transformers', the output networks of stable-baselines3's policies."""
+        outputs: set[nn.Module] = set()
+        for module in self.model.modules():
+            for getter in ("get_classifier", "get_output_embeddings"):
+                if not callable(getattr(module, getter, None)):
+                    continue
+                try:
+                    named = getattr(module, getter)()
+                except Exception:  # whatever somebody's class raises without such a layer
+                    continue
+                outputs |= {layer for layer in (named if isinstance(named, tuple) else (named,)) if layer is not None}
+            package = type(module).__module__.partition(".")[0]
+            if package in ("stable_baselines3", "sb3_contrib") and type(module).__name__ != "MlpExtractor":
+                outputs |= {
+                    last
+                    for name, child in module.named_children()
+                    if _SB3_HEAD.fullmatch(name)
+                    for last in _last(child)
+                }
+        return outputs
+
+
+class Experts(NamedTuple):
+    """Modules of one class side by side: how many, the inputs of the first, and whether they are called experts."""
+
+    size: int
+    inputs: int
+    named: bool
+
+
+def _alike_children(module: nn.Module) -> Iterator[Experts]:
+    """The lists of alike modules, stacks of raw weights, and children that are numbered experts in a module."""
+    numbered = []
+    for name, child in module.named_children():
+        called = "expert" in name.lower() or "expert" in type(child).__name__.lower()
+        parts = list(child.children()) if isinstance(child, (nn.ModuleList, nn.ModuleDict)) else []
+        if (
+            len(parts) > 1
+            and len({type(part) for part in parts}) == 1
+            and (first := _first_layer(parts[0])) is not None
+        ):
+            yield Experts(len(parts), width(first), called)
+        elif called:
+            numbered += [child] if _first_layer(child) is not None else []
+            stacks = [p for p in child._parameters.values() if p is not None and p.ndim == 3]
+            yield from (Experts(len(stack), 0, True) for stack in stacks)
+    if len(numbered) > 1 and (first := _first_layer(numbered[0])) is not None:
+        yield Experts(len(numbered), width(first), True)
+
+
+def _first_layer(module: nn.Module) -> nn.Module | None:
+    return next((layer for layer in module.modules() if is_linear(layer)), None)
+
+
+def last_layer(module: nn.Module) -> list[nn.Module]:
+    """The last linear layer of a module, if it has one."""
+    return [layer for layer in module.modules() if is_linear(layer)][-1:]
+
+
 @dataclass(frozen=True)
 class Use:
     """One place where a parameter occurs."""
@@ -63,6 +207,7 @@ class Use:
     name: str  # h.0.attn.c_attn.weight
     path: tuple[nn.Module, ...]  # from the root to the owner
     attribute: str  # weight
+    around: Surroundings = field(repr=False, compare=False)  # of the whole model
 
     @cached_property
     def owner(self) -> nn.Module:
@@ -87,6 +232,7 @@ class Use:
 def uses_of(model: nn.Module) -> list[tuple[Tensor, list[Use]]]:
     """Every parameter of a model once, in the order of `named_parameters()`, with all the places where it occurs."""
     uses: dict[int, tuple[Tensor, list[Use]]] = {}
+    around = Surroundings(model)
     # By names without those of wrappers, of which the last one is the module inside; shared modules by every name.
     modules = {clean_name(f"{key}.").strip("."): m for key, m in model.named_modules(remove_duplicate=False)}
     for name, module in modules.items():
@@ -96,7 +242,7 @@ def uses_of(model: nn.Module) -> list[tuple[Tensor, list[Use]]]:
             if isinstance(parameter, UninitializedParameter):
                 raise ValueError(f"{full} has no shape yet: run the lazy model once first")
             if parameter is not None:
-                uses.setdefault(id(parameter), (parameter, []))[1].append(Use(full, path, attribute))
+                uses.setdefault(id(parameter), (parameter, []))[1].append(Use(full, path, attribute, around))
     return list(uses.values())
 
 
@@ -117,25 +263,40 @@ _REASONS = {
 }
 
 
-def standing_of(use: Use, parameter: Tensor, tied: bool) -> tuple[str, str, str]:
-    """(kind, role, reason) of a parameter; the reason is why it is kept when nobody asks for it by name."""
+class Classification(NamedTuple):
+    """What a parameter is: see `Entry`; the reason is why it is kept when nobody asks for it by name."""
+
+    kind: str
+    role: str
+    reason: str
+
+
+def classify(use: Use, parameter: Tensor, tied: bool) -> Classification:
+    """What a parameter is, by where it sits.
+
+    Args:
+        use: its place; of several that of a layer.
+        parameter: itself.
+        tied: whether it is also somebody's raw parameter or embedding.
+    """
     if locked := lock_of(use, parameter):
-        return "locked", "other", locked
+        return Classification("locked", "other", locked)
     owner, role = use.owner, role_of(use, tied)
     stacked = owner._parameters.get(use.attribute.removesuffix("_bias")) if use.is_raw else None
     is_bias = parameter.ndim < 2 or (stacked is not None and stacked.ndim == parameter.ndim + 1)
     is_bias |= use.attribute in ("bias", "bias_mu") and not use.is_raw  # of a stack of layers (n, 1, d_out)
     if not is_bias and isinstance(owner, _ConvNd) and use.attribute in _WEIGHTS:
-        return "conv_transpose" if isinstance(owner, _ConvTransposeNd) else "conv", role, _REASONS.get(role, "")
+        kind = "conv_transpose" if isinstance(owner, _ConvTransposeNd) else "conv"
+        return Classification(kind, role, _REASONS.get(role, ""))
     if is_bias or parameter.ndim > 3:
         raw = "a raw kernel or stack of more than three dimensions: not supported"
-        return "vector", role, "a bias, a scale or another vector: no matrix" if is_bias else raw
+        return Classification("vector", role, "a bias, a scale or another vector: no matrix" if is_bias else raw)
     if role == "other" and isinstance(owner, nn.Bilinear):
-        return "matrix", role, "bilinear: include it to project the (in1, in2) matrix of each output"
+        return Classification("matrix", role, "bilinear: include it to project the (in1, in2) matrix of each output")
     if role == "other" and not use.is_raw:
         beside = f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)"
-        return "matrix", role, beside
-    return "matrix", role, _REASONS.get(role, "")
+        return Classification("matrix", role, beside)
+    return Classification("matrix", role, _REASONS.get(role, ""))
 
 
 _STANDARDISED = re.compile(r"(Std|ScaledStd|WS|WeightStandardized)Conv2d(Same)?")
@@ -210,22 +371,22 @@ def role_of(use: Use, tied: bool) -> str:
         return holds(leaf)[:1] or "other" if isinstance(owner, nn.MultiheadAttention) else "other"
     if isinstance(holder, nn.MultiheadAttention):
         return "attention_out"
-    if attends(holder):
+    if use.around.attends(holder):
         return holds(leaf)[:1] or "attention_out"
     if any("A_log" in module._parameters for module in use.path):
         return "ssm"
-    if (tied and use.attribute == "weight") or _HEAD & set(use.name.split(".")) or use.name.startswith("fc."):
+    if (tied and use.attribute == "weight") or _is_head(use):
         return "head"
-    if len(list(linear_layers(holder))) > 1:
+    if len(use.around.layers(holder)) > 1:
         return "mlp"
     level, kind = use.path.index(holder), type(holder).__name__
     if leaf == "dense" and (part := _BERT.search(kind)):
         return "attention_out" if part[1] else "mlp"
     leaf, around = use.name.split(".")[level - 1], use.path[max(level - 1, 0)]
     if kind.endswith("Linear") or holds(leaf):  # a class around each layer: q_proj.linear
-        if attends(around):
+        if use.around.attends(around):
             return holds(leaf)[:1] or "attention_out"
-        if sum(type(part) is type(holder) for part in around.children()) > 1 and not isinstance(around, nn.ModuleList):
+        if use.around.siblings(around, type(holder)) > 1 and not isinstance(around, nn.ModuleList):
             return "mlp"
     return "dense"
 
@@ -255,15 +416,35 @@ def _is_adapter(use: Use) -> bool:
     return bool(tuned) and names[tuned[-1]] != "base_layer"
 
 
+def _is_head(use: Use) -> bool:
+    """Whether it is one of a network's last layers, by its name, or since the network says so itself."""
+    names = use.name.split(".")
+    if _HEAD & {*names} or not use.around.output_layers.isdisjoint(use.path):
+        return True
+    return any(module in use.around.networks and name == "fc" for module, name in zip(use.path, names, strict=False))
+
+
+# Names of what chooses among modules that lie side by side in a list that is not called experts.
+_GATE = re.compile(r"gate|gating|rout|switch|select|dispatch|w_?g$", re.IGNORECASE)
+
+
 def _is_router(use: Use) -> bool:
-    """What scores the experts of a mixture."""
+    """What scores the experts of a mixture: as many outputs as there are experts beside it."""
     if any(_ROUTER.search(type(module).__name__) for module in use.path[-3:]):
         return True
     leaf, holder = use.place
     if leaf in ("shared_expert_gate", "router", "router_gate", "routing_fn"):
         return True
-    beside = any("expert" in name for name, _ in holder.named_children())
-    return beside and leaf in ("gate", "gating", "gate_network", "w_gate")
+    if use.is_raw or isinstance(use.owner, _ConvNd) or leaf in _HEAD:
+        return False
+    child = holder._modules.get(leaf)
+    last = last_layer(use.owner if child is None else child)
+    for experts in use.around.experts(holder):
+        scores = outputs(last[0]) == experts.size and experts.inputs in (0, width(use.owner))
+        if scores and (experts.named or _GATE.search(leaf)):
+            return True
+    called_gate = leaf in ("gate", "gating", "gate_network", "w_gate")
+    return called_gate and any("expert" in name for name, _ in holder.named_children())
 
 
 def linear_layers(module: nn.Module) -> Iterator[nn.Module]:
@@ -278,6 +459,13 @@ def linear_layers(module: nn.Module) -> Iterator[nn.Module]:
 def is_dense(module: nn.Module) -> bool:
     """Whether it is a linear layer, of transformers' class too."""
     return isinstance(module, nn.Linear) or is_transposed_linear(module)
+
+
+def outputs(layer: Any) -> int:
+    """Outputs of a linear layer or a convolution."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features
+    return layer.out_channels if isinstance(layer, _ConvNd) else int(layer.weight.shape[1])
 
 
 def width(layer: Any) -> int:
