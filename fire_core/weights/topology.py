@@ -154,12 +154,8 @@ class Surroundings:
                 outputs |= {layer for layer in (named if isinstance(named, tuple) else (named,)) if layer is not None}
             package = type(module).__module__.partition(".")[0]
             if package in ("stable_baselines3", "sb3_contrib") and type(module).__name__ != "MlpExtractor":
-                outputs |= {
-                    last
-                    for name, child in module.named_children()
-                    if _SB3_HEAD.fullmatch(name)
-                    for last in _last(child)
-                }
+                named = [child for name, child in module.named_children() if _SB3_HEAD.fullmatch(name)]
+                outputs |= {layer for child in named for layer in last_layer(child)}
         return outputs
 
 
