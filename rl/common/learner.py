@@ -30,7 +30,7 @@ class AgentLearner(LearnerBase):
         sums: over the updates since the last row, of what an update returns.
         counted: these updates.
         returns: of training episodes that ended since the last row.
-        of_tasks: of training episodes, in a stream of tasks.
+        task_returns: of training episodes, in a stream of tasks.
     """
 
     replay: Ring
@@ -38,10 +38,10 @@ class AgentLearner(LearnerBase):
     updates: int = 0
     counted: int = 0
     returns: list[float] = field(default_factory=list)
-    of_tasks: Returns = field(default_factory=Returns)
+    task_returns: Returns = field(default_factory=Returns)
 
     PLAIN = (*LearnerBase.PLAIN, "updates", "sums", "counted", "returns")
-    PARTS: ClassVar[tuple[str, ...]] = ("of_tasks",)
+    PARTS: ClassVar[tuple[str, ...]] = ("task_returns",)
 
     def decisions(self, task: AgentTask) -> int:
         """How many were made since the replay began to fill."""
@@ -55,7 +55,13 @@ class AgentLearner(LearnerBase):
         """What is kept of a run that has ended."""
         evaluated = {key: value for key, value in self.row.items() if key.startswith("eval/")}
         counts = {"steps": self.step, "updates": self.updates, "seconds": self.seconds}
-        return {**evaluated, **self.of_tasks.summary(), **counts}
+        return {**evaluated, **self.task_returns.summary(), **counts}
+
+    def load_state_dict(self, task: Any, state: dict[str, Any]) -> None:
+        """Go on from the state of a learner of this task; the replay must be loaded."""
+        if "of_tasks" in state:  # the older name of `task_returns`, in checkpoints of the same numerics
+            state = {**state, "task_returns": state["of_tasks"]}
+        super().load_state_dict(task, state)
 
     def save(self, task: AgentTask, run: Run, replay_store: RingStore) -> None:
         """Write the replay's new segments, then a checkpoint that names them, then remove segments that none names.
@@ -100,7 +106,7 @@ def start_row(task: AgentTask, learner: AgentLearner, running: Sequence[float]) 
         row["train/return"] = float(np.mean(learner.returns))
     if task.benchmark is not None:
         phase = task.phases[learner.phase]
-        row |= learner.of_tasks.row(phase.end - phase.start, running, learner.step >= phase.end)
+        row |= learner.task_returns.row(phase.end - phase.start, running, learner.step >= phase.end)
     return row
 
 

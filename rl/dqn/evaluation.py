@@ -1,4 +1,4 @@
-"""Epsilon-greedy actions, and an agent's raw returns in nearly greedy play."""
+"""An agent's raw returns in nearly greedy play."""
 
 from collections.abc import Callable
 
@@ -9,20 +9,6 @@ from torch import Tensor
 from harness.training import seeding
 from rl.dqn.episodes import Episodes
 from rl.dqn.scores import human_normalised
-
-
-def epsilon_greedy(greedy: Tensor, actions: int, epsilon: float, generator: torch.Generator, shared: bool) -> Tensor:
-    """These actions (envs,), each replaced by a random one with probability epsilon.
-
-    Args:
-        greedy: the best actions.
-        actions: how many there are.
-        epsilon: exploration rate.
-        generator: on the CPU.
-        shared: one draw decides for all environments at once, as in the reference.
-    """
-    dice = torch.rand(1 if shared else len(greedy), generator=generator)
-    return torch.where(dice < epsilon, torch.randint(actions, (len(greedy),), generator=generator), greedy)
 
 
 @torch.inference_mode()
@@ -48,7 +34,9 @@ def play(
     env.begin()
     turns, ended, first = 0, list[float](), dict[int, float]()
     while len(first) < env.envs if steps is None else turns * env.envs < steps:
-        env.send(epsilon_greedy(policy(env.observations), env.emulator.actions, epsilon, generator, False))
+        explores = torch.rand(env.envs, generator=generator) < epsilon
+        random_actions = torch.randint(env.emulator.actions, (env.envs,), generator=generator)
+        env.send(torch.where(explores, random_actions, policy(env.observations)))
         step = env.recv()
         turns += 1
         ended += step.returns

@@ -19,10 +19,10 @@ from rl.dqn.changing import Changing
 from rl.dqn.episodes import Episodes
 from rl.dqn.frames import Batch, FrameReplay
 from rl.dqn.task import Task, make_env
-from rl.dqn.update import td_target
 
 log = logging.getLogger(__name__)
-NAMES = ("train/loss", "train/value")  # of an update; of the actions that were taken, the mean value
+# Columns of what `train_step` adds up: the loss, and the mean value of the actions that were taken.
+NAMES = ("train/loss", "train/value")
 
 
 @dataclass(kw_only=True)
@@ -104,20 +104,17 @@ class Learner(AgentLearner):
 
 
 @torch.no_grad()
-def best_actions(task: Task, learner: Learner, observations: Tensor, acts: bool = True) -> Tensor:
-    """Actions of the largest value, on the CPU; `acts`: a method watches training passes, so this must be none."""
+def greedy_actions(task: Task, learner: Learner, observations: Tensor, acts: bool = True) -> Tensor:
+    """Return the actions of the largest value, (envs,) on the CPU, for observations (envs, stack, ...).
+
+    With `acts` a method watches the training passes, so that this pass must be none.
+    """
     with learner.net.mode(training=False) if acts else contextlib.nullcontext(), task.autocast():
-        best: Tensor = learner.q(observations.to(task.device, non_blocking=True)).argmax(1)
-    return best.cpu()
+        actions: Tensor = learner.q(observations.to(task.device, non_blocking=True)).argmax(1)
+    return actions.cpu()
 
 
-def targets_of(task: Task, learner: Learner, batch: Batch) -> Tensor:
-    """What the values of the actions of a batch, on the networks' device, are to become, (B,)."""
-    with task.autocast():
-        return td_target(learner.target, batch.frames[:, 1:], batch.rewards, batch.terminated, task.config.gamma)
-
-
-def on_device(task: Task, batch: Batch) -> Batch:
-    """The transitions on the networks' device, with rewards clipped if that is asked for."""
+def to_device(task: Task, batch: Batch) -> Batch:
+    """Move transitions to the networks' device; `reward_clip` leaves the signs of their rewards."""
     batch = Batch(*(part.to(task.device, non_blocking=True) for part in batch))
     return batch._replace(rewards=batch.rewards.sign()) if task.config.reward_clip else batch

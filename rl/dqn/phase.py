@@ -1,4 +1,4 @@
-"""What the loop of `rl.dqn` does between its updates: exploration, rows, evaluation, what methods see."""
+"""What the loop of `rl.dqn` does between its updates: rows, evaluation, measurements, what methods see."""
 
 import contextlib
 import functools
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fire_core.methods import Context, Net
 from harness.training import seeding
@@ -17,26 +18,12 @@ from rl.common.learner import start_row
 from rl.dqn.changing import Changing
 from rl.dqn.evaluation import play
 from rl.dqn.frames import Batch
-from rl.dqn.learner import NAMES, Learner, best_actions, on_device, targets_of
+from rl.dqn.learner import NAMES, Learner, greedy_actions, to_device
 from rl.dqn.task import Task, make_env
-from rl.dqn.update import chosen, epsilon, huber
 
 PROBE = 256  # transitions on which plasticity is measured
 ATARI = "rl.dqn.atari.make"
 BATCHES = 16  # for a method, at the midpoint or after a row
-
-
-def crossed(step: int, by: int, every: int) -> bool:
-    """Whether a multiple of `every` was reached within the last `by` steps."""
-    return step // every > (step - by) // every
-
-
-def exploration_rate(task: Task, learner: Learner) -> float:
-    """Chance of a random action."""
-    options, config = task.config.epsilon, task.config
-    length = config.total_steps if task.benchmark is None else task.benchmark.steps
-    step = learner.phase_step if task.knows_boundaries else learner.step
-    return epsilon(step, options.start, options.end, options.fraction * length, config.learning_starts)
 
 
 def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
@@ -44,7 +31,7 @@ def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
     options, env_options = task.config.eval, task.config.env
     game = env_options["game"] if task.benchmark is None else task.benchmark.name_of(phase, env_options["game"])
     game = game if env_options["_target_"] == ATARI else ""  # MinAtar's games have the same names, and other scores
-    policy = functools.partial(best_actions, task, learner)
+    policy = functools.partial(greedy_actions, task, learner)
     envs = options.num_envs if options.episodes is None else options.episodes
     with contextlib.closing(make_env(task.config, envs, f"eval/{learner.step}")) as env:
         if isinstance(env.emulator, Changing):
@@ -55,8 +42,7 @@ def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
 def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, Any]:
     """The row at this step."""
     row = start_row(task, learner, learner.env.returns.tolist())
-    row |= {"env_steps": learner.step, "epsilon": exploration_rate(task, learner)}
-    row["train/episodes"] = len(learner.returns)
+    row |= {"env_steps": learner.step, "train/episodes": len(learner.returns)}
     if learner.counted:
         row |= {name: total / learner.counted for name, total in zip(NAMES, learner.sums.tolist(), strict=True)}
     if task.benchmark is not None and task.config.metrics != "off" and learner.updates:
@@ -76,7 +62,7 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
         tenth of the transitions that the replay holds.
     """
     generator, net = seeding.generator(task.config.seed, "diagnose", learner.step), learner.net
-    loss = functools.partial(loss_of, net, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
+    loss = functools.partial(probe_loss, net, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
     numbers = plasticity(net, loss, "cheap", ranks=True) | weight_numbers(net, "cheap")
     trained = [parameter for parameter in learner.q.parameters() if parameter.requires_grad]
     with net.mode(training=False):
@@ -86,7 +72,7 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
             drawn = learner.replay.gather(*learner.replay.draw(PROBE, generator, part))
             observations, targets = probe_batch(task, learner, drawn)
             with torch.no_grad():
-                errors = chosen(learner.q, observations, targets[:, 0]) - targets[:, 1]
+                errors = action_values(learner.q, observations, targets[:, 0]) - targets[:, 1]
             numbers[name] = errors.abs().mean().item()
     return numbers
 
@@ -99,24 +85,48 @@ def measure(task: Task, learner: Learner, task_ended: bool) -> dict[str, float]:
     """
     generator = seeding.generator(task.config.seed, "probe", learner.phase)
     net = learner.net
-    loss = functools.partial(loss_of, net, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
+    loss = functools.partial(probe_loss, net, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
     numbers = plasticity(net, loss, task.config.metrics)
     if task_ended and task.benchmark is not None and task.config.metrics != "off":
         numbers["previous_return"] = evaluate(task, learner, learner.phase - 1)["eval/return"]
     return numbers
 
 
+@torch.no_grad()
 def probe_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Observations (B, stack, ...) on the device, and (B, 2): actions beside targets, since a loss needs both."""
-    batch = on_device(task, batch)
-    targets = targets_of(task, learner, batch)
+    """Turn B transitions into inputs and targets of `probe_loss`, with the targets of `rl.dqn.train.train_step`.
+
+    Returns:
+        Observations (B, stack, ...) on the device, and (B, 2): the actions beside their targets.
+    """
+    batch = to_device(task, batch)
+    with task.autocast():
+        best = learner.target(batch.frames[:, 1:]).float().amax(1)
+        targets = batch.rewards + task.config.gamma * best * (1 - batch.terminated.to(best.dtype))
     return batch.frames[:, :-1], torch.stack([batch.actions.to(targets.dtype), targets], 1)
+
+
+def probe_loss(net: Net, observations: Tensor, targets: Tensor) -> Tensor:
+    """The loss of `rl.dqn.train.train_step`, outside of a step: what methods and measurements look at.
+
+    Args:
+        net: with the Q-network.
+        observations: (B, stack, ...).
+        targets: (B, 2), the actions beside their targets.
+    """
+    return F.smooth_l1_loss(action_values(net.modules["q"], observations, targets[:, 0]), targets[:, 1])
+
+
+def action_values(q: nn.Module, observations: Tensor, actions: Tensor) -> Tensor:
+    """The values Q(s, a) of the actions (B,) that were taken, (B,)."""
+    values: Tensor = q(observations).float()
+    return values.gather(1, actions.long()[:, None])[:, 0]
 
 
 def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
     """Pass some transitions of the replay through the network, for a trigger that looks at activations."""
     generator = seeding.generator(task.config.seed, "trigger", learner.step)
-    seen.modules["q"](on_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
+    seen.modules["q"](to_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
 
 
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
@@ -137,13 +147,8 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         step=learner.updates,
         generator=seeding.generator(*((task.config.seed, "firing", learner.step) if at == "firing" else method)),
         batches=batches,
-        loss=functools.partial(loss_of, learner.net),
+        loss=functools.partial(probe_loss, learner.net),
         optimizers=learner.optimizer_parts if sees else [],
         step_loss=step_loss,
         new_networks=functools.partial(task.new_networks, *moment_of(learner, at)),
     )
-
-
-def loss_of(net: Net, observations: Tensor, targets: Tensor) -> Tensor:
-    """The loss of observations (B, stack, ...); `targets` (B, 2): actions and targets."""
-    return huber(chosen(net.modules["q"], observations, targets[:, 0]), targets[:, 1])

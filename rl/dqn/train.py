@@ -1,7 +1,8 @@
 """DQN on Atari (the paper's figure 4a): `python -m rl.dqn method=base,fire -m`.
 
-Two phases in one environment; a method acts between them, and may act within the second. Read from `main` down; the
-formulae are in `rl.dqn.update`, the environments in `rl.dqn.atari`, the replay in `rl.dqn.frames`.
+Two phases in one environment; a method acts between them, and may act within the second. Read from `main` down: the
+algorithm of Mnih et al. (Nature 2015) is `choose_actions` (exploration), `learn` and `train_step` (target and loss).
+The environments are in `rl.dqn.atari`, the replay in `rl.dqn.frames`.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ from typing import Any
 
 import hydra
 import torch
+import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor
 
@@ -29,19 +31,10 @@ from rl.common.boundary import update_targets
 from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
 from rl.dqn.episodes import Step
-from rl.dqn.evaluation import epsilon_greedy
 from rl.dqn.frames import Batch
-from rl.dqn.learner import Learner, best_actions, on_device, targets_of
-from rl.dqn.phase import (
-    crossed,
-    exploration_rate,
-    make_context,
-    make_row,
-    measure,
-    pass_probe,
-)
+from rl.dqn.learner import Learner, greedy_actions, to_device
+from rl.dqn.phase import make_context, make_row, measure, pass_probe
 from rl.dqn.task import Task
-from rl.dqn.update import chosen, huber
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="dqn")
@@ -86,6 +79,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     if evaluates or crossed(learner.step, config.num_envs, config.log_every):
                         loop.read_clock()
                         learner.row = make_row(task, learner, evaluates)
+                        learner.row["epsilon"] = exploration_rate(task, learner)
                         if acts:
                             last = learner.step >= task.total_steps
                             act_after_row(learner, learner.net, make_context(task, learner, "row"), last)
@@ -122,7 +116,7 @@ def begin_episodes(task: Task, learner: Learner) -> None:
     """Let new episodes begin, in a stream those of the next task."""
     if task.benchmark is not None:
         learner.begin_task()
-        learner.of_tasks.begin_task()
+        learner.task_returns.begin_task()
     learner.replay.start(torch.arange(learner.env.envs), learner.env.begin())
 
 
@@ -167,13 +161,30 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     return loss
 
 
+def crossed(step: int, by: int, every: int) -> bool:
+    """Whether a multiple of `every` was reached within the last `by` steps."""
+    return step // every > (step - by) // every
+
+
 def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
-    """Epsilon-greedy actions for what the environments show, (envs,)."""
-    env, rate = learner.env, exploration_rate(task, learner)
-    best = torch.zeros(env.envs, dtype=torch.int64)
-    if rate < 1:
-        best = best_actions(task, learner, env.observations, acts)
-    return epsilon_greedy(best, task.emulator.actions, rate, learner.exploring, task.config.exploration == "shared")
+    """Epsilon-greedy actions for what the environments show, (envs,) on the CPU."""
+    envs, epsilon, generator = learner.env.envs, exploration_rate(task, learner), learner.exploring
+    actions = torch.zeros(envs, dtype=torch.int64)
+    if epsilon < 1:
+        actions = greedy_actions(task, learner, learner.env.observations, acts)
+    draws = 1 if task.config.exploration == "shared" else envs  # shared, as in the FIRE authors' code: all or none
+    explores = torch.rand(draws, generator=generator) < epsilon
+    random_actions = torch.randint(task.emulator.actions, (envs,), generator=generator)
+    return torch.where(explores, random_actions, actions)
+
+
+def exploration_rate(task: Task, learner: Learner) -> float:
+    """Chance of a random action: `epsilon.start` until learning starts, from there linearly down to `epsilon.end`."""
+    config, epsilon = task.config, task.config.epsilon
+    step = learner.phase_step if task.knows_boundaries else learner.step  # a known task is explored anew
+    duration = epsilon.fraction * (config.total_steps if task.benchmark is None else task.benchmark.steps)
+    slope = (epsilon.end - epsilon.start) / duration
+    return max(epsilon.end, min(epsilon.start, epsilon.start + slope * (step - config.learning_starts)))
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor | None:
@@ -184,27 +195,37 @@ def learn(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     if due == 0:
         return None
     size = config.batch_size
-    drawn = on_device(task, learner.replay.sample(due * size, learner.sampling))
-    for batch in zip(*(part.split(size) for part in drawn), strict=True):
+    transitions = to_device(task, learner.replay.sample(due * size, learner.sampling))
+    for batch in zip(*(column.split(size) for column in transitions), strict=True):
         loss = train_step(task, learner, Batch(*batch), acts)
     return loss
 
 
 def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor:
-    """One optimizer step on transitions; `acts`: with the method's penalty and its hooks around
-    the step. Returns its loss."""
-    optimizer, targets = learner.optimizer, targets_of(task, learner, batch)
+    """One optimizer step on B transitions; `acts`: with the method's penalty and its hooks around the step.
+
+    An episode that a time limit cut did not terminate: its last state is bootstrapped from.
+
+    Returns:
+        The loss, on the device.
+    """
+    config, optimizer = task.config, learner.optimizer
+    observations, next_observations = batch.frames[:, :-1], batch.frames[:, 1:]  # (B, stack, ...) each
+    with torch.no_grad(), task.autocast():
+        best = learner.target(next_observations).float().amax(1)  # max_a Q_target(s', a), (B,)
+        targets = batch.rewards + config.gamma * best * (1 - batch.terminated.to(best.dtype))  # (B,)
     with task.autocast():
-        values = chosen(learner.q, batch.frames[:, :-1], batch.actions)
-    loss = huber(values, targets)
+        values = learner.q(observations).float()  # Q(s, .), (B, actions)
+    values = values.gather(1, batch.actions[:, None])[:, 0]  # Q(s, a) of the actions that were taken, (B,)
+    loss = F.smooth_l1_loss(values, targets)  # Huber's, with threshold 1
+
     optimizer.zero_grad(set_to_none=True)
-    torch.autograd.backward(loss)
+    loss.backward()
     learner.updates += 1
     if acts:
         with learner.method_meter:
-            penalty = learner.method.penalty(learner.net)
-            if penalty is not None:
-                torch.autograd.backward(penalty)
+            if (penalty := learner.method.penalty(learner.net)) is not None:
+                penalty.backward()
             context = make_context(task, learner, "step", loss.detach())
             learner.method.before_step(learner.net, context)
     optimizer.step()
@@ -223,7 +244,7 @@ def remember(task: Task, learner: Learner, actions: Tensor, stepped: Step) -> No
         learner.replay.start(stepped.ended, stepped.first)
         learner.returns += stepped.returns
         if task.benchmark is not None:
-            learner.of_tasks.add(learner.phase_step, stepped.returns)
+            learner.task_returns.add(learner.phase_step, stepped.returns)
 
 
 if __name__ == "__main__":

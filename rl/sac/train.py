@@ -112,7 +112,7 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
         if task.tasks is not None:  # new episodes begin, those of the next task
             learner.workers.choose(learner.phase)
             learner.workers.begin()
-            learner.of_tasks.begin_task()
+            learner.task_returns.begin_task()
     learner.clear_sums()
 
 
@@ -201,7 +201,7 @@ def remember(task: Task, learner: Learner, actions: np.ndarray, stepped: list[St
     returns = [s.ended[0] for s in stepped if s.ended is not None]
     learner.returns += returns
     if task.tasks is not None:
-        learner.of_tasks.add(learner.phase_step, returns)
+        learner.task_returns.add(learner.phase_step, returns)
 
 
 if __name__ == "__main__":

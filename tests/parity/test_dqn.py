@@ -1,5 +1,7 @@
 """DQN against the authors' code (tests/golden/dqn.npz): network, TD step, schedule, interventions, scores, replay."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,15 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-import rl.dqn.train  # noqa: F401  registers the schema
 from fire_core.methods import Context, Method, Net
 from harness.config.build import build
 from rl.common.boundary import update_targets
-from rl.dqn import update as dqn_update
-from rl.dqn.frames import FrameReplay
+from rl.dqn.frames import Batch, FrameReplay
 from rl.dqn.networks import NatureCNN
+from rl.dqn.phase import action_values, probe_batch
 from rl.dqn.scores import human_normalised
-from rl.dqn.update import epsilon
+from rl.dqn.train import exploration_rate, train_step
 from tests import programs
 from tests.parity import fill, golden
 
@@ -59,12 +60,33 @@ def golden_net() -> tuple[Net, torch.optim.Optimizer]:
     return net, Adam(q.parameters(), **ADAM)
 
 
-def td(q: nn.Module, target: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    """(target, chosen value, loss) of the golden batch."""
-    rewards, done = (torch.from_numpy(DATA[key])[:, 0] for key in ("reward", "done"))
-    y = dqn_update.td_target(target, stack("next_obs"), rewards, done, META["gamma"])
-    values = dqn_update.chosen(q, stack("obs"), torch.from_numpy(DATA["action"])[:, 0])
-    return y, values, dqn_update.huber(values, y)
+TASK: Any = SimpleNamespace(
+    config=SimpleNamespace(gamma=META["gamma"], reward_clip=False),
+    device=torch.device("cpu"),
+    autocast=nullcontext,
+)
+
+
+class TwoStacks:
+    """Stands for frames (B, stack + 1, 84, 84): the golden observations and next observations share no frame."""
+
+    def __getitem__(self, index: tuple[slice, slice]) -> Tensor:
+        return stack("obs") if index[1] == slice(None, -1) else stack("next_obs")
+
+    def to(self, *_: object, **__: object) -> "TwoStacks":
+        return self
+
+
+def golden_batch() -> Batch:
+    action, reward, done = (torch.from_numpy(DATA[key])[:, 0] for key in ("action", "reward", "done"))
+    return Batch(TwoStacks(), action, reward, done)  # type: ignore[arg-type]
+
+
+def take_step(q: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """The trainer's own step on the golden batch; the learner after it."""
+    learner = SimpleNamespace(q=q, target=target, optimizer=optimizer, updates=0, counted=0, sums=torch.zeros(2))
+    train_step(TASK, learner, golden_batch(), acts=False)
+    return learner
 
 
 def test_network_shapes_and_initialisation() -> None:
@@ -93,12 +115,12 @@ def test_forward() -> None:
 
 
 def test_td_loss_and_gradients() -> None:
-    q = network("q")
-    y, values, loss = td(q, network("target"))
-    close(y, "td.target")
-    close(values, "td.old_val")
-    close(loss, "td.loss")
-    loss.backward()
+    q, target = network("q"), network("target")
+    learner = take_step(q, target, torch.optim.SGD(q.parameters(), lr=0.0))
+    close(learner.sums[0], "td.loss")
+    observations, targets = probe_batch(TASK, learner, golden_batch())
+    close(targets[:, 1], "td.target")
+    close(action_values(q, observations, targets[:, 0]), "td.old_val")
     gradients = {name: q.get_parameter(ours(name)).grad for name, _ in FACTS["qnetwork"]["params"]}
     norms = [float(g.double().norm()) for g in gradients.values() if g is not None]
     np.testing.assert_allclose(norms, DATA["td.grad_norms"], rtol=2e-5)
@@ -114,7 +136,11 @@ def test_epsilon(case: str) -> None:
         arguments = (facts["start"], facts["end"], 0.10 * loop["total_timesteps"], loop["learning_starts"])
     else:
         arguments = tuple(facts[case.removeprefix("eps_")])
-    values = [epsilon(int(t), *arguments) for t in DATA[f"{case}.t"]]
+    start, end, duration, wait = arguments
+    schedule = SimpleNamespace(start=start, end=end, fraction=1.0)
+    config = SimpleNamespace(epsilon=schedule, total_steps=duration, learning_starts=wait)
+    task: Any = SimpleNamespace(config=config, benchmark=None, knows_boundaries=False)
+    values = [exploration_rate(task, SimpleNamespace(step=int(t))) for t in DATA[f"{case}.t"]]  # type: ignore[arg-type]
     np.testing.assert_allclose(values, DATA[f"{case}.value"], rtol=1e-12)
 
 
@@ -138,8 +164,7 @@ CASES = {"fire": "fire", "full_reset": "full_reset", "sr": "snp"}
 def test_intervention_on_both_networks_and_the_optimizer(case: str) -> None:
     net, optimizer = golden_net()
     q, target = net.modules["q"], net.targets["q"]
-    td(q, target)[2].backward()
-    optimizer.step()
+    take_step(q, target, optimizer)
     moments = {k: {n: v.clone() for n, v in s.items()} for k, s in optimizer.state_dict()["state"].items()}
     for name, module in (("q", q), ("target", target)):  # the step was for the optimizer's state alone
         module.load_state_dict(network(name).state_dict())
@@ -198,9 +223,7 @@ def test_plasticity_injection() -> None:
 
     start = {name: p.detach().clone() for name, p in q.named_parameters()}
     for _ in range(2):
-        optimizer.zero_grad()
-        td(q, target)[2].backward()
-        optimizer.step()
+        take_step(q, target, optimizer)
     moved = [name for name, p in q.named_parameters() if not torch.equal(p, start[name])]
     assert sorted(moved) == sorted(map(ours, facts["moved_after_2_steps"]))
     assert len(held) - len(optimizer.state) == facts["frozen_without_optimizer_state"]

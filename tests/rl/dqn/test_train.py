@@ -19,11 +19,11 @@ import harness.training.loop
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF
 from rl.common.replay_store import RingStore
-from rl.dqn.evaluation import epsilon_greedy
+from rl.dqn.frames import Batch
 from rl.dqn.learner import Learner
+from rl.dqn.phase import make_context, probe_batch
 from rl.dqn.task import Task
-from rl.dqn.train import begin_phase, crossed, interact
-from rl.dqn.update import td_target
+from rl.dqn.train import begin_phase, choose_actions, crossed, interact, train_step
 from tests.programs import ATARI, DQN, Program, compose, final_state, rows, same
 
 SHORT = ("total_steps=160", "midpoint=100")
@@ -113,17 +113,39 @@ def test_a_trigger_restarts_the_networks_state_without_a_method_that_acts(tmp_pa
 
 
 def test_target_ends_where_the_episode_does_and_not_at_a_time_limit() -> None:
-    values, rewards, terminated = torch.tensor([[1.0, 3.0], [2.0, 5.0]]), torch.full((2,), 0.5), torch.tensor([1, 0])
-    assert td_target(torch.nn.Identity(), values, rewards, terminated.bool(), 0.9).tolist() == [0.5, 5.0]
+    """With a network that tells its frames as values: the next frame's, 3 and 5, are those of the largest actions."""
+    task, learner = learner_of("gamma=0.9")
+    learner.net.modules["q"] = learner.net.targets["q"] = torch.nn.Flatten()
+    frames = torch.tensor([[[0.0, 0.0], [1.0, 3.0]], [[0.0, 0.0], [2.0, 5.0]]])
+    batch = Batch(frames, torch.tensor([0, 1]), torch.full((2,), 1.0), torch.tensor([True, False]))
+    _, targets = probe_batch(task, learner, batch)
+    assert targets.tolist() == [[0.0, 1.0], [1.0, pytest.approx(1 + 0.9 * 5.0)]]
 
 
-def test_shared_exploration_is_one_draw_for_all() -> None:
-    generator = torch.Generator().manual_seed(0)
-    best = torch.full((64,), 99)
-    shared = [epsilon_greedy(best, 4, 0.5, generator, True) for _ in range(20)]
-    each = [epsilon_greedy(best, 4, 0.5, generator, False) for _ in range(20)]
-    assert {(actions == 99).sum().item() for actions in shared} == {0, 64}
-    assert all(0 < (actions == 99).sum() < 64 for actions in each)
+def test_methods_are_given_the_loss_of_the_step() -> None:
+    """The value and the gradient of what `Context.loss` gives for a batch are those of `train_step`."""
+    task, learner = learner_of("method=l2init", steps=80)
+    learner.optimizers = {"q": torch.optim.SGD(learner.q.parameters(), lr=0.0)}
+    batch = learner.replay.sample(16, torch.Generator().manual_seed(0))
+    loss = train_step(task, learner, batch, acts=False)
+    trained = [p.grad.clone() for p in learner.q.parameters() if p.grad is not None]
+    context = make_context(task, learner, "boundary")
+    assert context.loss is not None
+    told = context.loss(*probe_batch(task, learner, batch))
+    assert told.item() == loss.item() > 0
+    assert same(list(torch.autograd.grad(told, list(learner.q.parameters()))), trained)
+
+
+@pytest.mark.parametrize("exploration", ["shared", "each"])
+def test_shared_exploration_is_one_draw_for_all(exploration: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, learner = learner_of("num_envs=40", "learning_starts=80", f"exploration={exploration}")
+    monkeypatch.setattr("rl.dqn.train.exploration_rate", lambda task, learner: 0.5)
+    monkeypatch.setattr("rl.dqn.train.greedy_actions", lambda *_: torch.full((40,), 99))
+    greedy = [int((choose_actions(task, learner, acts=False) == 99).sum()) for _ in range(20)]
+    if exploration == "shared":
+        assert set(greedy) == {0, 40}
+    else:
+        assert all(0 < count < 40 for count in greedy)
 
 
 # ---------------------------------------------------------------------------------------------------------- whole runs
