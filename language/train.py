@@ -42,6 +42,7 @@ from language.phase import (
 )
 from language.process_group import leave
 from language.task import Task, micro_batches
+from language.trained import load
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="language")
@@ -72,7 +73,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     return train_together(task, run, state, stop)
 
 
-PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"), processes=processes)
+PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"), load=load, processes=processes)
 
 
 def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None) -> dict[str, Any]:

@@ -35,7 +35,8 @@ from PIL import Image
 from fire_core import split_muon
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF, choices
-from harness.run.jobs import MODULES, Job, compose, run_job
+from harness.run.jobs import Job, compose, run_job
+from harness.run.programs import MODULES
 from harness.training.loop import Loop
 from language.data import SPLITS, write_header
 from language.prepare import corpus_folder

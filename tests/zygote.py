@@ -21,7 +21,7 @@ from typing import Any
 
 from harness.config import groups
 from harness.config.checks import check_options
-from harness.run.jobs import MODULES
+from harness.run.programs import MODULES
 from tests import faults
 from tests.composed import compose_once
 

@@ -36,6 +36,7 @@ from vision.phase import (
     save,
 )
 from vision.task import Task, compiled
+from vision.trained import load
 
 SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
 
@@ -91,7 +92,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     return learner.summary()
 
 
-PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"))
+PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"), load=load)
 
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:

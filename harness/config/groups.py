@@ -93,13 +93,29 @@ def _fits(group: str, name: str, program: str) -> bool:
     return name.split("_")[0] not in others and not any(target.startswith(foreign) for target in _targets(group, name))
 
 
+def targets_of(group: str, name: str, config_dir: Path | None = None) -> frozenset[str]:
+    """Each `_target_` of a choice, and of the choices in its defaults list.
+
+    Args:
+        group: such as method.
+        name: of the choice.
+        config_dir: a folder of one's own choices, which come first.
+    """
+    own = config_dir / group / f"{name}.yaml" if config_dir else None
+    return _targets(group, name) if own is None or not own.is_file() else _targets_in(own.read_text())
+
+
+def _targets_in(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"^\s*_target_: *([\w.]+)", text, re.MULTILINE))
+
+
 @functools.cache
 def _targets(group: str, name: str) -> frozenset[str]:
     """Each `_target_` of a choice and of the choices in its defaults list."""
     path = CONF / group / f"{name}.yaml"
     if not path.is_file():
         return frozenset()
-    found = set(re.findall(r"^\s*_target_: *([\w.]+)", path.read_text(), re.MULTILINE))
+    found = _targets_in(path.read_text())
     return frozenset(found.union(*(_targets(of or group, named) for of, named in _defaults(path))))
 
 

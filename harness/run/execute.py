@@ -63,6 +63,7 @@ class Program(Generic[T]):
         train: `train(task, run, state, stop)` trains from `state` (None: from the start) up to phase `stop` (None: to
             the end), within `run`, and returns a summary with `seconds`; its state has `step` and `method`.
         groups: options whose names begin the folder's name, such as ("benchmark", "dataset").
+        load: `load(task, state)` gives the networks of such a state, as a `harness.trained.load.Trained`.
         processes: for a run of several processes: a context that yields whether this one keeps the run folder; the
             others do their part before it yields.
     """
@@ -70,6 +71,7 @@ class Program(Generic[T]):
     make_task: Callable[[DictConfig], T]
     train: Callable[[T, Run, State | None, int | None], dict[str, Any]]
     groups: tuple[str, ...]
+    load: Callable[[T, State], Any]
     processes: Callable[[T], contextlib.AbstractContextManager[bool]] = _single
 
 

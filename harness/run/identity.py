@@ -37,9 +37,9 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
             part[group] = part[group] | {option: usual}
     if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers
         del part["trigger"]
-    for option, usual in (("holdout", 0.0), ("augmentation", "none")):  # as in all runs before they could be asked for
-        if part.get(option) == usual:
-            del part[option]
+    for asked, default in (("holdout", 0.0), ("augmentation", "none")):  # as in all runs before these were options
+        if part.get(asked) == default:
+            del part[asked]
     part["device"] = resolve_device(str(config["device"])).type
     return {**part, "numerics": NUMERICS[str(config["program"])]}
 

@@ -5,7 +5,6 @@ same jobs, started again, go on where they stopped.
 """
 
 import functools
-import importlib
 import multiprocessing
 import os
 import signal
@@ -26,12 +25,11 @@ import joblib
 from harness.config import groups
 from harness.config.cli import Outcome, out_of_memory, user_facing
 from harness.config.errors import ConfigError, TrainingError, one_line
-from harness.run.execute import Program, new_run, run_to_end
+from harness.run.execute import new_run, run_to_end
 from harness.run.gpus import own_gpu
+from harness.run.programs import program_of
 from harness.training.console import show_log
 from harness.training.signals import EXIT_PREEMPTED, exit_on_signals
-
-MODULES = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn.train", "sac": "rl.sac.train"}
 
 
 @dataclass(frozen=True)
@@ -59,12 +57,6 @@ class Ended:
     folder: Path = Path()
     seconds: float = 0.0
     error: BaseException | None = None
-
-
-def program_of(name: str) -> Program[Any]:
-    """The program of a name; its module is imported here, as the harness knows trainers by their names alone."""
-    program: Program[Any] = importlib.import_module(MODULES[name]).PROGRAM
-    return program
 
 
 def compose(program: str, options: Sequence[str]) -> Any:

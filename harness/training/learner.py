@@ -103,16 +103,10 @@ class LearnerBase:
         }
 
     def load_state_dict(self, task: Any, state: State) -> None:
-        """Go on from the state of a learner of this task. The method puts its modules into the networks first."""
-        self.net.init = state["init"]
+        """Go on from the state of a learner of this task."""
         for key in self.PLAIN:
             setattr(self, key, state[key])
-        if state["method"] is not None:  # None: from a first phase that another method's run may have trained
-            self.method.load_state_dict(state["method"])
-            self.method.reshape(self.net)
-        for modules, states in ((self.net.modules, state["modules"]), (self.net.targets, state["targets"])):
-            for name, module in modules.items():
-                module.load_state_dict(states[name])
+        self.load_networks(state)
         for key in self.PARTS:
             getattr(self, key).load_state_dict(state[key])
         self.renew_optimizers(task)
@@ -123,3 +117,13 @@ class LearnerBase:
         seeding.set_rng_state(state["rng"])
         if self.trigger is not None and state["trigger"] is not None:  # None: as with the method
             self.trigger.load_state_dict(state["trigger"]["state"])
+
+    def load_networks(self, state: State) -> None:
+        """The networks of a state, with what a method has put into them, and what the method knows of them."""
+        self.net.init = state["init"]
+        if state["method"] is not None:  # None: from a first phase that another method's run may have trained
+            self.method.load_state_dict(state["method"])
+            self.method.reshape(self.net)
+        for modules, states in ((self.net.modules, state["modules"]), (self.net.targets, state["targets"])):
+            for name, module in modules.items():
+                module.load_state_dict(states[name])

@@ -35,6 +35,7 @@ from rl.dqn.frames import Batch
 from rl.dqn.learner import Learner, greedy_actions, to_device
 from rl.dqn.phase import make_context, make_row, measure, pass_probe
 from rl.dqn.task import Task
+from rl.dqn.trained import load
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="dqn")
@@ -91,7 +92,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     return learner.summary()
 
 
-PROGRAM = Program(Task.from_config, train, groups=("env",))
+PROGRAM = Program(Task.from_config, train, groups=("env",), load=load)
 
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:

@@ -32,6 +32,7 @@ from rl.sac.control import Statistics
 from rl.sac.learner import Learner
 from rl.sac.phase import make_context, make_row, measure, pass_probe, policy
 from rl.sac.task import Task
+from rl.sac.trained import load
 from rl.sac.transitions import batch_at
 from rl.sac.update import Batch, Drawn, Temperature
 from rl.sac.workers import Stepped
@@ -89,7 +90,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     return learner.summary()
 
 
-PROGRAM = Program(Task.from_config, train, groups=("env",))
+PROGRAM = Program(Task.from_config, train, groups=("env",), load=load)
 
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:

@@ -1,0 +1,1 @@
+"""A trained run back as modules: `harness.load(folder)`."""

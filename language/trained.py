@@ -1,0 +1,45 @@
+"""A trained language model, for `harness.load`."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.trained.load import Trained
+from language.learner import Learner
+from language.phase import evaluate
+from language.task import Task
+from language.tokenizers import get_tokenizer
+
+
+def load(task: Task, state: dict[str, Any]) -> Trained:
+    """The language model of a state, with its tokenizer."""
+    learner = Learner.new(task)
+    learner.load_networks(state)
+    learner.phase, learner.step = state["phase"], state["step"]
+    learner.model.eval()
+    return Trained(
+        program="language",
+        config=task.config,
+        modules=learner.net.modules,
+        preprocess=functools.partial(tokens_of, task),
+        evaluate=functools.partial(evaluate_quietly, task, learner),
+        row=state["row"],
+        step=state["step"],
+        task=task,
+        learner=learner,
+    )
+
+
+def tokens_of(task: Task, text: str) -> Tensor:
+    """The tokens of a text in the alphabet of the run's current task, int64 (1, tokens)."""
+    (tokens,) = get_tokenizer(task.config.tokenizer).encode([text])
+    return torch.from_numpy(tokens.astype("int64"))[None].to(task.device)
+
+
+def evaluate_quietly(task: Task, learner: Learner) -> dict[str, float]:
+    """The validation loss; the model stays in evaluation mode."""
+    losses = evaluate(task, learner)
+    learner.model.eval()
+    return losses

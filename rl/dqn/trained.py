@@ -1,0 +1,36 @@
+"""A trained DQN agent, for `harness.load`."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.trained.load import Trained
+from rl.dqn.learner import Learner
+from rl.dqn.phase import evaluate
+from rl.dqn.task import Task
+
+
+def load(task: Task, state: dict[str, Any]) -> Trained:
+    """The network of a state that gives the values of actions."""
+    learner = Learner.new(task)
+    learner.load_networks(state)
+    learner.phase, learner.step = state["phase"], state["step"]
+    learner.q.eval()
+    return Trained(
+        program="dqn",
+        config=task.config,
+        modules=learner.net.modules,
+        preprocess=functools.partial(observed, task),
+        evaluate=functools.partial(evaluate, task, learner, learner.phase),
+        row=state["row"],
+        step=state["step"],
+        task=task,
+        learner=learner,
+    )
+
+
+def observed(task: Task, observations: Tensor) -> Tensor:
+    """Stacked observations (n, stack, ...) where the network is; it scales bytes itself."""
+    return torch.as_tensor(observations).to(task.device)

@@ -1,0 +1,146 @@
+"""A trained run back as modules: the same numbers, and nothing from a folder that is not what a run writes."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import harness
+from harness.config.errors import ConfigError
+from tests.programs import ALIKE, CLOCKS, DQN, LANGUAGE, SAC, VISION, Program, rows
+
+RUNS: dict[str, tuple[Program, tuple[str, ...]]] = {
+    "vision": (VISION, ("method=fire",)),
+    "vision, chain": (VISION, ("method=chain", "method.of=fire+l2init", "method.parts.fire.layout={conv:project}")),
+    "language": (LANGUAGE, ("method=fire",)),
+    "dqn": (DQN, ("method=fire",)),
+    "dqn, injection": (DQN, ("method=pi",)),
+    "sac": (SAC, ("method=fire",)),
+}
+MEASURED = ("test/", "val/", "eval/")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_numbers_of_the_last_row_come_again(name: str, tmp_path: Path) -> None:
+    program, options = RUNS[name]
+    folder = program.run(tmp_path, *options)
+    last = rows(folder)[-1]
+    trained = harness.load(folder)
+    assert trained.row == last | {key: trained.row[key] for key in CLOCKS if key in trained.row}
+    measured = trained.evaluate()
+    expected = {key: value for key, value in last.items() if key.startswith(MEASURED)}
+    assert expected
+    assert measured == pytest.approx(expected, rel=1e-6)
+    assert not any(module.training for module in trained.modules.values())
+    assert trained.evaluate() == measured, "evaluating changes nothing"
+    assert not any(module.training for module in trained.modules.values())
+
+
+def test_weights_fit_torchvision_s_own_class(tmp_path: Path) -> None:
+    import torchvision
+
+    options = ("benchmark=warm_start", "model=torchvision", "model.name=resnet18", "batch_size=256", "epochs=1")
+    config = VISION.compose_only((*ALIKE, *options, f"paths.runs={tmp_path}"))
+    VISION.run_to_end(config)
+    (folder,) = (tmp_path / "vision").glob("warm_start-*")
+    trained = harness.load(folder)
+    other = torchvision.models.resnet18(num_classes=10)
+    other.conv1 = torch.nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)  # the digits are grey
+    other.load_state_dict(trained.model.state_dict())
+    images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
+    x = trained.preprocess(images)
+    assert torch.allclose(other.eval()(x), trained.model(x))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    return VISION.run(tmp_path_factory.mktemp("runs"), "method=fire")
+
+
+def changed(finished: Path, to: Path, **options: Any) -> Path:
+    """A copy of a run folder in whose file some dotted options (with `__` for the dot) have other values."""
+    folder = Path(shutil.copytree(finished, to))
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    for name, value in options.items():
+        node = values
+        *parents, last = name.split("__")
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"method___target_": "os.system"}, "no file of conf/method builds"),
+        ({"model___target_": "builtins.eval"}, "no file of conf/model builds"),
+        ({"seed": "${oc.env:HOME}"}, "seed is a reference"),
+        ({"method__layout": {"_target_": "os.getcwd"}}, "names something to build"),
+        ({"method___partial_": True}, "method._partial_ is unknown here"),
+        ({"method__iterations": -3}, "iterations"),
+        ({"lr": "much"}, "lr"),
+        ({"news": 1}, "another version of this project: option news is unknown"),
+        ({"program": "os"}, "no program of this project"),
+        ({"model__width": 4}, "do not fit"),
+    ],
+)
+def test_a_hostile_or_foreign_folder_is_one_line(
+    options: dict[str, Any], says: str, finished: Path, tmp_path: Path
+) -> None:
+    folder = changed(finished, tmp_path / "run", **options)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=says) as caught:
+        harness.load(folder)
+    assert "\n" not in str(caught.value)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_that_lacks_something_is_one_line(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no run folder"):
+        harness.load(tmp_path)
+    with pytest.raises(ConfigError, match="is no run folder"):
+        harness.load(tmp_path / "nothing")
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    (checkpoint,) = (folder / "checkpoints").glob("*.pt")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match="does not match its checksum"):
+        harness.load(folder)
+    checkpoint.unlink()
+    with pytest.raises(ConfigError, match="it has no checkpoint"):
+        harness.load(folder)
+    (folder / "config.yaml").write_text("{")
+    with pytest.raises(ConfigError, match="is damaged"):
+        harness.load(folder)
+
+
+def test_one_s_own_method_needs_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zygote: Any) -> None:
+    (tmp_path / "conf" / "method").mkdir(parents=True)
+    (tmp_path / "conf" / "method" / "mine.yaml").write_text(
+        "_target_: fire_core.methods.weight_decay.WeightDecay\nname: mine\ncoef: 0.1\n"
+    )
+    (tmp_path / "own_module.py").write_text(
+        "from fire_core.methods.weight_decay import WeightDecay\nclass Own(WeightDecay):\n    pass\n"
+    )
+    text = (
+        (tmp_path / "conf/method/mine.yaml")
+        .read_text()
+        .replace("fire_core.methods.weight_decay.WeightDecay", "own_module.Own")
+    )
+    (tmp_path / "conf/method/mine.yaml").write_text(text)
+    answer = zygote.run(
+        tmp_path, "vision.train", "--config-dir=conf", "method=mine", "scale=smoke", "tracker=none", "progress=false"
+    )
+    assert answer.code == 0, answer.err
+    (folder,) = (tmp_path / "runs" / "vision").glob("*mine*")
+    with pytest.raises(ConfigError, match="give it here too"):
+        harness.load(folder)
+    monkeypatch.syspath_prepend(tmp_path)
+    trained = harness.load(folder, config_dir=tmp_path / "conf")
+    assert trained.row == json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
