@@ -26,6 +26,10 @@ class Tokenizer:
         """The tokens of each text, without the one between documents."""
         raise NotImplementedError
 
+    def decode(self, tokens: list[int]) -> str:
+        """The text of tokens; what is no text is shown as a replacement character."""
+        raise NotImplementedError
+
 
 class ByteTokenizer(Tokenizer):
     """The bytes of UTF-8; the byte 0, which text does not contain, separates documents."""
@@ -35,6 +39,9 @@ class ByteTokenizer(Tokenizer):
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.replace("\0", "").encode(errors="replace"), np.uint8) for text in texts]
 
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
 
 class GPT2Tokenizer(Tokenizer):
     """GPT-2's byte-pair encoding, through tiktoken; 50,257 tokens padded to a multiple of 64."""
@@ -43,6 +50,11 @@ class GPT2Tokenizer(Tokenizer):
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array(ids, np.uint16) for ids in self._encoding().encode_ordinary_batch(texts)]
+
+    def decode(self, tokens: list[int]) -> str:
+        encoding = self._encoding()
+        text: str = encoding.decode([token for token in tokens if token < encoding.n_vocab])  # beyond it is padding
+        return text
 
     def _encoding(self) -> Any:
         try:

@@ -23,7 +23,7 @@ def load(task: Task, state: dict[str, Any]) -> Trained:
         program="language",
         config=task.config,
         modules=learner.net.modules,
-        preprocess=functools.partial(tokens_of, task),
+        preprocess=functools.partial(tokens_of, task, learner.phase),
         evaluate=functools.partial(evaluate_quietly, task, learner),
         row=state["row"],
         step=state["step"],
@@ -32,10 +32,20 @@ def load(task: Task, state: dict[str, Any]) -> Trained:
     )
 
 
-def tokens_of(task: Task, text: str) -> Tensor:
-    """The tokens of a text in the alphabet of the run's current task, int64 (1, tokens)."""
+def tokens_of(task: Task, phase: int, text: str) -> Tensor:
+    """The tokens of a text, int64 (1, tokens), in the alphabet of phase `phase` where a stream permutes it."""
     (tokens,) = get_tokenizer(task.config.tokenizer).encode([text])
-    return torch.from_numpy(tokens.astype("int64"))[None].to(task.device)
+    plain = torch.from_numpy(tokens.astype("int64"))
+    relabel = task.phases[phase].relabel
+    return (plain if relabel is None else relabel(plain))[None].to(task.device)
+
+
+def text_of(task: Task, phase: int, tokens: Tensor) -> str:
+    """The text of tokens (n,): what `tokens_of` made, back."""
+    plain, relabel = tokens.cpu(), task.phases[phase].relabel
+    if relabel is not None:
+        plain = relabel(torch.arange(task.vocab_size)).argsort()[plain]
+    return get_tokenizer(task.config.tokenizer).decode(plain.tolist())
 
 
 def evaluate_quietly(task: Task, learner: Learner) -> dict[str, float]:

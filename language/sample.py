@@ -1,0 +1,87 @@
+"""Text from a trained language model.
+
+    python -m language.sample RUN prompt="def main" tokens=200 temperature=0.8
+
+RUN is a run folder, runs/language/<name>. Options: prompt= (empty: the start of a document), tokens= (how many are
+written), temperature= (0: always the likeliest token), top_k= (null: all tokens), seed=, device=.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.ranges import Count, NonNegative, Seed, within
+from harness import load
+from harness.config.errors import ConfigError
+from harness.trained.command import run_command
+from harness.trained.load import Trained
+from language.tokenizers import get_tokenizer
+from language.trained import text_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `language.sample`."""
+
+    prompt: str = ""
+    tokens: Annotated[int, within(1, 1_000_000)] = 200
+    temperature: NonNegative = 0.8
+    top_k: Count | None = None
+    seed: Seed = 0
+    device: str = "cpu"
+
+
+def main(folder: str, options: Options) -> None:
+    """Print the prompt and what the model writes after it."""
+    trained = load(folder, options.device)
+    if trained.program != "language":
+        raise ConfigError(f"{folder} is of {trained.program}.train: only language models write text")
+    print(sample(trained, options))
+
+
+def sample(trained: Trained, options: Options) -> str:
+    """The prompt and the text that the model writes after it."""
+    prompt: Tensor = trained.preprocess(options.prompt)  # (1, tokens)
+    if not prompt.numel():
+        prompt = torch.full((1, 1), get_tokenizer(trained.config.tokenizer).end, device=prompt.device)
+    generator = torch.Generator().manual_seed(options.seed)
+    written = generate(trained.model, prompt, options.tokens, options.temperature, options.top_k, generator)
+    return options.prompt + text_of(trained.task, trained.learner.phase, written[0, prompt.shape[1] :])
+
+
+@torch.inference_mode()
+def generate(
+    model: nn.Module, prompt: Tensor, tokens: int, temperature: float, top_k: int | None, generator: torch.Generator
+) -> Tensor:
+    """Tokens drawn one by one, each given those before it as far as the model's block reaches.
+
+    Args:
+        model: a GPT in evaluation mode.
+        prompt: int64 (1, n), n at least 1.
+        tokens: how many are drawn.
+        temperature: logits are divided by it; 0 takes the likeliest token.
+        top_k: only these many likeliest tokens are drawn from; None: all.
+        generator: on the CPU, so that all devices draw alike.
+
+    Returns:
+        int64 (1, n + tokens).
+    """
+    block = int(model.block_size)  # type: ignore[arg-type]
+    for _ in range(tokens):
+        logits = model(prompt[:, -block:])[0][0, -1].float().cpu()  # (vocabulary,)
+        if temperature == 0:
+            drawn = logits.argmax(keepdim=True)
+        else:
+            if top_k is not None:
+                least = logits.topk(min(top_k, len(logits))).values[-1]
+                logits = logits.masked_fill(logits < least, -torch.inf)
+            drawn = torch.multinomial((logits / temperature).softmax(0), 1, generator=generator)
+        prompt = torch.cat([prompt, drawn.view(1, 1).to(prompt.device)], 1)
+    return prompt
+
+
+if __name__ == "__main__":
+    run_command(main, Options, str(sys.modules[__name__].__doc__))
