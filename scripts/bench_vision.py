@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision import transforms
 
 import vision.train as trainer
-from fire_core.weights.optimizer_state import set_rate_factor
+from fire_core.weights.optimizers import set_rate_factor
 from harness.config.groups import compose
 from scripts.interleaved import report, seconds_of
 from vision.benchmarks import Phase

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fire_core.triggers import Firing
-from fire_core.weights.optimizer_state import hold_all, set_rate_factor
+from fire_core.weights.optimizers import hold_all, set_rate_factor
 from harness.config.cli import run_program
 from harness.config.groups import CONF
 from harness.config.trigger import acts_at_boundaries

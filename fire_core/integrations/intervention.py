@@ -25,7 +25,8 @@ from fire_core.weights.distributed import local
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve, selectors_of
 from fire_core.weights.masters import Master, Masters, carried_to, find_masters
-from fire_core.weights.optimizer_state import holding, reset_states
+from fire_core.weights.optimizer_state import StateReset
+from fire_core.weights.optimizers import holding
 from fire_core.weights.topology import unwrap
 
 log = logging.getLogger("fire_core")
@@ -236,10 +237,15 @@ class Intervention:
             for key, (weight, new) in ends.items()
             if key in starts and not torch.equal(starts[key], new)
         ]
-        moved = {id(one.weight) for one in self.changed}
-        for master in masters:
-            if id(master.weight) in moved:
-                reset_states(self.optimizers, [master.tensor], master.rows)
+        moved = {id(change.weight) for change in self.changed}
+        copied = [master for master in masters if id(master.weight) in moved]
+        reset = StateReset(self.optimizers)
+        reset.whole(master.tensor for master in copied if master.rows is None)
+        for master in copied:
+            if master.rows is not None:
+                reset.rows([master.tensor], master.rows)
+        for note in reset.notes:
+            log.warning(note)
         self.report = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
         with torch.no_grad():
             for name, module in followed.items():

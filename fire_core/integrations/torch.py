@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from fire_core.integrations.intervention import Intervention
 from fire_core.triggers.trigger import Trigger
-from fire_core.weights.optimizer_state import optimizers_of, with_inner
+from fire_core.weights.optimizers import optimizers_of, with_inner
 
 KEY = "fire_hook"  # in the optimizer's state_dict
 

@@ -17,7 +17,7 @@ from torchrl.trainers import Trainer, TrainerHookBase
 
 from fire_core.integrations.intervention import Intervention
 from fire_core.triggers.trigger import Trigger
-from fire_core.weights.optimizer_state import optimizers_of
+from fire_core.weights.optimizers import optimizers_of
 
 
 class FireHook(TrainerHookBase):

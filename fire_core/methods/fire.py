@@ -8,7 +8,7 @@ from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 from fire_core.ranges import checked, within
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.project import Projection
-from fire_core.weights.optimizer_state import holding
+from fire_core.weights.optimizers import holding
 
 
 class Fire(Method):

@@ -22,7 +22,8 @@ from fire_core.weights import distributed
 from fire_core.weights.entry import Declared, Entry
 from fire_core.weights.layout import Layout, Selector, listed, resolve
 from fire_core.weights.masters import Master, Masters, carried_to, find_masters
-from fire_core.weights.optimizer_state import holding, optimizers_of, parameters_of, reset_states
+from fire_core.weights.optimizer_state import StateReset
+from fire_core.weights.optimizers import holding, optimizers_of, parameters_of
 from fire_core.weights.topology import unwrap
 
 
@@ -259,14 +260,15 @@ def _reset(
     sizes = {key: sum(entry.size for entry in siblings) for key, siblings in parts.items()}
     copies = {id(master.weight): master for master in masters if master.start is None}
     whole = [siblings[0].parameter for key, siblings in parts.items() if sizes[key] == siblings[0].parameter.numel()]
-    count, notes = reset_states(optimizers, [*whole, *(copies[id(p)].tensor for p in whole if id(p) in copies)])
+    reset = StateReset(optimizers)
+    reset.whole([*whole, *(copies[id(p)].tensor for p in whole if id(p) in copies)])
     done = {id(parameter) for parameter in whole}
-    for siblings in (siblings for key, siblings in parts.items() if key not in done):
-        held = [siblings[0].parameter, *(copies[key].tensor for key in [id(siblings[0].parameter)] if key in copies)]
-        results = [reset_states(optimizers, held, e.where, e.row_dim) for e in siblings]
-        count += max(number for number, _ in results)
-        notes += dict.fromkeys(note for _, lines in results for note in lines)
+    for key, siblings in parts.items():
+        if key not in done:
+            held = [siblings[0].parameter, *([copies[key].tensor] if key in copies else [])]
+            for entry in siblings:
+                reset.rows(held, entry.where, entry.row_dim)
     for master in masters:
         if master.rows is not None and id(master.weight) in parts:
-            count += reset_states(optimizers, [master.tensor], master.rows)[0]
-    return count, notes
+            reset.rows([master.tensor], master.rows)
+    return reset.count, list(reset.notes)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.weights.as_new import MASTER
-from fire_core.weights.optimizer_state import optimizers_of, with_inner
+from fire_core.weights.optimizers import optimizers_of, with_inner
 
 HALF = (torch.bfloat16, torch.float16)
 # Within `carried_to`: a comparison would not find them, as their weights may have changed.
