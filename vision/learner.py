@@ -40,8 +40,10 @@ class Learner(LearnerBase):
         )
 
     def clear_sums(self) -> None:
-        """Start counting for the next row."""
-        self.loss_sum, self.correct, self.seen = torch.zeros_like(self.loss_sum), torch.zeros_like(self.correct), 0
+        """Start counting for the next row, in the same tensors: a CUDA graph adds to them."""
+        self.loss_sum.zero_()
+        self.correct.zero_()
+        self.seen = 0
 
     @property
     def model(self) -> nn.Module:

@@ -164,7 +164,7 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
         "train/loss": learner.loss_sum.item() / learner.seen,
         **({"train/accuracy": learner.correct.item() / learner.seen} if task.classifies else {}),
         **evaluate(task, learner),
-        "lr": learner.optimizer.param_groups[0]["lr"],
+        "lr": float(learner.optimizer.param_groups[0]["lr"]),
         "seconds": round(learner.seconds, 3),
     }
     if task.benchmark.new_tasks:

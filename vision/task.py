@@ -60,6 +60,7 @@ class VisionConfig(Trunk):
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
     memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of images and filters
     compile: Compile = "off"  # the training passes
+    cuda_graph: bool = False  # the whole training step as one CUDA graph: vision/graph.py
 
 
 register("vision", VisionConfig)
@@ -139,7 +140,26 @@ class Task:
         check_optimizer(config.optimizer)
         refuse_idle({} if benchmark.methods_from_phase else idle_beside(method, config))
         task.check_schedule()
+        task.check_cuda_graph()
         return task
+
+    def check_cuda_graph(self) -> None:
+        """Refuse `cuda_graph=true` where a step cannot be recorded.
+
+        Raises:
+            ConfigError: with the reason.
+        """
+        config, name = self.config, self.config.method["name"]
+        if not config.cuda_graph:
+            return
+        if self.device.type != "cuda":
+            raise ConfigError(f"cuda_graph=true needs a CUDA GPU, and device is {self.device.type}")
+        if config.compile != "off":
+            raise ConfigError(f"cuda_graph=true records the plain step: not with compile={config.compile}")
+        if self.trigger is not None or self.method.acts_within_phases or self.method.overrides("optimizer"):
+            raise ConfigError(f"cuda_graph=true needs a method that acts at boundaries alone: not method={name} here")
+        if config.optimizer["name"] not in ("adam", "adamw"):
+            raise ConfigError(f"cuda_graph=true needs optimizer=adam or adamw, got {config.optimizer['name']}")
 
     def new_networks(self, *moment: object) -> dict[str, Weights]:
         """The weights of a network built as at the start of the run, from a seed of this moment."""

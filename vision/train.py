@@ -25,6 +25,7 @@ from harness.training.boundary import act_after_row, act_at_boundary
 from harness.training.firing import ask, start
 from harness.training.loop import Loop
 from harness.training.measure import check_finite
+from vision.graph import GraphedStep
 from vision.learner import Learner
 from vision.phase import (
     batches,
@@ -70,10 +71,15 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
             if config.compile != "off" and (acts or learner.forward is learner.model):
                 learner.forward = compiled(learner.model, config.compile)
+            graphed: GraphedStep | None = None
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
                 for batch in batches(task, index, start=learner.phase_step):
                     set_rate_factor(learner.optimizer, task.rate_factor(index, learner.phase_step))
-                    loss = train_step(task, learner, batch, acts)
+                    if config.cuda_graph and len(batch[1]) == config.batch_size:
+                        graphed = graphed or GraphedStep(task, learner, train_step, batch)
+                        loss = graphed(batch)
+                    else:
+                        loss = train_step(task, learner, batch, acts)
                     learner.phase_step += 1
                     learner.step += 1
                     loop.advance()

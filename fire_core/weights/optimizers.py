@@ -81,6 +81,13 @@ def hold_all(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> b
 
 
 def set_rate_factor(optimizer: Optimizer, factor: float) -> None:
-    """Every group's learning rate to `factor` times the one that it began with (kept as `initial_lr`)."""
+    """Every group's learning rate to `factor` times the one that it began with (kept as `initial_lr`).
+
+    A rate that is a tensor, as a CUDA graph reads it, stays this tensor.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+        rate = group["lr"]
+        if isinstance(rate, Tensor):
+            rate.fill_(group.setdefault("initial_lr", float(rate)) * factor)
+        else:
+            group["lr"] = group.setdefault("initial_lr", rate) * factor

@@ -23,7 +23,9 @@ NOT_IDENTITY = (
     "only_first_phase",
 )
 # How it is executed: part of its identity, as rounding depends on it, but not of what the analysis compares.
-EXECUTION = ("device", "threads", "deterministic", "parallel")
+EXECUTION = ("device", "threads", "deterministic", "parallel", "cuda_graph")
+# Options that runs once did not have, with the value that those runs have: left out, so that these are still the same.
+NEWER: dict[str, Any] = {"holdout": 0.0, "augmentation": "none", "cuda_graph": False}
 PLACES = ("root", "download", "cache", "spare")  # of a data set: where its files are
 
 
@@ -32,12 +34,16 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     part = without(config, NOT_IDENTITY)
     if isinstance(part.get("dataset"), dict):
         part["dataset"] = without(part["dataset"], PLACES)
-    for group, option, usual in (("env", "threads", None), ("replay", "segment", 1024)):  # they change no number
-        if option in (part.get(group) or {}):
-            part[group] = part[group] | {option: usual}
+    for group, place, always in (("env", "threads", None), ("replay", "segment", 1024)):  # they change no number
+        if place in (part.get(group) or {}):
+            part[group] = part[group] | {place: always}
     if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers
         del part["trigger"]
-    for asked, default in (("holdout", 0.0), ("augmentation", "none")):  # as in all runs before these were options
+    for asked, default in (
+        ("holdout", 0.0),
+        ("augmentation", "none"),
+        ("cuda_graph", False),
+    ):  # as in all runs before these were options
         if part.get(asked) == default:
             del part[asked]
     part["device"] = resolve_device(str(config["device"])).type

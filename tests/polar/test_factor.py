@@ -189,6 +189,7 @@ def test_not_finite(solver, bad):
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 
 
+@pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("condition", [1e2, 1e4, 9e5])
 def test_exact_on_a_gpu(condition):
@@ -198,12 +199,14 @@ def test_exact_on_a_gpu(condition):
             assert_guarantee(W.cpu(), polar_factor(W).cpu())
 
 
+@pytest.mark.gpu
 @needs_gpu
 def test_newton_schulz_on_a_gpu_ignores_tf32():
     W = gaussian(5, 128, 128).float()
     torch.testing.assert_close(newton_schulz(W.cuda()).cpu(), newton_schulz(W), rtol=0, atol=5e-6)
 
 
+@pytest.mark.gpu
 @needs_gpu
 def test_one_synchronisation_for_a_batch():
     W = gaussian(4, 64, 64).float().cuda()

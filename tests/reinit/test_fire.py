@@ -261,6 +261,7 @@ def test_channels_last_weights():
     torch.testing.assert_close(plain[0].weight, strided[0].weight, rtol=0, atol=1e-6)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
 def test_gpu_agrees_with_cpu(solver):

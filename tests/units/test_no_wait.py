@@ -140,6 +140,7 @@ def no_synchronisation() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", METHODS)
 def test_no_step_synchronises_a_gpu(name: str) -> None:

@@ -9,6 +9,7 @@ from tests.programs import SMALL, VISION, Program, final_state, only_run, rows
 from tests.zygote import Zygote
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_run_replayed_as_cuda_graphs_is_the_same_run(tmp_path: Path) -> None:
     losses = []

@@ -211,6 +211,7 @@ def test_capturable_state_keeps_its_memory() -> None:
         assert not value.any()
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="capturable optimizers step on a GPU only")
 def test_capturable_step_is_that_of_a_new_optimizer() -> None:
     weight, other = (nn.Parameter(torch.ones(3, 2, device="cuda")) for _ in range(2))

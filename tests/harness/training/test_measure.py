@@ -22,6 +22,7 @@ def test_meter_adds_blocks_up_and_starts_again(monkeypatch: pytest.MonkeyPatch) 
     assert meter.take() == 0
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_meter_of_a_gpu_counts_its_work_and_not_what_lies_between() -> None:
     meter, work = Meter(torch.device("cuda")), torch.randn(2048, 2048, device="cuda")

@@ -210,6 +210,7 @@ def test_compiled_updates_are_the_same_updates(backend: str, monkeypatch: pytest
         torch.testing.assert_close(compiled.q.state_dict()[key], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("replay", ["cuda", "cpu"])
 def test_trains_on_a_gpu(tmp_path: Path, replay: str) -> None:

@@ -215,6 +215,7 @@ def test_experiments_are_the_papers() -> None:
                 assert (c.method.iterations, c.method.scale) == (10, "modular")
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("method", ["fire", "pi", "redo"])
 def test_a_gpu_trains_and_resumes(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
