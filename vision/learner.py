@@ -29,7 +29,10 @@ class Learner(LearnerBase):
         """The network at its initial weights and the method, before the first step."""
         seeding.seed_everything(seeding.derive(task.config.seed, "init"))
         model = copy.deepcopy(task.model).to(task.device).to(memory_format=task.memory_format)
+        skips = task.config.skip_first_phase
         return cls(
+            phase=1 if skips else 0,
+            step=task.phases[0].steps(task.config.batch_size) if skips else 0,
             net=Net.of({"model": model}, task.config.model.get("layout", "all")),
             method=copy.deepcopy(task.method),
             method_meter=Meter(task.device),

@@ -15,6 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fire_core.methods import Method, Net
+from fire_core.methods.full_reset import FullReset
 from fire_core.methods.protocol import Weights
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from fire_core.triggers import Trigger
@@ -24,7 +25,7 @@ from harness.config.config import Compile, Trunk, autocast, resolve_device, set_
 from harness.config.errors import ConfigError, one_line
 from harness.config.given import idle_beside, refuse_idle
 from harness.config.groups import register
-from harness.config.trigger import build_trigger, check_trigger
+from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
 from harness.training.plasticity import LEVELS, settled
@@ -61,6 +62,7 @@ class VisionConfig(Trunk):
     memory_format: Annotated[str, one_of("channels_last", "contiguous")] = "channels_last"  # of images and filters
     compile: Compile = "off"  # the training passes
     cuda_graph: bool = False  # the whole training step as one CUDA graph: vision/graph.py
+    skip_first_phase: bool = False  # begin with the second one, which a full reset makes independent of the first
 
 
 register("vision", VisionConfig)
@@ -141,7 +143,23 @@ class Task:
         refuse_idle({} if benchmark.methods_from_phase else idle_beside(method, config))
         task.check_schedule()
         task.check_cuda_graph()
+        task.check_skip()
         return task
+
+    def check_skip(self) -> None:
+        """Refuse `skip_first_phase=true` where the second phase depends on the first.
+
+        Raises:
+            ConfigError: with the reason.
+        """
+        if not self.config.skip_first_phase:
+            return
+        resets = isinstance(self.method, FullReset) and acts_at_boundaries(self.config.trigger)
+        if not resets or self.benchmark.keeps_optimizer or self.benchmark.new_tasks or len(self.phases) < 2:
+            raise ConfigError(
+                "skip_first_phase=true needs a method that resets the whole network (full_reset, fresh), in a "
+                "benchmark with a first phase and a new optimizer at each boundary"
+            )
 
     def check_cuda_graph(self) -> None:
         """Refuse `cuda_graph=true` where a step cannot be recorded.
@@ -218,7 +236,8 @@ class Task:
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """The part of it that shapes the first phase, which is shared unless the method acts within it."""
-        shared = len(self.phases) > 1 and not self.method_acts_in(0) and not self.asks_in(0)
+        skips = self.config.skip_first_phase
+        shared = len(self.phases) > 1 and not self.method_acts_in(0) and not self.asks_in(0) and not skips
         return without(self.identity(), ("method", "metrics", "trigger")) if shared else None
 
     @property

@@ -25,7 +25,7 @@ NOT_IDENTITY = (
 # How it is executed: part of its identity, as rounding depends on it, but not of what the analysis compares.
 EXECUTION = ("device", "threads", "deterministic", "parallel", "cuda_graph")
 # Options that runs once did not have, with the value that those runs have: left out, so that these are still the same.
-NEWER: dict[str, Any] = {"holdout": 0.0, "augmentation": "none", "cuda_graph": False}
+NEWER: dict[str, Any] = {"holdout": 0.0, "augmentation": "none", "cuda_graph": False, "skip_first_phase": False}
 PLACES = ("root", "download", "cache", "spare")  # of a data set: where its files are
 
 

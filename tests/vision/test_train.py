@@ -1,6 +1,7 @@
 """Details of the loop: batches, evaluation, and networks that cannot take the images."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 
 import vision.train as trainer
 from harness.config.errors import ConfigError
-from tests.programs import VISION
+from tests.programs import SMALL, VISION, rows
 from vision.benchmarks import Phase
 from vision.phase import evaluate
+from vision.task import Task
 
 
 class Viewing(nn.Module):
@@ -101,3 +103,20 @@ def test_narrow_residual_networks_keep_their_images_contiguous_on_a_cpu() -> Non
         for (name, parameter), truth in zip(learner.model.named_parameters(), exact.parameters(), strict=True):
             torch.testing.assert_close(parameter.grad.double(), truth.grad, rtol=1e-3, atol=1e-5, msg=name)
     assert formats == {4: torch.contiguous_format, 8: torch.channels_last}
+
+
+def test_a_full_reset_needs_no_first_phase(tmp_path: Path) -> None:
+    """Its second phase is the same, row by row and bit by bit."""
+    options = ("benchmark=warm_start", "method=full_reset", "variant=fire_paper", "model.norm=true")
+    whole, second = (
+        [row for row in rows(SMALL.run(tmp_path / skip, *options, f"skip_first_phase={skip}")) if "kind" not in row]
+        for skip in ("false", "true")
+    )
+    assert len(second) == len(whole) / 2
+    assert second == whole[len(second) :]
+
+
+@pytest.mark.parametrize("options", [("method=fire",), ("method=full_reset", "benchmark=random_labels")])
+def test_other_methods_need_their_first_phase(options: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="skip_first_phase=true needs a method that resets"):
+        Task.from_config(SMALL.compose("skip_first_phase=true", *options))
