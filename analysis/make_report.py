@@ -21,8 +21,9 @@ import numpy as np
 from analysis import formats, plotting, style, tables
 from analysis.arrays import Floats
 from analysis.curves import Curve, boundaries, curve
-from analysis.options import add_sources, load_or_explain
+from analysis.options import a_path, add_sources, load_or_explain
 from analysis.runs import Group, LeftOut, Run, Setting, settings
+from fire_core.tools.output import keep_output
 
 PAGE = Path(__file__).parent / "page"
 POINTS = 400  # of a curve: more make a larger page and cannot be seen
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     add_sources(parser)
     parser.add_argument(
-        "--out", type=Path, default=Path("figures/report.html"), help="file or folder to write to (%(default)s)"
+        "--out", type=a_path, default=Path("figures/report.html"), help="file or folder to write to (%(default)s)"
     )
     args = parser.parse_args(argv)
     found = load_or_explain("make_report", args.runs, args.include_unfinished)
@@ -100,4 +101,5 @@ def plain(values: Floats) -> list[float | None]:
 
 
 if __name__ == "__main__":
+    keep_output()
     sys.exit(main())

@@ -28,6 +28,7 @@ from analysis.options import load_or_explain
 from analysis.pages import PAGES, VARIANTS, Page
 from analysis.provenance import entry_of
 from analysis.runs import BadRun, Run
+from fire_core.tools.output import keep_output
 from harness.run import provenance
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "results"
@@ -133,4 +134,5 @@ def draw(page: Page, folder: Path | None, shown_alone: bool) -> None:
 
 
 if __name__ == "__main__":
+    keep_output()
     sys.exit(main())

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core import dfi, fire_
+from fire_core.tools.output import keep_output
 from scripts.interleaved import seconds_of
 
 FACTS = Path(__file__).parents[1] / "tests" / "golden"
@@ -200,4 +201,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    keep_output()
     main()

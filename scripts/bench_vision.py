@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision import transforms
 
 import vision.train as trainer
+from fire_core.tools.output import keep_output
 from fire_core.weights.optimizers import set_rate_factor
 from harness.config.groups import compose
 from scripts.interleaved import report, seconds_of
@@ -207,4 +208,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    keep_output()
     main()

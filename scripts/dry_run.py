@@ -33,6 +33,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from fire_core import split_muon
+from fire_core.tools.output import keep_output
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF, choices
 from harness.run.jobs import Job, compose, run_job
@@ -334,4 +335,5 @@ def act_of(name: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    keep_output()
     main(sys.argv[1:])

@@ -18,6 +18,7 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from fire_core.tools.output import keep_output
 from harness.run import NUMERICS
 from tests.curves import series
 from tests.curves.cases import CASES, MODULES
@@ -56,4 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    keep_output()
     main()

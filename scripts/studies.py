@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fire_core.tools.output import keep_output
 from harness.config.groups import CONF
 from harness.run import provenance
 from harness.run.checkpoint import write_atomically
@@ -466,4 +467,5 @@ def write_csv(path: Path, rows: Iterable[Row]) -> None:
 
 
 if __name__ == "__main__":
+    keep_output()
     main(sys.argv[1:])

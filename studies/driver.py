@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fire_core.tools.output import keep_output
 from harness.config.groups import CONF
 from harness.run import provenance
 from harness.run.checkpoint import write_atomically
@@ -559,4 +560,5 @@ def write_csv(path: Path, lines: Sequence[Row]) -> None:
 
 
 if __name__ == "__main__":
+    keep_output()
     main(sys.argv[1:])

@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.estimates import mean
+from fire_core.tools.output import keep_output
 from studies.driver import Measure, Stream, Study, read_csv, write_csv
 from studies.verdict import Comparison, judge, shows_loss, smallest_that_matters
 
@@ -172,4 +173,5 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    keep_output()
     main(sys.argv[1:])

@@ -34,6 +34,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from fire_core.tools.output import keep_output
 from harness.config.cli import EXIT_CONFIG, one_line, user_facing
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF, choices
@@ -180,4 +181,5 @@ def flow(values: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    keep_output()
     sys.exit(main(sys.argv[1:]))

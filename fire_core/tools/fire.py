@@ -9,11 +9,14 @@ fire convergence         how near k steps come to the isometry, in theory and on
 import importlib
 import sys
 
+from fire_core.tools.output import keep_output
+
 COMMANDS = ("matrices", "audit", "project", "convergence")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Hand the rest of the command line to a tool; its exit code."""
+    keep_output()
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help"):
         print(__doc__.strip())

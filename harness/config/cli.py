@@ -15,12 +15,11 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, get_type_hints
 
 import torch
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
@@ -28,17 +27,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config.errors import ConfigError, TrainingError, near
-from harness.config.given import names_of
-from harness.config.groups import (
-    CONF,
-    choices,
-    compose,
-    compose_with_hydra,
-    groups_of,
-    unknown_choice,
-    without_hydra,
-)
+from fire_core.ranges import problem
+from fire_core.tools.output import keep_output
+from harness.config.arguments import read_arguments
+from harness.config.errors import ConfigError, TrainingError
+from harness.config.groups import choices, compose_with_hydra, groups_of, without_hydra
 from harness.config.tuned import take_tuned
 from harness.training.console import Stderr, show_log
 from harness.training.signals import exit_on_signals
@@ -49,7 +42,6 @@ OUT_OF_MEMORY = "can't allocate memory|not enough memory|out of memory"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
 PLUGINS = 'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
-NAMES = re.compile(r"[\w.+/-]+(,[\w.+/-]+)*")  # of choices, as they stand behind group=
 # How lines begin that name no option, in messages of Hydra and OmegaConf.
 NO_OPTION = ("full_key", "object_type", "reference_type", "Config search path", "provider=")
 SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in any process, write how they ended
@@ -118,13 +110,15 @@ class SweepTable(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Make the folder and pass its name to the jobs in the environment."""
-        folder = Path(config.hydra.sweep.dir).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        os.environ[SWEEP_LOG] = tempfile.mkdtemp(dir=folder)
+        with contextlib.suppress(OSError, OmegaConfBaseException):  # Hydra meets the same error, and says it once
+            folder = Path(config.hydra.sweep.dir).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            os.environ[SWEEP_LOG] = tempfile.mkdtemp(dir=folder)
 
 
 def run_program(main: Callable[[], object], config_name: str) -> None:
     """Call a `@hydra.main` function; after a sweep, show how each of its jobs ended."""
+    keep_output()
     asked = _wants_traceback()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
     os.environ["FIRE_TRACEBACK"] = "1" if asked else "0"
@@ -138,7 +132,7 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
         if asked or not user_facing(error):
             raise
         _show_sweep()
-        _leave(error, config_name)
+        _leave(error)
     except KeyboardInterrupt:
         print("interrupted", file=Stderr())
         raise SystemExit(130) from None
@@ -156,34 +150,13 @@ def user_facing(error: Exception) -> bool:
 
 
 def _read_command_line(config_name: str) -> None:
-    """Show the help, refuse unknown choices and flags, and put flags before options, where Hydra takes them."""
-    parser = get_args_parser()
-
-    def refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; options are written option=value, and --help names them")
-
-    parser.error = refuse  # type: ignore[method-assign]
-    arguments = parser.parse_intermixed_args()
-    _check_names(config_name, arguments.overrides, Path(arguments.config_dir or CONF))
+    """Show the help, refuse what cannot be right, and put flags before options, where Hydra takes them."""
+    arguments = read_arguments(config_name)
     if arguments.help:
         print(help_text(config_name, arguments.overrides))
         raise SystemExit(0)
-    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in arguments.overrides] + arguments.overrides
-
-
-def _check_names(config_name: str, overrides: list[str], conf: Path) -> None:
-    """Refuse names that a group does not have, here or in the user's own `conf`."""
-    for override, option in zip(overrides, names_of(overrides), strict=True):
-        value = override.partition("=")[2]
-        if not option:
-            raise ConfigError(f"{override} names no option; options are written option=value, and --help names them")
-        if option == "method.of" and value.startswith("["):
-            raise ConfigError(f"method.of={value} is written method.of={value.strip('[]').replace(',', '+')}")
-        if option in groups_of(config_name) and NAMES.fullmatch(value):
-            own = [path.stem for path in (conf / option).glob("*.yaml")]
-            for name in value.split(","):
-                if name not in (*choices(option), *own):
-                    raise ConfigError(unknown_choice(option, name, config_name))
+    flags = [argument for argument in sys.argv[1:] if argument not in arguments.overrides]
+    sys.argv[1:] = flags + arguments.overrides
 
 
 def help_text(config_name: str, overrides: list[str]) -> str:
@@ -202,8 +175,8 @@ def _wants_traceback() -> bool:
     return os.environ.get("FIRE_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR")) == "1"
 
 
-def _leave(error: BaseException, config_name: str | None = None) -> None:
-    print(f"error: {one_line(error, config_name)}", file=Stderr())
+def _leave(error: BaseException) -> None:
+    print(f"error: {one_line(error)}", file=Stderr())
     raise SystemExit(EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG) from None
 
 
@@ -227,18 +200,31 @@ def _show_sweep() -> int | None:
     return len(outcomes)
 
 
-def one_line(error: BaseException, config_name: str | None = None) -> str:
-    """An error's message, and that of the error underneath it, on one line; of an unknown option also a near one."""
+def one_line(error: BaseException) -> str:
+    """An error's message, and that of the error underneath it, on one line."""
     if own := _own_error(error):
         return str(own)
     under = error.__cause__ if isinstance(error, HydraException) else None
     texts = [str(part) for part in (error, under) if part is not None]
     if NO_PLUGIN in "".join(texts):
         return f"the launcher or sweeper is not installed: {PLUGINS}"
-    if config_name and (option := re.match(r"Could not override '([^']+)'", texts[0])):
-        return f"option {option[1]} is unknown{_nearest_option(option[1], config_name)}"
+    if wrong := _wrong_value(error, under):
+        return wrong
     lines = [" ".join(line.strip() for line in text.splitlines() if _names_something(line)) for text in texts]
     return ": ".join(dict.fromkeys(lines))
+
+
+def _wrong_value(error: BaseException, under: BaseException | None) -> str | None:
+    """What is wrong with a value of the command line that is not of its option's type; None: it is something else."""
+    if not isinstance(under, OmegaConfBaseException) or not str(error).startswith("Error merging override"):
+        return None
+    if not is_dataclass(under.object_type) or under.full_key is None:
+        return None
+    option = under.full_key
+    hint = get_type_hints(under.object_type, include_extras=True).get(option.rpartition(".")[2])
+    if is_dataclass(hint):
+        return f"{option} has options of its own: {', '.join(f'{option}.{field.name}=' for field in fields(hint))}"
+    return problem(option, under.value, hint)
 
 
 def _names_something(line: str) -> bool:
@@ -251,13 +237,3 @@ def _own_error(error: BaseException) -> ConfigError | None:
     while isinstance(under, HydraException | OmegaConfBaseException):
         under = under.__cause__ or under.__context__
     return under if isinstance(under, ConfigError) else None
-
-
-def _nearest_option(option: str, config_name: str) -> str:
-    """The options beside one that does not exist, with the choices of groups that the command line makes."""
-    parent, _, name = option.rpartition(".")
-    chosen = [argument.split(",")[0].partition("=") for argument in sys.argv[1:]]
-    own = {group: choice for group, _, choice in chosen if group in groups_of(config_name) and choice in choices(group)}
-    config = compose(config_name, [f"{group}={choice}" for group, choice in own.items()])
-    node = OmegaConf.select(config, parent) if parent else config
-    return near(name, map(str, node) if isinstance(node, DictConfig) else ())

@@ -6,6 +6,7 @@ a choice. The one resolver of the project stands at options whose value another 
     epochs: ${choose:${scale},{smoke:2,small:60,paper:100}}
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from harness.config.errors import near
@@ -129,5 +131,12 @@ def _defaults(path: Path) -> list[tuple[str, str]]:
 
 
 def unknown_choice(group: str, name: str, program: str) -> str:
-    """What to say of a choice that a group does not have."""
+    """What to say of a choice that a group does not have; of a name that a choice takes as its own option, how."""
+    commands = list[str]()
+    for target in sorted({target for choice in choices(group, program) for target in _targets(group, choice)}):
+        with contextlib.suppress(Exception):  # a package that is not installed, say
+            command = getattr(get_object(target), "command_for", lambda name: None)(name)
+            commands += [command] if command else []
+    if commands:
+        return f"{group}={name} is written {' or '.join(commands)}"
     return f"{group}={name} is unknown{near(name, choices(group, program))}"

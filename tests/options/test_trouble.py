@@ -15,9 +15,51 @@ ALIKE = ("scale=smoke", "tracker=none", "progress=false")
 VISION = {
     "scale=smal": "scale=smal is unknown; accepted: smoke, small, paper",
     "device=meta": "device=meta is unknown; accepted: auto, cpu,",
-    "lr=abc": "Error merging override lr=abc: Value 'abc' of type 'str' could not be converted to Float",
+    "lr=fast": "lr must be a number, got 'fast'",
+    "lr=": "lr must be a number, got ''",
+    "seed=1.5": "seed must be a whole number, got 1.5",
+    "checkpoint.every_seconds=[1,2]": "checkpoint.every_seconds must be a number, got [1, 2]",
+    "progress=maybe": "progress must be true or false, got 'maybe'",
+    "paths=abc": "paths has options of its own: paths.runs=, paths.data=, paths.cache=",
+    "+epoch=3": "option epoch is unknown (did you mean epochs?); accepted: program, seed,",
+    "++epoch=3": "option epoch is unknown (did you mean epochs?)",
+    "+epoch=3,4 -m": "option epoch is unknown (did you mean epochs?)",
+    "epoch=3": "option epoch is unknown (did you mean epochs?)",
+    "+checkpoint.every_second=5": "option checkpoint.every_second is unknown (did you mean every_seconds?); acc",
+    "+trigger.every=5": "option trigger.every is unknown; accepted: name",
+    "+lr.low=5": "option lr.low is unknown: lr has no options of its own",
+    "+foo/bar=x": "option foo/bar is unknown; accepted: ",
+    "+hydra.foo=3": "option hydra.foo is unknown; accepted: run, sweep, ",
+    "+hydra.sweep.folder=3": "option hydra.sweep.folder is unknown; accepted: dir, subdir",
+    "+epochs=3": "+epochs=3: epochs is an option already, which is written without +",
+    "+method=fire": "+method=fire: the program has one method, chosen by method=<name>",
+    "+method.coef=3": "method=base: Base() takes no arguments",
+    "~epochs": "~epochs: the program needs epochs, which cannot be removed",
+    "~checkpoint.keep": "~checkpoint.keep: the program needs checkpoint.keep, which cannot be removed",
+    "~epoch": "option epoch is unknown (did you mean epochs?)",
+    "~tracker": "~tracker: the program has one tracker, chosen by tracker=<name>",
+    "method=base,fire": "method=base,fire has several values: add -m to run each\n",
+    "epochs=5,6": "epochs=5,6 has several values: add -m to run each; a list is written epochs=[5,6], and a text 'ep",
+    "seed=range(3)": "seed=range(3) has several values: add -m to run each; ",
+    "paths.runs=läufe": "paths.runs=läufe cannot be read: a value with other characters than",
+    "dataset.path=~/images": "dataset.path=~/images cannot be read: a value with other characters than",
+    "dataset=folder dataset.path=a(1)": "dataset.path=a(1) cannot be read: a value with other characters than",
+    "epochs": "epochs cannot be read; options are written option=value, and --help names them",
+    "paths.runs=": "paths.runs must be a path, got '': is a shell variable not set?",
+    "paths.runs= -m": "paths.runs must be a path, got '': is a shell variable not set?",
+    "paths.cache=": "paths.cache must be a path, got ''",
+    "dataset=folder dataset.path=": "dataset.path must be a path, got ''",
+    "dataset=mnist paths.data=": "paths.data must be a path, got ''",
+    "dataset=mnist dataset.root=": "dataset.root must be a path, got ''",
+    "dataset=cifar10 dataset.root='~nobody-here/x'": "dataset.root=~nobody-here/x: there is no home folder ~nobody-her",
+    "--config-dir=nope": "--config-dir=nope is no folder: it holds groups of yours as conf/ does",
+    "--config-dir=": "--config-dir= is no folder",
+    "benchmark=domains": "benchmark=domains is not for vision; accepted: class_incremental, ",
+    "benchmark=permuted,domains -m": "benchmark=domains is not for vision; accepted: class_incremental, ",
+    "model=resnet50": "model=resnet50 is written model=timm model.name=resnet50 or model=torchvision mod",
+    "model=convnext_tiny": "model=convnext_tiny is written model=timm model.name=convnext_tiny or model=torchvision ",
     "model.hiden=8": "option model.hiden is unknown (did you mean hidden?); accepted: _target_, name, hidden, ",
-    "method=base,fire method.iteratons=3 -m": "option method.iteratons is unknown; accepted: _target_, name",
+    "method=base,fire method.iteratons=3 -m": "option method.iteratons is unknown (did you mean iterations?); acc",
     "method=fire method.solver=exact method.norm_init=power": "method.norm_init has no effect with method.solver=exact",
     "method=chain method.of=fire+muon method.parts.fire.solver=exact method.parts.fire.iterations=5": (
         "method.parts.fire.iterations has no effect with method.parts.fire.solver=exact"
@@ -65,12 +107,14 @@ DQN = {
     "env=asterix model=q_mlp": "model=q_mlp: q_mlp needs vectors, got observations of shape (4, 84, 84)",
 }
 SAC = {
-    "cache=null": "Error merging override cache=null: field 'cache' is not Optional",
+    "cache=null": "cache must be true or false, got null",
 }
 PREPARE = {
     "dataset=pydoc dataset.val_fraction=nan": "dataset.val_fraction must be a finite number",
     "dataset=digits": "dataset._target_=vision.data.load_digits makes a ",
     "dataset=texts": "dataset=texts is a pair of corpora",
+    "dataset=text path=": "dataset.path must be a path, got ''",
+    "+paths.run=x": "option paths.run is unknown (did you mean runs?); accepted: runs, data, cache",
 }
 TABLES = {
     "vision.train": VISION,
@@ -85,7 +129,8 @@ CASES = [(module, options, says) for module, table in TABLES.items() for options
 @pytest.mark.parametrize(("module", "options", "says"), CASES, ids=[f"{case[0]} {case[1]}" for case in CASES])
 def test_one_line(module: str, options: str, says: str, tmp_path: Path, zygote: Zygote) -> None:
     answer = zygote.run(tmp_path, module, *(() if module == "language.prepare" else ALIKE), *options.split())
-    assert answer.err.startswith(f"error: {says}"), answer.err
+    assert answer.err.startswith(f"error: {says}".rstrip("\n")), answer.err
+    assert "\n" not in says or answer.err == f"error: {says}"
     assert answer.err.count("\n") == 1
     assert answer.code == 2
     assert not list(tmp_path.iterdir())
@@ -96,6 +141,25 @@ def test_flags_may_stand_before_options(tmp_path: Path, zygote: Zygote) -> None:
     answer = zygote.run(tmp_path, "vision.train", *options, "-m", "seed=0,1", "epochs=1")
     assert answer.code == 0, answer.err
     assert len(list((tmp_path / "runs/vision").iterdir())) == 2
+
+
+def test_a_sweep_over_arguments_of_what_is_built(tmp_path: Path, zygote: Zygote) -> None:
+    few = (*ALIKE, "model.hidden=4", "benchmark.tasks=1", "benchmark.samples=10", "epochs=1")
+    answer = zygote.run(tmp_path, "vision.train", *few, "+optimizer.amsgrad=true,false", "~optimizer.fused", "-m")
+    assert answer.code == 0, answer.err
+    assert len(list((tmp_path / "runs/vision").iterdir())) == 2
+
+
+@pytest.mark.parametrize("sweep", [(), ("-m",)])
+def test_the_home_folder_and_umlauts_in_quotes(sweep: tuple[str, ...], tmp_path: Path, zygote: Zygote) -> None:
+    few = (*ALIKE, "model.hidden=4", "benchmark.tasks=1", "benchmark.samples=10", "epochs=1")
+    (tmp_path / "home").mkdir()
+    for name in ("'~/runs'", '"~/läufe"'):
+        options = (f"paths.runs={name}", "seed=0,1" if sweep else "seed=0", *sweep)
+        answer = zygote.run(tmp_path, "vision.train", *few, *options, HOME=str(tmp_path / "home"))
+        assert answer.code == 0, answer.err
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert {path.name for path in (tmp_path / "home").iterdir()} == {"runs", "läufe"}
 
 
 @pytest.mark.parametrize(

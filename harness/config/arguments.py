@@ -1,0 +1,209 @@
+"""The command line, read by Hydra's own parser and checked before Hydra composes anything.
+
+Hydra accepts `+epoch=3`, which no program reads, and says of a value that it cannot read where its parser stopped. Here
+an option that is not declared is refused with whatever sign it is given, and the message says what to write instead.
+"""
+
+import contextlib
+import functools
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override, QuotedString
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.config.errors import ConfigError, near
+from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, unknown_choice
+from harness.config.paths import expanded
+
+HELP = "options are written option=value, and --help names them"
+
+
+def read_arguments(config_name: str) -> Namespace:
+    """Flags and options of the command line, in any order.
+
+    Raises:
+        ConfigError: a flag is unknown, or an option cannot be read, names nothing, or has several values without -m.
+    """
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; {HELP}")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    arguments = parser.parse_intermixed_args()
+    if arguments.config_dir is not None:
+        folder = expanded(arguments.config_dir)
+        if not arguments.config_dir or not folder.is_dir():
+            raise ConfigError(
+                f"--config-dir={arguments.config_dir} is no folder: it holds groups of yours as conf/ does"
+            )
+        sys.argv = [argument.replace(arguments.config_dir, str(folder)) for argument in sys.argv]  # without ~
+        arguments.config_dir = str(folder)
+    overrides = [parse(text) for text in arguments.overrides]
+    _check_choices(overrides, config_name, arguments.config_dir)
+    _check_options(overrides, config_name, arguments)
+    return arguments
+
+
+def parse(text: str) -> Override:
+    """One option of the command line.
+
+    Raises:
+        ConfigError: Hydra cannot read it; the message says how to quote it.
+    """
+    name, equals, value = text.partition("=")
+    if not name.strip("+~"):
+        raise ConfigError(f"{text} names no option; {HELP}")
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        quoted = f'{name}="{value}"' if '"' not in value else f"{name}='{value}'"
+        with contextlib.suppress(HydraException):
+            if equals and isinstance(OverridesParser.create().parse_override(quoted).value(), str):
+                raise ConfigError(
+                    f"{text} cannot be read: a value with other characters than letters, digits and /-_.:%@?$ stands "
+                    f"in quotes within quotes, {shlex.quote(quoted)}"
+                ) from error
+        raise ConfigError(f"{text} cannot be read; {HELP}") from error
+
+
+def values(override: Override) -> list[str]:
+    """The values of an option as text: one, or those of a sweep; none of a search's range, such as interval(0, 1)."""
+    value: Any = override.value()
+    if isinstance(value, Glob):
+        return list(value.filter(list(choices(override.key_or_group))))
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
+    return [value.text if isinstance(value, QuotedString) else str(value)]
+
+
+def _check_choices(overrides: Sequence[Override], config_name: str, config_dir: str | None) -> None:
+    """Refuse names that a group does not have, here or in the user's own folder, and those of other programs."""
+    for override in overrides:
+        group = override.key_or_group
+        if group == "method.of" and isinstance(override.value(), list):
+            text = str(override.input_line).partition("=")[2]
+            raise ConfigError(f"method.of={text} is written method.of={text.strip('[]').replace(',', '+')}")
+        if group not in groups_of(config_name) or override.package is not None:
+            continue
+        if override.is_delete() or override.is_add() or override.is_force_add():
+            raise ConfigError(f"{override.input_line}: the program has one {group}, chosen by {group}=<name>")
+        if isinstance(override.value(), list | dict):
+            continue
+        own = [path.stem for path in Path(config_dir, group).glob("*.yaml")] if config_dir else []
+        for name in values(override):
+            if name in own or name in choices(group, config_name) or (name == "null" and not choices(group)):
+                continue
+            if name in choices(group):
+                accepted = ", ".join(choices(group, config_name))
+                raise ConfigError(f"{group}={name} is not for {config_name}; accepted: {accepted}")
+            if override.value() is not None:
+                raise ConfigError(unknown_choice(group, name, config_name))
+
+
+def _check_options(overrides: Sequence[Override], config_name: str, arguments: Namespace) -> None:
+    """Refuse options that are not declared, and several values where there is no sweep."""
+    place = [f"hydra.searchpath=[file://{Path(arguments.config_dir).absolute()}]"] if arguments.config_dir else []
+    place += [str(o.input_line) for o in overrides if o.key_or_group in ("hydra.searchpath", "hydra.mode")]
+    folders = [CONF, *([Path(arguments.config_dir)] if arguments.config_dir else [])]
+    is_choice = [
+        o.key_or_group.startswith("hydra/") or any((folder / o.key_or_group).is_dir() for folder in folders)
+        for o in overrides
+    ]
+    combinations = _combinations([o for o, choice in zip(overrides, is_choice, strict=True) if choice])
+
+    @functools.cache
+    def composed(i: int) -> DictConfig:
+        return compose_with_hydra(config_name, [*place, *combinations[i]])
+
+    try:
+        sweeps = arguments.multirun or str(composed(0).hydra.mode).endswith("MULTIRUN")
+        for override, choice in zip(overrides, is_choice, strict=True):
+            if not choice and override.package is None:
+                _check_declared(override, composed, len(combinations))
+    except (HydraException, OmegaConfBaseException):
+        return  # which Hydra will say in a moment, of the whole command line
+    for override, choice in zip(overrides, is_choice, strict=True):
+        if override.is_sweep_override() and not sweeps:
+            name, _, value = str(override.input_line).partition("=")
+            other = f"""; a list is written {name}=[{value}], and a text '{name}="{value}"'"""
+            raise ConfigError(f"{name}={value} has several values: add -m to run each{'' if choice else other}")
+
+
+def _combinations(groups: Sequence[Override]) -> list[list[str]]:
+    """The choices of groups on the command line: the first of each, then each other one beside the first of the others.
+
+    So each choice is composed once, however many a sweep combines.
+    """
+    options = [
+        [f"{o.get_key_element()}={value}" for value in values(o)] or [str(o.input_line)] if not o.is_delete() else []
+        for o in groups
+    ]
+    options = [texts for texts in options if texts]
+    first = [texts[0] for texts in options]
+    return [first] + [[*first[:i], text, *first[i + 1 :]] for i, texts in enumerate(options) for text in texts[1:]]
+
+
+def _check_declared(override: Override, composed: Callable[[int], DictConfig], number: int) -> None:
+    """Refuse an option that the program does not have with any of the choices that are made.
+
+    Args:
+        override: the option.
+        composed: the configuration with each of the choices, the first of all choices first.
+        number: of these configurations.
+
+    Raises:
+        ConfigError: with the nearest names.
+    """
+    name, text = override.key_or_group, str(override.input_line)
+    parent = name.rpartition(".")[0]
+    if override.is_add() and number == 1 and name in _beside(name, composed(0)):
+        raise ConfigError(f"{text}: {name} is an option already, which is written without +")
+    adds = override.is_add() or override.is_force_add()
+    if not any(name in _beside(name, composed(i)) or (adds and _builds(parent, composed(i))) for i in range(number)):
+        beside = dict.fromkeys(option for i in range(number) for option in _beside(name, composed(i)))
+        of_its_own = f": {parent} has no options of its own" if not beside else ""
+        keys = [option.rpartition(".")[2] for option in beside]
+        raise ConfigError(f"option {name} is unknown{of_its_own or near(name.rpartition('.')[2], keys)}")
+    if override.is_delete() and not _builds(parent, composed(0)):
+        raise ConfigError(f"{text}: the program needs {name}, which cannot be removed")
+
+
+def _beside(name: str, config: DictConfig) -> list[str]:
+    """The options of the part of a configuration in which an option stands, by their dotted names."""
+    parent = name.rpartition(".")[0]
+    node = _select(config, parent)
+    if isinstance(node, ListConfig):
+        return [name]  # an item, which Hydra looks for
+    names = [str(option) for option in node] if isinstance(node, DictConfig) else []
+    return [f"{parent}.{option}" if parent else option for option in names if parent or option != "hydra"]
+
+
+def _builds(name: str, config: DictConfig) -> bool:
+    """Whether a part of the configuration is given to a class or function, or to Hydra, which check what it holds."""
+    while name:
+        node = _select(config, name)
+        if isinstance(node, DictConfig) and ("_target_" in node or (name.startswith("hydra.") and not _is_typed(node))):
+            return True
+        name = name.rpartition(".")[0]
+    return False
+
+
+def _is_typed(node: DictConfig) -> bool:
+    return is_dataclass(OmegaConf.get_type(node))
+
+
+def _select(config: DictConfig, name: str) -> object:
+    with contextlib.suppress(OmegaConfBaseException):
+        return OmegaConf.select(config, name) if name else config
+    return None

@@ -1,0 +1,53 @@
+"""The choices of the command line that belong to another program, each of them; messages are in tests/options."""
+
+import shlex
+import sys
+
+import pytest
+
+from harness.config import groups
+from harness.config.arguments import parse, read_arguments, values
+from harness.config.errors import ConfigError
+from tests.programs import compose
+
+FOREIGN = [
+    (program, group, name)
+    for program in ("vision", "language", "dqn", "sac")
+    for group in groups.groups_of(program)
+    for name in groups.choices(group)
+    if name not in groups.choices(group, program)
+]
+
+
+@pytest.mark.parametrize(("program", "group", "name"), FOREIGN, ids=[" ".join(case) for case in FOREIGN])
+def test_a_choice_of_another_program_is_refused(
+    program: str, group: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compose(program)
+    monkeypatch.setattr(sys, "argv", ["program", f"{group}={name}"])
+    with pytest.raises(ConfigError, match=f"^{group}={name} is not for {program}; accepted: "):
+        read_arguments(program)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed=3", ["3"]),
+        ("seed=range(1,4)", ["1", "2", "3"]),
+        ("method=base,fire", ["base", "fire"]),
+        ("method=choice(base,fire)", ["base", "fire"]),
+        ("method=glob(fire*)", ["fire", "fire_exact"]),
+        ("lr=interval(0,1)", []),
+        ("paths.runs='a b'", ["a b"]),
+    ],
+)
+def test_the_values_of_an_option(text: str, expected: list[str]) -> None:
+    assert values(parse(text)) == expected
+
+
+@pytest.mark.parametrize("value", ["läufe", "~/runs", "a(1)", "O'Brien", "x;y", "[1", "a#b"])
+def test_what_is_said_of_a_value_that_cannot_be_read_can_be_read(value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(f"paths.runs={value}")
+    (advice,) = shlex.split(str(caught.value).rpartition("quotes, ")[2])
+    assert values(parse(advice)) == [value]

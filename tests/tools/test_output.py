@@ -1,0 +1,47 @@
+"""Readers that leave early, and streams that are closed: in processes of their own, through a real shell."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRINTS = """
+import os, sys
+sys.path.insert(0, {root!r})
+from fire_core.tools.output import keep_output
+keep_output()
+for i in range(20_000):
+    print("line", i)
+    print("line", i, file=sys.stderr)
+file = open("last", "w")
+os.system("echo a library in C speaks; echo and complains >&2")
+file.write(f"{{file.fileno()}}")
+"""
+
+
+@pytest.mark.parametrize("end", ["| head -1", "2>&1 | head -1", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_command_goes_on_to_its_end(end: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PRINTS.format(root=str(ROOT)))
+    command = f"set -o pipefail; {sys.executable} program.py {end}"
+    answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert "Exception" not in answer.stderr
+    assert int((tmp_path / "last").read_text()) > 2, "what is printed would go into the file"
+
+
+def test_a_full_disk_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PRINTS.format(root=str(ROOT)))
+    command = f"{sys.executable} program.py > /dev/full"
+    answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.returncode != 0
+
+
+def test_characters_that_the_encoding_lacks(tmp_path: Path) -> None:
+    text = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom fire_core.tools.output import keep_output\n"
+    (tmp_path / "program.py").write_text(text + "keep_output()\nprint('l\u00e4ufe \u2192')\n", encoding="utf-8")
+    command = f"PYTHONIOENCODING=ascii {sys.executable} program.py"
+    answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert answer.stdout == "l\\xe4ufe \\u2192\n", answer.stderr
