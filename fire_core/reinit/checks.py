@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fire_core.reinit.initial import address
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
+from fire_core.weights.overlap import overlapping, overlaps_itself
+from fire_core.weights.topology import clean_name
 
 
 def check_module(model: object) -> nn.Module:
@@ -28,21 +29,13 @@ def check_module(model: object) -> nn.Module:
     raise TypeError(f"expected a module (torch.nn.Module), got {type(model).__name__}{hint}")
 
 
-def check_weights(entries: Sequence[Entry], every: Iterable[Entry] = ()) -> None:
+def check_weights(model: nn.Module, entries: Sequence[Entry]) -> None:
     """Raise a ValueError that names a weight which is to change and cannot be computed with.
 
     Args:
+        model: a change must not write to the memory of another of its parameters, or of a buffer.
         entries: what is to change.
-        every: of the model: a change must not write to the memory of another parameter.
     """
-    begins = {address(entry.parameter): entry for entry in entries}
-    for other in every:
-        entry = begins.get(address(other.parameter) or -1)
-        if entry is not None and entry.parameter is not other.parameter:
-            raise ValueError(
-                f"{entry.name} and {other.name} are two parameters in the same memory: make them one, as in "
-                "head.weight = embedding.weight, or keep both (exclude=)"
-            )
     for entry in entries:
         if entry.parameter.device.type == "meta":
             raise ValueError(f"{entry.name} is on the meta device and holds no numbers: load the weights first")
@@ -52,9 +45,22 @@ def check_weights(entries: Sequence[Entry], every: Iterable[Entry] = ()) -> None
             raise ValueError(f"{entry.name} is complex, and only real weights can be changed: exclude={entry.name!r}")
         if entry.parameter.layout != torch.strided:
             raise ValueError(f"{entry.name} is sparse, and only dense weights can be projected: exclude={entry.name!r}")
-        strides = zip(entry.parameter.stride(), entry.parameter.shape, strict=True)
-        if any(stride == 0 < size - 1 for stride, size in strides):
-            raise ValueError(f"{entry.name} is expanded, many numbers in one place of memory: clone() it")
+        if overlaps_itself(distributed.local(entry.parameter)):
+            is_expanded = 0 in entry.parameter.stride()
+            how = "is expanded" if is_expanded else "is a view of overlapping windows"
+            raise ValueError(f"{entry.name} {how}, many numbers in one place of memory: clone() it")
+    changing = {entry.name: entry.parameter for entry in entries}
+    ids = {id(parameter) for parameter in changing.values()}
+    others = [*model.named_parameters(), *model.named_buffers()]
+    others = [(clean_name(name), tensor) for name, tensor in others if id(tensor) not in ids]
+    for first, second in overlapping([*changing.items(), *others]):
+        if first in changing or second in changing:
+            one, other = (first, second) if first in changing else (second, first)
+            raise ValueError(
+                f"{one} and {other} are two tensors in the same memory, in whole or in part: a change of {one} would "
+                "change both. Make them one, as in head.weight = embedding.weight, give each its own memory, "
+                "clone(), or keep both (exclude=)"
+            )
 
 
 def check_finite(named: Iterable[tuple[str, Tensor]]) -> None:

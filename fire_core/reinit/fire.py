@@ -15,7 +15,7 @@ from fire_core.polar.factor import full_precision
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.checks import check_finite, check_module, check_weights
 from fire_core.reinit.initial import given, initial_of, initial_weights
-from fire_core.reinit.project import Projection, make_batches, project
+from fire_core.reinit.project import Projection, check_results, make_batches, project
 from fire_core.reinit.report import Kept, Report, Row, running_statistics
 from fire_core.reinit.scales import scale_of
 from fire_core.weights import distributed
@@ -197,16 +197,18 @@ def _apply(model: nn.Module, entries: list[Entry], how: Projection, init: Mappin
     """Check, project, reset, and report what was done; nothing is changed when a check fails."""
     projected = [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
     reset = [entry for entry in entries if entry.action == "reinit"]
-    check_weights([*projected, *reset], entries)
+    check_weights(unwrap(model), [*projected, *reset])
     initial = initial_weights(init, [*projected, *reset])
     for entry in reset:
         initial_of(entry, initial)
-    starts = [(f"init[{e.name!r}]", s) for e in [*projected, *reset] if (s := given(e, initial)) is not None]
+    starts = [(f"init[{e.name!r}]", s) for e in projected if (s := given(e, initial)) is not None]
+    starts += [(f"init[{e.name!r}]", initial_of(e, initial).to(e.parameter.dtype)) for e in reset]  # as it is written
     check_finite([*((entry.name, entry.parameter) for entry in projected), *starts])
     scales = {entry.label: scale_of(entry, how.scale, how.variance_factor, initial) for entry in projected}
     batches = make_batches(projected, distributed.ddp_group(model))
     rows: dict[str, Row] = {}
     with full_precision(projected[0].parameter.device.type if projected else "cpu"):
+        check_results(batches, how, scales)
         for batch in batches:
             rows |= project(batch, how, scales, initial)
     for entry in reset:
@@ -214,12 +216,14 @@ def _apply(model: nn.Module, entries: list[Entry], how: Projection, init: Mappin
     ordered = [rows[entry.label] for entry in entries if entry.label in rows]
     kept = {e.label: Kept(tuple(e.parameter.shape), e.size, e.reason) for e in entries if e.label not in rows}
     changed = {id(e.parameter): e.parameter for e in entries if e.label in rows and rows[e.label].action != "skip"}
-    return Report(ordered, kept, list(changed.values()), warnings=_zeros(ordered))
+    return Report(ordered, kept, list(changed.values()), warnings=_zeros(ordered, how.scale))
 
 
-def _zeros(rows: list[Row]) -> list[str]:
+def _zeros(rows: list[Row], scale: str) -> list[str]:
     names = [f"{row.name} ({row.zeros})" if row.zeros < row.matrices else row.name for row in rows if row.zeros]
     way = 'solver="exact" with other values in init fills them'
+    if scale == "keep_norm":
+        way = 'scale="keep_norm" keeps their norm, which is 0: another scale and solver="exact" fill them from init'
     return [f"zero matrices have no nearest isometry and stay zero: {listed(names, 5)}; {way}"] if names else []
 
 

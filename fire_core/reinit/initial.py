@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
+from fire_core.weights.overlap import share_numbers
 from fire_core.weights.topology import clean_name
 
 
@@ -24,7 +25,7 @@ def initial_weights(init: Mapping[str, Tensor] | None, entries: Iterable[Entry])
     initial = {**{name.removeprefix("module."): tensor for name, tensor in names.items()}, **names}
     for entry in entries:
         for name in entry.aliases or (entry.name,):
-            if name in initial and address(initial[name]) == address(entry.parameter) != 0:
+            if name in initial and share_numbers(distributed.local(initial[name]), distributed.local(entry.parameter)):
                 raise ValueError(
                     f"init[{name!r}] is the model's own weight, not its initial value (state_dict() does not copy): "
                     "take copy.deepcopy(model.state_dict()) before training"
@@ -33,7 +34,7 @@ def initial_weights(init: Mapping[str, Tensor] | None, entries: Iterable[Entry])
 
 
 def given(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
-    """The initial value of an entry's whole parameter, sharded as it may be; None where `initial` has none.
+    """The initial value of an entry's whole parameter, sharded as the parameter; None where `initial` has none.
 
     Raises:
         ValueError: it has another shape.
@@ -49,7 +50,7 @@ def given(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def find_initial(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
-    """The same, whole."""
+    """The initial value of an entry's whole parameter, gathered from all ranks; None where `initial` has none."""
     start = given(entry, initial)
     return None if start is None else distributed.full(start)
 
@@ -64,11 +65,3 @@ def initial_of(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
     if start is None:
         raise ValueError(f"init has no {entry.name!r}: give the model's initial state_dict() as init")
     return start
-
-
-def address(tensor: Tensor) -> int:
-    """Where a tensor's numbers begin; 0 where that is unknown (no numbers, or packed ones)."""
-    try:
-        return distributed.local(tensor).data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0

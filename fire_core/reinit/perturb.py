@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from fire_core.polar.options import check_number
 from fire_core.polar.steps import working_dtype
-from fire_core.reinit.checks import check_module, check_weights
+from fire_core.reinit.checks import check_finite, check_module, check_weights
 from fire_core.reinit.initial import initial_of, initial_weights
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
@@ -42,7 +42,8 @@ def shrink_and_perturb_(
     Raises:
         TypeError: `model` is no module; `exclude` holds something else than parameters.
         ValueError: `coef` outside [0, 1]; `init` lacks a parameter or is the model's own memory; a parameter is not
-            floating point; master copies that cannot be matched. Nothing is changed.
+            floating point, or shares its memory with another one; a NaN or Inf in what is mixed; master copies that
+            cannot be matched. Nothing is changed.
     """
     check_number("coef", coef, lambda share: 0 <= share <= 1, "between 0 and 1")
     if isinstance(exclude, (str, nn.Module, Tensor)) or not all(isinstance(p, Tensor) for p in exclude):
@@ -54,7 +55,10 @@ def shrink_and_perturb_(
     for entry in entries:
         if not entry.parameter.is_floating_point() or entry.parameter.dtype.itemsize == 1:
             raise ValueError(f"{entry.name} is {entry.parameter.dtype}: only floating-point weights can be mixed")
-    check_weights(entries)
+    check_weights(unwrap(model), entries)
+    pairs = zip(entries, starts, strict=True)
+    named_values = [(f"init[{entry.name!r}]", start.to(entry.parameter.dtype)) for entry, start in pairs]
+    check_finite(named_values + [(entry.name, entry.parameter) for entry in entries if coef < 1])
     with carried_to(find_masters(unwrap(model), optimizer, masters)):
         for entry, start in zip(entries, starts, strict=True):
             weight = distributed.full(entry.parameter)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fire_core.polar.factor import PolarReport, solve
 from fire_core.polar.options import PolarOptions, check_number, check_word
-from fire_core.polar.steps import working_dtype
+from fire_core.polar.steps import all_finite, working_dtype
 from fire_core.reinit.initial import find_initial
 from fire_core.reinit.measure import COLUMNS, measure, pieces
 from fire_core.reinit.report import Row
@@ -92,6 +92,7 @@ class Work:
     mine: Tensor  # (b,) positions of these matrices in the batch
     W: Tensor  # (b, d_out, d_in) in working precision
     s: Tensor  # (b, 1, 1) scales
+    stays_zero: Tensor  # (b,) whether it is a zero matrix that keeps its norm, so that nothing fills it
 
 
 def make_batches(entries: list[Entry], group: object) -> list[Batch]:
@@ -130,10 +131,46 @@ def _work(batch: Batch, scales: Mapping[str, float | Tensor]) -> Work:
     W = stack([(entry, entry.parameter) for entry in batch.entries])
     filled = [_scales(W, entry.count, scales[entry.label]) for entry in batch.entries]
     s = filled[0] if len(filled) == 1 else torch.cat(filled)
+    stays_zero = torch.zeros(len(W), dtype=torch.bool, device=W.device)
     if any(keeps_norm(scales[entry.label]) for entry in batch.entries):
+        stays_zero = s.isnan().flatten() & ~W.flatten(1).any(1)
         s = torch.where(s.isnan(), own_scale(W), s)
     mine = batch.ranks.mine(len(W), batch.first, W.device)
-    return Work(batch, mine, W, s) if batch.ranks.processes is None else Work(batch, mine, W[mine], s[mine])
+    if batch.ranks.processes is None:
+        return Work(batch, mine, W, s, stays_zero)
+    return Work(batch, mine, W[mine], s[mine], stays_zero[mine])
+
+
+def check_results(batches: Iterable[Batch], how: Projection, scales: Mapping[str, float | Tensor]) -> None:
+    """Raise a ValueError that names a weight whose projection would not be finite.
+
+    That can only be where a scale, or for a blend the weight itself, is near the largest number of the weight's dtype:
+    these are projected once without being written. On every rank alike.
+    """
+    for batch in batches:
+        limit = torch.finfo(batch.entries[0].parameter.dtype).max / 4  # no entry of a factor is larger than 4
+        sizes = [_largest(entry, scales[entry.label], how) for entry in batch.entries]
+        if all(size < limit for size in sizes):  # false for NaN
+            continue
+        alone = Batch(batch.entries, distributed.ProjectionGroup())
+        work = _work(alone, scales)
+        Q = _solve(work, how)[0].mul_(1 if how.blend == 0 else work.s).to(batch.entries[0].parameter.dtype)
+        finite = torch.split(all_finite(Q), [entry.count for entry in batch.entries])
+        bad = [entry.label for entry, fine in zip(batch.entries, finite, strict=True) if not bool(fine.all())]
+        if bad:
+            raise ValueError(
+                f"scale={how.scale} makes {', '.join(bad)} larger than {batch.entries[0].parameter.dtype} holds: "
+                "the result would not be finite, and the model is unchanged"
+            )
+
+
+def _largest(entry: Entry, scale: float | Tensor, how: Projection) -> float:
+    """A bound on the largest singular value after the projection, if its scale is finite."""
+    largest = float(scale.max()) if isinstance(scale, Tensor) else 0.0 if keeps_norm(scale) else scale
+    if keeps_norm(scale) or how.blend < 1:
+        norm = torch.linalg.vector_norm(distributed.full(entry.parameter), dtype=torch.float64)
+        largest = max(largest, float(norm))
+    return largest
 
 
 def _scales(W: Tensor, count: int, scale: float | Tensor) -> Tensor:
@@ -158,10 +195,20 @@ def stack(pairs: list[tuple[Entry, Tensor]]) -> Tensor:
     device, dtype = pairs[0][0].parameter.device, working_dtype(pairs[0][0].parameter)
     views = [entry.view(distributed.full(weight)).to(device, dtype) for entry, weight in pairs]
     flat = [view.reshape(entry.count, *entry.shape) for view, (entry, _) in zip(views, pairs, strict=True)]
+    flat = [without_padding(entry, matrices) for (entry, _), matrices in zip(pairs, flat, strict=True)]
     if len(flat) > 1:
         return torch.cat(flat)
     # Kernel positions lie apart: each pass over one of them would read the lines of memory that hold all of them.
     return flat[0] if 1 in flat[0].stride()[1:] else flat[0].contiguous()
+
+
+def without_padding(entry: Entry, matrices: Tensor) -> Tensor:
+    """The matrices with a zero in place of an embedding's padding row, which training does not move."""
+    if entry.padding is None or entry.is_tied:
+        return matrices
+    matrices = matrices.clone()
+    matrices[:, entry.padding] = 0
+    return matrices
 
 
 def _solve(work: Work, how: Projection) -> tuple[Tensor, PolarReport]:
@@ -185,7 +232,7 @@ def _finish(work: Work, Q: Tensor, did: PolarReport, how: Projection, initial: M
     W, s, p = work.W, work.s, work.batch.entries[0].parameter
     stats = torch.zeros(len(W), len(COLUMNS), dtype=torch.float64, device=W.device)
     if did.rank is not None:
-        zero, filled = did.rank == 0, did.rank < min(W.shape[-2:])
+        zero, filled = did.rank == 0, (did.rank < min(W.shape[-2:])) & ~work.stays_zero
         anywhere = work.batch.ranks.gather(filled.int(), work.mine, work.batch.count).cpu()
         if bool(anywhere.any()):  # on any rank: to gather initial weights all must take part
             completed, zero = _complete(work, Q, filled, anywhere, how, initial), zero.clone()
@@ -194,11 +241,24 @@ def _finish(work: Work, Q: Tensor, did: PolarReport, how: Projection, initial: M
             stats[:, AT["completed"]] = (filled & ~zero).double()
         stats[:, AT["rank"]] = did.rank.double()
         stats[:, AT["zeros"]] = zero
+    Q.masked_fill_(work.stays_zero[:, None, None], 0)
+    _keep_padding_zero(work, Q)
     stats[:, AT["square_scale"]] = s.flatten().double().square()
     for here in pieces(W):  # each piece is scaled and measured while the caches hold it
         _scale(W[here], Q[here], s[here], p.dtype, how, stats[here], known_zeros=did.rank is not None)
     _write(work.batch.entries, work.batch.ranks.gather(Q, work.mine, work.batch.count))
     return work.batch.ranks.gather(stats, work.mine, work.batch.count)
+
+
+def _keep_padding_zero(work: Work, Q: Tensor) -> None:
+    """A padding row that is zero stays zero, in place in Q: what would fill it is only where the other rows end."""
+    at = 0
+    for entry in work.batch.entries:
+        if entry.padding is not None:
+            here = (work.mine == at).nonzero().flatten()  # an embedding is one matrix
+            rows = Q[here, entry.padding]
+            Q[here, entry.padding] = torch.where(work.W[here, entry.padding].any(-1, keepdim=True), rows, 0)
+        at += entry.count
 
 
 def _scale(
@@ -253,6 +313,8 @@ def _complete(
 def _write(entries: list[Entry], new: Tensor) -> None:
     for entry, part in zip(entries, torch.split(new, [entry.count for entry in entries]), strict=True):
         target = entry.parameter
+        if entry.padding is not None and not entry.is_tied:
+            part[:, entry.padding] = distributed.full(target).detach()[entry.padding].to(part)
         if distributed.is_sharded(target):
             whole = entry.rows is None  # else the other rows have to be fetched
             target = torch.empty(target.shape, dtype=target.dtype, device=target.device)

@@ -91,6 +91,8 @@ class Reader:
             aliases=names,
             modules=tuple({id(m): m for u in uses for m in u.path[1:]}.values()),
             reason=reason,
+            padding=topology.padding_row(uses),
+            is_tied=not all(isinstance(u.owner, topology.EMBEDDINGS) for u in uses),
         )
         _check_declared(entry, use, heights is not None, flipped)
         if kind == "locked":

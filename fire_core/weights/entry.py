@@ -59,6 +59,8 @@ class Entry:
         reason: why the entry is kept; empty for one that is projected.
         heads: how many attention heads the block is cut into, each a matrix; 1: it is one.
         columns: whether heads divide its columns, as those of an output projection.
+        padding: an embedding's `padding_idx`: the row that its layer never trains; None for other weights.
+        is_tied: whether other layers than embeddings use the weight too, so that they train that row.
     """
 
     name: str
@@ -76,6 +78,8 @@ class Entry:
     reason: str = ""
     heads: int = 1
     columns: bool = False
+    padding: int | None = None
+    is_tied: bool = False
 
     @property
     def label(self) -> str:

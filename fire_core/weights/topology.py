@@ -242,6 +242,15 @@ def uses_of(model: nn.Module) -> list[tuple[Tensor, list[Use]]]:
     return list(uses.values())
 
 
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def padding_row(uses: Iterable[Use]) -> int | None:
+    """The row of an embedding's weight that stands for no word; None for other weights."""
+    rows = [u.owner.padding_idx for u in uses if isinstance(u.owner, EMBEDDINGS) and u.attribute == "weight"]
+    return next((row for row in rows if row is not None), None)
+
+
 def prefixes(names: Iterable[str]) -> Iterator[str]:
     """`a.b.weight` -> a, a.b, a.b.weight."""
     for name in names:

@@ -41,7 +41,7 @@ def test_parameters_in_one_place_of_memory_are_refused_and_tied_ones_are_not():
         fire_(model)
     model = nn.Sequential(nn.Embedding(6, 6), nn.Linear(6, 6, bias=False))
     model[1].weight.data = model[0].weight.data
-    with pytest.raises(ValueError, match=r"1\.weight and 0\.weight are two parameters in the same memory"):
+    with pytest.raises(ValueError, match=r"1\.weight and 0\.weight are two tensors in the same memory"):
         fire_(model)
     model[1].weight = model[0].weight
     fire_(model, include="1.weight")
