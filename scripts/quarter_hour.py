@@ -1,0 +1,288 @@
+"""A quarter of an hour of one GPU.
+
+    scripts/quarter_hour.sh                  parts a and b, then c if the measured speed ends it in time
+    scripts/quarter_hour.sh --only c         one part; a later call goes on from its checkpoints
+    scripts/quarter_hour.sh --rehearse       everything on a CPU, on a few digits, in under three minutes
+
+Parts, in their order, each with a time limit of its own; each writes its rows as it goes:
+
+    a   the tests that need a GPU, at most 60 s                                    a_tests.txt
+    b   what a GPU costs, at most 90 s (scripts/bench_gpu.py; --long adds more)    b_costs.csv
+    c   figure 2a: CIFAR-10 (JPEG copies), ResNet-18 of width 64, 100 + 100 epochs, batch 256, bfloat16, one seed
+        (docs/studies/figure2a)                                                    c_epochs.csv, c_rows.csv
+
+The arithmetic of c: each of the two phases trains on 5 million images (phase 0: 5,000 images, ten passes an epoch), and
+the second follows the first, so that the time is 10 million images at the speed of one process. At 15,500 images a
+second, which one eager bfloat16 process reached on an H100, that is 645 s. A full reset forgets phase 0 and runs beside
+it. Then base, FIRE and half run together. How many of the four rows run is chosen before the first begins, in the order
+base, full reset, FIRE, half, from the speeds that b measured; a row that has begun is ended, in this call or the next.
+
+The images are looked for in data/cifar10_jpeg (train/<class>/*.jpg, test/<class>/*.jpg), or in an archive beside it,
+data/cifar10_jpeg.tar.xz.
+"""
+
+import argparse
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness.config.groups import CONF
+from harness.run.environment import environment
+
+ROOT = CONF.parent
+STUDY = ROOT / "docs" / "studies" / "figure2a"
+SEEDS = (301, 302, 303)
+IMAGES = 5_000_000  # of each phase
+ROWS = {
+    "base": ("method=base",),
+    "full_reset": ("method=full_reset", "skip_first_phase=true"),
+    "fire": ("method=fire",),
+    "half": ("method=fire", "method.blend=0.5", "method.name=half"),
+}
+BESIDE_FIRST_PHASE = "full_reset"
+START_AND_END = 40.0  # seconds that importing, loading images and evaluating take beside the training
+LIMIT = {"a": 60.0, "b": 90.0, "c": 720.0}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What c trains, and where things lie.
+
+    Attributes:
+        options: of every run.
+        out: where rows go.
+        runs: where run folders go, which a later call goes on from.
+        epochs: of each phase.
+        rehearsal: whether this is a rehearsal on a CPU.
+    """
+
+    options: tuple[str, ...]
+    out: Path
+    runs: Path
+    rehearsal: bool
+
+
+def main() -> None:
+    """Do the parts that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("a", "b", "c"), help="one part")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, small")
+    parser.add_argument("--long", action="store_true", help="b also compiles, and measures larger matrices")
+    parser.add_argument("--seconds", type=float, default=LIMIT["c"], help="that c may take (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "quarter_hour")), help="folder for rows")
+    parser.add_argument("--seed", type=int, help="of c; default: the first of 301, 302, 303 that has no rows yet")
+    args = parser.parse_args()
+    if not args.rehearse and not torch.cuda.is_available():
+        sys.exit("error: torch sees no CUDA GPU here; --rehearse runs everything small on a CPU")
+    args.out.mkdir(parents=True, exist_ok=True)
+    setting = rehearsed(args.out) if args.rehearse else at_paper_size(args.out)
+    (args.out / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
+    parts = args.only or "abc"
+    if "a" in parts:
+        run_tests(setting, 30.0 if args.rehearse else LIMIT["a"])
+    if "b" in parts:
+        measure_costs(setting, LIMIT["b"], args.long)
+    if "c" in parts:
+        seed = args.seed or next_seed(STUDY / "rows.csv")
+        train_rows(setting, seed, args.seconds, always=args.only == "c")
+
+
+def at_paper_size(out: Path) -> Setting:
+    """Figure 2a as in the paper, from the JPEG copies."""
+    images = ROOT / "data" / "cifar10_jpeg"
+    archive = images.with_suffix(".tar.xz")
+    if not images.is_dir() and archive.exists():
+        images.mkdir(parents=True)
+        with tarfile.open(archive) as packed:
+            packed.extractall(images, filter="data")
+    options = (
+        *("experiment=fig2a_cifar10", "dataset=folder", f"dataset.path={images}"),
+        *("precision=bfloat16", "cuda_graph=true", "device=cuda", "threads=1", "metrics=weights"),
+    )
+    return Setting(options, out, ROOT / "runs" / "figure2a", rehearsal=False)
+
+
+def rehearsed(out: Path) -> Setting:
+    """The same script on a few digits."""
+    options = (
+        *("experiment=fig2a_cifar10", "dataset=digits", "dataset.train_size=200", "model=small_resnet"),
+        *("model.width=8", "epochs=3", "device=cpu", "threads=1", "metrics=weights"),
+    )
+    return Setting(options, out, out / "runs", rehearsal=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ a and b
+
+
+def run_tests(setting: Setting, seconds: float) -> None:
+    """The tests that need a GPU; in a rehearsal they are only collected, and skip."""
+    say(f"a: tests that need a GPU, at most {seconds:.0f} s")
+    some = ["tests/polar"] if setting.rehearsal else []
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu", "-q", *some]
+    with (setting.out / "a_tests.txt").open("w") as output:
+        ended = run_for(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT), seconds)
+    last = (setting.out / "a_tests.txt").read_text().strip().rsplit("\n", 1)[-1]
+    say(f"a: {last if ended else 'stopped at its limit'}")
+
+
+def measure_costs(setting: Setting, seconds: float, long: bool) -> None:
+    """`scripts/bench_gpu.py`, which writes a row for each thing that it has measured."""
+    say(f"b: what a GPU costs, at most {seconds:.0f} s")
+    command = [sys.executable, "-m", "scripts.bench_gpu", "--out", str(setting.out / "b_costs.csv")]
+    command += ["--rehearse"] * setting.rehearsal + ["--long"] * long
+    ended = run_for(subprocess.Popen(command, cwd=ROOT), seconds if not long else 4 * seconds)
+    say(f"b: {'done' if ended else 'stopped at its limit'}: {setting.out / 'b_costs.csv'}")
+
+
+# ------------------------------------------------------------------------------------------------------------------ c
+
+
+def next_seed(table: Path) -> int:
+    """The first seed of the study that has no rows yet.
+
+    Exits where all have.
+    """
+    done = {int(line["seed"]) for line in csv.DictReader(table.open())} if table.exists() else set()
+    for seed in SEEDS:
+        if seed not in done:
+            return seed
+    sys.exit(f"error: seeds {', '.join(map(str, SEEDS))} of docs/studies/figure2a have rows: the study has ended")
+
+
+def speeds(table: Path) -> dict[int, float]:
+    """Images a second of all processes together, by their number, as b has measured them; nothing where it has not."""
+    if not table.exists():
+        return {}
+    measured = {line["what"]: float(line["per_second"]) for line in csv.DictReader(table.open()) if line["per_second"]}
+    names = {1: "resnet18 graph", 2: "resnet18 graph, processes 2", 3: "resnet18 graph, processes 3"}
+    return {number: measured[name] for number, name in names.items() if name in measured}
+
+
+def chosen_rows(together: dict[int, float], seconds: float) -> list[str]:
+    """The rows that can end in time, in their order.
+
+    Args:
+        together: images a second of one, two and three processes together.
+        seconds: that c may take.
+    """
+    best: list[str] = []
+    for count in range(1, len(ROWS) + 1):
+        rows = list(ROWS)[:count]
+        beside = BESIDE_FIRST_PHASE in rows
+        later = [row for row in rows if row != BESIDE_FIRST_PHASE]
+        first = IMAGES * (1 + beside) / speed_of(together, 1 + beside)
+        second = IMAGES * len(later) / speed_of(together, len(later))
+        if first + second + START_AND_END <= seconds:
+            best = rows
+    return best
+
+
+def speed_of(together: dict[int, float], processes: int) -> float:
+    """The speed of so many processes together; of a number that was not measured, that of the next smaller one."""
+    return together[max((number for number in together if number <= processes), default=min(together))]
+
+
+def train_rows(setting: Setting, seed: int, seconds: float, always: bool) -> None:
+    """Phase 0 with the full reset beside it, then the other rows together; rows are collected whenever something ends.
+
+    Args:
+        setting: what is trained.
+        seed: of all rows.
+        seconds: after which the processes are asked to write checkpoints and leave.
+        always: train even where the speed is not known, or is too low for any row to end in this call.
+    """
+    together = speeds(setting.out / "b_costs.csv")
+    if setting.rehearsal or (always and not together):
+        rows = list(ROWS)
+    else:
+        rows = chosen_rows(together, seconds) if together else []
+        rows = rows or (list(ROWS)[:1] if always else [])
+    known = ", ".join(f"{number}: {speed:,.0f}" for number, speed in together.items()) or "not measured"
+    say(f"c: seed {seed}, images a second of all processes by their number: {known}")
+    if not rows:
+        say(f"c: not begun: no row would end in {seconds:.0f} s; a call with --only c begins and a later one goes on")
+        return
+    say(f"c: rows {', '.join(rows)}, at most {seconds:.0f} s")
+    end = time.monotonic() + seconds
+    first = [command(setting, seed, "base", "only_first_phase=true")]
+    first += [command(setting, seed, BESIDE_FIRST_PHASE)] * (BESIDE_FIRST_PHASE in rows)
+    later = [command(setting, seed, row) for row in rows if row != BESIDE_FIRST_PHASE]
+    whole = run_together(setting, first, end) and run_together(setting, later, end)
+    collect(setting, seed)
+    how = "done" if whole else "stopped: the same command goes on from the checkpoints"
+    say(f"c: {how}: {setting.out / 'c_rows.csv'}")
+
+
+def command(setting: Setting, seed: int, row: str, *more: str) -> list[str]:
+    """The command of a run."""
+    options = (*setting.options, *ROWS[row], f"seed={seed}", "tracker=none", "progress=false", *more)
+    places = (f"paths.runs={setting.runs}", "checkpoint.every_seconds=30", "checkpoint.keep=1")
+    return [sys.executable, "-m", "vision.train", *options, *places]
+
+
+def run_together(setting: Setting, commands: Sequence[list[str]], end: float) -> bool:
+    """Run processes side by side until they have ended; whether all have done so well, in time."""
+    processes = [subprocess.Popen(words, cwd=ROOT) for words in commands]
+    ended = [run_for(process, max(0.0, end - time.monotonic())) for process in processes]
+    return all(ended) and not any(process.returncode for process in processes)
+
+
+def run_for(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Wait for a process; past its time it is asked to end, which a trainer does with a checkpoint."""
+    try:
+        process.wait(seconds)
+        return True
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return False
+
+
+def collect(setting: Setting, seed: int) -> None:
+    """Write the epochs of all runs of a seed, and a line for each run that has ended."""
+    epochs, ends = list[dict[str, object]](), list[dict[str, object]]()
+    about = environment()
+    card = about["gpus"][0] if about["gpus"] else about["processor"]
+    for folder in sorted((setting.runs / "vision").glob(f"*-s{seed}-*")):
+        what = json.loads((folder / "identity.json").read_text())["run"]
+        row, precision = what["method"]["name"], what.get("precision", "float32")
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        names = ("epoch", "phase", "train/loss", "train/accuracy", "test/accuracy", "test/loss", "seconds")
+        epochs += [
+            {"row": row, "seed": seed} | {key: line[key] for key in names} for line in lines if "kind" not in line
+        ]
+        if (folder / "DONE").exists():
+            summary = json.loads((folder / "DONE").read_text())
+            values = {key: summary[key] for key in ("test/accuracy", "train/accuracy", "seconds")}
+            ends.append(
+                {"row": row, "seed": seed} | values | {"card": card, "commit": about["git"], "precision": precision}
+            )
+    for name, table in (("c_epochs.csv", epochs), ("c_rows.csv", ends)):
+        if table:
+            with (setting.out / name).open("w", newline="") as file:
+                writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(table)
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(time.strftime("[%H:%M:%S]"), text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The quarter of an hour of one GPU, rehearsed on a CPU."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.quarter_hour import START_AND_END, chosen_rows, next_seed, speeds
+from tests.zygote import ROOT
+
+REHEARSE = [sys.executable, "-m", "scripts.quarter_hour", "--rehearse", "--out"]
+
+
+def accuracies(out: Path) -> dict[str, str]:
+    """The test accuracy of each row that has ended."""
+    return {line["row"]: line["test/accuracy"] for line in csv.DictReader((out / "c_rows.csv").open())}
+
+
+def test_how_many_rows_fit_is_arithmetic() -> None:
+    """A phase has 5 million images; two at 15,500 a second are 645 s. A full reset beside phase 0 shares the GPU."""
+    alone = 2 * 5e6 / 15_500 + START_AND_END
+    assert chosen_rows({1: 15_500.0}, alone + 1) == ["base"]
+    assert chosen_rows({1: 15_500.0}, alone - 1) == []
+    together = {1: 25_000.0, 2: 40_000.0, 3: 45_000.0}
+    two = 2 * 5e6 / 40_000 + 5e6 / 25_000 + START_AND_END
+    three = 2 * 5e6 / 40_000 + 2 * 5e6 / 40_000 + START_AND_END
+    four = 2 * 5e6 / 40_000 + 3 * 5e6 / 45_000 + START_AND_END
+    assert chosen_rows(together, two) == ["base", "full_reset"]
+    assert chosen_rows(together, three) == ["base", "full_reset", "fire"]
+    assert chosen_rows(together, four) == ["base", "full_reset", "fire", "half"]
+
+
+def test_seeds_come_in_their_order(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    assert next_seed(table) == 301
+    table.write_text("row,seed\nbase,301\nfire,301\n")
+    assert next_seed(table) == 302
+    table.write_text("row,seed\nbase,301\nbase,302\nbase,303\n")
+    with pytest.raises(SystemExit, match="the study has ended"):
+        next_seed(table)
+
+
+def test_speeds_are_read_where_they_were_measured(tmp_path: Path) -> None:
+    table = tmp_path / "b.csv"
+    assert speeds(table) == {}
+    table.write_text('what,per_second\nresnet18 graph,20000\n"resnet18 graph, processes 3",\n"fire_ 1 x 1, paper",3\n')
+    assert speeds(table) == {1: 20_000.0}
+
+
+def test_a_machine_without_a_gpu_says_so() -> None:
+    without = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(
+        [sys.executable, "-m", "scripts.quarter_hour"], cwd=ROOT, env=without, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == "error: torch sees no CUDA GPU here; --rehearse runs everything small on a CPU\n"
+
+
+@pytest.mark.slow
+def test_the_whole_script_rehearsed_and_killed_in_each_part(tmp_path: Path) -> None:
+    """Whatever stops it, the same command goes on, and c ends with the rows of an undisturbed call."""
+    ended = subprocess.run([*REHEARSE, str(tmp_path / "whole")], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    expected = accuracies(tmp_path / "whole")
+    assert expected.keys() == {"base", "full_reset", "fire", "half"}
+    costs = list(csv.DictReader((tmp_path / "whole" / "b_costs.csv").open()))
+    assert len(costs) >= 8
+    assert all(line["per_second"] for line in costs), "each thing was measured"
+    assert {path.name for path in (tmp_path / "whole").iterdir()} == {
+        *("a_tests.txt", "b_costs.csv", "c_epochs.csv", "c_rows.csv", "environment.json", "runs")
+    }
+    for part in ("a: tests", "b: what", "c: rows"):
+        out = tmp_path / part[0]
+        process = subprocess.Popen(
+            [*REHEARSE, str(out)], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            if part in line:
+                break
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        only = ["--only", "c"]
+        again = subprocess.run([*REHEARSE, str(out), *only], cwd=ROOT, capture_output=True, text=True)
+        assert again.returncode == 0, again.stderr
+        assert accuracies(out) == expected
