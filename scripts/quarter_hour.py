@@ -17,6 +17,10 @@ second, which one eager bfloat16 process reached on an H100, that is 645 s. A fu
 it. Then base, FIRE and half run together. How many of the four rows run is chosen before the first begins, in the order
 base, full reset, FIRE, half, from the speeds that b measured; a row that has begun is ended, in this call or the next.
 
+A machine without a network needs what `--pack FOLDER` puts into a folder: wheels of the packages beside torch, NumPy,
+SciPy and scikit-learn (Linux on x86-64, the Python version of --python), and the archive of images. There:
+`pip install --no-index --no-deps FOLDER/*.whl`.
+
 The images are looked for in data/cifar10_jpeg (train/<class>/*.jpg, test/<class>/*.jpg), or in an archive beside it,
 data/cifar10_jpeg.tar.xz.
 """
@@ -25,6 +29,7 @@ import argparse
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +37,7 @@ import tarfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -50,6 +56,12 @@ ROWS = {
     "half": ("method=fire", "method.blend=0.5", "method.name=half"),
 }
 BESIDE_FIRST_PHASE = "full_reset"
+# What the harness needs and a machine with torch may lack.
+PACKAGES = (
+    *("hydra-core", "omegaconf", "antlr4-python3-runtime", "hydra-joblib-launcher", "joblib", "filelock"),
+    *("gymnasium", "farama-notifications", "cloudpickle", "ale-py", "mujoco", "absl-py", "etils", "tqdm"),
+    *("safetensors", "pytest", "pluggy", "iniconfig", "packaging", "pytest-xdist", "execnet", "imageio"),
+)
 START_AND_END = 40.0  # seconds that importing, loading images and evaluating take beside the training
 LIMIT = {"a": 60.0, "b": 90.0, "c": 720.0}
 
@@ -80,8 +92,13 @@ def main() -> None:
     parser.add_argument("--long", action="store_true", help="b also compiles, and measures larger matrices")
     parser.add_argument("--seconds", type=float, default=LIMIT["c"], help="that c may take (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "quarter_hour")), help="folder for rows")
+    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="make a folder for a machine without a network")
+    parser.add_argument("--python", default="3.12", help="of that machine (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="of c; default: the first of 301, 302, 303 that has no rows yet")
     args = parser.parse_args()
+    if args.pack is not None:
+        pack(args.pack, args.python)
+        return
     if not args.rehearse and not torch.cuda.is_available():
         sys.exit("error: torch sees no CUDA GPU here; --rehearse runs everything small on a CPU")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -119,6 +136,25 @@ def rehearsed(out: Path) -> Setting:
         *("model.width=8", "epochs=3", "device=cpu", "threads=1", "metrics=weights"),
     )
     return Setting(options, out, out / "runs", rehearsal=True)
+
+
+def pack(folder: Path, python: str) -> None:
+    """Put wheels and images into a folder and say how large it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    versions = {name: f"{name}=={metadata.version(name)}" for name in PACKAGES}  # those of this environment
+    pure = versions.pop("antlr4-python3-runtime")  # it has no wheel, and is pure Python
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), pure], check=True)
+    platforms = [f"--platform=manylinux{kind}_x86_64" for kind in ("_2_28", "_2_27", "_2_17", "2014", "_2_31", "_2_24")]
+    target = ["--only-binary=:all:", f"--python-version={python}", *platforms]
+    subprocess.run([*pip, "download", "--no-deps", *target, "--dest", str(folder), *versions.values()], check=True)
+    archive = ROOT / "data" / "cifar10_jpeg.tar.xz"
+    if archive.exists():
+        shutil.copy(archive, folder)
+    size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
+    say(
+        f"{folder}: {len(list(folder.iterdir()))} files, {size:.1f} MiB{'' if archive.exists() else ', without images'}"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ a and b
@@ -202,7 +238,10 @@ def train_rows(setting: Setting, seed: int, seconds: float, always: bool) -> Non
         always: train even where the speed is not known, or is too low for any row to end in this call.
     """
     together = speeds(setting.out / "b_costs.csv")
-    if setting.rehearsal or (always and not together):
+    plan = setting.runs / f"plan-{seed}.json"  # a later call goes on with the rows that an earlier one has chosen
+    if plan.exists():
+        rows = json.loads(plan.read_text())
+    elif setting.rehearsal or (always and not together):
         rows = list(ROWS)
     else:
         rows = chosen_rows(together, seconds) if together else []
@@ -212,6 +251,8 @@ def train_rows(setting: Setting, seed: int, seconds: float, always: bool) -> Non
     if not rows:
         say(f"c: not begun: no row would end in {seconds:.0f} s; a call with --only c begins and a later one goes on")
         return
+    setting.runs.mkdir(parents=True, exist_ok=True)
+    plan.write_text(json.dumps(rows))
     say(f"c: rows {', '.join(rows)}, at most {seconds:.0f} s")
     end = time.monotonic() + seconds
     first = [command(setting, seed, "base", "only_first_phase=true")]
