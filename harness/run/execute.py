@@ -88,7 +88,7 @@ def execute(config: DictConfig, program: Program[T]) -> float:
                 outcome.state = "done"
                 return math.nan
             summary = run_to_end(config, program, task, outcome)
-        value = float(summary[task.headline])
+        value = float(summary.get(task.headline, math.nan))
         outcome.result = f"{task.headline} {value:.4f} in {summary['seconds']:.1f} s"
         return value
 
@@ -110,7 +110,7 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         return {headline: math.nan, "seconds": 0.0}
     with new_run(config, program, task, build("tracker", config.tracker, Tracker)) as run:
         if (summary := run.done) is not None:
-            log.info("%s is done: %s %.4f", run.folder, headline, summary[headline])
+            log.info("%s is done: %s %.4f", run.folder, headline, summary.get(headline, math.nan))
             outcome.state = "skipped"
             return summary
         if outcome.tuned:
@@ -123,7 +123,7 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
             log.info("%s resumed at step %d", run.folder, state["step"])
         summary = program.train(task, run, state, None)
         run.finish(summary)
-        log.info("%s: %s %.4f", run.folder, headline, summary[headline])
+        log.info("%s: %s %.4f", run.folder, headline, summary.get(headline, math.nan))
         outcome.state = "done"
         return summary
 

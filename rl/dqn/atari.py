@@ -16,6 +16,7 @@ from harness.config.errors import ConfigError
 from rl.dqn.episodes import Emulator, Episodes
 
 NEVER = 1_000_000_000  # frames
+FRAMES_OF_AN_ACTION = 4  # ALE's vector environment repeats an action so often
 
 
 class Atari(Emulator):
@@ -52,7 +53,7 @@ class Atari(Emulator):
         self.random = sticky > 0 or noop_max > 0
         # Episodes are truncated here: in one that ALE itself ends, the last frame is mixed with the one before. After
         # a termination that frame is not used, but after a truncation the learner bootstraps from it.
-        self._max_frames = max_frames
+        self._max_frames, self.limit = max_frames, -(-max_frames // FRAMES_OF_AN_ACTION)
         self._env = AtariVectorEnv(
             find_game(game),
             envs,

@@ -47,6 +47,7 @@ class Changing(Emulator):
         """Be this task from now on; new episodes must begin."""
         self.change = self.benchmark.change(self.seed, task, self.frame[0])
         self.now = self.emulators[task % len(self.emulators)]
+        self.limit = self.now.limit
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first observations."""

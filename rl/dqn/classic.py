@@ -1,50 +1,53 @@
-"""Gymnasium's small control tasks for `rl.dqn`: seconds instead of hours, for quick trials and tests."""
+"""Environments of gymnasium with a vector of numbers and discrete actions, for `rl.dqn`: its small control tasks, which
+take seconds instead of hours, and a user's own."""
 
-import gymnasium
+from typing import Any
+
 import numpy as np
 import torch
 
 from fire_core.ranges import Count, checked
-from harness.config.errors import ConfigError
+from rl.common.environments import Environment, check_discrete, examine, make_gymnasium
 from rl.dqn.episodes import Emulator, Episodes
 
 
 class Classic(Emulator):
-    """An emulator of `rl.dqn.episodes` around environments with a vector of numbers and a few actions.
+    """An emulator of `rl.dqn.episodes` around environments that step one after the other.
 
     Args:
-        task: gymnasium's name.
+        task: gymnasium's id, `module:Name-v0` where a module of the user's registers it.
         envs: how many at once.
+        options: further arguments of `gymnasium.make`.
 
     Raises:
-        ConfigError: there is no such task, its actions are not discrete, or its observations are no vector.
+        ConfigError: there is no such task, its actions are not discrete, its observations are no vector, or it does not
+            return what it says.
     """
 
     dtype = torch.float32
 
-    def __init__(self, task: str, envs: int) -> None:
-        try:
-            self._envs = [gymnasium.make(task, disable_env_checker=True) for _ in range(envs)]
-        except gymnasium.error.Error as error:
-            raise ConfigError(f"env.game={task}: {error}") from None
-        space = self._envs[0].action_space
-        if not isinstance(space, gymnasium.spaces.Discrete):
-            raise ConfigError(f"env.game={task}: DQN needs a task with discrete actions")
-        self.envs, self.actions = envs, int(space.n)
-        seen = self._envs[0].observation_space
-        if not isinstance(seen, gymnasium.spaces.Box) or len(seen.shape) != 1:
-            raise ConfigError(f"env.game={task}: observations must be a vector of numbers, not {seen}")
-        self.frame: tuple[int, ...] = seen.shape
+    def __init__(self, task: str, envs: int, options: dict[str, Any] | None = None) -> None:
+        name, options = f"env.game={task}", options or {}
+        first = Environment(name, make_gymnasium("env.game", task, options))
+        space = check_discrete(name, first.action_space)
+        # DQN counts actions from 0, the environment from where its space starts.
+        self._first_action, self._action_type = int(space.start), space.dtype.type
+        examine("env.game", task, options, self._action_type(self._first_action))
+        others = [Environment(name, make_gymnasium("env.game", task, options)) for _ in range(envs - 1)]
+        self._envs = [first, *others]
+        self.envs, self.actions, self.limit = envs, int(space.n), first.limit
+        self.frame: tuple[int, ...] = (first.size,)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first observations."""
         assert seeds is not None, "these tasks are random"
-        return np.stack([self._envs[env].reset(seed=seed)[0] for env, seed in zip(which, seeds, strict=True)])
+        return np.stack([self._envs[env].reset(seed) for env, seed in zip(which, seeds, strict=True)])
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Make the step."""
-        steps = [env.step(action) for env, action in zip(self._envs, self._sent, strict=True)]
-        frames, rewards, terminated, truncated, _ = zip(*steps, strict=True)
+        actions = [self._action_type(self._first_action + action) for action in self._sent.tolist()]
+        steps = [env.step(action) for env, action in zip(self._envs, actions, strict=True)]
+        frames, rewards, terminated, truncated = zip(*steps, strict=True)
         ends = np.array(terminated)
         return np.stack(frames), np.array(rewards), ends, np.array(truncated) & ~ends
 
@@ -55,6 +58,6 @@ class Classic(Emulator):
 
 
 @checked
-def make(envs: Count, seed: int, purpose: str, game: str) -> Episodes:
-    """Environments for `rl.dqn`."""
-    return Episodes(Classic(game, envs), seed, purpose)
+def make(envs: Count, seed: int, purpose: str, game: str, options: dict[str, Any] | None = None) -> Episodes:
+    """Environments for `rl.dqn`; the options are those of conf/env/cartpole.yaml."""
+    return Episodes(Classic(game, envs, options), seed, purpose)

@@ -26,6 +26,7 @@ class Emulator:
         dtype: of a frame.
         stack: frames in an observation.
         random: whether an episode depends on its seed.
+        limit: actions after which an episode is truncated; None: not known.
     """
 
     envs: int
@@ -34,6 +35,7 @@ class Emulator:
     dtype: torch.dtype
     stack: int = 1
     random: bool = True
+    limit: int | None = None
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
         """Begin episodes; their first frames, (k, *frame)."""
@@ -152,7 +154,7 @@ class Episodes:
         """Seeds and actions of the unfinished episodes."""
         return {
             "numbers": list(self.numbers),
-            "executed": [torch.tensor(done, dtype=torch.uint8) for done in self.executed],
+            "executed": [torch.tensor(done, dtype=torch.int32) for done in self.executed],
             "returns": self.returns.tolist(),
             "observations": self.observations.clone(),
             "generator": self._generator.get_state(),
@@ -162,8 +164,8 @@ class Episodes:
         """Replay the unfinished episodes.
 
         Returns:
-            Whether the environments show the same frames as before. If not (another version of the emulator), new
-            episodes begin when `begin` is called.
+            Whether the environments show the same frames as before. If not (another version of the emulator, an
+            environment that is random beside its seed), new episodes begin when `begin` is called.
         """
         self.numbers, self.returns = list(state["numbers"]), np.array(state["returns"])
         self.executed = [done.tolist() for done in state["executed"]]
@@ -182,7 +184,10 @@ class Episodes:
                 shown, _, terminated, truncated = self.emulator.recv()
                 frames = torch.from_numpy(np.ascontiguousarray(shown))
                 self.observations = torch.cat([self.observations[:, 1:], frames[:, None]], dim=1)
-                over = [env for env in everywhere if at[env] < 0 and (terminated[env] or truncated[env])]
+                ended = np.flatnonzero(terminated | truncated).tolist()
+                if any(at[env] >= 0 for env in ended):  # an unfinished episode did not end here
+                    return False
+                over = [env for env in ended if at[env] < 0]
                 if over and random:  # one that waits for its start must not be stepped beyond its end
                     self._reset(over, [self.seed_of(env, 0) for env in over])
         return torch.equal(self.observations, state["observations"].cpu())

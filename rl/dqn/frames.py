@@ -63,7 +63,7 @@ class FrameReplay(Ring):
         size = (envs, rows)
         columns = {
             "frame": torch.zeros(*size, *shape, dtype=dtype, device=device),
-            "action": torch.zeros(size, dtype=torch.uint8, device=device),
+            "action": torch.zeros(size, dtype=torch.int32, device=device),
             "reward": torch.zeros(size, device=device),
             "terminated": torch.zeros(size, dtype=torch.bool, device=device),
             "age": torch.zeros(size, dtype=torch.int32),
@@ -75,8 +75,8 @@ class FrameReplay(Ring):
 
     @staticmethod
     def bytes_each(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> int:
-        """Memory of a row: the frame, action 1, reward 4, terminated 1, age 4."""
-        return math.prod(shape) * dtype.itemsize + 10
+        """Memory of a row: the frame, action 4, reward 4, terminated 1, age 4."""
+        return math.prod(shape) * dtype.itemsize + 13
 
     def start(self, which: Tensor, frames: Tensor) -> None:
         """The first frames (k, *shape) of new episodes of the environments `which`, (k,)."""

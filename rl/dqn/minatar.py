@@ -43,7 +43,7 @@ class MinAtar(Emulator):
         height, width, channels = self._games[0].state_shape()
         self.envs, self.actions = envs, int(self._games[0].num_actions())
         self.frame: tuple[int, ...] = (channels, height, width)
-        self._max_frames = max_frames
+        self._max_frames = self.limit = max_frames
         self._lengths = np.zeros(envs, dtype=np.int64)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:

@@ -27,7 +27,8 @@ BATCHES = 16  # for a method, at the midpoint or after a row
 
 
 def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
-    """The return of nearly greedy play in environments of its own; in a stream these are of the task `phase`."""
+    """The return of nearly greedy play in environments of its own, or nothing (`play`); in a stream these are of the
+    task `phase`."""
     options, env_options = task.config.eval, task.config.env
     game = env_options["game"] if task.benchmark is None else task.benchmark.name_of(phase, env_options["game"])
     game = game if env_options["_target_"] == ATARI else ""  # MinAtar's games have the same names, and other scores
@@ -88,7 +89,9 @@ def measure(task: Task, learner: Learner, task_ended: bool) -> dict[str, float]:
     loss = functools.partial(probe_loss, net, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
     numbers = plasticity(net, loss, task.config.metrics)
     if task_ended and task.benchmark is not None and task.config.metrics != "off":
-        numbers["previous_return"] = evaluate(task, learner, learner.phase - 1)["eval/return"]
+        evaluated = evaluate(task, learner, learner.phase - 1)
+        if "eval/return" in evaluated:
+            numbers["previous_return"] = evaluated["eval/return"]
     return numbers
 
 

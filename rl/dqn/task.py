@@ -52,13 +52,16 @@ class Replay:
 
 @dataclass
 class Evaluation:
-    """How often, for how many agent steps, how greedily and in how many environments at once."""
+    """How often, how greedily and in how many environments at once the agent is evaluated.
+
+    Whole episodes count: those that begin within `steps` agent steps, or `episodes` of them.
+    """
 
     every: Count = MISSING
     steps: Count = MISSING
     num_envs: Envs = 8
     epsilon: Share = 0.001
-    episodes: Envs | None = None  # so many whole ones, whatever their length; null: those that end within `steps`
+    episodes: Envs | None = None  # so many, one in each environment; null: by `steps`
 
 
 @dataclass

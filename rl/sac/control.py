@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Annotated, Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Box
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from fire_core.ranges import check_arguments, one_of, within
 from harness.config.errors import ConfigError, one_line
+from rl.common.environments import Environment, bounds, check_continuous, examine, make_gymnasium, without_drawing
 
 BENCH = (
     "HumanoidBench is not on the package index and works with mujoco 3.1.6, not with 3.2 or later: "
@@ -54,24 +54,30 @@ class Control:
     def __post_init__(self) -> None:
         check_arguments(Control, vars(self))
 
-    def make(self) -> Any:
-        """A new environment with Gymnasium's `reset(seed=)` and `step`.
+    def make(self) -> Environment:
+        """A new environment, whose actions are a vector of numbers with finite bounds.
 
         Raises:
-            ConfigError: a package is missing or has another version; the task is unknown or its actions are discrete.
+            ConfigError: a package is missing or has another version; the task is unknown, its observations or actions
+                are of another kind, or it does not return what it says.
         """
-        env = SUITES[self.suite](self.task, self.options or {})
-        if not isinstance(env.action_space, Box):
-            raise ConfigError(f"env.task={self.task}: SAC needs a task with continuous actions")
-        return env
+        options = self.options or {}
+        environment = Environment(self.name, SUITES[self.suite](self.task, options))
+        space = check_continuous(self.name, environment.action_space)
+        if self.suite == "gymnasium":
+            low, high = bounds(space)
+            examine("env.task", self.task, options, ((low + high) / 2).astype(space.dtype))
+        return environment
+
+    @property
+    def name(self) -> str:
+        """The option that names the task, for messages."""
+        return f"env.task={self.task}"
 
 
-def make_gymnasium(task: str, options: dict[str, Any]) -> Any:
-    """An environment of Gymnasium, whose messages name near tasks and what is to be installed."""
-    try:
-        return gymnasium.make(task, disable_env_checker=True, **options)
-    except (gymnasium.error.Error, TypeError) as error:
-        raise ConfigError(f"env.task={task}: {one_line(error)}") from error
+def make_task(task: str, options: dict[str, Any]) -> Any:
+    """An environment of gymnasium, whose messages name near tasks and what is to be installed."""
+    return make_gymnasium("env.task", task, options)
 
 
 class DmControl:
@@ -82,7 +88,7 @@ class DmControl:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it opens a display, which only rendering needs
-                suite: Any = importlib.import_module("dm_control.suite")
+                suite: Any = without_drawing(lambda: importlib.import_module("dm_control.suite"))
             self.env = suite.load(domain, name, environment_kwargs={"flat_observation": False}, **options)
         except ImportError:
             raise ConfigError(f'env=dmc env.task={task} needs dm_control: pip install -e ".[dmc]"') from None
@@ -120,22 +126,24 @@ def make_humanoid_bench(task: str, options: dict[str, Any]) -> Any:
     except Exception as error:  # a part that is not installed, or OpenGL, of which each backend fails in its own way
         reason = f"with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')}: {type(error).__name__}: {one_line(error)}"
         raise ConfigError(f"env=humanoid_bench env.task={task} does not work ({reason}). {BENCH}") from error
-    return make_gymnasium(task, options)
+    return make_task(task, options)
 
 
-SUITES = {"gymnasium": make_gymnasium, "dmc": DmControl, "humanoid_bench": make_humanoid_bench}
+SUITES = {"gymnasium": make_task, "dmc": DmControl, "humanoid_bench": make_humanoid_bench}
 
 
-def time_limit(env: Any) -> int:
-    """Steps after which an episode of this environment is truncated.
+def decisions_at_most(environment: Environment, action_repeat: int) -> float:
+    """Decisions after which an episode is truncated.
 
     Raises:
-        ConfigError: it has no limit.
+        ConfigError: the environment states no limit.
     """
-    limit = env.max_steps if isinstance(env, DmControl) else getattr(env, "max_steps", 0) or env.spec.max_episode_steps
-    if not limit:
-        raise ConfigError("the environment has no time limit: its evaluation might never end")
-    return int(limit)
+    if environment.limit is None:
+        raise ConfigError(
+            f"{environment.name} has no time limit: its evaluation might never end; set one by "
+            "env.options={max_episode_steps:1000}"
+        )
+    return environment.limit / action_repeat
 
 
 # --------------------------------------------------------------------------------------------------------- statistics

@@ -21,7 +21,7 @@ from harness.training import seeding
 from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl, Phase, fill_lengths, split
 from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method
-from rl.sac.control import Control, time_limit
+from rl.sac.control import Control, decisions_at_most
 from rl.sac.networks import Critics, Networks, plain_critic
 from rl.sac.update import discount
 from rl.sac.workers import Tasks, Worker
@@ -117,9 +117,9 @@ class Task(AgentTask):
         networks: Networks = build("networks", config.networks, Networks)
         networks = replace(networks, bfloat16=config.precision == "bfloat16")
         with contextlib.closing(control.make()) as env:
-            observations, actions = int(env.observation_space.shape[0]), int(env.action_space.shape[0])
-            limit = time_limit(env)
-            gamma = discount(limit / control.action_repeat) if config.gamma is None else config.gamma
+            observations, actions = env.size, env.action_size
+            decisions = decisions_at_most(env, control.action_repeat)
+            gamma = discount(decisions) if config.gamma is None else config.gamma
         phases = phases_of(config, benchmark, control.action_repeat)
         tasks = None if benchmark is None else Tasks(benchmark, control, config.seed)
         sizes = observations if tasks is None else tasks.size, actions

@@ -11,6 +11,7 @@ import torch
 
 from harness.training import seeding
 from rl.common.continual import ContinualControl, check_one_interface
+from rl.common.environments import bounds, check_continuous
 from rl.common.physics import Physics
 from rl.sac.control import Control
 
@@ -42,10 +43,10 @@ class Tasks:
         for name, one in zip(names, self.controls, strict=True):
             env = one.make()
             try:
-                sizes.append(int(env.observation_space.shape[0]))
-                actions[name] = int(env.action_space.shape[0])
+                sizes.append(env.size)
+                actions[name] = env.action_size
                 if benchmark.physics:
-                    Physics(env)
+                    Physics(env.env)
             finally:
                 env.close()
         check_one_interface("actions", actions)
@@ -74,7 +75,7 @@ class Worker:
     def __init__(self, control: Control, seed: int, tasks: Tasks | None = None) -> None:
         self.tasks, self.repeat, self.seed = tasks, control.action_repeat, seed
         self.envs = [one.make() for one in (tasks.controls if tasks else [control])]
-        self.physics = [Physics(env) for env in self.envs] if tasks and tasks.benchmark.physics else []
+        self.physics = [Physics(env.env) for env in self.envs] if tasks and tasks.benchmark.physics else []
         self.choose(0)
         self.episode = -1
         self.begin()
@@ -83,7 +84,9 @@ class Worker:
         """Be in this task of a stream from the next episode on."""
         place = task % len(self.envs)
         self.env = self.envs[place]
-        self.low, self.high = self.env.action_space.low, self.env.action_space.high
+        space = check_continuous(self.env.name, self.env.action_space)
+        self.low, self.high = bounds(space)
+        self.action_type = space.dtype
         if self.tasks is not None:
             self.change = self.tasks.benchmark.change(self.tasks.seed, task, self.tasks.size)
             if self.physics:
@@ -94,14 +97,13 @@ class Worker:
         for env in self.envs:
             env.close()
 
-    def _seen(self, observation: Any) -> np.ndarray:
-        plain = np.asarray(observation, np.float32)
-        return plain if self.tasks is None else self.change.observe(plain)
+    def _seen(self, observation: np.ndarray) -> np.ndarray:
+        return observation if self.tasks is None else self.change.observe(observation)
 
     def begin(self) -> None:
         """Start the next episode."""
         self.episode += 1
-        observation, _ = self.env.reset(seed=seeding.derive(self.seed, "episode", self.episode) % 2**31)
+        observation = self.env.reset(seeding.derive(self.seed, "episode", self.episode) % 2**31)
         self.observation: np.ndarray = self._seen(observation)
         self.actions: list[np.ndarray] = []
         self.steps, self.total = 0, 0.0
@@ -109,11 +111,11 @@ class Worker:
     def step(self, action: np.ndarray) -> Stepped:
         """Act, `action` in [-1, 1]; a new episode starts when one ends."""
         before = self.observation
-        scaled = self.low + (action + 1) / 2 * (self.high - self.low)
         reward, terminated, truncated, steps = 0.0, False, False, 0
         for _ in range(self.repeat):
-            observation, part, terminated, truncated, _ = self.env.step(scaled)
-            reward, steps = reward + float(part), steps + 1
+            # An array of its own for each step: an environment may write into it.
+            observation, part, terminated, truncated = self.env.step(self.scaled(action))
+            reward, steps = reward + part, steps + 1
             if terminated or truncated:
                 break
         following = self.observation = self._seen(observation)
@@ -123,7 +125,12 @@ class Worker:
         if terminated or truncated:
             ended = (self.total, self.steps)
             self.begin()
-        return Stepped(before, reward, bool(terminated), following, ended)
+        return Stepped(before, reward, terminated, following, ended)
+
+    def scaled(self, action: np.ndarray) -> np.ndarray:
+        """An action in [-1, 1] as the environment's own, within its bounds whatever is lost in rounding."""
+        scaled: np.ndarray = np.clip(self.low + (action + 1) / 2 * (self.high - self.low), self.low, self.high)
+        return scaled.astype(self.action_type)
 
     def state_dict(self) -> dict[str, Any]:
         """The episode's number and actions."""

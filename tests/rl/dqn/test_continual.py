@@ -101,7 +101,7 @@ def test_the_agent_sees_what_the_task_shows() -> None:
     assert task.benchmark is not None
     emulator = learner.env.emulator
     assert isinstance(emulator, Changing)
-    state = np.stack([env.unwrapped.state for env in emulator.emulators[0]._envs])  # type: ignore[attr-defined]
+    state = np.stack([env.env.unwrapped.state for env in emulator.emulators[0]._envs])  # type: ignore[attr-defined]
     expected = task.benchmark.change(task.config.seed, 2, 6).observe(state.astype(np.float32))
     np.testing.assert_allclose(learner.env.observations[:, 0], expected, rtol=1e-5, atol=1e-6)
 

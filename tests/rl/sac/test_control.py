@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 
 from harness.config.errors import ConfigError
+from rl.common.environments import Environment
 from rl.sac import control
 from rl.sac.control import Control, Statistics
 from rl.sac.transitions import Transitions
@@ -65,7 +67,7 @@ class Count:
 
     def __init__(self, ends: int, terminates: bool) -> None:
         self.ends, self.terminates, self.seen = ends, terminates, []
-        self.action_space = SimpleNamespace(low=np.array([-2.0]), high=np.array([4.0]))
+        self.action_space, self.observation_space = Box(-2, 4, (1,)), Box(-np.inf, np.inf, (1,))
 
     def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
         self.number = 0
@@ -81,7 +83,8 @@ class Count:
 @pytest.mark.parametrize("terminates", [True, False])
 def test_repeats_add_up_rewards_and_stop_with_the_episode(terminates: bool) -> None:
     env = Count(7, terminates)
-    worker = Worker(SimpleNamespace(make=lambda: env, action_repeat=3), 0)  # type: ignore[arg-type]
+    environment = Environment("count", env)
+    worker = Worker(SimpleNamespace(make=lambda: environment, action_repeat=3), 0)  # type: ignore[arg-type]
     steps = [worker.step(np.array([x], np.float32)) for x in (-1, 0, 1)]
     assert [s.reward for s in steps] == [1 + 2 + 3, 4 + 5 + 6, 7]
     assert [s.terminated for s in steps] == [False, False, terminates]
@@ -178,5 +181,6 @@ def test_packages_that_are_absent_or_other_versions_are_named(
 
 
 def test_an_environment_without_a_time_limit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has no time limit"):
-        control.time_limit(SimpleNamespace(spec=SimpleNamespace(max_episode_steps=None)))
+    environment = Environment("env.task=count", Count(7, True))
+    with pytest.raises(ConfigError, match=r"env.task=count has no time limit: .* env.options=.max_episode_steps"):
+        control.decisions_at_most(environment, 1)
