@@ -15,9 +15,9 @@ COLUMN which numbers; the mean over seeds is written, or another part: `low` and
 `<!--=CSV; numerics-->` says with which numerics and at which commit a `.csv` was made. Results are frozen: a later
 version of the numerics does not make them untrue, and they are not run again. The numbers of the HEADLINES stand on
 files that name their version of the numerics, or the check fails: between `<!-- table: headline -->` and `<!-- end -->`
-they show the first columns of those rows of OVERVIEW of which this is so and of whose metric more is better, at most
-ten, and count the others. The file of a table is `page.csv` beside `page.md`, with `<!-- source: FILE -->` above it
-FILE (below docs/), and within `<!-- table: name -->` `page/name.csv`.
+they show the first columns of those rows of OVERVIEW of which this is so, which have at least five seeds and of whose
+metric more is better, at most ten, and count the others. The file of a table is `page.csv` beside `page.md`, with `<!--
+source: FILE -->` above it FILE (below docs/), and within `<!-- table: name -->` `page/name.csv`.
 """
 
 import functools
@@ -40,8 +40,9 @@ MARK = re.compile(r"(<!--=(.*?)-->)(.*?)(<!--/-->)", re.S)
 BEGINS = re.compile(r"^[ ]*<!--=(.*?)-->", re.M)
 OVERVIEW = "results/overview.md"
 BLOCK = re.compile(r"(<!-- table: headline -->\n)(.*?)(<!-- end -->)", re.S)
-SHOWN = 5  # columns of OVERVIEW: where, n, base, full reset, FIRE
+SHOWN = 6  # columns of OVERVIEW: where, n, base, full reset, random isometry, FIRE
 MOST = 10  # rows
+FEWEST = 5  # seeds
 SOURCE = re.compile(r"<!-- (?:(source|table): (.+?)|end) -->")
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#]+)")
 NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
@@ -207,16 +208,21 @@ def headline(target: Path) -> str:
     for line in lines[2:]:
         if not all(names_numerics(key) for _, key, _, _ in MARK.findall(line)):
             old += 1
-        elif "less is better" in line or len(shown) == MOST:
+        elif "less is better" in line or seeds_of(line) < FEWEST or len(shown) == MOST:
             other += 1
         else:
             shown.append(row(line))
-    head = ["| where | n | base ↑ | full reset ↑ | FIRE ↑ |", row(lines[1])]
+    head = ["| where | n | base ↑ | full reset ↑ | random isometry ↑ | FIRE ↑ |", row(lines[1])]
     text = "\n".join(["", *head, *shown, "", ""]) if shown else "\n"
     where = os.path.relpath(page, target.parent)
     older = f"{old} rows of older tables, which do not say with which numerics they were made"
     rest = ([f"{other} more rows"] if other else []) + ([older] if old else [])
     return f"{text}[The whole table]({where}) has {' and '.join(rest)}.\n\n" if rest else text
+
+
+def seeds_of(line: str) -> int:
+    """The number of seeds of a row of OVERVIEW, its second column."""
+    return int(re.sub(r"<!--.*?-->", "", line).split("|")[2])
 
 
 def renewed(text: str, page: Path | None = None) -> tuple[str, list[str]]:

@@ -66,8 +66,8 @@ def test_a_row_is_in_the_headline_once_its_table_names_its_numerics(tmp_path, mo
     (results / "d.md").write_text(f"<!-- source: results/b.csv -->\n{table}")
     (results / "streams.md").write_text(f"<!-- table: c -->\n{table}<!-- end -->\n")
     marks = {"a": "a.md", "d": "d.md", "c": "streams.md"}
-    rows = [f"| [{n}]({f}) | <!--=results/{f}; FIRE; final; .0f-->1<!--/--> |" for n, f in marks.items()]
-    (results / "all.md").write_text("\n".join(["| where | FIRE |", "|---|---|", *rows, ""]))
+    rows = [f"| [{n}]({f}) | 5 | <!--=results/{f}; FIRE; final; .0f-->1<!--/--> |" for n, f in marks.items()]
+    (results / "all.md").write_text("\n".join(["| where | n | FIRE |", "|---|---|---|", *rows, ""]))
     readme, block = tmp_path / "README.md", "<!-- table: headline -->\n<!-- end -->\n"
 
     def made() -> str:
@@ -84,8 +84,10 @@ def test_a_row_is_in_the_headline_once_its_table_names_its_numerics(tmp_path, mo
     ):
         provenance.write(results / f"{name}.csv", entry)
         assert made().count("docs/results/") - ("whole table" in made()) == number
-    assert "| [d](docs/results/d.md) | 1 |" in made()
+    assert "| [d](docs/results/d.md) | 5 | 1 |" in made()
     assert "whole table" not in made()
+    (results / "all.md").write_text((results / "all.md").read_text().replace("| 5 |", "| 4 |", 1))
+    assert "has 1 more rows" in made(), "fewer than five seeds"
     asked = "<!--=results/a.csv; numerics-->x<!--/-->"
     assert f">numerics {NUMERICS['vision']}, commit abcdefg<" in numbers.renewed(asked, readme)[0]
 
