@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ from vision.learner import Learner
 from vision.phase import batches
 from vision.task import Task, compiled
 
+NOTES = {"sac": ", environment without physics"}
 COLUMNS = ("what", "per_second", "unit", "seconds", "peak_mib", "ratio", "card")
 
 
@@ -234,6 +236,27 @@ def gpt_step(small: bool, device: torch.device) -> tuple[Callable[[], object], i
     return once, batch * block
 
 
+class Still(gymnasium.Env[Any, Any]):
+    """Humanoid's spaces without its physics, so that SAC's updates are measured where MuJoCo is not installed."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (348,))
+    action_space = gymnasium.spaces.Box(-0.4, 0.4, (17,))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.seen(), 1.0, False, False, {}
+
+    def seen(self) -> Any:
+        """An observation."""
+        return self.np_random.uniform(-1.0, 1.0, 348).astype("float32")
+
+
+gymnasium.register("Still-v0", lambda **_: Still(), max_episode_steps=1000)
+
+
 def agent_steps(program: str, *options: str) -> Callable[[], object]:
     """Ten decisions of an agent with their updates, after enough random ones."""
     module = __import__(f"rl.{program}.train", fromlist=["interact"])
@@ -275,7 +298,7 @@ def main() -> None:
     scale = ("scale=smoke",) if small else ("scale=paper",)
     agents: dict[str, tuple[str, ...]] = {
         "dqn": ("env=asterix", *scale, "learning_starts=200", "replay.capacity=20000"),
-        "sac": ("env=humanoid", *scale, "random_steps=100", "replay_size=20000"),
+        "sac": ("env=humanoid", "env.task=Still-v0", *scale, "random_steps=100", "replay_size=20000"),
     }
     for program, options in agents.items():
         with costs.block():
@@ -284,9 +307,8 @@ def main() -> None:
             except Exception as error:  # a package may be missing where a GPU is lent
                 costs.write(program, "decisions", None, None, None, note=str(error).split("\n")[0][:80])
                 continue
-            costs.measure(
-                f"{program} at the {'smallest' if small else 'paper'} size", "decisions", 10, steps, costs.longer
-            )
+            what = f"{program} at the {'smallest' if small else 'paper'} size{NOTES.get(program, '')}"
+            costs.measure(what, "decisions", 10, steps, costs.longer)
     side = 64 if small else 4096
     measure_matrix(costs, side, side, with_svd=True)
     if args.long:

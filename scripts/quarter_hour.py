@@ -59,7 +59,7 @@ BESIDE_FIRST_PHASE = "full_reset"
 # What the harness needs and a machine with torch may lack.
 PACKAGES = (
     *("hydra-core", "omegaconf", "antlr4-python3-runtime", "hydra-joblib-launcher", "joblib", "filelock"),
-    *("gymnasium", "farama-notifications", "cloudpickle", "ale-py", "mujoco", "absl-py", "etils", "tqdm"),
+    *("gymnasium", "farama-notifications", "cloudpickle", "ale-py", "tqdm"),
     *("safetensors", "pytest", "pluggy", "iniconfig", "packaging", "pytest-xdist", "execnet", "imageio"),
 )
 START_AND_END = 40.0  # seconds that importing, loading images and evaluating take beside the training
