@@ -21,6 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.config.direction import direction_of
 from harness.config.errors import ConfigError, near
 from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, unknown_choice
 from harness.config.paths import expanded
@@ -112,7 +113,7 @@ def _check_choices(overrides: Sequence[Override], config_name: str, config_dir: 
 
 
 def _check_options(overrides: Sequence[Override], config_name: str, arguments: Namespace) -> None:
-    """Refuse options that are not declared, and several values where there is no sweep."""
+    """Refuse options that are not declared, and several values without -m; tell Optuna what is better."""
     place = [f"hydra.searchpath=[file://{Path(arguments.config_dir).absolute()}]"] if arguments.config_dir else []
     place += [str(o.input_line) for o in overrides if o.key_or_group in ("hydra.searchpath", "hydra.mode")]
     folders = [CONF, *([Path(arguments.config_dir)] if arguments.config_dir else [])]
@@ -133,6 +134,9 @@ def _check_options(overrides: Sequence[Override], config_name: str, arguments: N
                 _check_declared(override, composed, len(combinations))
     except (HydraException, OmegaConfBaseException):
         return  # which Hydra will say in a moment, of the whole command line
+    if sweeps and "hydra.sweeper.direction" not in [o.key_or_group for o in overrides]:
+        right = direction_of(composed(0))
+        arguments.overrides += [f"hydra.sweeper.direction={right}"] if right else []
     for override, choice in zip(overrides, is_choice, strict=True):
         if override.is_sweep_override() and not sweeps:
             name, _, value = str(override.input_line).partition("=")

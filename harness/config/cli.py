@@ -16,7 +16,9 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from importlib import metadata
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, get_type_hints
 
 import torch
@@ -129,15 +131,34 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
             several = [argument for argument in sys.argv[1:] if "(" in argument]
             raise ConfigError(f"-m starts nothing: an option has no value ({', '.join(several)})")
     except Exception as error:
-        if asked or not user_facing(error):
+        known = of_launcher(error) or error
+        if asked or not user_facing(known):
             raise
         _show_sweep()
-        _leave(error)
+        _leave(known)
     except KeyboardInterrupt:
         print("interrupted", file=Stderr())
         raise SystemExit(130) from None
     finally:
         _show_sweep()
+
+
+def of_launcher(error: Exception) -> ConfigError | None:
+    """One line for an error that Hydra's launcher or sweeper, or a library of theirs, has raised itself.
+
+    Where Slurm is missing, a number of workers is 0 or a data base cannot be opened, nothing of this project is wrong;
+    an error of a job was raised by the project's own code, and keeps its traceback.
+    """
+    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
+    packages = [module.partition(".")[0] for module in modules]
+    if isinstance(error, USER_ERRORS) or "hydra_plugins" not in packages or modules[-1] == "hydra.core.utils":
+        return None  # Hydra's utils raise again what a job, in this process or another, has raised
+    if set(packages[packages.index("hydra_plugins") :]) & {"harness", "vision", "language", "rl", "fire_core"}:
+        return None
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if packages[-1] == "optuna" and (version := metadata.version("sqlalchemy")) >= "2":
+        reason = f"hydra.sweeper.storage= needs SQLAlchemy 1.4, not {version}: {PLUGINS}"
+    return ConfigError(f"the launcher or sweeper failed: {reason}")
 
 
 def user_facing(error: Exception) -> bool:

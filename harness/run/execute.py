@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config.build import build
 from harness.config.cli import Outcome, job
+from harness.config.direction import check_direction
 from harness.config.errors import ConfigError
 from harness.config.paths import expanded
 from harness.run.first_phase import shared_first_phase
@@ -83,6 +84,7 @@ def execute(config: DictConfig, program: Program[T]) -> float:
     """
     with job(config) as outcome, own_gpu(config.device, config.jobs_per_gpu) as config.device:
         task = program.make_task(config)
+        check_direction(task.headline)
         with program.processes(task) as keeps_folder:
             if not keeps_folder:
                 outcome.state = "done"

@@ -1,10 +1,13 @@
 """The same numbers alone, in a sweep, side by side and on a queue; and a search that resumes where it stopped."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import re
 import signal
+import sqlite3
+from importlib import metadata
 from pathlib import Path
 
 import hydra
@@ -13,8 +16,10 @@ import torch
 import yaml
 
 from harness.config.config import OWN_THREADS, set_up_torch
-from harness.config.groups import CONF
-from tests.programs import LONG, SMALL, assert_same, holder, lines, only_run, wait_for
+from harness.config.direction import better, direction_of
+from harness.config.errors import ConfigError
+from harness.config.groups import CONF, compose_with_hydra
+from tests.programs import LONG, SMALL, assert_same, compose, holder, lines, only_run, wait_for
 from tests.zygote import Zygote
 
 
@@ -78,6 +83,7 @@ def test_a_job_on_a_queue_requeues_itself(tmp_path: Path, zygote: Zygote, calm: 
 @needs("hydra_submitit_launcher")
 @needs("hydra_joblib_launcher")
 def test_the_launchers_that_are_set_up_here() -> None:
+    compose("vision")  # makes the types of its options known
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         slurm, cores = (
             hydra.compose("vision", [f"hydra/launcher={name}"], return_hydra_config=True).hydra.launcher
@@ -101,3 +107,84 @@ def test_a_search_goes_on_where_it_stopped(tmp_path: Path, zygote: Zygote) -> No
     results = [json.loads(file.read_text())["test/accuracy"] for file in tmp_path.glob("runs/vision/*/DONE")]
     assert len(results) == 3
     assert best["best_value"] == max(results)
+
+
+@needs("hydra_optuna_sweeper")
+def test_a_search_maximises_what_should_be_large(tmp_path: Path, zygote: Zygote) -> None:
+    search = ("hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_jobs=1", "-m")
+    answer = zygote.run(tmp_path, "vision.train", *SMALL.tiny("lr=choice(0.00001,0.003)", "epochs=5"), *search)
+    assert answer.code == 0, answer.err
+    best = yaml.safe_load((tmp_path / "runs/.sweeps/optimization_results.yaml").read_text())
+    results = [json.loads(file.read_text())["test/accuracy"] for file in tmp_path.glob("runs/vision/*/DONE")]
+    assert best["best_value"] == max(results) > min(results)
+
+
+@needs("hydra_optuna_sweeper")
+@pytest.mark.parametrize(
+    ("program", "options", "expected"),
+    [
+        ("vision", [], "maximize"),
+        ("vision", ["benchmark=slowly_changing_regression", "dataset=bits"], "minimize"),
+        ("vision", ["benchmark=permuted_online"], "maximize"),
+        ("language", [], "minimize"),
+        ("language", ["benchmark=domains"], "minimize"),
+        ("dqn", [], "maximize"),
+        ("dqn", ["experiment=continual_cartpole"], "maximize"),
+        ("sac", [], "maximize"),
+    ],
+)
+def test_the_direction_of_each_program(program: str, options: list[str], expected: str) -> None:
+    compose(program)
+    config = compose_with_hydra(program, ["hydra/sweeper=optuna", *options])
+    assert direction_of(config) == expected
+    assert direction_of(compose_with_hydra(program, options)) is None
+
+
+@needs("hydra_optuna_sweeper")
+def test_a_direction_that_finds_the_worst_is_refused(tmp_path: Path, zygote: Zygote) -> None:
+    search = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=1", "hydra.sweeper.direction=minimize", "-m")
+    answer = zygote.run(tmp_path, "vision.train", *SMALL.tiny("lr=choice(0.00001,0.003)"), *search)
+    assert answer.code == 2
+    said = "error: hydra.sweeper.direction=minimize, but the runs end with test/accuracy: set it to maximize"
+    assert said in answer.err.splitlines()
+
+
+def test_a_number_of_which_nothing_is_known_has_no_direction() -> None:
+    with pytest.raises(ConfigError, match="nothing says whether more of test/f1 is better"):
+        better("test/f1")
+
+
+@needs("hydra_submitit_launcher")
+@needs("hydra_optuna_sweeper")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("hydra/launcher=slurm", 'Could not detect "srun"'),
+        ("hydra/launcher=joblib hydra.launcher.n_jobs=0", "n_jobs == 0 in Parallel has no meaning"),
+        ("hydra/sweeper=optuna hydra.sweeper.storage=nonsense", ""),
+        ("hydra/sweeper=optuna hydra.sweeper.storage=sqlite:////no/such/folder/o.db", ""),
+        ("hydra/sweeper=optuna +hydra.sweeper.trials=3", ""),
+    ],
+)
+def test_what_a_library_cannot_do_is_one_line(options: str, says: str, tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "vision.train", *SMALL.tiny("seed=0,1"), *options.split(), "-m", PATH="/nowhere")
+    assert answer.code == 2, answer.err
+    assert "Traceback" not in answer.err
+    (line,) = (line for line in answer.err.splitlines() if line.startswith("error: "))
+    assert says in line
+    assert not list(tmp_path.glob("runs/vision/*"))
+
+
+@needs("hydra_optuna_sweeper")
+def test_a_search_with_storage_goes_on(tmp_path: Path, zygote: Zygote) -> None:
+    storage = f"hydra.sweeper.storage=sqlite:///{tmp_path}/search.db"
+    search = ("hydra/sweeper=optuna", storage, "hydra.sweeper.study_name=s", "hydra.sweeper.n_trials=1", "-m")
+    for _ in range(2):
+        answer = zygote.run(tmp_path, "vision.train", *SMALL.tiny("lr=choice(0.001,0.003)"), *search)
+        if metadata.version("sqlalchemy") >= "2":  # not what the extra installs
+            assert answer.code == 2
+            assert "needs SQLAlchemy 1.4, not " in answer.err.splitlines()[-1]
+            return
+        assert answer.code == 0, answer.err
+    with contextlib.closing(sqlite3.connect(tmp_path / "search.db")) as trials:
+        assert trials.execute("select count(*) from trials").fetchone() == (2,)
