@@ -4,6 +4,7 @@ Each task is the same environment, or the next of a list of environments with on
 (permuted, with other signs, shifted) and other physics. A return is that of training episodes: `Returns`.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from harness.config.errors import ConfigError
 from harness.training import seeding
 from rl.common.physics import PARAMETERS
 
+log = logging.getLogger(__name__)
 LAST = 0.25  # the part of a task whose returns are its score
 
 
@@ -198,7 +200,7 @@ class Returns:
         ended: of the task.
         total: sum over the run.
         count: of the run's episodes.
-        scores: `task/return` of the tasks that have ended.
+        scores: `task/return` of the tasks that have ended; NaN of one in which no episode ended.
     """
 
     ended: list[list[float]] = field(default_factory=list)
@@ -212,29 +214,34 @@ class Returns:
         self.total += math.fsum(returns)
         self.count += len(returns)
 
-    def row(self, length: int, running: Sequence[float], ended: bool) -> dict[str, float]:
-        """For a row: `online/return`, and at a task's end `task/return` and `task/episodes`.
+    def row(self, length: int, ended: bool) -> dict[str, float]:
+        """For a row: `online/return`, and at a task's end `task/return` and `task/episodes`. Only whole episodes count.
 
         Args:
             length: of the task.
-            running: returns so far of the episodes under way.
             ended: whether the task has ended.
 
         Returns:
             online/return: mean over the run's episodes so far. task/return: mean over those that ended in the last
-            quarter of the task; where none did, that of those under way. task/episodes: how many did.
+            quarter of the task; where none did, of the task's last one. task/episodes: how many ended in the last
+            quarter. A return of no episode is left out, and a task without one is named in the log.
         """
-        under_way = float(np.mean(running)) if len(running) else 0.0
-        numbers = {"online/return": self.total / self.count if self.count else under_way}
+        numbers = {"online/return": self.total / self.count} if self.count else {}
         if not ended:
             return numbers
         late = [value for step, value in self.ended if step > (1 - LAST) * length]
-        self.scores.append(float(np.mean(late)) if late else under_way)
-        return numbers | {"task/return": self.scores[-1], "task/episodes": len(late)}
+        counted = late or [value for _, value in self.ended[-1:]]
+        self.scores.append(float(np.mean(counted)) if counted else math.nan)
+        if counted:
+            numbers["task/return"] = self.scores[-1]
+        else:
+            log.warning("no task/return: no episode ended within the task's %d steps (benchmark.steps)", length)
+        return numbers | {"task/episodes": len(late)}
 
     def summary(self) -> dict[str, float]:
-        """The mean of the tasks' returns; nothing where there were no tasks."""
-        return {"task/return": math.fsum(self.scores) / len(self.scores)} if self.scores else {}
+        """The mean of the tasks' returns, of those in which an episode ended; nothing where there was none."""
+        scores = [score for score in self.scores if not math.isnan(score)]
+        return {"task/return": math.fsum(scores) / len(scores)} if scores else {}
 
     def begin_task(self) -> None:
         """A new task begins."""

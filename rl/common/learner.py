@@ -1,6 +1,5 @@
 """What the learners of both agents have."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -93,8 +92,8 @@ class AgentLearner(LearnerBase):
         raise NotImplementedError
 
 
-def start_row(task: AgentTask, learner: AgentLearner, running: Sequence[float]) -> dict[str, Any]:
-    """What the rows of both agents have; `running`: returns so far of the episodes under way."""
+def start_row(task: AgentTask, learner: AgentLearner) -> dict[str, Any]:
+    """What the rows of both agents have."""
     check_finite(learner.step, learner.sums)
     row: dict[str, Any] = {
         "step": learner.step,
@@ -106,7 +105,7 @@ def start_row(task: AgentTask, learner: AgentLearner, running: Sequence[float]) 
         row["train/return"] = float(np.mean(learner.returns))
     if task.benchmark is not None:
         phase = task.phases[learner.phase]
-        row |= learner.task_returns.row(phase.end - phase.start, running, learner.step >= phase.end)
+        row |= learner.task_returns.row(phase.end - phase.start, learner.step >= phase.end)
     return row
 
 

@@ -42,7 +42,7 @@ def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
 
 def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, Any]:
     """The row at this step."""
-    row = start_row(task, learner, learner.env.returns.tolist())
+    row = start_row(task, learner)
     row |= {"env_steps": learner.step, "train/episodes": len(learner.returns)}
     if learner.counted:
         row |= {name: total / learner.counted for name, total in zip(NAMES, learner.sums.tolist(), strict=True)}

@@ -48,7 +48,7 @@ def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
 
 def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     """The row at this step, with an evaluation."""
-    row = start_row(task, learner, [worker.total for worker in learner.workers.workers])
+    row = start_row(task, learner)
     row |= {
         "env_steps": learner.step * task.control.action_repeat,
         **evaluate(task, learner, learner.phase),

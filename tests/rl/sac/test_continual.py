@@ -40,7 +40,7 @@ def test_a_known_boundary_starts_the_agent_anew() -> None:
     assert all((row == there).all(1).any() for row in drawn)
     assert task.tasks is not None
     worker = learner.workers.workers[0]
-    data = worker.env.unwrapped.data
+    data = worker.env.env.unwrapped.data
     state = np.concatenate([data.qpos[1:], np.clip(data.qvel, -10, 10)]).astype(np.float32)
     expected = task.tasks.benchmark.change(task.config.seed, 1, 13).observe(state)
     np.testing.assert_allclose(worker.observation, expected, rtol=1e-4, atol=1e-5)
