@@ -62,6 +62,10 @@ class Changing(Emulator):
         frames, rewards, terminated, truncated = self.now.recv()
         return self._observe(frames), rewards, terminated, truncated
 
+    def picture(self, frame: np.ndarray) -> np.ndarray:
+        """A picture of the task's environment."""
+        return self.now.picture(frame)
+
     def close(self) -> None:
         """Let go of all."""
         for emulator in self.emulators:

@@ -8,6 +8,7 @@ import torch
 
 from fire_core.ranges import Count, checked
 from rl.common.environments import Environment, check_discrete, examine, make_gymnasium
+from rl.common.film import rendered
 from rl.dqn.episodes import Emulator, Episodes
 
 
@@ -50,6 +51,10 @@ class Classic(Emulator):
         frames, rewards, terminated, truncated = zip(*steps, strict=True)
         ends = np.array(terminated)
         return np.stack(frames), np.array(rewards), ends, np.array(truncated) & ~ends
+
+    def picture(self, frame: np.ndarray) -> np.ndarray:
+        """What the first environment draws, if its options have `render_mode: rgb_array`."""
+        return rendered(self._envs[0].name, self._envs[0].env)
 
     def close(self) -> None:
         """Let go of them."""

@@ -4,6 +4,7 @@ An emulator's inner state cannot be copied out, but an episode is a function of 
 checkpoint holds these, and a resumed run replays unfinished episodes, in a fraction of the time.
 """
 
+import colorsys
 import logging
 from typing import Any, NamedTuple
 
@@ -48,6 +49,18 @@ class Emulator:
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Wait for the step: next frames, rewards, terminated, truncated."""
         raise NotImplementedError
+
+    def picture(self, frame: np.ndarray) -> np.ndarray:
+        """A picture of the first environment, uint8 (height, width, 3): by default the frame that the agent sees.
+
+        Args:
+            frame: its newest one; (height, width) grey, or (channels, height, width) with a colour for each channel.
+        """
+        if frame.ndim == 2:
+            return np.repeat(frame.astype(np.uint8)[..., None], 3, axis=2)
+        colours = np.array([colorsys.hsv_to_rgb(i / len(frame), 0.8, 1.0) for i in range(len(frame))])  # (channels, 3)
+        picture: np.ndarray = np.einsum("chw,ck->hwk", frame.astype(float), colours * 255).clip(0, 255).astype(np.uint8)
+        return picture
 
     def close(self) -> None:
         """Let go of threads."""

@@ -1,0 +1,114 @@
+"""Pictures of an episode as a film (H.264, which browsers play) or as a strip of frames."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from harness.config.errors import ConfigError
+
+Picture = NDArray[np.uint8]  # (height, width, 3)
+SMALLEST = 240  # pixels of height, below which a picture is enlarged by a whole number
+NEEDS = 'needs the extra video: pip install -e ".[video]"'
+
+
+class Film:
+    """A film that is written picture by picture; the file appears when it is closed.
+
+    Args:
+        path: ends in .mp4.
+        rate: pictures a second.
+
+    Raises:
+        ConfigError: PyAV is not installed, the name has another ending, or the file cannot be written.
+    """
+
+    def __init__(self, path: Path, rate: float) -> None:
+        if path.suffix != ".mp4":
+            raise ConfigError(f"video={path}: its name must end in .mp4")
+        try:
+            import av
+        except ImportError:
+            raise ConfigError(f"video={path} {NEEDS}") from None
+        self.path, self.partial = path, path.with_name(f".{path.stem}.part.mp4")
+        self._av: Any = av
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._container = av.open(str(self.partial), "w", options={"movflags": "faststart"})
+        except OSError as error:
+            raise ConfigError(f"video={path} cannot be written: {error.strerror or error}") from None
+        self._rate = max(1, round(rate))
+        self._stream: Any = None
+
+    def add(self, picture: Picture) -> None:
+        """Append a picture; all have the size of the first."""
+        picture = enlarged(picture)
+        height, width = (side // 2 * 2 for side in picture.shape[:2])  # H.264 stores colours for squares of four
+        if self._stream is None:
+            self._stream = self._container.add_stream("libx264", rate=self._rate, options={"crf": "23"})
+            self._stream.height, self._stream.width, self._stream.pix_fmt = height, width, "yuv420p"
+        frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(picture[:height, :width]), format="rgb24")
+        self._container.mux(self._stream.encode(frame))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stream is not None:
+            self._container.mux(self._stream.encode())
+        self._container.close()
+        if error is None and self._stream is not None:
+            self.partial.replace(self.path)
+        else:
+            self.partial.unlink(missing_ok=True)
+
+
+def save_strip(path: Path, pictures: list[Picture], count: int = 8) -> None:
+    """Write some of an episode's pictures, evenly spaced from the first to the last, side by side.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    chosen = np.linspace(0, len(pictures) - 1, min(count, len(pictures))).round().astype(int)
+    strip = np.concatenate([enlarged(pictures[index]) for index in chosen], axis=1)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(strip).save(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"strip={path} cannot be written: {error}") from None
+
+
+def enlarged(picture: Picture) -> Picture:
+    """A picture whose height is at least `SMALLEST` pixels; each pixel becomes a square."""
+    factor = -(-SMALLEST // picture.shape[0])
+    return picture.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def rendered(name: str, env: Any) -> Picture:
+    """The picture that an environment draws of itself.
+
+    Args:
+        name: of the environment, for messages.
+        env: of gymnasium, made with `render_mode="rgb_array"`, or of DeepMind Control.
+
+    Raises:
+        ConfigError: it draws nothing, or drawing does not work on this machine.
+    """
+    try:
+        physics = getattr(getattr(env, "env", None), "physics", None)
+        drawn = env.render() if physics is None else physics.render(height=SMALLEST, width=320, camera_id=0)
+    except Exception as error:  # whatever a drawing library raises
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            f"{name} cannot be drawn here ({reason}); pictures of classic control {NEEDS}, those of MuJoCo need "
+            "MUJOCO_GL=egl (libegl1) or MUJOCO_GL=osmesa (libosmesa6)"
+        ) from error
+    if not isinstance(drawn, np.ndarray) or drawn.ndim != 3 or drawn.shape[2] != 3:
+        raise ConfigError(f"{name} draws no pictures (rgb_array)")
+    picture: Picture = drawn.astype(np.uint8)
+    return picture

@@ -1,0 +1,191 @@
+"""Play with a trained agent, print each return, and film it.
+
+    python -m rl.play RUN episodes=3 video=out.mp4
+
+RUN is a run folder, runs/dqn/<name> or runs/sac/<name>. DQN takes the actions of the largest value, SAC the mean of its
+policy. Options: episodes=, video= (an .mp4 of all of them), strip= (a .png of eight frames of the first), task= (of a
+stream; null: the run's last), seed=, steps= (at which an episode without a time limit is cut), device=.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+
+from fire_core.ranges import Count, Seed, within
+from harness import load
+from harness.config.errors import ConfigError
+from harness.trained.command import run_command
+from harness.trained.load import Trained
+from harness.training import seeding
+from rl.common.film import Film, Picture, rendered, save_strip
+
+RATE = 30.0  # pictures a second, where an environment names no rate
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `rl.play`."""
+
+    episodes: Count = 1
+    video: str | None = None
+    strip: str | None = None
+    task: Annotated[int, within(0, 1_000_000)] | None = None
+    seed: Seed = 0
+    steps: Count = 100_000
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Played:
+    """A step of play: the picture after it, if pictures are drawn, and the return of an episode that it ended."""
+
+    picture: Picture | None
+    ended: float | None
+
+
+@dataclass(frozen=True)
+class Game:
+    """An environment that a trained agent plays.
+
+    Attributes:
+        first: the picture of the first state; None: none is drawn.
+        step: makes a step; a new episode begins where one ends.
+        rate: steps a second, as the environment's author would see them.
+        cut: begins a new episode; returns the return so far.
+    """
+
+    first: Picture | None
+    step: Callable[[], Played]
+    rate: float
+    cut: Callable[[], float]
+
+
+def main(folder: str, options: Options) -> None:
+    """Print the return of each episode, and write the film and the strip."""
+    draws = options.video is not None or options.strip is not None
+    if draws:
+        os.environ.setdefault("MUJOCO_GL", "egl")  # before MuJoCo is imported; it needs no display
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    trained = load(folder, options.device)
+    if trained.program not in GAMES:
+        raise ConfigError(f"{folder} is of {trained.program}.train: only agents play")
+    if options.task is not None and trained.task.benchmark is None:
+        raise ConfigError(f"task={options.task}: {folder} is of one environment, not of a stream of tasks")
+    phase = trained.learner.phase if options.task is None else options.task
+    with contextlib.ExitStack() as stack:
+        game = stack.enter_context(GAMES[trained.program](trained, options.seed, phase, draws))
+        film = None if options.video is None else stack.enter_context(Film(Path(options.video), game.rate))
+        returns = play(game, options, film)
+    if film is not None:
+        print(f"wrote {film.path}")
+    print(f"mean of {len(returns)}: {np.mean(returns):.2f}")
+
+
+def play(game: Game, options: Options, film: Film | None) -> list[float]:
+    """The return of each episode; pictures go into the film, and those of the first episode into the strip."""
+    returns: list[float] = []
+    pictures = [] if game.first is None else [game.first]
+    if film is not None and game.first is not None:
+        film.add(game.first)
+    steps = 0
+    while len(returns) < options.episodes:
+        played = game.step()
+        steps += 1
+        if played.picture is not None:
+            if film is not None:
+                film.add(played.picture)
+            # Where an episode ends the next has begun: its picture is of no interest for a strip of the first one.
+            if not returns and options.strip is not None and played.ended is None:
+                pictures.append(played.picture)
+        total, note = played.ended, ""
+        if total is None and steps >= options.steps:
+            total, note = game.cut(), f" (cut after {steps} steps)"
+        if total is not None:
+            returns.append(total)
+            print(f"episode {len(returns)}: return {total:.2f} in {steps} steps{note}", flush=True)
+            steps = 0
+            if len(returns) == 1 and options.strip is not None:
+                save_strip(Path(options.strip), pictures)
+    return returns
+
+
+@contextlib.contextmanager
+def dqn_game(trained: Trained, seed: int, phase: int, draws: bool) -> Iterator[Game]:
+    """The game of a DQN agent, played greedily."""
+    from rl.dqn.changing import Changing
+    from rl.dqn.learner import greedy_actions
+    from rl.dqn.task import make_env
+
+    task, config = trained.task, trained.config
+    if draws and "options" in config.env:  # gymnasium's; games of pixels show what the agent sees
+        config = replace(
+            config, env=config.env | {"options": (config.env["options"] or {}) | {"render_mode": "rgb_array"}}
+        )
+    with contextlib.closing(make_env(config, 1, f"play/{seed}")) as env:
+        if isinstance(env.emulator, Changing):
+            env.emulator.begin_task(phase)
+        env.begin()
+
+        def picture() -> Picture | None:
+            return env.emulator.picture(env.observations[0, -1].numpy()) if draws else None
+
+        def step() -> Played:
+            env.send(greedy_actions(task, trained.learner, env.observations))
+            ended = env.recv().returns
+            return Played(picture(), ended[0] if ended else None)
+
+        def cut() -> float:
+            total = float(env.returns[0])
+            env.begin()
+            return total
+
+        yield Game(picture(), step, RATE, cut)
+
+
+@contextlib.contextmanager
+def sac_game(trained: Trained, seed: int, phase: int, draws: bool) -> Iterator[Game]:
+    """The game of a SAC agent, with the policy's mean actions."""
+    from rl.sac.phase import policy
+    from rl.sac.workers import Tasks, Worker
+
+    task, control = trained.task, trained.task.control
+    if draws and control.suite != "dmc":
+        control = replace(control, options=(control.options or {}) | {"render_mode": "rgb_array"})
+    tasks = None if task.benchmark is None else Tasks(task.benchmark, control, trained.config.seed)
+    worker = Worker(control, seeding.derive(trained.config.seed, "play", seed), tasks=tasks)
+    try:
+        worker.choose(phase)
+        worker.begin()
+
+        def picture() -> Picture | None:
+            return rendered(control.name, worker.env.env) if draws else None
+
+        def step() -> Played:
+            action = policy(task, trained.learner, worker.observation[None])[0]
+            ended = worker.step(action).ended
+            return Played(picture(), None if ended is None else ended[0])
+
+        def cut() -> float:
+            total = worker.total
+            worker.begin()
+            return total
+
+        metadata: dict[str, Any] = getattr(worker.env.env, "metadata", {})
+        yield Game(picture(), step, float(metadata.get("render_fps", RATE)) / control.action_repeat, cut)
+    finally:
+        worker.close()
+
+
+GAMES = {"dqn": dqn_game, "sac": sac_game}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run_command(main, Options, str(sys.modules[__name__].__doc__))

@@ -1,0 +1,112 @@
+"""Playing with a trained agent: returns, films, strips."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import harness
+from harness.config.errors import ConfigError
+from rl import play
+from rl.common.film import Film, enlarged, save_strip
+from tests.programs import ATARI, DQN, SAC, VISION, Program
+
+av = pytest.importorskip("av", reason='pip install -e ".[video]"')
+AGENTS: dict[str, tuple[Program, tuple[str, ...]]] = {
+    "cartpole": (DQN, ()),
+    "atari": (ATARI, ()),
+    "mujoco": (SAC, ()),
+    "stream": (SAC, ("benchmark=continual_control", "benchmark.tasks=2", "benchmark.steps=200", "random_steps=50")),
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_it_plays_and_films(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, options = AGENTS[name]
+    folder = program.run(tmp_path, *(option for option in options))
+    capsys.readouterr()
+    chosen = play.Options(episodes=2, video=str(tmp_path / "a.mp4"), strip=str(tmp_path / "a.png"), steps=60)
+    play.main(str(folder), chosen)
+    printed = capsys.readouterr().out
+    returns = [float(value) for value in re.findall(r"^episode \d: return (-?[\d.]+)", printed, re.MULTILINE)]
+    steps = [int(value) for value in re.findall(r" in (\d+) steps", printed)]
+    assert len(returns) == 2
+    assert float(re.findall(r"mean of 2: (-?[\d.]+)", printed)[0]) == pytest.approx(np.mean(returns), abs=0.011)
+    with av.open(str(tmp_path / "a.mp4")) as film:
+        stream = film.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        pictures = [frame.to_ndarray(format="rgb24") for frame in film.decode(stream)]
+    assert len(pictures) == 1 + sum(steps)
+    assert np.ptp(pictures[0]) > 50, "the picture shows something"
+    assert min(pictures[0].shape[:2]) >= 160
+    assert any(not np.array_equal(pictures[0], other) for other in pictures), "something moves"
+    strip = np.array(Image.open(tmp_path / "a.png"))
+    cut = "cut after" in printed.split("\n")[0]  # an episode that ends has shown the next one's first state
+    assert strip.shape[1] == min(8, steps[0] + cut) * enlarged(pictures[0]).shape[1]
+    assert not list(tmp_path.glob(".*part*"))
+    again = play.Options(episodes=2, steps=60)
+    play.main(str(folder), again)
+    assert capsys.readouterr().out.splitlines()[:2] == printed.splitlines()[:2], "the same seed plays the same"
+
+
+def test_a_film_that_breaks_leaves_no_file(tmp_path: Path) -> None:
+    def breaking() -> None:
+        with Film(tmp_path / "a.mp4", 30) as film:
+            film.add(np.zeros((100, 101, 3), np.uint8))
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        breaking()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_strip_is_evenly_spaced(tmp_path: Path) -> None:
+    pictures = [np.full((240, 4, 3), number, np.uint8) for number in range(22)]
+    save_strip(tmp_path / "strip.png", pictures)
+    shown = np.array(Image.open(tmp_path / "strip.png"))[0, ::4, 0].tolist()
+    assert shown == [0, 3, 6, 9, 12, 15, 18, 21]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"video": "out.avi"}, "must end in .mp4"),
+        ({"video": "/proc/nothing/out.mp4"}, "cannot be written"),
+        ({"task": 1}, "of one environment, not of a stream"),
+    ],
+)
+def test_what_cannot_be_is_one_line(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    folder = DQN.run(tmp_path)
+    with pytest.raises(ConfigError, match=says):
+        play.main(str(folder), play.Options(**options))
+
+
+def test_without_the_extra_one_line_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[video\]"'):
+        Film(tmp_path / "a.mp4", 30)
+
+
+def test_only_agents_play(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="only agents play"):
+        play.main(str(VISION.run(tmp_path)), play.Options())
+
+
+def test_what_it_plays_is_the_agent_that_was_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the actions of the run's own network: a return by hand from the loaded network is the same."""
+    folder = DQN.run(tmp_path)
+    play.main(str(folder), play.Options(seed=3))
+    shown = float(re.findall(r"return (-?[\d.]+)", capsys.readouterr().out)[0])
+    trained = harness.load(folder)
+    from rl.dqn.task import make_env
+
+    env = make_env(trained.config, 1, "play/3")
+    env.begin()
+    ended: list[float] = []
+    while not ended:
+        env.send(trained.model(trained.preprocess(env.observations)).argmax(1))
+        ended = env.recv().returns
+    assert shown == ended[0]
