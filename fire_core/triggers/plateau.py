@@ -1,6 +1,7 @@
 """A trigger that follows a loss or score which training has anyway."""
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any
 
@@ -21,7 +22,8 @@ class Plateau(Trigger):
     since the last action. After an action the best one is forgotten, and the next whole window after `cooldown` steps
     is the first.
 
-    Tensors are added up on their device and read at the end of a window.
+    A mean that is not finite is said once, as a RuntimeWarning. Tensors are added up on their device and read at the
+    end of a window.
 
     Args:
         metric: its name, as the loop gives it to `ask`.
@@ -57,6 +59,7 @@ class Plateau(Trigger):
         self.best: float | None = None
         self.value: float | None = None  # mean of the last window
         self.waited = 0
+        self.warned = False  # of a mean that is not finite; once
         self.begin: int | None = None  # of the first window: steps up to there do not count
 
     def __str__(self) -> str:
@@ -87,7 +90,7 @@ class Plateau(Trigger):
             self._add(given)
         self.due |= step // self.every > max(last, self.begin) // self.every
         if self.due and self.count:
-            self._end_window()
+            self._end_window(step)
         if self.waited < self.patience:
             return None
         assert self.value is not None
@@ -107,10 +110,18 @@ class Plateau(Trigger):
             self.sum += given
         self.count += 1
 
-    def _end_window(self) -> None:
+    def _end_window(self, step: int) -> None:
         total = self.sum if isinstance(self.sum, Tensor) else torch.tensor(self.sum, dtype=torch.float64, device="cpu")
         self.value = mean_over_ranks(total / self.count)
         self.sum, self.count, self.due = 0.0, 0, False
+        if not math.isfinite(self.value) and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"{self}: the mean of {self.metric} over the steps up to {step} is {self.value}; such a window is "
+                "never an improvement, and before a finite one the trigger cannot fire",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if self.best is None and math.isfinite(self.value):
             self.best = self.value
         elif self.best is not None and self._improved(self.value, self.best):

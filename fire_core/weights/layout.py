@@ -218,8 +218,13 @@ def nothing_matches(option: str, selector: Selector, entries: Iterable[Entry]) -
     """
     hint, names = "", list(dict.fromkeys(name for entry in entries for name in entry.aliases))
     if isinstance(selector, str):
-        meant = names if option in ("blocks", "transposed") else [*GROUPS, *dict.fromkeys(prefixes(names))]
-        similar = difflib.get_close_matches(selector, {*meant} - {selector}, n=3, cutoff=0.3)
+        of_names = option in ("blocks", "transposed") or any(mark in selector for mark in ".*?[")
+        meant = list(dict.fromkeys(prefixes(names)))
+        if option in ("blocks", "transposed"):
+            meant = names
+        elif not of_names:  # a word may be a layout's
+            meant = [*GROUPS, *meant]
+        similar = difflib.get_close_matches(selector.strip("*."), {*meant} - {selector}, n=3, cutoff=0.4)
         hint = f"; near it: {', '.join(similar)}" if similar else f"; the first are {', '.join(names[:3])}"
     words = f"; words: {', '.join(GROUPS)}" if option.startswith("layout") else ""
     return ValueError(f"{option.partition('[')[0]}: no parameter matches {_shown(selector)}{hint}{words}")

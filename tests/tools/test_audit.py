@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from fire_core import dfi, fire_, resolve
@@ -129,3 +130,27 @@ def test_dfi_is_one_number_in_report_audit_and_metric(tmp_path, capsys):
             assert projected[row.name] == pytest.approx(row.dfi_before, rel=1e-5)
     with pytest.raises(TypeError, match="dfi takes a weight, not a Sequential"):
         dfi(model)
+
+
+def written(tensors: dict[str, torch.Tensor], folder: Path) -> str:
+    save_file(tensors, folder / "weights.safetensors")
+    return str(folder / "weights.safetensors")
+
+
+@pytest.mark.parametrize("command", [["audit"], ["project", "--include", "*.weight"], ["matrices"]])
+def test_a_file_of_integers_is_said_to_be_one(command, tmp_path, capsys):
+    file = written({"embedding.weight": torch.zeros(8, 8, dtype=torch.int8), "x": torch.zeros(3).long()}, tmp_path)
+    out = [str(tmp_path / "out.safetensors")] if command[0] == "project" else []
+    assert fire.main([command[0], file, *out, *command[1:]]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(
+        "its 2 tensors are of int64, int8; matrices are read from float64, float32, float16, bfloat16\n"
+    )
+    assert said.count("\n") == 1
+
+
+def test_chosen_weights_of_integers_are_said_to_be_such(tmp_path, capsys):
+    tensors = {"embedding.weight": torch.randn(8, 8), "head.weight": torch.zeros(8, 8, dtype=torch.int8)}
+    words = ["project", written(tensors, tmp_path), str(tmp_path / "out"), "--include", "head.*"]
+    assert fire.main(words) == 2
+    assert "include=head.*: these 1 tensors are of int8; matrices are read from float64" in capsys.readouterr().err

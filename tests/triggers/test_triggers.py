@@ -237,3 +237,11 @@ def test_a_step_that_is_left_out_before_the_first_one_counts() -> None:
         trigger.start(after=0)
         assert [bool(trigger.ask(step)) for step in (100, 200)] == fires
     assert not At(50).ask(100), "where nobody said that the run begins at 0"
+
+
+def test_plateau_says_once_that_it_is_fed_nan() -> None:
+    trigger = Plateau("loss", every=2, patience=2)
+    trigger.start(None, metrics=["loss"], total_steps=100)
+    with pytest.warns(RuntimeWarning, match="the mean of loss over the steps up to 2 is nan; such a window") as warned:
+        assert [trigger.ask(step, loss=math.nan) for step in range(1, 30)] == [None] * 29
+    assert len(warned) == 1

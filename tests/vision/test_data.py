@@ -58,6 +58,41 @@ def test_normalised_images_have_mean_0_and_deviation_1_by_the_chosen_statistics(
         ImageData.of((train, labels), (test, labels), 6, test_statistics="tset")
 
 
+def float_images(low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+    return torch.from_numpy(pixels(6, 4)).permute(0, 3, 1, 2) / 255 * (high - low) + low
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_float_images_of_any_range_are_those_of_bytes(low, high, dtype):
+    labels, whole = torch.arange(6), torch.from_numpy(pixels(6, 4)).permute(0, 3, 1, 2)
+    stored, own = ImageData.of((whole, labels), (whole, labels), 6), float_images(low, high).to(dtype)
+    data = ImageData.of((own, labels), (own, labels), 6)
+    normalised = data.normalise_train(data.train_images)
+    torch.testing.assert_close(normalised, stored.normalise_train(whole), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (float_images() / 0, torch.arange(6), "train images hold NaN or infinity"),
+        (float_images()[:, 0], torch.arange(6), r"train images must be \(N, C, H, W\) with H = W, got \(6, 4, 4\)"),
+        (float_images().permute(0, 2, 3, 1), torch.arange(6), r"H = W, got \(6, 4, 4, 3\): unsqueeze or permute them"),
+        (
+            float_images().long(),
+            torch.arange(6),
+            r"train images must be uint8 or floats, got torch.int64: convert them",
+        ),
+        (float_images(), torch.arange(5), r"train labels must be integers \(6,\), one for each image, got .* \(5,\)"),
+        (float_images(), torch.rand(6), r"train labels must be integers \(6,\), one for each image, got torch.float32"),
+        (float_images(), torch.arange(6) + 1, r"must be in \[0, num_classes\) = \[0, 6\), got 1 to 6"),
+    ],
+)
+def test_own_images_and_labels_that_cannot_be_right(images, labels, message):
+    with pytest.raises(ValueError, match=message):
+        ImageData.of((images, labels), (float_images(), torch.arange(6)), 6)
+
+
 # ---- digits
 
 

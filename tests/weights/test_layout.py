@@ -168,6 +168,8 @@ def test_roles_and_names_of_a_gpt():
         ({"layout": {"fc9": "keep"}}, "no parameter matches 'fc9'"),
         ({"include": ["*.bias"]}, "only biases"),
         ({"exclude": ["0.wieght"]}, "no parameter matches '0.wieght'; near it: 0.weight"),
+        ({"include": "encoder.*"}, r"no parameter matches 'encoder.\*'; the first are 0.weight, 0.bias"),
+        ({"include": "0.weigth*"}, r"no parameter matches '0.weigth\*'; near it: 0.weight"),
         ({"exclude": [nn.LSTM]}, "no parameter matches"),
         ({"layout": 3}, "layout=3: give a preset's name"),
         ({"layout": ["linear"]}, r"layout=\['linear'\]: give"),

@@ -17,9 +17,9 @@ class ImageData:
     """Training and test images as stored, and the statistics that normalise them.
 
     Attributes:
-        train_images: uint8 (N, C, H, W).
+        train_images: uint8, or float32 where a user's own are floats, (N, C, H, W).
         train_labels: int64 (N,).
-        test_images: uint8 (M, C, H, W).
+        test_images: likewise (M, C, H, W).
         test_labels: int64 (M,).
         num_classes: labels are in [0, num_classes).
         mean: float32 (C, 1, 1), of the training images, in the units of the stored pixels.
@@ -50,14 +50,18 @@ class ImageData:
         """From images and labels of both splits.
 
         Args:
-            train: uint8 images (N, C, H, W) and integer labels (N,).
+            train: images (N, C, H, W), uint8 or floats of any range, which are normalised all the same; integer labels
+                (N,) in [0, num_classes).
             test: the same for the test split.
             num_classes: labels are in [0, num_classes).
             test_statistics: `train`, or `test`: test images are normalised by their own mean and deviation.
 
         Raises:
-            ValueError: if `test_statistics` is unknown.
+            ValueError: images or labels are of another shape, type or range, or `test_statistics` is unknown.
         """
+        for split, (images, labels) in (("train", train), ("test", test)):
+            _check(split, images, labels, num_classes)
+        train, test = ((images if images.dtype == torch.uint8 else images.float(), y) for images, y in (train, test))
         mean, std = channel_statistics(train[0])
         test_mean, test_std = (mean, std) if test_statistics == "train" else channel_statistics(test[0])
         return cls(train[0], train[1].long(), test[0], test[1].long(), num_classes, mean, std, test_mean, test_std)
@@ -105,15 +109,39 @@ class ImageData:
         return replace(self, **moved)
 
 
+def _check(split: str, images: Tensor, labels: Tensor, num_classes: int) -> None:
+    """Raise a ValueError for images or labels of a split that a network cannot be trained on."""
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise ValueError(f"{split} images must be uint8 or floats, got {images.dtype}: convert them")
+    if images.ndim != 4 or images.shape[2] != images.shape[3]:
+        shape = tuple(images.shape)
+        raise ValueError(f"{split} images must be (N, C, H, W) with H = W, got {shape}: unsqueeze or permute them")
+    if images.is_floating_point() and not images.isfinite().all():
+        raise ValueError(f"{split} images hold NaN or infinity")
+    if labels.is_floating_point() or labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"{split} labels must be integers ({len(images)},), one for each image, got {labels.dtype} "
+            f"{tuple(labels.shape)}"
+        )
+    if len(labels) and (labels.min() < 0 or labels.max() >= num_classes):
+        low, high = int(labels.min()), int(labels.max())
+        raise ValueError(f"{split} labels must be in [0, num_classes) = [0, {num_classes}), got {low} to {high}")
+
+
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of every channel over all pixels of all images.
 
     Args:
-        images: uint8 (N, C, H, W).
+        images: uint8 or float32 (N, C, H, W).
 
     Returns:
         Two float32 tensors (C, 1, 1). A constant channel gets the deviation 1, so that it becomes 0.
     """
+    if images.is_floating_point():
+        exact = images.transpose(0, 1).flatten(1).double()  # (C, N H W)
+        deviation = exact.std(dim=1, correction=0)
+        std = torch.where(deviation > 0, deviation, 1.0)
+        return exact.mean(dim=1).float()[:, None, None], std.float()[:, None, None]
     counts = torch.stack(  # exact: a histogram of the 256 values for each channel
         [torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])]
     ).double()  # (C, 256)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from fire_core.tools.checkpoint.skeleton import model_of, model_of_names
 from fire_core.tools.checkpoint.source import Checkpoint
-from fire_core.tools.checkpoint.stored import CheckpointError, Stored
+from fire_core.tools.checkpoint.stored import FLOATS, CheckpointError, Stored
 from fire_core.weights.entry import Declared, Entry
 from fire_core.weights.layout import resolve
 
@@ -74,6 +75,8 @@ def cut(
         CheckpointError: the model cannot be built or is another one's, or an option fits nothing.
     """
     transposed = (transposed,) if isinstance(transposed, str) else tuple(transposed)
+    include = (include,) if isinstance(include, str) else tuple(include)
+    _check_floats(checkpoint, include)
     module, note = model_of(checkpoint, model)
     known = model_of_names(checkpoint.tensors, (*(blocks or {}), *transposed)) if module is None else module
     with warnings.catch_warnings():
@@ -98,6 +101,21 @@ def cut(
     return Cuts(_without_copies(cuts), notes, named=False)
 
 
+def _check_floats(checkpoint: Checkpoint, include: Sequence[str]) -> None:
+    """Refuse a checkpoint, and chosen weights, of numbers that are no floats, as quantised models have.
+
+    Raises:
+        CheckpointError: with the format of the numbers.
+    """
+    accepted = ", ".join(str(kind).removeprefix("torch.") for kind in FLOATS)
+    for pattern in ("*", *include):
+        chosen = [stored for stored in checkpoint.tensors if fnmatchcase(stored.name, pattern)]
+        if chosen and not any(stored.floating for stored in chosen):
+            kinds = ", ".join(sorted({str(stored.tensor.dtype).removeprefix("torch.") for stored in chosen}))
+            where = f"{checkpoint.path}: its" if pattern == "*" else f"include={pattern}: these"
+            raise CheckpointError(f"{where} {len(chosen)} tensors are of {kinds}; matrices are read from {accepted}")
+
+
 def _places(checkpoint: Checkpoint, parameters: Mapping[str, object], origin: str) -> dict[str, str]:
     """The parameter's name for each tensor's, as far as there is one.
 
@@ -108,7 +126,10 @@ def _places(checkpoint: Checkpoint, parameters: Mapping[str, object], origin: st
     starts = {name: [0, *(i + 1 for i, letter in enumerate(name) if letter == ".")] for name in names}
     prefixes = Counter(name[:i] for name in names for i in starts[name] if name[i:] in parameters)
     if not prefixes:
-        raise CheckpointError(f"{checkpoint.path} is not of the model that {origin} names: no tensor has a name of its")
+        raise CheckpointError(
+            f"{checkpoint.path} is not of the model that {origin} names: no tensor has the name of "
+            "one of its parameters"
+        )
     most = max(prefixes.values())
     found = ((name, name.removeprefix(prefix)) for prefix in prefixes if prefixes[prefix] == most for name in names)
     return {name: inner for name, inner in found if inner in parameters}
