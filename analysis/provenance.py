@@ -9,5 +9,9 @@ from harness.run import provenance
 def entry_of(runs: Sequence[Run]) -> provenance.Entry:
     """The common entry of runs, from their identities and environments."""
     return provenance.joined(
-        [provenance.of_run(run.identity or from_config(run.config), run.environment) for run in runs]
+        [
+            provenance.of_run(run.identity or from_config(run.config), environment)
+            for run in runs
+            for environment in provenance.that_trained(run.environment)
+        ]
     )

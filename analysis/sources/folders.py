@@ -1,5 +1,6 @@
 """Run folders: config.yaml, identity.json, env.json, metrics.jsonl and, once finished, DONE."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +49,7 @@ def read_folder(folder: Path) -> Run:
     finished = (folder / "DONE").exists()
     if finished:
         mapping(folder / "DONE")
+        check(folder)
     about, what = folder / "env.json", folder / "identity.json"
     meta = {
         "config": mapping(folder / "config.yaml", lambda raw: yaml.load(raw, YamlLoader)),  # a safe loader
@@ -58,6 +60,19 @@ def read_folder(folder: Path) -> Run:
     if not isinstance(meta["identity"], dict | None):
         raise BadRun(f"corrupt: {what.name} does not say what the run is")
     return Run.of(folder.name, str(folder), meta, table(parse_lines((folder / "metrics.jsonl").read_bytes(), finished)))
+
+
+def check(folder: Path) -> None:
+    """Hold the files of a finished run against its checksums; runs of older versions have none.
+
+    Raises:
+        BadRun: a file is not what the run has written.
+    """
+    if not (folder / "checksums.json").exists():
+        return
+    for name, digest in mapping(folder / "checksums.json").items():
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+            raise BadRun(f"corrupt: {name} is not what the run has written: the same command trains it again")
 
 
 def mapping(file: Path, parse: Callable[[bytes], Any] = json.loads) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import string
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib import metadata
@@ -22,7 +23,9 @@ from traceback import walk_tb
 from typing import Any, get_type_hints
 
 import torch
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -35,17 +38,26 @@ from harness.config.arguments import read_arguments
 from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import choices, compose_with_hydra, groups_of, without_hydra
 from harness.config.tuned import take_tuned
+from harness.run.lock import Owner, machine
 from harness.training.console import Stderr, show_log
-from harness.training.signals import exit_on_signals
+from harness.training.signals import exit_on_signals, leave_with
 
 EXIT_CONFIG, EXIT_TRAINING = 2, 3
 USER_ERRORS = (ConfigError, TrainingError, HydraException, OmegaConfBaseException)
 OUT_OF_MEMORY = "can't allocate memory|not enough memory|out of memory"
-CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+# What the system says of a disk or a process, and not of this code.
+OF_THE_SYSTEM = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
+    | {errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOLCK, errno.EHOSTDOWN}
+)
 NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
 PLUGINS = 'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
 # How lines begin that name no option, in messages of Hydra and OmegaConf.
 NO_OPTION = ("full_key", "object_type", "reference_type", "Config search path", "provider=")
+KILLED = "its process was killed (out of memory?): the same command, started again, goes on"
+DRIVER = "FIRE_DRIVER"  # the process of a sweep's driver, as `harness.run.lock.Owner` writes it
+OWNER = "owner"  # file in that folder
+LONG_AGO = 24 * 3600  # seconds
 SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in any process, write how they ended
 
 
@@ -62,13 +74,18 @@ class Outcome:
     tuned: str | None = None
 
 
+_follows_driver = False  # whether this process leaves with its driver
+
+
 @contextlib.contextmanager
 def job(config: DictConfig) -> Iterator[Outcome]:
     """Context around the body of a job: prints user-facing errors on one line, and records how the job ended."""
     show_log()
     exit_on_signals()
+    leave_with_driver()
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     outcome = Outcome(" ".join(overrides) or "(no options)")
+    _record(Outcome(outcome.run, "failed", KILLED))  # what stays if this process is killed
     try:
         if HydraConfig.initialized():
             outcome.tuned = take_tuned(config, HydraConfig.get())
@@ -87,10 +104,34 @@ def job(config: DictConfig) -> Iterator[Outcome]:
             raise
         raise known from error
     finally:
-        if HydraConfig.initialized() and (folder := os.environ.get(SWEEP_LOG)):
-            number = HydraConfig.get().job.num
-            with contextlib.suppress(OSError):
-                (Path(folder) / f"{number}.json").write_text(json.dumps(asdict(outcome)))
+        _record(outcome)
+
+
+def _record(outcome: Outcome) -> None:
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        record_outcome(HydraConfig.get().job.num, outcome)
+
+
+def record_outcome(number: int, outcome: Outcome) -> None:
+    """Write how a job of a sweep ended, for the sweep's table."""
+    if folder := os.environ.get(SWEEP_LOG):
+        with contextlib.suppress(OSError):
+            (Path(folder) / f"{number}.json").write_text(json.dumps(asdict(outcome)))
+
+
+def leave_with_driver() -> None:
+    """In a job of a sweep, in a process of its own on the driver's machine: leave when the driver has ended.
+
+    Not on Slurm, whose jobs outlive the command that has queued them. Under torchrun the driver is torchrun's agent.
+    """
+    global _follows_driver
+    if _follows_driver or os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
+        return
+    in_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    driver = Owner.of(os.getppid()) if in_torchrun else Owner.parse(os.environ.get(DRIVER, ""))
+    if driver is not None and driver.process != os.getpid() and driver.machine == machine():
+        _follows_driver = True
+        leave_with(driver.process, driver.started)
 
 
 def out_of_memory(error: Exception) -> TrainingError | None:
@@ -115,7 +156,21 @@ class SweepTable(Callback):
         with contextlib.suppress(OSError, OmegaConfBaseException):  # Hydra meets the same error, and says it once
             folder = Path(config.hydra.sweep.dir).absolute()
             folder.mkdir(parents=True, exist_ok=True)
+            _remove_left_by_killed(folder)
             os.environ[SWEEP_LOG] = tempfile.mkdtemp(dir=folder)
+            os.environ[DRIVER] = Owner.of(os.getpid()).text()
+            (Path(os.environ[SWEEP_LOG]) / OWNER).write_text(os.environ[DRIVER])
+        exit_on_signals()
+
+
+def _remove_left_by_killed(folder: Path) -> None:
+    """Remove the folders of sweeps that were killed; one without its owner's name is of an older version."""
+    for left in folder.glob("tmp*"):
+        owner = Owner.read(left / OWNER)
+        with contextlib.suppress(OSError):
+            old = owner is None and time.time() - left.stat().st_mtime > LONG_AGO
+            if old or (owner is not None and owner.is_gone):
+                shutil.rmtree(left)
 
 
 def run_program(main: Callable[[], object], config_name: str) -> None:
@@ -125,12 +180,16 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
     os.environ["FIRE_TRACEBACK"] = "1" if asked else "0"
     try:
+        _take_joblib_as_cores()
         _read_command_line(config_name)
         main()
         if _show_sweep() == 0:
             several = [argument for argument in sys.argv[1:] if "(" in argument]
             raise ConfigError(f"-m starts nothing: an option has no value ({', '.join(several)})")
     except Exception as error:
+        if is_lost_job(error):
+            _wait_for_children()  # the other jobs, which would leave with this process
+            error = TrainingError(f"a job of the sweep ended without a word: {KILLED}")
         known = of_launcher(error) or error
         if asked or not user_facing(known):
             raise
@@ -161,11 +220,36 @@ def of_launcher(error: Exception) -> ConfigError | None:
     return ConfigError(f"the launcher or sweeper failed: {reason}")
 
 
+@dataclass
+class CoresLauncher:
+    """`hydra/launcher=joblib`: the same as conf/hydra/launcher/cores.yaml, under the name that users of Hydra know."""
+
+    _target_: str = "hydra_plugins.cores.CoresLauncher"
+    n_jobs: int = -1
+
+
+def _take_joblib_as_cores() -> None:
+    """Let `hydra/launcher=joblib` be `cores`: joblib ends all jobs where one is killed, and kills them when stopped."""
+    Plugins.instance()  # hydra-joblib-launcher, if it is there, is registered by now
+    ConfigStore.instance().store(group="hydra/launcher", name="joblib", node=CoresLauncher, provider="fire")
+
+
+def is_lost_job(error: Exception) -> bool:
+    """Whether it says that a job of submitit's was killed."""
+    return type(error).__module__.startswith("submitit.") and type(error).__name__ == "UncompletedJobError"
+
+
+def _wait_for_children() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
 def user_facing(error: Exception) -> bool:
     """Whether it is a user-facing error, whose message is enough."""
     return (
         isinstance(error, USER_ERRORS)
-        or (isinstance(error, OSError) and error.errno in CANNOT_WRITE)
+        or (isinstance(error, OSError) and error.errno in OF_THE_SYSTEM)
         or NO_PLUGIN in str(error)
     )
 
@@ -206,6 +290,7 @@ def _show_sweep() -> int | None:
     folder = os.environ.pop(SWEEP_LOG, None)
     if folder is None:
         return None
+    os.environ.pop(DRIVER, None)
     files = sorted(Path(folder).glob("*.json"), key=lambda path: int(path.stem))
     outcomes = [Outcome(**json.loads(file.read_text())) for file in files]
     shutil.rmtree(folder, ignore_errors=True)

@@ -33,7 +33,8 @@ class Paths:
 class Checkpointing:
     """When checkpoints are written; a phase's end and a signal always write one.
 
-    Within a phase they take at most 2 % of the time: slow ones come later than `every_seconds`, unless that is 0.
+    Within a phase they take at most 2 % of the time: where they are slow, they come later than `every_seconds` says
+    (unless that is 0), but never later than twenty times as much.
     """
 
     every_seconds: NonNegative = 60.0

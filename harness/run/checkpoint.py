@@ -2,10 +2,12 @@
 
 A checkpoint is one file, `step-<step>-<sha256>.pt`. It is written under a temporary name, flushed to the disk and
 renamed, so a name of that form is always a complete file; the digest in the name detects later damage: a damaged one is
-put aside and the one before it is used. Files are read with `weights_only=True`: no code in a file is ever run.
+put aside and the one before it is used. A file that cannot be read at the moment is not damaged: that ends the run, and
+changes nothing. Files are read with `weights_only=True`: no code in a file is ever run.
 """
 
 import contextlib
+import fnmatch
 import hashlib
 import io
 import logging
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 FORMAT = 3
 NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of the file
 DIGITS = 32  # of the digest, in the file name
+ZIP_READER = "PytorchStreamReader"  # as torch names itself where a file is not one of its own
 
 
 @contextlib.contextmanager
@@ -39,6 +42,24 @@ def loading() -> Iterator[None]:
         raise TrainingError(
             f"the checkpoint cannot be loaded ({type(error).__name__}: {_first_line(error)}): remove the folder's "
             "checkpoints/, and the same command trains from the start"
+        ) from error
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Around the reading of a file that a run has written, and that is not known to be absent.
+
+    Raises:
+        TrainingError: the system cannot read it (a network disk that does not answer, no permission, too many open
+            files), which says nothing about what is in it.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        raise TrainingError(
+            f"cannot read {error.filename or path} ({reason}): nothing was changed; start the same command again when "
+            "the file can be read"
         ) from error
 
 
@@ -115,6 +136,10 @@ def load_newest(
         config: what the run is.
         device: where the state's tensors go.
         check: raises a ValueError for a state that does not fit what else the run has written.
+
+    Raises:
+        TrainingError: a file cannot be read at the moment; nothing was put aside.
+        RuntimeError: the device cannot hold the state.
     """
     remove_leftovers(folder)
     for path in newest_first(folder):
@@ -125,9 +150,11 @@ def load_newest(
             state: dict[str, Any] = content["state"]
             if check is not None:
                 check(state)
-        except NO_MEMORY:
+        except (*NO_MEMORY, OSError, TrainingError):
             raise
         except Exception as error:  # a damaged file can fail in any way
+            if isinstance(error, RuntimeError) and ZIP_READER not in str(error):  # of the device, not of the file
+                raise
             log.warning("checkpoint %s cannot be used (%s): taking the one before it", path, _first_line(error))
             with contextlib.suppress(OSError):
                 path.rename(path.with_name(f"damaged-{path.name}"))
@@ -137,8 +164,17 @@ def load_newest(
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, whole or damaged."""
-    return sorted(folder.glob("step-*.pt"), reverse=True)
+    """The checkpoints of a folder, whole or damaged; none if there is no such folder.
+
+    Raises:
+        TrainingError: the folder cannot be read at the moment (`Path.glob` would find nothing).
+    """
+    with reading(folder):
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return []
+    return sorted((folder / name for name in names if fnmatch.fnmatch(name, "step-*.pt")), reverse=True)
 
 
 def read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -146,8 +182,10 @@ def read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
 
     Raises:
         ValueError: it is damaged or of another version; other errors where its content is not torch's.
+        TrainingError: it cannot be read at the moment.
     """
-    data = path.read_bytes()
+    with reading(path):
+        data = path.read_bytes()
     if hashlib.sha256(data).hexdigest()[:DIGITS] != path.stem.rsplit("-", 1)[-1]:
         raise ValueError("its content does not match its checksum")
     content: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)

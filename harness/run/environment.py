@@ -32,10 +32,10 @@ def environment() -> dict[str, Any]:
 
 
 def command() -> list[str]:
-    """The words that started this process; in a worker of hydra/launcher=cores those that started the sweep."""
-    sweep = Path(f"/proc/{os.getppid()}/cmdline")
-    if any("joblib" in word for word in sys.orig_argv) and sweep.exists():
-        return sweep.read_text().split("\0")[1:-1]
+    """The words that started this process; in a worker of `harness.run.workers` those that started its driver."""
+    driver = Path(f"/proc/{os.getppid()}/cmdline")
+    if any("multiprocessing" in word or "loky" in word for word in sys.orig_argv) and driver.exists():
+        return driver.read_text().split("\0")[1:-1]
     return sys.orig_argv[1:]
 
 

@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -112,6 +113,7 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         return {headline: math.nan, "seconds": 0.0}
     with new_run(config, program, task, build("tracker", config.tracker, Tracker)) as run:
         if (summary := run.done) is not None:
+            run.mend_texts()
             log.info("%s is done: %s %.4f", run.folder, headline, summary.get(headline, math.nan))
             outcome.state = "skipped"
             return summary
@@ -120,6 +122,7 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         if (state := run.resume(task.device)) is None:
             if (taken := first_phase(config, program, task)) is not None:
                 state, rows = taken
+                run.begin_from(Path(state["origin"]), state["step"])
                 run.append_rows(rows)
         else:
             log.info("%s resumed at step %d", run.folder, state["step"])
@@ -163,6 +166,7 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
         tracker,
         config.checkpoint.every_seconds,
         config.checkpoint.keep,
+        headline=task.headline,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from harness.config.errors import TrainingError
+from harness.run.checkpoint import reading
 from harness.run.folder import Run
 from harness.run.identity import digest
 
@@ -68,7 +69,8 @@ def _read(entry: Run, device: torch.device | str) -> tuple[dict[str, Any], str] 
     state = entry.newest_state(device)
     if state is None:
         return None
-    rows = (entry.folder / "metrics.jsonl").read_bytes()
+    with reading(entry.folder):
+        rows = (entry.folder / "metrics.jsonl").read_bytes()
     if state["metrics_bytes"] != len(rows):  # an older checkpoint: the last could not be written
         return None
     return {**state["trainer"], "origin": str(entry.folder)}, rows.decode()

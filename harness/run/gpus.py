@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
+
+from harness.run.lock import Held, Lock
 
 
 @contextlib.contextmanager
@@ -42,7 +43,14 @@ def _free_place(folder: Path, places: int) -> Iterator[int]:
     """Wait for a place; it is held, also against other processes, until the iteration goes on."""
     while True:
         for number in range(places):
-            with contextlib.suppress(Timeout), FileLock(folder / str(number), timeout=0):
+            place = Lock(folder / str(number))
+            try:
+                place.acquire()
+            except Held:
+                continue
+            try:
                 yield number
-                return
+            finally:
+                place.release()
+            return
         time.sleep(1)

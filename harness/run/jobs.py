@@ -5,18 +5,11 @@ same jobs, started again, go on where they stopped.
 """
 
 import functools
-import multiprocessing
-import os
-import signal
-import threading
+import logging
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import islice
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +21,11 @@ from harness.config.errors import ConfigError, TrainingError, one_line
 from harness.run.execute import new_run, run_to_end
 from harness.run.gpus import own_gpu
 from harness.run.programs import program_of
+from harness.run.workers import Lost, Workers
 from harness.training.console import show_log
-from harness.training.signals import EXIT_PREEMPTED, exit_on_signals
+from harness.training.signals import EXIT_PREEMPTED
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,68 +75,41 @@ def run_jobs(jobs: Iterable[Job], workers: int | None = None) -> Iterator[Ended]
         The jobs that are done, and those that diverged, which leave the others as they are.
 
     Raises:
-        ConfigError: a job cannot be run. It is raised when the jobs that were running have ended.
+        ConfigError: a job cannot be run. It is raised when the jobs that were running have ended; none is begun after.
         RuntimeError: a job failed in another way, with its traceback; also when the others have ended.
-        SystemExit: a job was stopped by a signal.
+        TrainingError: a worker was killed. It is raised at the end: all other jobs have been run.
+        SystemExit: a job, or this process, was stopped by a signal.
     """
-    workers = workers or joblib.cpu_count()
-    waiting, failed = iter(jobs), list[BaseException]()
-    for ended in map(run_job, waiting) if workers == 1 else run_in_pool(waiting, workers, failed):
-        if ended.error is None:
+    workers, waiting = workers or joblib.cpu_count(), iter(jobs)
+    failed, lost = list[BaseException](), list[TrainingError]()
+
+    def until_one_fails() -> Iterator[Job]:
+        while not failed:
+            try:
+                yield next(waiting)
+            except StopIteration:
+                return
+
+    for job, ended in do_jobs(until_one_fails(), workers):
+        if isinstance(ended, Lost):
+            lost.append(TrainingError(f"{' '.join(job.options)}: {ended}"))
+            log.error("%s", lost[-1])
+        elif ended.error is not None:
+            failed.append(ended.error)
+        else:
             yield ended
-            continue
-        failed.append(ended.error)
-        if workers == 1:
-            break
-    if failed:
-        raise failed[0]
+    if failed or lost:
+        raise [*failed, *lost][0]
 
 
-def run_in_pool(jobs: Iterator[Job], workers: int, failed: Sequence[BaseException]) -> Iterator[Ended]:
-    """Run jobs in processes of their own; none is begun once there is a failed one."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when a worker imports torch
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, prepare_worker) as pool:
-        running = {pool.submit(run_job, job) for job in islice(jobs, workers)}
-        try:
-            while running:
-                ended, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    yield result_of(future)
-                    running |= {pool.submit(run_job, job) for job in islice(jobs, int(not failed))}
-        except BaseException:
-            for process in multiprocessing.active_children():
-                process.terminate()  # they write checkpoints first
-            raise
-
-
-def result_of(future: "Future[Ended]") -> Ended:
-    """How a worker's job ended.
-
-    Raises:
-        TrainingError: a worker is gone.
-    """
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise TrainingError("a worker was killed (out of memory?): the same command, started again, goes on") from None
-
-
-def prepare_worker() -> None:
-    """Let a worker end with its parent, and leave Ctrl-C to the parent while the worker does not train."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    exit_on_signals()
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def end_with_parent() -> None:
-    """Wait for the parent's end, then ask this process to write a checkpoint, and to leave when it waits for a job."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    while True:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(1)
+def do_jobs(jobs: Iterator[Job], workers: int) -> Iterator[tuple[Job, "Ended | Lost"]]:
+    """Each job and how it ended; in this process where one worker is asked for."""
+    if workers == 1:
+        yield from ((job, run_job(job)) for job in jobs)
+        return
+    pool = Workers(workers)
+    yield from pool.map(run_job, jobs)
+    pool.close()
 
 
 def run_job(job: Job) -> Ended:

@@ -24,6 +24,8 @@ ALL = "*"
 FIELDS = ("program", "numerics", "commit", "command", "cpu", "precision")
 PRIVATE = re.compile(r"(paths|cache|checkpoint|tracker|progress|hydra)[.=]")  # where and for whom runs are kept
 FOLDERS = re.compile(r"(?<![\w.-])(?:~|[A-Za-z]:)?[/\\](?:[^/\\=,]+[/\\])*")  # of paths from the root or from home
+COMMIT = re.compile(r"[0-9a-f]{40}(-dirty)?")
+OF_A_START = ("time", "command", "step", "earlier")  # what two starts in one environment differ in
 Entry = dict[str, Any]
 
 
@@ -50,12 +52,60 @@ def of_run(identity: Mapping[str, Any], about: Mapping[str, Any], device: str = 
     }
 
 
+def starts(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The environments that an env.json holds, one for each start of its run, oldest first."""
+    newest = {key: value for key, value in about.items() if key != "earlier"}
+    return [*about.get("earlier", []), newest]
+
+
+def without_repeats(environments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Environments of starts, less those that are as the one before; the first of them stays, with the first step."""
+    different: list[Mapping[str, Any]] = []
+    for about in environments:
+        if different and not changes(different[-1], about):
+            first = different[-1]
+            different[-1] = {**first, "step": min(first.get("step", 0), about.get("step", 0))}
+        else:
+            different.append(about)
+    return different
+
+
+def that_trained(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The environments of an env.json that wrote a run's rows, less those whose rows a later start cut off."""
+    trained: list[Mapping[str, Any]] = []
+    for start in starts(about):
+        trained = [other for other in trained if other.get("step", 0) < start.get("step", 0)]
+        trained.append(start)
+    return trained
+
+
+def changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """In which parts two environments differ, such as `git 1a2c3d4 -> 5e6f7a8`; empty if they are alike."""
+
+    def parts(about: Mapping[str, Any]) -> dict[str, Any]:
+        plain = {key: value for key, value in about.items() if key not in OF_A_START}
+        return plain | dict(plain.pop("packages", None) or {})
+
+    before, after = parts(one), parts(other)
+    return ", ".join(
+        f"{key} {_short(before.get(key))} -> {_short(after.get(key))}"
+        for key in {**before, **after}
+        if before.get(key) != after.get(key)
+    )
+
+
+def _short(value: Any) -> str:
+    text = "unknown" if value is None else str(value)
+    return text[:7] + text[40:] if COMMIT.fullmatch(text) else text
+
+
 def of_folders(folders: Iterable[Path]) -> Entry:
     """The common entry of run folders."""
     entries = []
     for folder in folders:
         identity, about = (json.loads((folder / name).read_text()) for name in ("identity.json", "env.json"))
-        entries.append(of_run(identity["run"], about, identity["execution"].get("device", "cpu")))
+        device = identity["execution"].get("device", "cpu")
+        entries += [of_run(identity["run"], environment, device) for environment in that_trained(about)]
     return joined(entries)
 
 

@@ -3,9 +3,12 @@
 import contextlib
 import logging
 import sys
+import threading
 from typing import Any
 
 from tqdm import tqdm
+
+tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system too, which stays when a process is killed
 
 
 class Stderr:

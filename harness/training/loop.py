@@ -15,6 +15,8 @@ from harness.training.signals import Preemption
 
 log = logging.getLogger(__name__)
 SHARE = 0.02  # of the time, which checkpoints within a phase take at most, unless one is asked for after each step
+RECENT = 3  # saves whose median says how long one takes, so that one that hung by chance does not decide
+MOST = 20  # times `every_seconds`: the next checkpoint is never further away, however slow saves are
 
 
 def _alone(*numbers: int) -> list[int]:
@@ -44,6 +46,7 @@ class Loop:
     ) -> None:
         self.learner, self.run, self.largest = learner, run, largest
         self._preemption = Preemption()
+        self._took: list[float] = []  # seconds of the last saves
         self._bar = progress_bar(total_steps, learner.step, title, shown)
         if learner.step:  # resumed: the next phase may begin with a long act
             self._preemption.at_once = self._leave
@@ -119,7 +122,10 @@ class Loop:
             return
         if self.run is not None and self.run.every_seconds:
             now = time.monotonic()
-            self.run.next_checkpoint = max(self.run.next_checkpoint, now + (now - began) / SHARE)
+            self._took = [*self._took, now - began][-RECENT:]
+            usual = sorted(self._took)[(len(self._took) - 1) // 2]
+            pause = min(usual / SHARE, MOST * self.run.every_seconds)
+            self.run.next_checkpoint = max(self.run.next_checkpoint, now + pause)
 
     def _folder(self, before: str = "", after: str = "") -> str:
         return "" if self.run is None else f"{before}{self.run.folder}{after}"

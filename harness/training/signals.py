@@ -3,12 +3,15 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the same command, started again, resumes
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+LOOK, AGAIN = 0.5, 5.0  # seconds between looks at the driver of a worker, and between signals once it has ended
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
@@ -25,6 +28,51 @@ def exit_on_signals() -> None:
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(EXIT_PREEMPTED)
+
+
+def start_of_process(process: int) -> str:
+    """When a process began, in the system's own count; empty where the system does not say or it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rsplit(") ", 1)[1].split()
+    except (OSError, IndexError):
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]  # one that waits to be buried has ended
+
+
+def is_alive(process: int, started: str = "") -> bool:
+    """Whether a process of this machine runs; `started`: as `start_of_process` said, as ids are used again."""
+    if Path("/proc/self/stat").exists():
+        now = start_of_process(process)
+        return bool(now) and started in ("", now)
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def leave_with(process: int, started: str = "") -> None:
+    """From now on this process leaves when another one has ended: with a checkpoint if it trains, as on SIGTERM.
+
+    A thread looks, as the system's own signal at a parent's end comes with the end of the parent's *thread*, and a
+    worker's driver need not be its parent. The signal comes again every few seconds, since an exception that a handler
+    raises may be lost in code that drops exceptions.
+
+    Args:
+        process: its id, on this machine.
+        started: see `is_alive`.
+    """
+
+    def look() -> None:
+        while is_alive(process, started):
+            time.sleep(LOOK)
+        while True:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(AGAIN)
+
+    threading.Thread(target=look, daemon=True, name="leave_with").start()
 
 
 class Preemption:

@@ -64,7 +64,9 @@ def train(caplog: pytest.LogCaptureFixture, folder: Path, *options: str) -> str:
     return caplog.text
 
 
-@pytest.mark.parametrize("damage", ["checkpoint", "no rows", "more rows", "DONE"])
+@pytest.mark.parametrize(
+    "damage", ["checkpoint", "no rows", "more rows", "DONE", "a byte of a row", "a digit of a row"]
+)
 def test_a_damaged_entry_is_not_used(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(caplog, tmp_path, "method=base")
     entry = entry_of(tmp_path)
@@ -76,6 +78,13 @@ def test_a_damaged_entry_is_not_used(damage: str, tmp_path: Path, caplog: pytest
     elif damage == "more rows":  # than at the checkpoint, which is not that of the phase's end
         with (entry / "metrics.jsonl").open("a") as metrics:
             metrics.write('{"step": 999}\n')
+    elif damage == "a byte of a row":
+        rows = bytearray((entry / "metrics.jsonl").read_bytes())
+        rows[1] = 1
+        (entry / "metrics.jsonl").write_bytes(rows)
+    elif damage == "a digit of a row":
+        rows = (entry / "metrics.jsonl").read_text()
+        (entry / "metrics.jsonl").write_text(rows.replace("0.", "1.", 1))
     else:
         (entry / "DONE").write_text('{"test/acc')
     said = train(caplog, tmp_path, "method=fire")

@@ -115,3 +115,26 @@ def test_slow_checkpoints_come_less_often(monkeypatch: pytest.MonkeyPatch) -> No
         with Loop(learner, run, 10, "", shown=False) as loop:
             loop.end_step(lambda by=seconds: setattr(clock, "now", clock.now + by), ended=False)
         assert run.next_checkpoint == following
+
+
+@pytest.mark.parametrize(
+    ("saves", "following"),
+    [
+        ([0.01, 0.01, 3600, 0.01], 60),  # one of four hung for an hour
+        ([0.01, 3600], 0.5),  # it was the last: the next is due at once
+        ([3600], 20 * 60),  # it was the first: no other is known, so the bound decides
+        ([3600, 0.01, 0.01], 60),
+        ([600, 600, 600], 20 * 60),  # all are slow
+        ([6, 6, 6], 300),
+    ],
+)
+def test_one_slow_save_does_not_push_the_next_away(
+    saves: list[float], following: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, learner = SimpleNamespace(now=0.0), SimpleNamespace(step=7, phase=0, seconds=0.0)
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    run = SimpleNamespace(every_seconds=60, next_checkpoint=0.0, checkpoint_due=True)
+    with Loop(learner, run, 10, "", shown=False) as loop:
+        for seconds in saves:
+            loop.end_step(lambda by=seconds: setattr(clock, "now", clock.now + by), ended=False)
+    assert run.next_checkpoint - clock.now == pytest.approx(following, abs=0.1)

@@ -1,0 +1,92 @@
+"""A lock says whose it is, and one of a process that is known to have ended holds nobody up."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.config.errors import ConfigError
+from harness.run.folder import Run
+from harness.run.lock import Held, Lock, Owner
+
+
+@pytest.fixture(params=[True, False], ids=["flock", "no flock"])
+def has_flock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With and without the system's locks."""
+    if not request.param:
+
+        def flock(descriptor: int, operation: int) -> None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+    return bool(request.param)
+
+
+def ended_process() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_the_second_is_told_who_holds_it(has_flock: bool, tmp_path: Path) -> None:
+    me = f"process {os.getpid()} on {os.uname().nodename}, since 20"
+    with Run(tmp_path / "run", {}, ""), pytest.raises(ConfigError) as refused:
+        Run(tmp_path / "run", {}, "").__enter__()
+    assert "is being trained by another process" in str(refused.value)
+    assert me in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert ("remove this file" in str(refused.value)) == (not has_flock), "the system removes its own"
+    with Run(tmp_path / "run", {}, ""):
+        """The first has given it back."""
+    assert Owner.read(tmp_path / "run" / ".lock") is None
+
+
+def test_of_a_killed_process_of_this_machine_it_is_taken_over(has_flock: bool, tmp_path: Path) -> None:
+    gone = replace(Owner.of(os.getpid()), process=ended_process(), started="1")
+    for name in ("lock", "lock-held"):
+        (tmp_path / name).write_text(gone.text())
+    with Lock(tmp_path / "lock"):
+        assert Owner.read(tmp_path / "lock").process == os.getpid()
+    assert not (tmp_path / "lock-held").exists()
+
+
+def test_an_id_that_is_used_again_is_another_process(tmp_path: Path) -> None:
+    assert replace(Owner.of(os.getpid()), started="1").is_gone
+    assert not Owner.of(os.getpid()).is_gone
+
+
+@pytest.mark.parametrize("other", [{"host": "node2"}, {"machine": "another boot"}, {"machine": ""}])
+def test_of_another_machine_the_user_decides(other: dict[str, str], has_flock: bool, tmp_path: Path) -> None:
+    mark = tmp_path / "lock-held"
+    mark.write_text(replace(Owner.of(os.getpid()), process=ended_process(), **other).text())
+    with pytest.raises(Held, match=f"{mark}; if that process is gone, remove this file") as held:
+        Lock(tmp_path / "lock").acquire()
+    assert other.get("host", os.uname().nodename) in str(held.value)
+    mark.unlink()
+    with Lock(tmp_path / "lock"):
+        """Once it is removed."""
+
+
+def test_who_waits_names_who_is_waited_for(
+    has_flock: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = Run(tmp_path / "run", {}, "")
+    holder.__enter__()
+    looks = iter(range(3))
+
+    def sleep(seconds: float) -> None:
+        if next(looks, None) is None:
+            holder.__exit__(None, None, None)
+
+    monkeypatch.setattr("harness.run.folder.time.sleep", sleep)
+    with caplog.at_level("INFO", logger="harness.run.folder"), Run(tmp_path / "run", {}, "", wait=True):
+        pass
+    (line,) = [record.message for record in caplog.records if "waiting for another process" in record.message]
+    assert f"process {os.getpid()} on {os.uname().nodename}" in line
+    assert ("-held" in line) == (not has_flock)

@@ -1,0 +1,138 @@
+"""A file that cannot be read at the moment is not damaged: the run ends in one line, and nothing of it is changed."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.config.cli import user_facing
+from harness.config.errors import TrainingError
+from harness.run import checkpoint
+from tests.programs import DQN, SMALL, assert_same
+
+ERRORS = (errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE, errno.ENOSPC, errno.ENOENT, errno.ETIMEDOUT)
+OPTIONS = ("method=redo", "cache=off")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the checkpoints of both phases' ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "remove_old", lambda folder, keep: None)
+        return SMALL.run(tmp_path_factory.mktemp("finished"), *OPTIONS)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder but its lock."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in (".lock", "FAILED")
+    }
+
+
+def failing(number: int, real: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """A function of the system that fails for paths that end in one of these names."""
+
+    def fails(path: Any, *arguments: Any, **options: Any) -> Any:
+        if str(path).endswith(names):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *arguments, **options)
+
+    return fails
+
+
+@pytest.mark.parametrize("number", ERRORS, ids=lambda number: errno.errorcode[number])
+@pytest.mark.parametrize("what", ["checkpoints", "folder of checkpoints", "rows", "DONE"])
+def test_nothing_is_changed(
+    what: str, number: int, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if number == errno.ENOENT and what != "checkpoints":
+        pytest.skip("what is not there is not there")
+    folder = tmp_path / "vision" / finished.name
+    folder.parent.mkdir()
+    os.system(f"cp -r {finished} {folder}")
+    if what != "DONE":
+        (folder / "DONE").unlink()
+    before = content(folder)
+    if what == "folder of checkpoints":
+        monkeypatch.setattr(os, "listdir", failing(number, os.listdir, "/checkpoints"))
+    else:
+        names = {"checkpoints": (".pt",), "rows": ("metrics.jsonl",), "DONE": ("DONE",)}[what]
+        monkeypatch.setattr(Path, "read_bytes", failing(number, Path.read_bytes, *names))
+    with pytest.raises(
+        TrainingError, match=r"^cannot read .*nothing was changed; start the same command again"
+    ) as error:
+        SMALL.run(tmp_path, *OPTIONS)
+    assert "\n" not in str(error.value)
+    assert isinstance(error.value.__cause__, OSError), "a search does not take it for a run that diverged"
+    monkeypatch.undo()
+    assert content(folder) == before
+    SMALL.run(tmp_path, *OPTIONS)
+    assert_same(folder, finished)
+    assert not list((folder / "checkpoints").glob("damaged-*"))
+
+
+def test_nor_is_a_shared_first_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SMALL.run(tmp_path, "method=base")
+    (entry,) = (tmp_path / ".cache").glob("vision-*")
+    before = content(entry)
+    monkeypatch.setattr(Path, "read_bytes", failing(errno.EIO, Path.read_bytes, ".pt"))
+    with pytest.raises(TrainingError, match="cannot read"):
+        SMALL.run(tmp_path, "method=fire")
+    monkeypatch.undo()
+    assert content(entry) == before
+
+
+def test_nor_is_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("method=redo", "cache=off", "total_steps=300", "checkpoint.every_seconds=0")
+    steps = iter(range(4))
+    real = checkpoint.save
+
+    def save(*arguments: Any, **others: Any) -> Path:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return real(*arguments, **others)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        DQN.run(tmp_path, *options)
+    monkeypatch.undo()
+    (folder,) = (tmp_path / "dqn").iterdir()
+    before = content(folder)
+    assert list((folder / "replay").iterdir())
+    real_read = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path.parent.name == "replay":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real_read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(OSError, match="Input/output error") as error:
+        DQN.run(tmp_path, *options)
+    assert user_facing(error.value)
+    monkeypatch.undo()
+    after = content(folder)
+    assert {name: after[name] for name in before if "replay" in name or "checkpoints" in name} == {
+        name: data for name, data in before.items() if "replay" in name or "checkpoints" in name
+    }
+
+
+@pytest.mark.parametrize(
+    "message", ["CUDA error: an illegal memory access", "DefaultCPUAllocator: can't allocate memory"]
+)
+def test_what_the_device_says_is_not_damage(message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.save(tmp_path, 1, {"x": 1}, {})
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(checkpoint.torch, "load", load)
+    with pytest.raises(RuntimeError, match=message):
+        checkpoint.load_newest(tmp_path, {})
+    monkeypatch.undo()
+    assert checkpoint.load_newest(tmp_path, {}) == {"x": 1}
