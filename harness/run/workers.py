@@ -21,6 +21,7 @@ from harness.config.errors import ConfigError
 from harness.training.signals import EXIT_PREEMPTED, exit_on_signals, leave_with, start_of_process
 
 Call = TypeVar("Call")
+NO_MORE = None  # in place of a call
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -149,8 +150,8 @@ class Workers:
         """Let the workers write checkpoints and leave; a second Ctrl-C ends them at once."""
         workers, self._idle, self._busy = [*self._idle, *self._busy], [], []
         for worker in workers:
+            worker.send(NO_MORE)
             worker.process.terminate()
-            worker.connection.close()
         try:
             for worker in workers:
                 worker.process.join()
@@ -162,7 +163,7 @@ class Workers:
     def close(self) -> None:
         """Let the workers, which do nothing, leave."""
         for worker in self._idle:
-            worker.connection.close()
+            worker.send(NO_MORE)
         for worker in self._idle:
             worker.process.join()
         self._idle = []
@@ -186,7 +187,7 @@ def number_of_workers(option: str, wanted: int) -> tuple[int, int]:
 
 
 def work(pipe: connection.Connection, driver: int, started: str) -> None:
-    """In a worker: do calls until the driver closes the pipe or is gone.
+    """In a worker: do calls until there are no more, or the driver is gone.
 
     Ctrl-C, which a terminal sends to all processes, is left to the driver while the worker does not train.
     """
@@ -194,6 +195,6 @@ def work(pipe: connection.Connection, driver: int, started: str) -> None:
     exit_on_signals()
     leave_with(driver, started)
     with contextlib.suppress(EOFError, OSError):
-        while True:
-            function, call = pipe.recv()
+        while (asked := pipe.recv()) is not NO_MORE:
+            function, call = asked
             pipe.send(function(call))

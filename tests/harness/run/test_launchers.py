@@ -19,6 +19,7 @@ from harness.config.config import OWN_THREADS, set_up_torch
 from harness.config.direction import better, direction_of
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF, compose_with_hydra
+from harness.training.signals import EXIT_PREEMPTED, is_alive
 from tests.programs import LONG, SMALL, assert_same, compose, holder, lines, only_run, wait_for
 from tests.zygote import Zygote
 
@@ -49,7 +50,6 @@ def test_a_job_does_not_inherit_threads_or_determinism() -> None:
     assert torch.are_deterministic_algorithms_enabled(), "the default on a CPU"
 
 
-@needs("hydra_joblib_launcher")
 @pytest.mark.slow
 def test_side_by_side_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
     options = SMALL.tiny("method=fire,snp", "lr=0.001,0", LONG[1], "-m")
@@ -60,6 +60,83 @@ def test_side_by_side_as_alone(tmp_path: Path, zygote: Zygote, calm: Path) -> No
         assert [len(re.findall(rf"{state} .*accuracy", line)) for line in table] == [1, 0, 1, 0], answer.err
         assert [line.count("failed    lr must be positive, got 0.0") for line in table] == [0, 1, 0, 1]
     assert_same(run_of(tmp_path, "fire"), calm)
+
+
+def workers_of(driver: int) -> list[int]:
+    """The processes that a driver has started for its jobs."""
+    children = Path(f"/proc/{driver}/task/{driver}/children").read_text().split()
+    return [int(c) for c in children if "popen_loky" in Path(f"/proc/{c}/cmdline").read_text()]
+
+
+def in_training(folder: Path, number: int) -> bool:
+    """Whether so many runs have written rows."""
+    return len([file for file in folder.glob("runs/vision/*/metrics.jsonl") if file.stat().st_size]) >= number
+
+
+SIDE_BY_SIDE = ("hydra.launcher.n_jobs=2", "cache=off", "epochs=2000", "checkpoint.every_seconds=1000", "-m")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["cores", "joblib"])
+def test_one_killed_worker_costs_one_job(launcher: str, tmp_path: Path, zygote: Zygote) -> None:
+    options = SMALL.tiny("method=fire,snp,base", *SIDE_BY_SIDE, "epochs=300", f"hydra/launcher={launcher}")
+    driver = zygote.start(tmp_path, "vision.train", *options)
+    wait_for(lambda: in_training(tmp_path, 2))
+    os.kill(workers_of(driver)[0], signal.SIGKILL)
+    answer = zygote.end(tmp_path, driver)
+    assert answer.code == 3
+    assert "Traceback" not in answer.err
+    table = [line for line in answer.err.splitlines() if re.search("  (done|skipped|failed)  ", line)]
+    assert sorted(re.findall("  (done|failed)  ", " ".join(table))) == ["done", "done", "failed"], answer.err
+    assert "its process was ended by SIGKILL (out of memory?)" in answer.err.splitlines()[-1]
+    assert len(list(tmp_path.glob("runs/vision/*/DONE"))) == 2
+    assert zygote.run(tmp_path, "vision.train", *options).code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL", "SIGUSR1"])
+def test_workers_leave_with_their_driver(name: str, tmp_path: Path, zygote: Zygote) -> None:
+    options = SMALL.tiny("method=fire,base", *SIDE_BY_SIDE, "hydra/launcher=cores")
+    driver = zygote.start(tmp_path, "vision.train", *options)
+    wait_for(lambda: in_training(tmp_path, 2))
+    workers = workers_of(driver)
+    os.kill(driver, signal.Signals[name])
+    answer = zygote.end(tmp_path, driver)
+    assert answer.code == (-signal.SIGKILL if name == "SIGKILL" else EXIT_PREEMPTED), answer.err
+    wait_for(lambda: not any(is_alive(worker) for worker in workers), 60)
+    for run in tmp_path.glob("runs/vision/*"):
+        assert list((run / "checkpoints").glob("step-*")), "it wrote one before it left"
+        assert not (run / "DONE").exists()
+        assert not (run / "FAILED").exists()
+    left = list(tmp_path.glob("runs/.sweeps/tmp*"))
+    assert len(left) == (name == "SIGKILL")
+    if left:
+        again = zygote.run(tmp_path, "vision.train", *SMALL.tiny("method=fire,base", "lr=0", "-m"))
+        assert again.code == 2
+        assert not list(tmp_path.glob("runs/.sweeps/tmp*")), "the next one removes what a killed one has left"
+
+
+@needs("hydra_submitit_launcher")
+@pytest.mark.slow
+def test_jobs_of_a_local_queue_leave_with_their_driver(tmp_path: Path, zygote: Zygote) -> None:
+    options = SMALL.tiny("method=fire", *SIDE_BY_SIDE[1:], "hydra/launcher=submitit_local")
+    driver = zygote.start(tmp_path, "vision.train", *options)
+    wait_for(lambda: in_training(tmp_path, 1))
+    run = only_run(tmp_path / "runs")
+    job = holder(run / ".lock")
+    os.kill(driver, signal.SIGKILL)
+    zygote.end(tmp_path, driver)
+    wait_for(lambda: not is_alive(job), 60)
+    assert list((run / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("number", ["0", "1.5", "many"])
+def test_a_number_of_jobs_that_is_none_is_one_line(number: str, tmp_path: Path, zygote: Zygote) -> None:
+    options = SMALL.tiny("method=fire,base", "hydra/launcher=cores", f"hydra.launcher.n_jobs={number}", "-m")
+    answer = zygote.run(tmp_path, "vision.train", *options)
+    assert answer.code == 2
+    assert "hydra.launcher.n_jobs" in answer.err
+    assert answer.err.count("\n") == 1, answer.err
 
 
 @needs("hydra_submitit_launcher")
@@ -81,7 +158,6 @@ def test_a_job_on_a_queue_requeues_itself(tmp_path: Path, zygote: Zygote, calm: 
 
 
 @needs("hydra_submitit_launcher")
-@needs("hydra_joblib_launcher")
 def test_the_launchers_that_are_set_up_here() -> None:
     compose("vision")  # makes the types of its options known
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
@@ -91,7 +167,7 @@ def test_the_launchers_that_are_set_up_here() -> None:
         )
     assert slurm._target_.endswith("SlurmLauncher")
     assert slurm.max_num_timeout > 0, "else a job whose time is over is not requeued"
-    assert cores._target_.endswith("JoblibLauncher")
+    assert cores._target_ == "hydra_plugins.cores.CoresLauncher"
 
 
 @needs("hydra_optuna_sweeper")
