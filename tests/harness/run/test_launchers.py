@@ -236,7 +236,7 @@ def test_a_number_of_which_nothing_is_known_has_no_direction() -> None:
     ("options", "says"),
     [
         ("hydra/launcher=slurm", 'Could not detect "srun"'),
-        ("hydra/launcher=joblib hydra.launcher.n_jobs=0", "n_jobs == 0 in Parallel has no meaning"),
+        ("hydra/launcher=joblib hydra.launcher.n_jobs=0", "hydra.launcher.n_jobs must be a number of processes"),
         ("hydra/sweeper=optuna hydra.sweeper.storage=nonsense", ""),
         ("hydra/sweeper=optuna hydra.sweeper.storage=sqlite:////no/such/folder/o.db", ""),
         ("hydra/sweeper=optuna +hydra.sweeper.trials=3", ""),
