@@ -37,6 +37,7 @@ LARGEST = 1e30  # a value beyond it cannot be drawn
 ORDER = (
     "base", "full_reset", "snp", "dash", "parseval", "l2init", "cbp", "redo", "snr", "muon", "pi", "fire", "fire_exact",
 )  # fmt: skip
+FULL_RESETS = ("full_reset", "fresh")  # after these nothing of earlier phases is left
 
 
 class BadRun(ValueError):
@@ -318,13 +319,14 @@ class Setting:
 def with_full_resets(runs: Iterable[Run]) -> list[Run]:
     """The runs, and each full reset once more for every other checkpoint that runs of the same kind start from.
 
-    A full reset of a language model does not depend on the checkpoint (`benchmark.start`), so it is trained from one.
+    A full reset of a language model, to initial weights or to a new network, does not depend on the checkpoint
+    (`benchmark.start`), so it is trained from one.
     """
     found = list(runs)
     have = {(run.setting, run.variant, run.seed) for run in found}
     starts = {str(value): value for run in found if (value := start_of(run)) not in (None, "scratch")}
-    others = {run.setting for run in found if run.method != "full_reset"}
-    for run in [run for run in found if run.method == "full_reset" and start_of(run) is not None]:
+    others = {run.setting for run in found if run.method not in FULL_RESETS}
+    for run in [run for run in found if run.method in FULL_RESETS and start_of(run) is not None]:
         for start in starts.values():
             benchmark = {**run.config["benchmark"], "start": start}
             identity = None if run.identity is None else {**run.identity, "benchmark": benchmark}

@@ -65,19 +65,20 @@ def test_what_starts_anew_beside_the_weights_belongs_to_the_method(tmp_path):
 
 
 @pytest.mark.parametrize("identified", [True, False])
-def test_a_full_reset_of_a_language_model_stands_beside_every_checkpoint(tmp_path, identified):
+@pytest.mark.parametrize("reset", ["full_reset", "fresh"])
+def test_a_full_reset_of_a_language_model_stands_beside_every_checkpoint(tmp_path, identified, reset):
     """It is trained from one; the others get it too, but not from scratch, and not where they have their own."""
     for start in ("best", "30k", "scratch"):
         for seed in (0, 1):
             write_run(tmp_path / start, "base", seed, metric="val/loss", benchmark={"name": "x", "start": start})
-    write_run(tmp_path / "best", "full_reset", 0, metric="val/loss", benchmark={"name": "x", "start": "best"})
-    write_run(tmp_path / "30k", "full_reset", 1, metric="val/loss", benchmark={"name": "x", "start": "30k"})
+    write_run(tmp_path / "best", reset, 0, metric="val/loss", benchmark={"name": "x", "start": "best"})
+    write_run(tmp_path / "30k", reset, 1, metric="val/loss", benchmark={"name": "x", "start": "30k"})
     for config in tmp_path.rglob("config.yaml") if identified else ():  # as runs have it since there is the file
         what = yaml.safe_load(config.read_text())
         config.with_name("identity.json").write_text(json.dumps({"run": what}))
     found = settings(load([str(tmp_path)])[0])
     seeds = {setting.detail: [run.seed for run in group.runs] for setting in found
-             if (group := setting.group("full_reset"))}  # fmt: skip
+             if (group := setting.group(reset))}  # fmt: skip
     assert seeds == {"start=best": [0, 1], "start=30k": [0, 1]}
     assert len(found) == 3
 
