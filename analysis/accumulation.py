@@ -10,7 +10,6 @@ from analysis.result_figures import size_of
 from analysis.summary import Column, Table, differences, summarise
 
 NAMES = style.NAMES | {
-    "fire_half": "FIRE, half of the way",
     "fire_first": "FIRE, first layer alone",
     "fire_second": "FIRE, second layer alone",
     "fire_head": "FIRE, head alone",

@@ -13,7 +13,7 @@ from analysis.estimates import mean, paired
 from analysis.result_figures import size_of
 from analysis.summary import by_seed, correct
 
-NAMES = style.NAMES | {"fire_half": "FIRE, half of the way"}
+NAMES = style.NAMES
 SCORES = {"labels": "train/accuracy", "pixels": "test/accuracy"}  # at the end of a task
 KEPT = "boundary/previous_accuracy_after"  # on the task before, right after the act
 METRICS = {"new": "end of a task", "kept": "task before, after the act"}

@@ -17,7 +17,11 @@ PAPER = {
     "tol": "None",
 }  # fmt: skip
 STEPS, STEPS_OF = "10", {"language": "5"}  # the paper's k, by program
-SEARCHED = {"fire": "FIRE searched", "fire_exact": "FIRE exact, searched"}
+SEARCHED = {
+    "fire": "FIRE searched",
+    "fire_exact": "FIRE exact, searched",
+    "fire_half": "FIRE, half of the way, searched",
+}
 
 
 def label(method: str, options: str = "") -> str:
@@ -77,6 +81,8 @@ def changes(method: str, options: Mapping[str, Any], steps: str = STEPS) -> dict
     if method not in SEARCHED:
         return {}
     form = {"iterations": steps} | PAPER if method == "fire" else {k: v for k, v in PAPER.items() if k != "solver"}
+    if method == "fire_half":
+        form["blend"] = "0.5"
     given = {key: str(options[key]).removesuffix(".0") for key in form if key in options}
     return {key: value for key, value in given.items() if value != form[key]}
 

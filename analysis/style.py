@@ -42,10 +42,11 @@ COLOURS = {
     "adamo": "#885888",
     "fuse": "#A05828",
     "fresh": "#00403C",
+    "fire_half": "#F0A070",
 }
 SPARE = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#88CCEE")  # chains and methods of others
 # A mark beside the colour for the methods whose colours are no well-known ones.
-MARKS = dict(zip([*COLOURS][12:], "os^vDPX<>phd*8H123", strict=True))
+MARKS = dict(zip([*COLOURS][12:], "os^vDPX<>phd*8H1234", strict=True))
 # What variants of a method have beside its own colour, by the values of one option.
 VARIANTS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 DASHES = {"base": (0, (4, 1.5)), "full_reset": (0, (1.2, 1.2))}
@@ -55,6 +56,7 @@ NAMES = {
     "full_reset": "Full reset",
     "fire": "FIRE",
     "fire_exact": "FIRE exact",
+    "fire_half": "FIRE, half of the way",
     "fire_5": "FIRE, 5 steps",
     "fire_10": "FIRE, 10 steps",
     "snp": "S&P",

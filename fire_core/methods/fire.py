@@ -24,7 +24,8 @@ class Fire(Method):
         norm_init: frobenius, spectral, power or schatten4.
         layout: which weights, see `fire_core.weights.layout`; None: the network's own.
         scale: modular, orthogonal, match_init, init_norm, keep_norm or variance_factor; docs/scales.md.
-        blend: in [0, 1]; 1 is the full projection.
+        blend: in [0, 1], how far to go; 1 is the full projection. Below 1 the result is exact, whatever steps
+            solver, iterations, norm_init and tol ask for: the programs refuse these on the command line.
         min_norm: matrices whose Frobenius norm lies below this are left alone.
         tol: stop the Newton-Schulz steps of a batch early, once its largest DfI lies below this.
         variance_factor: for the scale of that name; refused with another.
@@ -58,7 +59,7 @@ class Fire(Method):
         self.layout, self.trainable_only = layout, trainable_only
 
     def idle_options(self) -> dict[str, str]:
-        return dict.fromkeys(self.projection.idle(), f"solver={self.projection.solver}")
+        return self.projection.idle()
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         options = {name: value for name, value in asdict(self.projection).items() if name not in self.idle_options()}

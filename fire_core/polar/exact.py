@@ -62,6 +62,14 @@ def launch(W: Tensor, out: Tensor) -> Tensor:
     return fine
 
 
+def rank_tolerance(W: Tensor) -> float:
+    """How far below the largest a singular value of W (..., m, n) counts for the rank.
+
+    A product of float32 factors leaves 3e-8 to 1e-7 of the norm in its null space; condition 1e6 is full rank.
+    """
+    return max(W.shape[-2:]) * 2.3e-16 if W.dtype == torch.float64 else 2.4e-7
+
+
 def repair(W: Tensor, init: Tensor | None, seed: int) -> tuple[Tensor, int]:
     """One polar factor (m, n), m >= n, by SVD in float64, its null space filled from `init`; and the rank.
 
@@ -69,8 +77,6 @@ def repair(W: Tensor, init: Tensor | None, seed: int) -> tuple[Tensor, int]:
     Z = (I - U_r U_r^T) init (I - V_r V_r^T). That does not depend on which basis of the null space LAPACK returns.
     Where Z is rank-deficient too (no init, or the same dead rows), a seeded Gaussian takes its place.
     """
-    # A product of float32 factors leaves 3e-8 to 1e-7 of the norm in its null space; condition 1e6 is full rank.
-    relative = W.shape[0] * 2.3e-16 if W.dtype == torch.float64 else 2.4e-7
     if W.device.type != "cpu":
         X, fine = matmul_only(prepare(W[None]), low=1e-5)
         if bool(fine):
@@ -79,7 +85,7 @@ def repair(W: Tensor, init: Tensor | None, seed: int) -> tuple[Tensor, int]:
     Q, R = torch.linalg.qr(W64) if W.shape[0] > W.shape[1] else (None, W64)
     U, S, Vh = torch.linalg.svd(R, full_matrices=False)
     U = U if Q is None else Q @ U
-    floor = relative * S[0]
+    floor = rank_tolerance(W) * S[0]
     rank = int((floor < S).sum())
     X = U[:, :rank] @ Vh[:rank]
     left, null = U[:, :rank], Vh[rank:].mT  # (m, r), (n, n - r)

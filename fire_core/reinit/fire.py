@@ -85,10 +85,12 @@ def fire_(
 
     Args:
         model: any module.
-        solver: "newton_schulz" (the paper), "exact" or "muon"; see `PolarOptions`.
-        iterations: steps of the iterative solvers, at least 1; refused with "exact" if it is not the default.
+        solver: "newton_schulz" (the paper), "exact" or "muon"; see `PolarOptions`. A `blend` below 1 is exact whichever
+            of the first two stands here, and "muon" is refused.
+        iterations: steps of the iterative solvers, at least 1; refused with "exact" and a `blend` below 1 if it is not
+            the default.
         norm_init: what divides W before the first step of "newton_schulz", see `PolarOptions`; refused with another
-            solver if it is not the default.
+            solver and a `blend` below 1 if it is not the default.
         layout: which weights, cut how; see `layout.resolve`.
         optimizer: optimizer(s) whose state of exactly the changed weights is reset. Give all that train the model. The
             float32 master copies of half-precision weights that they hold are found and changed too.
@@ -104,8 +106,9 @@ def fire_(
             sqrt(variance_factor * max(d_out, d_in) / (d_in k)). Which to take when: docs/scales.md.
         min_norm: matrices whose Frobenius norm lies below this are left alone.
         blend: t in [0, 1] between the old spectrum and the isometric one: singular values sigma^(1-t) scale^t on the
-            old singular vectors. 1 is the projection itself. Below 1 the result is taken from an SVD, whatever the
-            solver; `solver`, `iterations`, `norm_init` and `tol` have then no effect.
+            old singular vectors. 1 is the projection itself. Below 1 the result is that of an SVD in float64 (to 1e-5
+            up to condition 1e6; see `polar.blend`). Directions that a weight has lost stay lost: the report has the
+            rank, and a warning names the weights. Which part of the way to go when: docs/scales.md.
         include: selectors of weights to project beside the layout's.
         exclude: selectors of weights to keep.
         blocks: how fused weights are cut, by pattern; see `layout.resolve`.
@@ -116,7 +119,8 @@ def fire_(
             the ability to train, which a frozen weight does not use, and training could not repair what the
             projection takes from it.
         variance_factor: for the scale of that name; refused with another.
-        tol: stop Newton-Schulz early once the largest DfI of a batch lies below this.
+        tol: stop Newton-Schulz early once the largest DfI of a batch lies below this; refused with another solver and
+            a `blend` below 1.
         seed: of the Gaussian that fills the null space of a rank-deficient matrix when `init` cannot.
         measure: False leaves DfI, SFE and norms out of the report and saves about a tenth of the time.
         masters: master copies that the optimizers do not show, by parameter name: the copy, or (flat tensor, offset)
@@ -132,8 +136,9 @@ def fire_(
             needed entry, has another shape or is the model's own memory. Names are given, and nothing is changed.
 
     Warns:
-        FireWarning: nothing was projected, a matrix is zero, a weight looks fused and is not cut, an optimizer cannot
-            be reset fully, a changed weight is in none of the optimizers. The same lines are in `report.warnings`.
+        FireWarning: nothing was projected, a matrix is zero, a blend leaves directions lost, a weight looks fused and
+            is not cut, an optimizer cannot be reset fully, a changed weight is in none of the optimizers. The same
+            lines are in `report.warnings`.
     """
     start = time.perf_counter()
     if isinstance(solver, Optimizer) or hasattr(solver, "param_groups"):
@@ -216,15 +221,36 @@ def _apply(model: nn.Module, entries: list[Entry], how: Projection, init: Mappin
     ordered = [rows[entry.label] for entry in entries if entry.label in rows]
     kept = {e.label: Kept(tuple(e.parameter.shape), e.size, e.reason) for e in entries if e.label not in rows}
     changed = {id(e.parameter): e.parameter for e in entries if e.label in rows and rows[e.label].action != "skip"}
-    return Report(ordered, kept, list(changed.values()), warnings=_zeros(ordered, how.scale))
+    return Report(ordered, kept, list(changed.values()), warnings=[*_zeros(ordered, how), *_lost(ordered, how)])
 
 
-def _zeros(rows: list[Row], scale: str) -> list[str]:
+def _zeros(rows: list[Row], how: Projection) -> list[str]:
     names = [f"{row.name} ({row.zeros})" if row.zeros < row.matrices else row.name for row in rows if row.zeros]
-    way = 'solver="exact" with other values in init fills them'
-    if scale == "keep_norm":
-        way = 'scale="keep_norm" keeps their norm, which is 0: another scale and solver="exact" fill them from init'
+    whole_way = "blend=1, " if how.blend < 1 else ""
+    way = f'{whole_way}solver="exact" with other values in init fills them'
+    if how.scale == "keep_norm":
+        way = (
+            'scale="keep_norm" keeps their norm, which is 0: '
+            f'{whole_way}another scale and solver="exact" fill them from init'
+        )
     return [f"zero matrices have no nearest isometry and stay zero: {listed(names, 5)}; {way}"] if names else []
+
+
+def _lost(rows: list[Row], how: Projection) -> list[str]:
+    """A line if part of the way has left weights rank-deficient; the whole way with `exact` fills their null space."""
+    if how.blend == 1:
+        return []
+    names = [
+        f"{row.name} (rank {row.rank} of {min(row.shape)})"
+        for row in rows
+        if row.action == "project" and row.rank is not None and row.rank < min(row.shape)
+    ]
+    if not names:
+        return []
+    return [
+        f"blend={how.blend:g} does not bring back directions that a weight has lost: {listed(names, 5)}; "
+        'blend=1 with solver="exact" fills them'
+    ]
 
 
 def reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:

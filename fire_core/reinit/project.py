@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from fire_core.polar.blend import blend
 from fire_core.polar.factor import PolarReport, solve
 from fire_core.polar.options import PolarOptions, check_number, check_word
 from fire_core.polar.steps import all_finite, working_dtype
@@ -28,6 +29,7 @@ IDLE = {
     "muon": ("norm_init",),
     "exact": ("iterations", "norm_init"),
 }  # what a solver does not read
+IDLE_IN_A_BLEND = ("iterations", "norm_init", "tol")  # part of the way is computed exactly, without steps
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,22 @@ class Projection(PolarOptions):
                 f"iterations={self.iterations}: must be at least 1; without a step W / ||W|| would be left"
             )
 
-    def idle(self) -> list[str]:
-        """Options that differ from their defaults and have no effect with this solver."""
-        named = (field for field in fields(self) if field.name in IDLE[self.solver])
-        return [field.name for field in named if getattr(self, field.name) != field.default]
+    def idle(self) -> dict[str, str]:
+        """Options that differ from their defaults and have no effect, each with the option that makes it idle.
+
+        A blend below 1 is exact, which is what `solver="exact"` says; `muon` contradicts it.
+        """
+        idle = dict.fromkeys(IDLE[self.solver], f"solver={self.solver}")
+        if self.blend < 1:
+            names = IDLE_IN_A_BLEND if self.solver != "muon" else ("solver", *IDLE_IN_A_BLEND)
+            idle = dict.fromkeys(names, f"blend={self.blend}")
+        named = (field for field in fields(self) if field.name in idle)
+        return {field.name: idle[field.name] for field in named if getattr(self, field.name) != field.default}
 
     def check_idle(self) -> None:
         """Raise a ValueError for an option without effect."""
-        for name in self.idle():
-            raise ValueError(f"{name}={getattr(self, name)} has no effect with solver={self.solver}")
+        for name, reason in self.idle().items():
+            raise ValueError(f"{name}={getattr(self, name)} has no effect with {reason}")
 
 
 @dataclass(frozen=True)
@@ -216,15 +225,9 @@ def _solve(work: Work, how: Projection) -> tuple[Tensor, PolarReport]:
     if how.blend == 0:
         return work.W / work.s, PolarReport("none", 0)
     if how.blend < 1:
-        return _blend(work.W, work.s, how.blend), PolarReport("svd", 0)
+        Q, rank = blend(work.W, work.s, how.blend)
+        return Q, PolarReport("blend", 0, rank)
     return solve(work.W, how, known_finite=True)  # `fire_` has looked at all weights
-
-
-def _blend(W: Tensor, s: Tensor, t: float) -> Tensor:
-    U, S, Vh = torch.linalg.svd(W.double(), full_matrices=False)
-    S = (S / s.double()[:, 0]) ** (1 - t)
-    blended: Tensor = (U * S[:, None, :]) @ Vh
-    return blended.to(W.dtype)
 
 
 def _finish(work: Work, Q: Tensor, did: PolarReport, how: Projection, initial: Mapping[str, Tensor]) -> Tensor:
@@ -232,13 +235,14 @@ def _finish(work: Work, Q: Tensor, did: PolarReport, how: Projection, initial: M
     W, s, p = work.W, work.s, work.batch.entries[0].parameter
     stats = torch.zeros(len(W), len(COLUMNS), dtype=torch.float64, device=W.device)
     if did.rank is not None:
-        zero, filled = did.rank == 0, (did.rank < min(W.shape[-2:])) & ~work.stays_zero
-        anywhere = work.batch.ranks.gather(filled.int(), work.mine, work.batch.count).cpu()
-        if bool(anywhere.any()):  # on any rank: to gather initial weights all must take part
-            completed, zero = _complete(work, Q, filled, anywhere, how, initial), zero.clone()
-            zero &= ~completed
-            Q[zero] = 0
-            stats[:, AT["completed"]] = (filled & ~zero).double()
+        zero = did.rank == 0
+        if how.blend == 1:  # part of the way, lost directions stay lost
+            filled = (did.rank < min(W.shape[-2:])) & ~work.stays_zero
+            anywhere = work.batch.ranks.gather(filled.int(), work.mine, work.batch.count).cpu()
+            if bool(anywhere.any()):  # on any rank: to gather initial weights all must take part
+                zero = zero & ~_complete(work, Q, filled, anywhere, how, initial)
+                Q[zero] = 0
+                stats[:, AT["completed"]] = (filled & ~zero).double()
         stats[:, AT["rank"]] = did.rank.double()
         stats[:, AT["zeros"]] = zero
     Q.masked_fill_(work.stays_zero[:, None, None], 0)

@@ -35,7 +35,7 @@ class Row:
         norm_after: ||W_new||_F.
         scale: factor on the polar factor: every singular value's target. With `scale="keep_norm"`, which gives each
             matrix its own, their root mean square.
-        solver: the solver's name, "svd" for a blend, "init" for a reinitialisation.
+        solver: the solver's name, "blend" for a part of the way, "init" for a reinitialisation.
         iterations: Newton-Schulz steps, 0 for a direct solve.
         rank: smallest rank among the matrices, None where the solver does not look.
         completed: how many matrices had their null space filled.
@@ -121,6 +121,8 @@ class Report:
 
     def success(self, tolerance: float = TOLERANCE) -> bool:
         """Whether something was projected and every projected weight has come as close to its isometry as asked for.
+
+        A blend below 1 stops before the isometry, so that it is False then but for weights that were near it.
 
         Args:
             tolerance: for `Row.deviation`, the root mean square of (sigma / scale)^2 - 1 over a weight's singular

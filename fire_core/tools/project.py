@@ -11,7 +11,8 @@ and `checkpoint.skeleton`. What is not known is kept, and the report says why.
 
 Memory, whatever the checkpoint's size: what torch and transformers take themselves (0.9 GB) and some bytes for each
 number of the largest projected tensor: 20 for the default solver; for `exact` 20 if it is tall or wide, 40 if square,
-60 if square and rank-deficient. Of a file of `torch.save` its projected weights are in memory until it is saved.
+60 if square and rank-deficient; for a blend below 1 20 if it is tall or wide, 70 if square or rank-deficient. Of a file
+of `torch.save` its projected weights are in memory until it is saved.
 OUT appears at the end, whole, by a rename, with its report beside it. A run that is killed leaves a folder
 `.<OUT>.*.partial`.
 """
@@ -226,6 +227,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--norm-init", default="frobenius", choices=NORM_INITS, help="what a matrix is divided by before the first step"
     )
     add("--scale", default="modular", choices=SCALES, help="target of the singular values (default: modular)")
+    add(
+        "--blend",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="how far to go, 0 to 1: singular values s become s^(1-T) scale^T (default: 1)",
+    )
     add("--variance-factor", type=float, default=1.0, help="for the scale of that name (default: 1)")
     add("--json", action="store_true", help="the report as a JSON object")
     options = vars(parser.parse_args(arguments))

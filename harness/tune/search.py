@@ -2,13 +2,15 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from fire_core.methods import Method
+from harness.config.build import build
 from harness.config.errors import ConfigError
 from harness.run.identity import digest, identity, without
 from harness.run.jobs import Job, compose, run_jobs
@@ -67,7 +69,7 @@ def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> 
         config, setting = search.compose(method), search.setting(method)
         known = read_table(search.table, setting, method, search.seeds)
         for number, choice in enumerate(trials(search_space(method, config), search.trials)):
-            options = [f"{option}={value}" for option, value in choice.items()]
+            options = [f"{option}={value}" for option, value in effective(method, config, choice).items()]
             now = " ".join(options)
             done[method, number] = known.get(number, Trial(setting, method, number, now, ()))
             if (then := done[method, number].options) != now:
@@ -97,14 +99,27 @@ def search_space(method: str, config: DictConfig) -> list[Dimension]:
         ConfigError: the method's class does not take a value of its space.
     """
     space = [Dimension("lr", (LOWEST * config.lr, HIGHEST * config.lr), "log")]
-    for name in method.split("+"):
-        part_of_chain = "+" in method
-        node = config.method.parts[name] if part_of_chain else config.method
-        prefix = f"method.parts.{name}." if part_of_chain else "method."
-        plain: Any = OmegaConf.to_container(node, resolve=True)
-        check_space(plain, space_of(name))
+    for name, prefix, node in parts_of(method, config):
+        check_space(node, space_of(name))
         space += [replace(part, option=prefix + part.option) for part in space_of(name)]
     return space
+
+
+def parts_of(method: str, config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Each method of a chain, or the single one: its name, what its options' full names begin with, its options."""
+    for name in method.split("+"):
+        node = config.method.parts[name] if "+" in method else config.method
+        plain: Any = OmegaConf.to_container(node, resolve=True)
+        yield name, f"method.parts.{name}." if "+" in method else "method.", plain
+
+
+def effective(method: str, config: DictConfig, choice: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice of options without those that have no effect beside the others, which a run would refuse."""
+    idle: set[str] = set()
+    for _, prefix, node in parts_of(method, config):
+        chosen = {option.removeprefix(prefix): value for option, value in choice.items() if option.startswith(prefix)}
+        idle |= {prefix + option for option in build("method", node | chosen, Method).idle_options()}
+    return {option: value for option, value in choice.items() if option not in idle}
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

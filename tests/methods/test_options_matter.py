@@ -27,6 +27,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "cpr": [{"rate": 0.5, "every": 4}],
     "fire": [{"min_norm": 2.5}, {"scale": "variance_factor"}, {"tol": 1.0}],
     "fire_exact": [{"min_norm": 2.5}, {"scale": "variance_factor"}],
+    "fire_half": [{"min_norm": 2.5}, {"scale": "variance_factor"}],
     "hare_tortoise": [{"momentum": 0.9, "every": 2}],
     "l2_er": [{"every": 4, "lr": 0.1}],
     "muon": [{"eps": 1e-3}],

@@ -61,6 +61,11 @@ VISION = {
     "model.hiden=8": "option model.hiden is unknown (did you mean hidden?); accepted: _target_, name, hidden, ",
     "method=base,fire method.iteratons=3 -m": "option method.iteratons is unknown (did you mean iterations?); acc",
     "method=fire method.solver=exact method.norm_init=power": "method.norm_init has no effect with method.solver=exact",
+    "method=fire method.blend=0.5 method.iterations=5": "method.iterations has no effect with method.blend=0.5",
+    "method=fire method.blend=0.5 method.solver=muon": "method.solver has no effect with method.blend=0.5",
+    "method=chain method.of=fire+muon method.parts.fire.blend=0.5 method.parts.fire.tol=0.1": (
+        "method.parts.fire.tol has no effect with method.parts.fire.blend=0.5"
+    ),
     "method=chain method.of=fire+muon method.parts.fire.solver=exact method.parts.fire.iterations=5": (
         "method.parts.fire.iterations has no effect with method.parts.fire.solver=exact"
     ),
@@ -166,6 +171,7 @@ def test_the_home_folder_and_umlauts_in_quotes(sweep: tuple[str, ...], tmp_path:
     "options",
     [
         "batch_size=1",  # one image works without batch norm
+        "method=fire method.blend=0.5 method.solver=exact",
         "method=fire method.solver=exact method.iterations=10",  # the default, as in a sweep, is no idle option
     ],
 )

@@ -12,7 +12,7 @@ from tests.zygote import ROOT, Zygote
 
 # Arguments, and a word of what it prints.
 SCRIPTS = {
-    "bench_projection": ("--models dqn --rounds 1 --threads 1", "dqn"),
+    "bench_projection": ("--models dqn --rounds 1 --threads 1", "(half, measured)"),
     "bench_vision": ("--size 8 --steps 1 --rounds 1 model=small_resnet model.width=4", "x a plain loop"),
     "studies": ("figure2_small_c smoke rows=base workers=1", "test/accuracy_all"),
     "dry_run": ("--list", "vgg16"),

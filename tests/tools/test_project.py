@@ -132,6 +132,22 @@ def test_declared_blocks_are_cut_without_a_model(tmp_path: Path, capsys: pytest.
         assert seen[name].condition == pytest.approx(1, abs=1e-3)
 
 
+def test_part_of_the_way_and_options_that_it_does_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weight = torch.randn(10, 6)
+    torch.save({"a.fc1.weight": weight}, tmp_path / "in.pt")
+    paths = [str(tmp_path / "in.pt"), str(tmp_path / "out.pt")]
+    assert main([*paths, "--include", "a.*", "--blend", "0.5", "--iterations", "5"]) == 2
+    assert capsys.readouterr().err == "iterations=5 has no effect with blend=0.5\n"
+    assert main([*paths, "--include", "a.*", "--blend", "2"]) == 2
+    assert capsys.readouterr().err == "blend=2.0: must be between 0 and 1\n"
+    assert not (tmp_path / "out.pt").exists()
+    assert main([*paths, "--include", "a.*", "--blend", "0.5"]) == 0
+    U, S, Vh = torch.linalg.svd(weight.double(), full_matrices=False)
+    expected = (U * (S * (10 / 6) ** 0.5).sqrt()) @ Vh
+    new = torch.load(tmp_path / "out.pt", weights_only=True)["a.fc1.weight"]
+    torch.testing.assert_close(new.double(), expected, atol=1e-6, rtol=0)
+
+
 def small(path: Path, **more: torch.Tensor) -> Path:
     torch.save({"a.q_proj.weight": torch.randn(6, 6), "a.k_proj.weight": torch.randn(6, 6), **more}, path)
     return path

@@ -15,7 +15,8 @@ from harness.config import tuned
 from harness.config.build import build
 from harness.config.errors import ConfigError
 from harness.config.tuned import read_table
-from harness.tune.search import search_space
+from harness.tune.search import effective, search_space
+from harness.tune.space import trials
 from harness.tune.table import Trial, append, best
 from harness.tune.table import read_table as read_trials
 from tests.programs import compose
@@ -94,6 +95,19 @@ def test_the_rate_is_searched_for_every_method_and_parts_of_a_chain_by_their_nam
     space = search_space("fire+l2init", search.compose("fire+l2init"))
     assert {"lr", "method.parts.fire.blend", "method.parts.l2init.coef"} <= {one.option for one in space}
     assert space[0].values == pytest.approx((3e-4, 9e-3))
+
+
+def test_a_trial_leaves_out_what_has_no_effect_beside_its_other_choices() -> None:
+    search = parse(["method=base"]).search
+    steps = {"iterations": 9, "norm_init": "spectral"}
+    for method, prefix in (("fire", "method."), ("fire+l2init", "method.parts.fire.")):
+        config = search.compose(method)
+        for blend, left in ((1, steps), (0.5, {})):
+            options = {f"{prefix}{option}": value for option, value in {**steps, "blend": blend}.items()}
+            expected = {"lr": 0.1, f"{prefix}blend": blend} | {f"{prefix}{name}": left[name] for name in left}
+            assert effective(method, config, {"lr": 0.1, **options}) == expected
+        assert len(trials(search_space(method, config), 17)) == 17
+    assert effective("base", search.compose("base"), {"lr": 0.1}) == {"lr": 0.1}
 
 
 def test_nothing_is_chosen_on_test_images() -> None:

@@ -2,14 +2,16 @@
 
 import copy
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from fire_core import fire_, shrink_and_perturb_
+from fire_core import FireWarning, fire_, shrink_and_perturb_
 from tests.networks import GPT
 from tests.zygote import Zygote
 
@@ -24,7 +26,7 @@ def network() -> nn.Sequential:
     )
 
 
-def projected(model: nn.Module, solver: str, **options: str) -> nn.Module:
+def projected(model: nn.Module, solver: str, **options: Any) -> nn.Module:
     """What a single process makes of it."""
     fire_(model, solver=solver, **options)
     return model
@@ -80,6 +82,30 @@ def fsdp(rank: int, world: int) -> None:
         fire_(model)
 
 
+def part_of_the_way(rank: int, world: int) -> None:
+    """A blend of replicas and of shards, with a matrix that has lost directions, which stay lost on every rank."""
+    from torch.distributed.fsdp import fully_shard
+
+    def damaged() -> nn.Sequential:
+        model = network()
+        with torch.no_grad():
+            model[4].weight[2:6] = 0
+            model[0].weight[:, 1, 2, 2] = 0
+        return model
+
+    for wrap in (nn.parallel.DistributedDataParallel, fully_shard):
+        model, single = wrap(damaged()), damaged()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", FireWarning)
+            report, wanted = fire_(model, blend=0.5), fire_(single, blend=0.5)
+        assert gap(getattr(model, "module", model), single) < 1e-6
+        assert {row.name: row.rank for row in report}["4.weight"] == 9
+        assert [row.rank for row in report] == [row.rank for row in wanted]
+        assert report.warnings == wanted.warnings
+        assert len(caught) == 2
+        assert same_on_all_ranks(torch.tensor([report.total("dfi_after"), report.total("sfe")]))
+
+
 def fused(rank: int, world: int) -> None:
     """Row blocks of a sharded fused projection, with the optimizer forgetting only those rows; tied weights."""
     from torch.distributed.fsdp import fully_shard
@@ -88,6 +114,7 @@ def fused(rank: int, world: int) -> None:
     torch.manual_seed(0)
     model = GPT(n_layer=1)
     start, single = copy.deepcopy(model.state_dict()), projected(copy.deepcopy(model), "exact", layout="qk")
+    half = projected(copy.deepcopy(model), "exact", layout="qk", blend=0.5)
     fully_shard(model)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
@@ -99,6 +126,9 @@ def fused(rank: int, world: int) -> None:
     moment = optimizer.state[model.get_parameter("transformer.h.0.attn.c_attn.weight")]["exp_avg_sq"].full_tensor()
     assert not moment[:24].any()
     assert moment[24:].any()
+    model.load_state_dict(shards)
+    fire_(model, layout="qk", blend=0.5)
+    assert gap(model, half) < 1e-6
 
 
 def meshes(rank: int, world: int) -> None:
@@ -122,6 +152,10 @@ def meshes(rank: int, world: int) -> None:
         report = fire_(model, solver="exact", optimizer=optimizer)
         assert gap(model, projected(mlp(), "exact")) < 1e-6  # one batch or another: sums of two orders
         assert report.total("dfi_after") < 1e-8
+        half = mlp()
+        shard(half)
+        fire_(half, blend=0.5)
+        assert gap(half, projected(mlp(), "exact", blend=0.5)) < 1e-6
         before = whole_tensor(model.get_parameter("0.weight"))
         model(torch.randn(4, 12)).sum().backward()
         optimizer.step()
@@ -154,7 +188,7 @@ def same_on_all_ranks(*values: torch.Tensor) -> bool:
 def main(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    for case in (ddp, fsdp, fused, meshes):
+    for case in (ddp, fsdp, part_of_the_way, fused, meshes):
         case(rank, world)
     dist.barrier()
     dist.destroy_process_group()
