@@ -1,6 +1,7 @@
 """What is fixed before the first step of `language.train`: options, processes, data, phases."""
 
 import contextlib
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -160,6 +161,11 @@ class Task:
     def device(self) -> torch.device:
         """Where this process computes."""
         return self.group.device
+
+    @property
+    def guessed(self) -> float | None:
+        """The loss of a guess that takes all tokens for equally likely; None: the headline is no loss."""
+        return math.log(self.vocab_size) if self.headline.endswith("/loss") else None
 
     @property
     def headline(self) -> str:

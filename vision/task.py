@@ -5,6 +5,7 @@ import copy
 import functools
 import hashlib
 import inspect
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -269,6 +270,21 @@ class Task:
     def headline(self) -> str:
         """The number of the summary that is shown and returned."""
         return self.benchmark.headline
+
+    @functools.cached_property
+    def guessed(self) -> float | None:
+        """The share of the most frequent class in the last phase, and two standard errors; None: of no accuracy."""
+        if not self.headline.endswith("/accuracy"):
+            return None
+        index = len(self.phases) - 1
+        data, phase = self.data_of(index), self.phases[index]
+        tested = self.headline == "test/accuracy"
+        pick = on_device(phase.test if tested else phase.train, self.device)
+        labels = (data.test_labels if tested else data.train_labels)[pick]
+        if not len(labels):
+            return None
+        share = labels.bincount().max().item() / len(labels)
+        return share + 2 * math.sqrt(share * (1 - share) / len(labels))
 
     @property
     def classifies(self) -> bool:

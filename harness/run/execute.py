@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config.build import build
 from harness.config.cli import Outcome, job
-from harness.config.direction import check_direction
+from harness.config.direction import better, check_direction
 from harness.config.errors import ConfigError
 from harness.config.paths import expanded
 from harness.run.first_phase import shared_first_phase
@@ -41,6 +41,10 @@ class Task(Protocol):
     @property
     def headline(self) -> str:
         """The number of the summary that is shown and returned."""
+
+    @property
+    def guessed(self) -> float | None:
+        """What the headline may be of a network that has learned nothing and guesses; None: that is not known."""
 
     def identity(self) -> dict[str, Any]:
         """See `harness.run.identity`."""
@@ -92,7 +96,8 @@ def execute(config: DictConfig, program: Program[T]) -> float:
                 return math.nan
             summary = run_to_end(config, program, task, outcome)
         value = float(summary.get(task.headline, math.nan))
-        outcome.result = f"{task.headline} {value:.4f} in {summary['seconds']:.1f} s"
+        end = no_better_than_guessing(task, value)
+        outcome.result = f"{task.headline} {value:.4f} in {summary['seconds']:.1f} s{end}"
         return value
 
 
@@ -114,7 +119,8 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
     with new_run(config, program, task, build("tracker", config.tracker, Tracker)) as run:
         if (summary := run.done) is not None:
             run.mend_texts()
-            log.info("%s is done: %s %.4f", run.folder, headline, summary.get(headline, math.nan))
+            value = summary.get(headline, math.nan)
+            log.info("%s is done: %s %.4f%s", run.folder, headline, value, no_better_than_guessing(task, value))
             outcome.state = "skipped"
             return summary
         if outcome.tuned:
@@ -128,9 +134,18 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
             log.info("%s resumed at step %d", run.folder, state["step"])
         summary = program.train(task, run, state, None)
         run.finish(summary)
-        log.info("%s: %s %.4f", run.folder, headline, summary.get(headline, math.nan))
+        value = summary.get(headline, math.nan)
+        log.info("%s: %s %.4f%s", run.folder, headline, value, no_better_than_guessing(task, value))
         outcome.state = "done"
         return summary
+
+
+def no_better_than_guessing(task: Task, value: float) -> str:
+    """What is said beside a headline, such as that of lr=1e6, that a network which guesses has too; mostly nothing."""
+    if (guessed := task.guessed) is None or math.isnan(value):
+        return ""
+    learned = value > guessed if better(task.headline) == "maximize" else value < guessed
+    return "" if learned else ", no better than guessing (lr= too high? training too short? plasticity lost?)"
 
 
 def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State, str] | None:

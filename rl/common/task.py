@@ -62,6 +62,11 @@ class AgentTask:
         return "eval/return" if self.benchmark is None else "task/return"
 
     @property
+    def guessed(self) -> float | None:
+        """None: what actions at random return is not known."""
+        return None
+
+    @property
     def total_steps(self) -> int:
         """The learner's `step` at the end of the run."""
         return self.phases[-1].end

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import vision.train as trainer
 from harness.config.errors import ConfigError
 from tests.programs import SMALL, VISION, rows
+from tests.zygote import Zygote
 from vision.benchmarks import Phase
 from vision.phase import evaluate
 from vision.task import Task
@@ -42,6 +43,15 @@ def test_an_image_alone_joins_the_batch_before_it(images: int, size: int, sizes:
     assert seen == 2 * sizes
     assert task.total_steps == len(seen)
     assert [len(labels) for _, labels in trainer.batches(task, 0, start=1)] == seen[1:]
+
+
+@pytest.mark.parametrize(("lr", "learns"), [("1e6", False), ("0.003", True)])
+def test_a_run_that_only_guesses_says_so_at_its_end(lr: str, learns: bool, tmp_path: Path, zygote: Zygote) -> None:
+    options = SMALL.tiny(f"lr={lr}", "epochs=8", "model.hidden=64")
+    for _ in ("trained", "found done"):
+        answer = zygote.run(tmp_path, "vision.train", *options)
+        assert answer.code == 0, answer.err
+        assert ("no better than guessing" in answer.err.splitlines()[-1]) != learns, answer.err
 
 
 def test_a_network_that_cannot_take_the_images_is_refused_before_a_run() -> None:
