@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fire_core.methods import Context, Net
+from fire_core.methods import Context
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At, moment_of
 from harness.training.measure import check_finite
 from language.learner import Learner
-from language.schedule import learning_rate
 from language.task import Task, batch_at
 
 EARLIER = 16  # earlier tasks that are measured at most
@@ -32,10 +31,10 @@ def save(task: Task, learner: Learner, run: Run | None) -> None:
         run.checkpoint(learner.step, learner.state_dict() | whole)
 
 
-def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
+def pass_probe(task: Task, learner: Learner) -> None:
     """Pass a fixed batch of the phase through the network, for a trigger that looks at activations."""
     with task.autocast():
-        seen.modules["model"](*batch_at(task, learner.phase, 0, 0))
+        learner.model(*batch_at(task, learner.phase, 0, 0))
 
 
 def evaluate(task: Task, learner: Learner) -> dict[str, float]:
@@ -163,6 +162,7 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
         **evaluate(task, learner),
         "lr": learner.optimizer.param_groups[0]["lr"],
         "tokens": learner.step * task.tokens_per_step,
+        "seconds": round(learner.seconds, 3),
     }
     if task.benchmark.new_tasks:
         ended, lead = learner.phase_step == task.phases[learner.phase].length.steps, task.benchmark.lead
@@ -250,9 +250,3 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         step_loss=step_loss,
         new_networks=functools.partial(task.new_networks, *moment_of(learner, at)),
     )
-
-
-def rate_factor(task: Task, learner: Learner) -> float:
-    """Of the base learning rate, for the coming step."""
-    length = task.phases[learner.phase].length
-    return learning_rate(learner.phase_step, length.warmup, length.decay, 1.0, task.config.min_lr_ratio)

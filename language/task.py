@@ -32,6 +32,7 @@ from language.data import TokenFile, evenly_spaced
 from language.model import GPT
 from language.prepare import load
 from language.process_group import ProcessGroup, world_size
+from language.schedule import learning_rate
 from language.tokenizers import get_tokenizer
 
 
@@ -190,7 +191,16 @@ class Task:
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        return sum(phase.length.steps for phase in self.phases[self.first_phase :])
+        return self.phase_end(len(self.phases) - 1)
+
+    def phase_end(self, index: int) -> int:
+        """The learner's step at which phase `index` ends."""
+        return sum(phase.length.steps for phase in self.phases[self.first_phase : index + 1])
+
+    def rate_factor(self, index: int, step: int) -> float:
+        """Of the base learning rate, for step `step` of phase `index`."""
+        length = self.phases[index].length
+        return learning_rate(step, length.warmup, length.decay, 1.0, self.config.min_lr_ratio)
 
     @property
     def tokens_per_step(self) -> int:

@@ -37,7 +37,6 @@ from language.phase import (
     make_context,
     make_row,
     pass_probe,
-    rate_factor,
     save,
 )
 from language.process_group import leave
@@ -59,58 +58,53 @@ def processes(task: Task) -> Iterator[bool]:
         task.group.broadcast(None)  # there is no more
     else:
         while (order := task.group.broadcast()) is not None:
-            train_together(task, None, **order)
+            train(task, None, **order)
         yield False
 
 
-def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
-    """On rank 0: train from `state` (None: from the start) up to phase `stop` (None: to the end).
+def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
+    """Train from `state` (None: from the start) up to phase `stop` (None: to the end).
+
+    All processes run this loop, each on batches of its own. Rank 0 has the `run` and tells the others what to train.
 
     Returns:
         The run's summary.
     """
-    task.group.broadcast({"state": state, "stop": stop})
-    return train_together(task, run, state, stop)
-
-
-PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"), load=load, processes=processes)
-
-
-def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None) -> dict[str, Any]:
-    """The training loop; `run` is None on ranks other than 0."""
-    config, group, learner = task.config, task.group, Learner.new(task)
+    config, group = task.config, task.group
+    if group.rank == 0:
+        group.broadcast({"state": state, "stop": stop})
+    learner = Learner.new(task)
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)
             if group.rank > 0:
                 learner.clear_sums()  # rank 0 saved the sums over all
-    start_of = "" if task.benchmark.new_tasks else f" from {task.start}"
-    title = f"{config.method['name']}{start_of} seed {config.seed}"
-    write_checkpoint = functools.partial(save, task, learner, run)
     start(task, learner, None if config.compile == "off" else pass_probe)
+    weights = "" if task.benchmark.new_tasks else f" from {task.start}"
+    title = f"{config.method['name']}{weights} seed {config.seed}"
+    write_checkpoint = functools.partial(save, task, learner, run)
     shown = config.progress and group.rank == 0
     with Loop(learner, run, task.total_steps, title, shown, group.maximum) as loop:
         for index in range(learner.phase, stop or len(task.phases)):
             if index > learner.phase or not learner.optimizers:
                 begin_phase(task, learner, index, run)
-            phase, acts = task.phases[index], task.method_acts_in(index)
+            phase, acts, end = task.phases[index], task.method_acts_in(index), task.phase_end(index)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
-                while learner.phase_step < phase.length.steps:
-                    set_rate_factor(learner.optimizer, rate_factor(task, learner))
+                while learner.step < end:
+                    set_rate_factor(learner.optimizer, task.rate_factor(index, learner.phase_step))
                     batch = micro_batches(task, index, learner.phase_step)
                     loss = train_step(task, learner, batch, acts)
                     learner.phase_step += 1
                     learner.step += 1
                     loop.advance()
 
-                    ended = learner.phase_step == phase.length.steps
+                    ended = learner.step == end
                     if ended or learner.phase_step % phase.rows_every == 0:
-                        learner.row = make_row(task, learner)
                         loop.read_clock()
-                        learner.row["seconds"] = round(learner.seconds, 3)
+                        learner.row = make_row(task, learner)
                         if acts:
                             last = learner.step == task.total_steps
-                            act_after_row(learner, learner.net, make_context(task, learner, "row"), last)
+                            act_after_row(learner, make_context(task, learner, "row"), last)
                         if run is not None:
                             run.log(learner.row)
                         loop.show(phase=index, loss=learner.row["train/loss"], val=learner.row["val/loss"])
@@ -120,6 +114,9 @@ def train_together(task: Task, run: Run | None, state: dict[str, Any] | None, st
                         keep_weights(task, learner)
                     loop.end_step(write_checkpoint, ended)
     return learner.summary()
+
+
+PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"), load=load, processes=processes)
 
 
 def keep_weights(task: Task, learner: Learner) -> None:

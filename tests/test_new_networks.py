@@ -84,7 +84,7 @@ def check_dqn(new: Weights) -> None:
 
 def check_sac(new: Weights) -> None:
     """SimBa's: orthogonal input layers and heads, of the actor and of each critic, which no draw of entries gives."""
-    for weight in (new["actor"]["encoder.input.weight"], *new["critic"]["encoder.input.weight"]):
+    for weight in (new[name]["encoder.input.weight"] for name in ("actor", "critic0", "critic1")):
         torch.testing.assert_close(torch.linalg.svdvals(weight), torch.ones(min(weight.shape)))
 
 
@@ -136,7 +136,7 @@ def test_a_boundary_brings_the_new_network_its_target_and_a_new_optimizer(name: 
             state = module.state_dict()
             assert all(torch.equal(state[part], weight) for part, weight in expected[key].items()), key
     assert not any(optimizer.state for optimizer in learner.optimizers.values())
-    assert set(learner.net.targets) == {"dqn": {"q"}, "sac": {"critic"}}.get(name, set())
+    assert set(learner.net.targets) == {"dqn": {"q"}, "sac": {"critic0", "critic1"}}.get(name, set())
     end(learner)
 
 

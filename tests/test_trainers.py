@@ -29,6 +29,30 @@ OF_AGENTS = {
 }
 
 
+LOOP = (
+    "for index in range(learner.phase, stop or len(task.phases)):",
+    "not learner.optimizers:",
+    "begin_phase(task, learner, index, run)",
+    "task.method_acts_in(index), task.phase_end(index)",
+    "learner.method.watch(learner.net)",
+    "loop.advance(",
+    "loop.read_clock()",
+    "learner.row = make_row(",
+    "act_after_row(learner, make_context(",
+    "run.log(learner.row)",
+    "act(task, learner, run, firing)",
+    "loop.end_step(write_checkpoint, ",
+)
+STEP = (
+    "backward(",
+    "learner.method.penalty(learner.net)",
+    "backward(",
+    "learner.method.before_step(learner.net, context)",
+    "step(",
+    "learner.method.after_step(learner.net, context)",
+)
+
+
 def arguments(module: ModuleType, name: str) -> list[str]:
     parameters = inspect.signature(getattr(module, name)).parameters.values()
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters), f"{module.__name__}.{name}"
@@ -40,6 +64,23 @@ def test_the_same_functions_with_the_same_arguments(trainer: str) -> None:
     module = importlib.import_module(trainer)
     words = WORDS | (OF_AGENTS if trainer.startswith("rl.") else {})
     assert {name: arguments(module, name) for name in words} == words
+
+
+@pytest.mark.parametrize("trainer", PROGRAMS)
+@pytest.mark.parametrize(("function", "lines"), [("train", LOOP), ("train_step", STEP)])
+def test_the_same_lines_in_the_same_order(trainer: str, function: str, lines: tuple[str, ...]) -> None:
+    """One way to the first phase, to a phase's end, to clock and row, and around the backward passes of a step."""
+    left = inspect.getsource(getattr(importlib.import_module(trainer), function))
+    for line in lines:
+        before, found, left = left.partition(line)
+        assert found, f"{trainer}.{function} has not {line!r} at its place, after {before[-200:]!r}"
+
+
+@pytest.mark.parametrize("trainer", ["vision.train", "language.train"])
+def test_a_schedule_is_the_task_s(trainer: str) -> None:
+    """Agents have a constant rate."""
+    source = inspect.getsource(importlib.import_module(trainer).train)
+    assert "set_rate_factor(learner.optimizer, task.rate_factor(index, learner.phase_step))" in source
 
 
 @pytest.mark.parametrize("trainer", PROGRAMS)

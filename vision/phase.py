@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.methods import Context, Net
+from fire_core.methods import Context
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At, moment_of
@@ -57,10 +57,10 @@ def measure(task: Task, learner: Learner) -> dict[str, float]:
     return numbers
 
 
-def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
+def pass_probe(task: Task, learner: Learner) -> None:
     """Pass the first training images of the phase through the network, for a trigger that looks at activations."""
     first = on_device(task.phases[learner.phase].train[:PROBE], task.device)
-    seen.modules["model"](task.train_batch(learner.phase, first)[0])
+    learner.model(task.train_batch(learner.phase, first)[0])
 
 
 def batches(task: Task, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:

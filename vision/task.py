@@ -244,7 +244,11 @@ class Task:
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        return sum(phase.steps(self.config.batch_size) for phase in self.phases)
+        return self.phase_end(len(self.phases) - 1)
+
+    def phase_end(self, index: int) -> int:
+        """The learner's step at which phase `index` ends."""
+        return sum(phase.steps(self.config.batch_size) for phase in self.phases[: index + 1])
 
     def method_acts_in(self, phase: int) -> bool:
         """Whether the method shapes what happens within `phase`."""

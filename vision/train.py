@@ -62,13 +62,10 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(save, learner, run)
     with Loop(learner, run, task.total_steps, title, config.progress) as loop, no_denormals():
-        for index, phase in enumerate(task.phases[:stop]):
-            if index < learner.phase:
-                continue
+        for index in range(learner.phase, stop or len(task.phases)):
             if index > learner.phase or not learner.optimizers:
                 begin_phase(task, learner, index, run)
-            asks = task.asks_in(index)
-            acts, steps = task.method_acts_in(index), phase.steps(config.batch_size)
+            phase, acts, end = task.phases[index], task.method_acts_in(index), task.phase_end(index)
             if config.compile != "off" and (acts or learner.forward is learner.model):
                 learner.forward = compiled(learner.model, config.compile)
             graphed: GraphedStep | None = None
@@ -89,12 +86,12 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                         learner.row = make_row(task, learner)
                         if acts:
                             last = learner.step == task.total_steps
-                            act_after_row(learner, learner.net, make_context(task, learner, "row"), last)
+                            act_after_row(learner, make_context(task, learner, "row"), last)
                         run.log(learner.row)
                         loop.show(**{key: learner.row[key] for key in SHOWN if key in learner.row})
-                    if asks and (firing := ask(learner, learner.step, loss=loss)):
+                    if task.asks_in(index) and (firing := ask(learner, learner.step, loss=loss)):
                         act(task, learner, run, firing)
-                    loop.end_step(write_checkpoint, ended=learner.phase_step == steps)
+                    loop.end_step(write_checkpoint, ended=learner.step == end)
     return learner.summary()
 
 
@@ -139,23 +136,22 @@ def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor], acts:
     with task.autocast():
         logits = learner.forward(images)
         loss = task.loss(logits, labels)
-    total, penalty = loss.detach(), None
-    if acts:
-        with learner.method_meter:
-            penalty = learner.method.penalty(learner.net)
-        total = total if penalty is None else total + penalty.detach()
-    if task.device.type == "cpu":  # on a GPU, reading each loss would make it wait
-        check_finite(learner.step, total)
+    on_cpu = task.device.type == "cpu"  # on a GPU, reading a loss or a norm at each step would make it wait
+    if on_cpu:
+        check_finite(learner.step, loss.detach())
     trained = [p for group in optimizer.param_groups for p in group["params"]]  # quicker than a walk through modules
     for parameter in trained:
         parameter.grad = None  # quicker than zero_grad, which matters for small networks
     loss.backward()
-    if penalty is not None:  # on its own, so that its time is the method's
+    if acts:
         with learner.method_meter:
-            penalty.backward()
+            if (penalty := learner.method.penalty(learner.net)) is not None:
+                if on_cpu:
+                    check_finite(learner.step, penalty.detach())
+                penalty.backward()  # on its own, so that its time is the method's
     if config.grad_clip is not None:
         norm = nn.utils.clip_grad_norm_(trained, config.grad_clip)
-        if task.device.type == "cpu":  # without clipping, a bad gradient shows in the next step's loss
+        if on_cpu:  # without clipping, a bad gradient shows in the next step's loss
             check_finite(learner.step, norm)
     if acts:
         with learner.method_meter:

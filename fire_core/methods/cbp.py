@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fire_core.methods.fire_paper import FirePaperCBP, chain
+from fire_core.methods.fire_paper import FirePaperCBP, chains
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Decay, at_least, checked
 from fire_core.units.graph import Consumer, Units, weight
@@ -62,7 +62,7 @@ class ContinualBackprop(Method):
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
         if self.variant == "fire_paper":
-            self.fire_paper = FirePaperCBP(chain(net.modules), self.rate, self.maturity, self.decay, self.state)
+            self.fire_paper = FirePaperCBP(chains(net.modules), self.rate, self.maturity, self.decay, self.state)
             with self.fire_paper.watch.on():
                 yield
             return

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from fire_core.methods.layers import output_layers
 from fire_core.methods.protocol import Context, Saved
 from fire_core.units.graph import weight
 from fire_core.units.recycle import redraw_rows_
@@ -56,49 +57,72 @@ class Link:
         return self.name.rpartition(".")[2] in PROJECTIONS
 
 
-def chain(modules: Mapping[str, nn.Module]) -> list[Link]:
-    """The linear layers and convolutions in the order in which they run, side branches left out.
+def chain(root: nn.Module) -> list[Link]:
+    """A network's linear layers and convolutions in the order in which they run, side branches left out.
 
-    Each one is taken to be read by the next one, whatever the skips and the attention between them. The networks'
-    modules are registered in the order in which they run.
+    Each one is taken to be read by the next one, whatever the skips and the attention between them. The network's
+    modules are registered in the order in which they run. Of heads side by side (SAC's actor) only the first is in it.
     """
     links: list[Link] = []
-    for root in modules.values():
-        for name, module in unwrap(root).named_modules():
-            if any(word in name for word in SIDE_BRANCHES):
-                continue
-            if isinstance(module, (nn.Linear, _ConvNd)):
-                links.append(Link(name, module))
-            elif links and isinstance(module, _BatchNorm) and links[-1].norm is None:
-                links[-1].norm = module
-            elif links and isinstance(module, nn.MaxPool2d) and links[-1].pool is None:
-                links[-1].pool = module
+    heads = output_layers(unwrap(root))
+    for name, module in unwrap(root).named_modules():
+        if any(word in name for word in SIDE_BRANCHES):
+            continue
+        if module in heads and links and links[-1].layer in heads:
+            continue
+        if isinstance(module, (nn.Linear, _ConvNd)):
+            links.append(Link(name, module))
+        elif links and isinstance(module, _BatchNorm) and links[-1].norm is None:
+            links[-1].norm = module
+        elif links and isinstance(module, nn.MaxPool2d) and links[-1].pool is None:
+            links[-1].pool = module
     return links
 
 
+def chains(modules: Mapping[str, nn.Module]) -> list[list[Link]]:
+    """The chain of each network: no layer of one is read by a layer of the next one."""
+    return [chain(root) for root in modules.values()]
+
+
 @torch.no_grad()
-def recycle_rows_(links: list[Link], masks: Sequence[Tensor], context: Context) -> None:
-    """Redraw the incoming weights of masked units. The last mask is dropped.
+def recycle_rows_(
+    networks: Sequence[Sequence[Link]], masks: Sequence[Tensor], context: Context, spared: int = 1
+) -> None:
+    """Redraw the incoming weights of masked units.
 
     Outgoing weights and moments stay, for the reference changes copies of them. Step counters of all weights that it
     touches, or means to touch, start again.
+
+    Args:
+        networks: the chain of each.
+        masks: for each layer of each chain, one after the other, which of its units are recycled, (units,).
+        context: of the method.
+        spared: how many of each chain's last layers are left alone.
     """
-    for link, after, mask in zip(links, links[1:], masks[:-1], strict=False):
-        index = mask.nonzero().flatten()
-        if len(index):
-            redraw_rows_(link.layer, index, uniform, context.generator, draw_bias=True)
-            touched = [link.layer.weight, link.layer.bias, after.layer.weight]
-            for optimizer in context.optimizers:
-                for parameter in touched:
-                    if isinstance(parameter, Tensor) and "step" in optimizer.state.get(parameter, {}):
-                        optimizer.state[parameter]["step"].zero_()
+    left = iter(masks)
+    for links in networks:
+        of_network = list(itertools.islice(left, len(links)))
+        for link, after, mask in zip(links, links[1:], of_network[: len(links) - spared], strict=False):
+            _recycle_rows_of_(link, after, mask, context)
+
+
+def _recycle_rows_of_(link: Link, after: Link, mask: Tensor, context: Context) -> None:
+    index = mask.nonzero().flatten()
+    if not len(index):
+        return
+    redraw_rows_(link.layer, index, uniform, context.generator, draw_bias=True)
+    touched = [link.layer.weight, link.layer.bias, after.layer.weight]
+    for optimizer in context.optimizers:
+        for parameter in touched:
+            if isinstance(parameter, Tensor) and "step" in optimizer.state.get(parameter, {}):
+                optimizer.state[parameter]["step"].zero_()
 
 
 class OutputWatch:
     """As `units.watch.Watch`, but of the layers' own outputs, before norm and nonlinearity.
 
     Args:
-        links: the layers.
+        links: the layers, of all networks.
         reduce: (layer, outputs, all dimensions but the units') -> a number for each unit.
         only_training: ignore layers in evaluation mode.
     """
@@ -147,17 +171,20 @@ class FirePaperCBP:
     mature (A10), all mature ones are replaced.
 
     Args:
-        links: the chain.
+        networks: the chain of each network.
         rate, maturity, decay: see `ContinualBackprop`.
-        state: filled here, or from a checkpoint: lists with an entry for each layer but the last.
+        state: filled here, or from a checkpoint: lists with an entry for each layer but each network's last.
     """
 
-    def __init__(self, links: list[Link], rate: float, maturity: int, decay: float, state: dict[str, Any]) -> None:
+    def __init__(
+        self, networks: list[list[Link]], rate: float, maturity: int, decay: float, state: dict[str, Any]
+    ) -> None:
         self.rate, self.maturity, self.decay, self.state = rate, maturity, decay, state
-        self.links = links[:-1]
-        self.readers = [
-            None if link.projects or after.projects else after.layer for link, after in itertools.pairwise(links)
-        ]
+        self.links: list[Link] = []
+        self.readers: list[nn.Module | None] = []
+        for link, after in itertools.chain(*map(itertools.pairwise, networks)):
+            self.links.append(link)
+            self.readers.append(None if link.projects or after.projects else after.layer)
         self.watch = OutputWatch(self.links, self.reduce)
         if not state:
             sizes = [self._count(i) for i in range(len(self.links))]

@@ -102,18 +102,9 @@ def hidden_layers_of(net: Net) -> list[Layer]:
 
 
 def matrices(layers: Iterable[nn.Module]) -> list[Tensor]:
-    """Each layer's weight as a matrix (d_out, d_in k_h k_w), shared ones once; a vector stays one.
-
-    Linear layers in parallel (n, d_out, d_in) give n matrices.
-    """
-    found = {weight(layer): layer for layer in layers}
-    parts = [part for W, layer in found.items() for part in (W.unbind() if in_parallel(layer) else [W])]
-    return [part if part.ndim == 1 else part.flatten(1) for part in parts]
-
-
-def in_parallel(layer: nn.Module) -> bool:
-    """Whether the layer's weight (n, d_out, d_in) is that of several linear layers, as of twin critics."""
-    return isinstance(layer, nn.Linear) and layer.weight.ndim == 3
+    """Each layer's weight as a matrix (d_out, d_in k_h k_w), shared ones once; a vector stays one."""
+    distinct = dict.fromkeys(weight(layer) for layer in layers)
+    return [W if W.ndim == 1 else W.flatten(1) for W in distinct]
 
 
 def norms(tensors: Iterable[Tensor]) -> Tensor:

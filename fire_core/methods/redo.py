@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from fire_core.methods.fire_paper import OutputWatch, chain, rectified, recycle_rows_
+from fire_core.methods.fire_paper import OutputWatch, chains, rectified, recycle_rows_
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.metrics import dormant
 from fire_core.ranges import Count, NonNegative, checked
@@ -59,12 +59,10 @@ class ReDo(Method):
         if self.epochs % self.every:
             return {}
         if self.variant == "fire_paper":
-            chains = [chain({name: module}) for name, module in net.modules.items()]
-            watch = OutputWatch([*itertools.chain(*chains)], rectified, only_training=False)
+            networks = chains(net.modules)
+            watch = OutputWatch([*itertools.chain(*networks)], rectified, only_training=False)
             masks = self._dormant(net, context, watch)
-            each = iter(masks)
-            for links in chains:
-                recycle_rows_(links, list(itertools.islice(each, len(links)))[:-1], context)
+            recycle_rows_(networks, masks, context, spared=2)  # the last hidden layer too
         else:
             graph = unit_graph(net.modules)
             masks = self._dormant(net, context, Watch(graph, mean_magnitude, only_training=False))

@@ -1,6 +1,7 @@
 """SNR, self-normalised resets (Farias and Jozefiak, "Self-Normalized Resets for Plasticity in Continual Learning",
 ICLR 2025, arXiv 2410.20098; public code: ajozefiak/SelfNormalizedResets, `src/algorithms/snr.py`)."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fire_core.methods.fire_paper import FirePaperSilences, OutputWatch, UnitSilences, chain, recycle_rows_
+from fire_core.methods.fire_paper import FirePaperSilences, OutputWatch, UnitSilences, chains, recycle_rows_
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Count, at_least, checked, within
 from fire_core.units.recycle import at_hand, initial_draw, recycle_
@@ -61,7 +62,8 @@ class SelfNormalizedResets(Method):
     def watch(self, net: Net) -> Iterator[None]:
         self.seen: Watch | OutputWatch
         if self.variant == "fire_paper":
-            self.seen = OutputWatch(chain(net.modules), lambda link, x, dims: peak(x, dims))
+            self.chains = chains(net.modules)
+            self.seen = OutputWatch([*itertools.chain(*self.chains)], lambda link, x, dims: peak(x, dims))
         else:
             self.seen, self.draw = Watch(unit_graph(net.modules), peak), initial_draw(net.modules, net.init)
         with self.seen.on():
@@ -77,7 +79,7 @@ class SelfNormalizedResets(Method):
             return
         masks = torch.split(silent, [len(peaks_of_layer) for peaks_of_layer in peaks])
         if isinstance(self.seen, OutputWatch):
-            recycle_rows_(self.seen.links, masks, context)
+            recycle_rows_(self.chains, masks, context)
         else:
             recycle_(zip(self.seen.graph, masks, strict=True), self.draw, context.generator, context.optimizers)
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from fire_core.methods import BoundaryReport, Context, Net
+from fire_core.methods import BoundaryReport, Context
 from fire_core.triggers import Firing
 from harness.config.errors import TrainingError
 from harness.run.folder import Run
@@ -68,8 +68,7 @@ def act_at_boundary(
         learner: with its phase and step already those of the phase that begins, or of the firing.
         context: as the program makes it.
         run: takes the row; None (a process that is not the first of its run) takes none.
-        measure: numbers of the networks, taken before and after: those of their features, and of their weights
-            (`dfi`, `weight_stable_rank`) only if these are to be taken of other modules than the learner's.
+        measure: numbers of the networks' features, taken before and after.
         level: of the weights' numbers: off (only SFE), weights or cheap (DfI too) or full (stable rank too).
         afterwards: done with the networks before they are measured again.
         also: further numbers for the row, by name without prefix.
@@ -96,7 +95,7 @@ def act_at_boundary(
     replaced = [id(p) for p in parameters] != [id(p) for p in net.parameters()]
     found_after = find_matrices(net) if replaced else found
     new = {key: module.state_dict() for key, module in net.modules.items()}
-    numbers = _of_weights(report, (found, old), (found_after, new), "off" if "dfi" in before else level)
+    numbers = _of_weights(report, (found, old), (found_after, new), level)
     numbers |= {f"{key}_before": value for key, value in before.items()}
     numbers |= {f"{key}_after": value for key, value in after.items()}
     numbers |= {**report.numbers, **(also or {}), **(firing.numbers if firing else {})}
@@ -131,7 +130,7 @@ def _of_weights(
     return numbers
 
 
-def act_after_row(learner: LearnerBase, net: Net, context: Context, last: bool) -> None:
+def act_after_row(learner: LearnerBase, context: Context, last: bool) -> None:
     """Let the learner's method act after an evaluation; its numbers and its seconds since the row before join the row.
 
     The seconds are those of the hooks that the trainer calls, which `method_meter` has counted. What a method does
@@ -139,7 +138,6 @@ def act_after_row(learner: LearnerBase, net: Net, context: Context, last: bool) 
 
     Args:
         learner: with the row.
-        net: what the method acts on.
         context: as the program makes it.
         last: whether the run ends with this row. Then the method may measure, but the networks are given their weights
             back: what is saved is what was evaluated.
@@ -147,7 +145,7 @@ def act_after_row(learner: LearnerBase, net: Net, context: Context, last: bool) 
     modules = learner.net.modules.values() if last else ()
     weights = [{key: value.clone() for key, value in module.state_dict().items()} for module in modules]
     with learner.method_meter:
-        numbers = learner.method.after_epoch(net, context)
+        numbers = learner.method.after_epoch(learner.net, context)
     for module, evaluated in zip(modules, weights, strict=True):
         module.load_state_dict(evaluated)
     learner.row |= {f"method/{key}": value for key, value in numbers.items()}

@@ -6,39 +6,31 @@ from typing import Any
 
 from torch import Tensor
 
-from fire_core.methods import Net
 from fire_core.triggers import Firing
 from harness.training.learner import LearnerBase
 
 
-def start(
-    task: Any,
-    learner: LearnerBase,
-    probe: Callable[..., Any] | None = None,
-    seen: Net | None = None,
-) -> None:
+def start(task: Any, learner: LearnerBase, probe: Callable[..., Any] | None = None) -> None:
     """Make the learner's trigger ready, if it has one, before the first step and after a resume.
 
     Args:
         task: names the numbers that `ask` gets, the steps of the run and those before the first that is asked about.
         learner: with its networks and the trigger's state.
-        probe: (task, learner, seen) passes a batch through the networks; None: those of the training are looked at.
-        seen: what is measured; None: the learner's networks.
+        probe: (task, learner) passes a batch through the networks; None: those of the training are looked at.
     """
     if learner.trigger is None:
         return
-    seen = learner.net if seen is None else seen
     learner.trigger.start(
-        seen,
+        learner.net,
         metrics=task.METRICS,
         total_steps=task.total_steps,
         after=task.steps_before_trigger,
-        probe=None if probe is None else functools.partial(probe, task, learner, seen),
+        probe=None if probe is None else functools.partial(probe, task, learner),
     )
 
 
-def ask(learner: LearnerBase, step: int, seen: Net | None = None, /, **metrics: Tensor | float | None) -> Firing | None:
+def ask(learner: LearnerBase, step: int, /, **metrics: Tensor | float | None) -> Firing | None:
     """What the learner's trigger says after an optimizer step; None too if there is no trigger."""
     if learner.trigger is None:
         return None
-    return learner.trigger.ask(step, learner.net if seen is None else seen, **metrics)
+    return learner.trigger.ask(step, learner.net, **metrics)

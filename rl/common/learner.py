@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fire_core.methods import Net
 from fire_core.triggers import Firing
 from harness.run.folder import Run
 from harness.training.firing import ask
@@ -109,15 +108,14 @@ def start_row(task: AgentTask, learner: AgentLearner) -> dict[str, Any]:
     return row
 
 
-def ask_trigger(learner: AgentLearner, seen: Net, loss: Tensor | None) -> Firing | None:
+def ask_trigger(learner: AgentLearner, loss: Tensor | None) -> Firing | None:
     """What a run's trigger says after a step; None too if there is no trigger.
 
     Args:
         learner: of the run.
-        seen: the networks that the trigger measures.
         loss: of the step's last update; None: there was none.
     """
     if not learner.updates:
         return None
     fresh = learner.row if learner.row.get("step") == learner.step else {}
-    return ask(learner, learner.step, seen, loss=loss, **{"return": fresh.get("train/return")})
+    return ask(learner, learner.step, loss=loss, **{"return": fresh.get("train/return")})

@@ -69,7 +69,11 @@ class AgentTask:
     @property
     def total_steps(self) -> int:
         """The learner's `step` at the end of the run."""
-        return self.phases[-1].end
+        return self.phase_end(len(self.phases) - 1)
+
+    def phase_end(self, index: int) -> int:
+        """The learner's `step` at which phase `index` ends, or the first beyond it that all environments make."""
+        return self.phases[index].end
 
     @property
     def steps_before_trigger(self) -> int:
@@ -118,19 +122,18 @@ class AgentTask:
         """Whether each phase starts with an empty replay, so that learning starts anew."""
         return self.restarts_at_boundaries and self.config.boundary.replay == "new"
 
-    def check_method(self, net: Net, network: str, without: dict[str, str] | None = None) -> None:
+    def check_method(self, net: Net, network: str) -> None:
         """Refuse a method, a trigger and a boundary that do not fit together or the networks.
 
         Args:
             net: the networks as the method sees them, whatever their weights.
             network: the option that names them.
-            without: hooks that the trainer has no place for, each with what to say.
 
         Raises:
             ConfigError: with the reason.
         """
         config, method, name = self.config, self.method, self.config.method["name"]
-        check_method(method, net, name=name, network=network, without=without)
+        check_method(method, net, name=name, network=network)
         check_boundary(method, name, optimizer=config.boundary.optimizer, target=config.boundary.target)
         at_boundaries = acts_at_boundaries(config.trigger)
         if at_boundaries and self.hides_boundaries and method.overrides("at_boundary"):

@@ -126,10 +126,10 @@ def action_values(q: nn.Module, observations: Tensor, actions: Tensor) -> Tensor
     return values.gather(1, actions.long()[:, None])[:, 0]
 
 
-def pass_probe(task: Task, learner: Learner, seen: Net) -> None:
+def pass_probe(task: Task, learner: Learner) -> None:
     """Pass some transitions of the replay through the network, for a trigger that looks at activations."""
     generator = seeding.generator(task.config.seed, "trigger", learner.step)
-    seen.modules["q"](to_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
+    learner.q(to_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
 
 
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:

@@ -56,26 +56,23 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         with loading():
             learner.load_replay(replay_store, state)
             learner.load_state_dict(task, state)
-    seen = learner.net
-    start(task, learner, pass_probe, seen)
+    start(task, learner, pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(learner.save, task, run, replay_store)
     with (
         contextlib.closing(learner),
         Loop(learner, run, task.total_steps, title, config.progress) as loop,
     ):
-        for index, phase in enumerate(task.phases[:stop]):
-            if index < learner.phase:
-                continue
+        for index in range(learner.phase, stop or len(task.phases)):
             if index > learner.phase or not learner.optimizers:
                 begin_phase(task, learner, index, run)
-            acts = task.method_acts_in(index)
+            acts, end = task.method_acts_in(index), task.phase_end(index)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
-                while learner.step < phase.end:
+                while learner.step < end:
                     loss = interact(task, learner, acts)
                     loop.advance(config.num_envs)
 
-                    ended = learner.step >= phase.end
+                    ended = learner.step >= end
                     evaluates = ended or crossed(learner.step, config.num_envs, config.eval.every)
                     if evaluates or crossed(learner.step, config.num_envs, config.log_every):
                         loop.read_clock()
@@ -83,10 +80,10 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                         learner.row["epsilon"] = exploration_rate(task, learner)
                         if acts:
                             last = learner.step >= task.total_steps
-                            act_after_row(learner, learner.net, make_context(task, learner, "row"), last)
+                            act_after_row(learner, make_context(task, learner, "row"), last)
                         run.log(learner.row)
                         loop.show(**{"phase": index, "return": learner.row.get("train/return", float("nan"))})
-                    if firing := ask_trigger(learner, seen, loss):
+                    if firing := ask_trigger(learner, loss):
                         act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended)
     return learner.summary()

@@ -1,40 +1,48 @@
 """All that changes while SAC trains, and its checkpoint."""
 
-import contextlib
 import copy
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import AdamW, Optimizer
+from torch import Tensor, nn
+from torch.optim import AdamW
 
-from fire_core.methods import Method, Net
+from fire_core.methods import Net
 from harness.training import seeding
 from harness.training.measure import Meter
 from rl.common.learner import AgentLearner
 from rl.sac.control import Statistics
-from rl.sac.networks import Actor, Critics, part, plain_critic
+from rl.sac.networks import Actor, Temperature
 from rl.sac.task import Task
 from rl.sac.transitions import Transitions
-from rl.sac.update import NAMES, Batch, Temperature, Update, adamw, compiled
 from rl.sac.workers import Workers
+
+NAMES = ("train/critic_loss", "train/actor_loss", "train/entropy", "train/q")  # columns of what `train_step` adds up
 
 
 @dataclass(kw_only=True)
 class Learner(AgentLearner):
-    """All that changes while SAC trains."""
+    """All that changes while SAC trains.
 
+    Attributes:
+        critics: those of `net`, two or one.
+        target_critics: their slow copies, the targets of `net`.
+        temperature: weight of the entropy.
+        replay: the transitions.
+        statistics: of observations.
+        workers: step the environments.
+        generator: of action noise, of noise within updates and of the choice of transitions.
+    """
+
+    critics: nn.ModuleList
+    target_critics: nn.ModuleList
     temperature: Temperature
     replay: Transitions
     statistics: Statistics
     workers: Workers
-    generator: torch.Generator  # of action noise, noise within updates and the choice of transitions
-    agent: Update = field(init=False)  # the networks' update, with the optimizers
-    update: Callable[[Batch, Tensor, tuple[Tensor, Tensor]], Tensor] = field(init=False)  # it as it is called
-    separate: Net = field(init=False)  # the actor and each critic alone, as views into the batched tensors
+    generator: torch.Generator
 
     PARTS = (*AgentLearner.PARTS, "temperature", "statistics", "workers")
     GENERATORS = ("generator",)
@@ -44,9 +52,16 @@ class Learner(AgentLearner):
         """Networks at their initial weights, an empty replay, environments at their first step."""
         config = task.config
         net = Net.of({name: copy.deepcopy(module).to(task.device) for name, module in task.modules.items()}, "sac")
-        net.targets["critic"] = copy.deepcopy(net.modules["critic"]).requires_grad_(False)
-        learner = cls(
+        critics = [name for name in net.modules if name != "actor"]
+        net.targets = {name: copy.deepcopy(net.modules[name]).requires_grad_(False) for name in critics}
+        if config.compile != "off":
+            torch.compiler.reset()
+            for network in (*net.modules.values(), *net.targets.values()):
+                network.compile(mode=config.compile, dynamic=False)
+        return cls(
             net=net,
+            critics=nn.ModuleList(net.modules[name] for name in critics),
+            target_critics=nn.ModuleList(net.targets[name] for name in critics),
             method=copy.deepcopy(task.method),
             method_meter=Meter(task.device),
             trigger=copy.deepcopy(task.trigger),
@@ -57,36 +72,32 @@ class Learner(AgentLearner):
             generator=seeding.generator(config.seed, "stream", 0),
             sums=torch.zeros(len(NAMES), device=task.device),
         )
-        learner.renew_optimizers(task)
-        learner.prepare(task)
-        return learner
+
+    @property
+    def actor(self) -> Actor:
+        """The policy."""
+        actor = self.net.modules["actor"]
+        assert isinstance(actor, Actor)
+        return actor
 
     def renew_optimizers(self, task: Task) -> None:
-        """A new optimizer for each network, which the method may choose, and for the temperature."""
-        config = task.config
-        default = functools.partial(adamw, lr=config.lr, weight_decay=config.weight_decay)
-        chooses = task.method_optimizes(self.phase)
-        self.optimizers = {
-            name: self.method.optimizer(alone(self.net, name), default) if chooses else default(module.parameters())
-            for name, module in self.net.modules.items()
-        }
+        """New optimizers: those of the actor and of the critics, which the method may choose, and the temperature's."""
+        config, method = task.config, self.method
+
+        def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            return adamw(parameters, config.lr, config.weight_decay)
+
+        self.optimizers = {}
+        for name, part in {"actor": self._part(critics=False), "critics": self._part(critics=True)}.items():
+            chooses = task.method_optimizes(self.phase)
+            self.optimizers[name] = method.optimizer(part, default) if chooses else default(part.parameters())
         self.optimizers["temperature"] = adamw(self.temperature.parameters(), config.lr, 0.0)
 
-    def prepare(self, task: Task) -> None:
-        """The update of the networks and optimizers as they are now."""
-        config, actor, critic = task.config, self.net.modules["actor"], self.net.modules["critic"]
-        target = self.net.targets["critic"]
-        assert isinstance(actor, Actor)
-        assert isinstance(critic, Critics)
-        assert isinstance(target, Critics)
-        self.separate = separated(self.net)
-        entropy = config.target_entropy * task.actions
-        self.agent = Update(actor, critic, target, self.temperature, self.optimizers, task.gamma, config.tau, entropy)
-        if task.method_acts_in(self.phase):
-            # Within an update that is compiled, the method's time cannot be taken.
-            meter = self.method_meter if config.compile == "off" else None
-            self.agent.penalty = functools.partial(penalty, self.method, self.net, meter)
-        self.update = self.agent if config.compile == "off" else compiled(self.agent, config.compile)
+    def _part(self, critics: bool) -> Net:
+        """The networks that one optimizer trains: the critics, or the actor."""
+        names = [name for name in self.net.modules if (name != "actor") == critics]
+        modules = {name: self.net.modules[name] for name in names}
+        return Net(modules, {name: self.net.init[name] for name in names}, self.net.layout)
 
     def close(self) -> None:
         """End the threads and close the environments."""
@@ -97,60 +108,20 @@ class Learner(AgentLearner):
         """Decisions of one environment; draws are seeded by them."""
         return self.step // len(self.workers.workers)
 
-    @property
-    def actor(self) -> Actor:
-        """The policy."""
-        return self.agent.actor
-
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; the replay must be loaded."""
         if task.tasks is not None:
             self.workers.choose(state["phase"])
         super().load_state_dict(task, state)
-        self.prepare(task)
 
 
-def penalty(method: Method, net: Net, meter: Meter | None, name: str) -> Tensor | None:
-    """The method's, of one network; `meter` takes its time."""
-    if name not in net.modules:
-        return None
-    with contextlib.nullcontext() if meter is None else meter:
-        return method.penalty(alone(net, name))
+def adamw(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> AdamW:
+    """AdamW that decays every parameter, biases and norms too, as the FIRE authors' code does; frozen ones are left."""
+    trained = [p for p in parameters if p.requires_grad]
+    return AdamW(trained, lr=lr, weight_decay=weight_decay, fused=True)
 
 
-def alone(net: Net, name: str) -> Net:
-    """One network of several."""
-    return Net({name: net.modules[name]}, {name: net.init[name]}, net.layout)
-
-
-def separated(net: Net) -> Net:
-    """The actor and each critic alone, as views into the batched tensors, for methods that act on single units."""
-    critics = net.modules["critic"]
-    assert isinstance(critics, Critics)
-    modules = {"actor": net.modules["actor"]}
-    init, start = {"actor": net.init["actor"]}, net.init["critic"]
-    names = [name for name, _ in critics.named_parameters()]
-    for i in range(critics.n):
-        modules[f"critic{i}"] = critic = plain_critic(critics, i)
-        pairs = zip((name for name, _ in critic.named_parameters()), names, strict=True)
-        init[f"critic{i}"] = {
-            mine: part(start[name], i, critics.n) for mine, name in pairs if name in start
-        }  # else new
-    return Net(modules, init, "sac")
-
-
-def share_state(learner: Learner) -> list[Optimizer]:
-    """Give the separate critics their parts of the gradients; the actor's optimizer and one with each critic's part of
-    the moments."""
-    critics, optimizer = learner.agent.critic, learner.optimizers["critic"]
-    optimizers = [learner.optimizers["actor"]]
-    for i in range(critics.n):
-        views = list(learner.separate.modules[f"critic{i}"].parameters())
-        optimizers.append(AdamW(views))
-        for view, whole in zip(views, critics.parameters(), strict=True):
-            view.grad = None if whole.grad is None else part(whole.grad, i, critics.n)
-            optimizers[-1].state[view] = {
-                key: part(value, i, critics.n) if value.shape == whole.shape else value
-                for key, value in optimizer.state.get(whole, {}).items()
-            }
-    return optimizers
+def normalised(x: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
+    """Observations (..., o) less their mean, times 1 / deviation, (o,) each."""
+    mean, scale = statistics
+    return (x - mean) * scale

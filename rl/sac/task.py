@@ -22,8 +22,7 @@ from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl, Phase, fill_lengths, split
 from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method
 from rl.sac.control import Control, decisions_at_most
-from rl.sac.networks import Critics, Networks, plain_critic
-from rl.sac.update import discount
+from rl.sac.networks import Networks
 from rl.sac.workers import Tasks, Worker
 
 
@@ -65,11 +64,6 @@ class SacConfig(AgentConfig):
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: within residual blocks
 
 
-NO_PLACE = {
-    "watch": "watches the passes of each network, and rl.sac's critics train as one (docs/methods.md)",
-    "before_step": "acts when all gradients are there, and rl.sac's three steps follow each other (docs/methods.md)",
-    "owned": "trains a weight as one matrix, and those of rl.sac's critics are stacks of them (docs/methods.md)",
-}
 register("sac", SacConfig)
 
 
@@ -145,12 +139,7 @@ class Task(AgentTask):
             benchmark=benchmark,
             tasks=tasks,
         )
-        if method.follows_gradients:
-            raise ConfigError(f"method={config.method.name} follows one loss, and rl.sac's actor and critics have two")
-        critics = modules["critic"]
-        assert isinstance(critics, Critics)
-        separate = Net({"actor": modules["actor"], "critic": plain_critic(critics, 0)}, {}, "sac")
-        task.check_method(separate, network, NO_PLACE)
+        task.check_method(Net(modules, {}, "sac"), network)
         return task
 
     def new_networks(self, *moment: object) -> dict[str, Weights]:
@@ -183,9 +172,17 @@ class Task(AgentTask):
 
 
 def build_modules(networks: Networks, control: Control, observations: int, actions: int) -> dict[str, nn.Module]:
-    """Actor and critics at fresh weights, on the CPU."""
-    actor = networks.actor(observations, actions)
-    return {"actor": actor, "critic": networks.critics(observations, actions, 2 if control.twin else 1)}
+    """Build `actor`, `critic0` and, for clipped double Q, `critic1` at fresh weights, on the CPU."""
+    modules: dict[str, nn.Module] = {"actor": networks.actor(observations, actions)}
+    for name in ("critic0", "critic1") if control.twin else ("critic0",):
+        modules[name] = networks.critic(observations, actions, name)
+    return modules
+
+
+def discount(steps: float) -> float:
+    """Gamma for episodes of `steps` decisions (the effective length: the time limit over the action repeat)."""
+    fifth = steps / 5
+    return min(max((fifth - 1) / fifth, 0.95), 0.995)
 
 
 def phases_of(config: DictConfig, benchmark: ContinualControl | None, repeat: int) -> list[Phase]:

@@ -1,6 +1,8 @@
 """Soft actor-critic on humanoids (the paper's figure 4b): `python -m rl.sac method=base,fire -m`.
 
-Two phases of equal length in one task; a method acts between them. Read from `main` down.
+Two phases of equal length in one task; a method acts between them, and may act within the second. Read from `main`
+down: the algorithm of Haarnoja et al. (arXiv 1812.05905) is `choose_actions`, `learn` and `train_step` (target, losses,
+steps). Networks are in `rl.sac.networks`, environments in `rl.sac.control`, the replay in `rl.sac.transitions`.
 """
 
 import contextlib
@@ -29,12 +31,12 @@ from rl.common.boundary import update_targets
 from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics
-from rl.sac.learner import Learner
+from rl.sac.learner import Learner, normalised
+from rl.sac.networks import Temperature
 from rl.sac.phase import make_context, make_row, measure, pass_probe, policy
 from rl.sac.task import Task
 from rl.sac.trained import load
-from rl.sac.transitions import batch_at
-from rl.sac.update import Batch, Drawn, Temperature
+from rl.sac.transitions import Batch, batch_at
 from rl.sac.workers import Stepped
 
 
@@ -56,8 +58,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         with loading():
             learner.load_replay(replay_store, state)
             learner.load_state_dict(task, state)
-    seen = learner.separate  # each critic alone
-    start(task, learner, pass_probe, seen)
+    start(task, learner, pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
     write_checkpoint = functools.partial(learner.save, task, run, replay_store)
     with (
@@ -65,28 +66,27 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         contextlib.closing(task),
         Loop(learner, run, task.total_steps, title, config.progress) as loop,
     ):
-        for index, phase in enumerate(task.phases[:stop]):
-            if index < learner.phase:
-                continue
-            if index > learner.phase or learner.step == 0:
+        for index in range(learner.phase, stop or len(task.phases)):
+            if index > learner.phase or not learner.optimizers:
                 begin_phase(task, learner, index, run)
-            acts = task.method_acts_in(index)
-            while learner.step < phase.end:
-                loss = interact(task, learner, acts)
-                loop.advance(config.num_envs)
+            acts, end = task.method_acts_in(index), task.phase_end(index)
+            with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
+                while learner.step < end:
+                    loss = interact(task, learner, acts)
+                    loop.advance(config.num_envs)
 
-                ended = learner.step == phase.end
-                if ended or learner.step % task.eval_every == 0:
-                    loop.read_clock()
-                    learner.row = make_row(task, learner)
-                    if acts:
-                        last = learner.step == task.total_steps
-                        act_after_row(learner, learner.separate, make_context(task, learner, "row"), last)
-                    run.log(learner.row)
-                    loop.show(**{"phase": index, "return": learner.row["eval/return"]})
-                if firing := ask_trigger(learner, seen, loss):
-                    act(task, learner, run, firing)
-                loop.end_step(write_checkpoint, ended)
+                    ended = learner.step == end
+                    if ended or learner.step % task.eval_every == 0:
+                        loop.read_clock()
+                        learner.row = make_row(task, learner)
+                        if acts:
+                            last = learner.step == task.total_steps
+                            act_after_row(learner, make_context(task, learner, "row"), last)
+                        run.log(learner.row)
+                        loop.show(**{"phase": index, "return": learner.row["eval/return"]})
+                    if firing := ask_trigger(learner, loss):
+                        act(task, learner, run, firing)
+                    loop.end_step(write_checkpoint, ended)
     return learner.summary()
 
 
@@ -94,27 +94,32 @@ PROGRAM = Program(Task.from_config, train, groups=("env",), load=load)
 
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:
-    """Let the method act at the boundary before phase `index`, measure what it did, restart what `boundary` says."""
+    """Let the method act at the boundary before phase `index`, measure what it did, and take the phase's optimizers."""
     config = task.config
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.generator = seeding.generator(config.seed, "stream", index)
     learner.phase, learner.phase_step = index, 0
-    if index > 0:
-        if not task.restarts_at_boundaries:
-            learner.prepare(task)  # the phase may have a penalty
-        elif acts_at_boundaries(config.trigger):
+    if index == 0:
+        learner.renew_optimizers(task)
+    elif task.restarts_at_boundaries:
+        if acts_at_boundaries(config.trigger):
             act(task, learner, run)
         else:
             restart(task, learner)
         if task.empties_replay:
             learner.replay.forget()
-        if task.restarts_at_boundaries and config.boundary.statistics == "new":
+        if config.boundary.statistics == "new":
             learner.statistics = Statistics(task.observations)
-        if task.tasks is not None:  # new episodes begin, those of the next task
-            learner.workers.choose(learner.phase)
-            learner.workers.begin()
-            learner.task_returns.begin_task()
+    if index > 0 and task.tasks is not None:
+        begin_episodes(learner)
     learner.clear_sums()
+
+
+def begin_episodes(learner: Learner) -> None:
+    """Let new episodes begin, those of the next task of a stream."""
+    learner.workers.choose(learner.phase)
+    learner.workers.begin()
+    learner.task_returns.begin_task()
 
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
@@ -140,7 +145,6 @@ def restart(task: Task, learner: Learner, context: Context | None = None) -> Non
     update_targets(learner.method, learner.net, context, how.target)
     if how.optimizer == "new":
         learner.renew_optimizers(task)
-    learner.prepare(task)
 
 
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
@@ -166,32 +170,85 @@ def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
     shape = (len(observations), task.actions)
     if learner.decisions(task) < task.config.random_steps:
         return (torch.rand(shape, generator=learner.generator) * 2 - 1).numpy()
-    noise = torch.randn(shape, generator=learner.generator)
-    return policy(task, learner, observations, noise)
+    return policy(task, learner, observations, torch.randn(shape, generator=learner.generator))
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor:
-    """The updates that belong to a decision in every environment; the last one's critic loss."""
+    """Make the updates that belong to a decision in every environment; the critics' loss of the last one."""
     count, size = task.config.updates, task.config.batch_size
-    transitions = learner.replay.sample(count, size, learner.generator)
-    noise = torch.randn(count, 2, size, task.actions, generator=learner.generator).to(task.device, non_blocking=True)
+    transitions = learner.replay.sample(count, size, learner.generator)  # (count, B, ...)
     statistics = learner.statistics.tensors(task.device)
-    for i in range(count):
-        loss = train_step(task, learner, Drawn(batch_at(transitions, i), noise[i], statistics), acts)
+    transitions = transitions._replace(
+        observation=normalised(transitions.observation, statistics),
+        next_observation=normalised(transitions.next_observation, statistics),
+    )
+    for number in range(count):
+        loss = train_step(task, learner, batch_at(transitions, number), acts)
     return loss
 
 
-def train_step(task: Task, learner: Learner, batch: Drawn, acts: bool) -> Tensor:
-    """An optimizer step of every network (`rl.sac.update.Update`, which adds the method's penalty where it acts);
-    `acts`: with the method's hook after the step. Returns the critics' loss."""
-    numbers = learner.update(*batch)
-    learner.sums += numbers
-    learner.counted += 1
+def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor:
+    """One optimizer step of actor, critics and temperature on B transitions, then one of the target critics.
+
+    All gradients are taken before the first of these steps, so that a method sees one step of the whole agent; `acts`:
+    with its penalty and its hooks around that step.
+
+    Args:
+        task: what is fixed.
+        learner: whose networks are trained.
+        batch: transitions with normalised observations.
+        acts: whether the method acts within this phase.
+
+    Returns:
+        The critics' loss, on the device.
+    """
+    actor, critics, optimizers = learner.actor, learner.critics, learner.optimizers
+    noise = torch.randn(2, len(batch.reward), task.actions, generator=learner.generator)  # (2, B, a)
+    noise = noise.to(task.device, non_blocking=True)
+    temperature = learner.temperature()
+    alpha = temperature.detach()
+
+    # What the critics learn: r + gamma (min Q_target(s', a') - alpha log p(a'|s')), where the episode has not ended.
+    with torch.no_grad():
+        next_action, next_log_p = actor.sample(batch.next_observation, noise[0])  # (B, a), (B,)
+        next_values = [target(batch.next_observation, next_action) for target in learner.target_critics]  # (B,) each
+        next_value = torch.stack(next_values).amin(0) - alpha * next_log_p  # (B,)
+        target_value = batch.reward + task.gamma * (1 - batch.terminated) * next_value  # (B,)
+
+    action, log_p = actor.sample(batch.observation, noise[1])  # (B, a), (B,)
+    action_values = [critic(batch.observation, action) for critic in critics]  # (B,) each
+    actor_loss = (alpha * log_p - torch.stack(action_values).amin(0)).mean()
+
+    values = torch.stack([critic(batch.observation, batch.action) for critic in critics])  # (critics, B)
+    critic_loss: Tensor = (values - target_value).square().mean(1).sum()
+
+    entropy = -log_p.detach().mean()
+    temperature_loss = temperature * (entropy - task.config.target_entropy * task.actions)
+
+    for optimizer in optimizers.values():
+        optimizer.zero_grad(set_to_none=True)
+    actor_loss.backward(inputs=[p for p in actor.parameters() if p.requires_grad])  # the critics only pass it on
+    critic_loss.backward()
+    temperature_loss.backward()
     learner.updates += 1
-    if acts and learner.method.overrides("after_step"):  # what it is told takes time
+    if acts:
         with learner.method_meter:
-            learner.method.after_step(learner.separate, make_context(task, learner, "step", numbers[0]))
-    return numbers[0]
+            if (penalty := learner.method.penalty(learner.net)) is not None:
+                penalty.backward()
+            context = make_context(task, learner, "step", critic_loss.detach())
+            learner.method.before_step(learner.net, context)
+    for optimizer in optimizers.values():
+        optimizer.step()
+    if acts:
+        with learner.method_meter:
+            learner.method.after_step(learner.net, context)
+
+    with torch.no_grad():
+        for slow, fast in zip(learner.target_critics.parameters(), critics.parameters(), strict=True):
+            slow.lerp_(fast, task.config.tau)  # slow <- (1 - tau) slow + tau fast
+    learner.sums += torch.stack([critic_loss.detach(), actor_loss.detach(), entropy, values.detach().mean()])
+    learner.counted += 1
+    return critic_loss.detach()
 
 
 def remember(task: Task, learner: Learner, actions: np.ndarray, stepped: list[Stepped]) -> None:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from harness.trained.load import Trained
-from rl.sac.learner import Learner
+from rl.sac.learner import Learner, normalised
 from rl.sac.phase import evaluate
 from rl.sac.task import Task
-from rl.sac.update import normalised
 
 
 def load(task: Task, state: dict[str, Any]) -> Trained:

@@ -1,11 +1,30 @@
 """Replay of transitions: preallocated rings on the training device, several batches drawn at once."""
 
 import math
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from rl.common.replay_store import Ring
-from rl.sac.update import Batch
+
+
+class Batch(NamedTuple):
+    """B transitions, one of each environment when they are added.
+
+    Attributes:
+        observation: (B, o), as the environment showed it.
+        action: (B, a), in [-1, 1].
+        reward: (B,).
+        terminated: (B,), 1 or 0. A time limit is no termination: the value of what would have come still counts.
+        next_observation: (B, o).
+    """
+
+    observation: Tensor
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    next_observation: Tensor
 
 
 class Transitions(Ring):

@@ -109,6 +109,9 @@ PENDULUM = ("env=double_pendulum", "env_steps=400", "eval_every=100", "batch_siz
 SAC = {
     **{f"pendulum {method}": (f"method={method}", *PENDULUM) for method in ("base", "fire", "full_reset", "pi")},
     "pendulum redo": ("method=redo", "method.threshold=0.5", *PENDULUM),
+    "pendulum cbp": ("method=cbp", "method.rate=0.02", "method.maturity=5", *PENDULUM),
+    "pendulum c_chain": ("method=c_chain", "method.warmup=20", *PENDULUM),
+    **{f"pendulum {method}": (f"method={method}", *PENDULUM) for method in ("dash", "muon", "trac")},
     "pendulum mlp fire": ("method=fire", "networks=mlp", *PENDULUM),
 }
 

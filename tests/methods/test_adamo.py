@@ -8,17 +8,16 @@ from torch import Tensor, nn
 
 from fire_core.methods import Net
 from fire_core.methods.contrib.adamo import AdamO
-from rl.sac.networks import BatchedLinear
 
 
 class Network(nn.Module):
-    """Wide, tall and square matrices, a convolution, two matrices in one weight; norm, embedding and biases."""
+    """Wide, tall and square matrices, a convolution; norm, embedding and biases."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(2, 5, 3), nn.LayerNorm(7)
         self.wide, self.tall, self.square = nn.Linear(9, 4), nn.Linear(3, 8), nn.Linear(6, 6)
-        self.twin, self.table = BatchedLinear(2, 5, 3), nn.Embedding(4, 3)
+        self.table = nn.Embedding(4, 3)
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.5)
 
@@ -26,7 +25,7 @@ class Network(nn.Module):
 def penalty(model: Network) -> Tensor:
     layers = [model.conv.weight.flatten(1), model.wide.weight, model.tall.weight, model.square.weight]
     total = torch.zeros((), dtype=torch.float64)
-    for W in [*layers, *model.twin.weight]:
+    for W in layers:
         gram = W.T @ W if W.shape[0] >= W.shape[1] else W @ W.T
         total = total + (gram - torch.eye(len(gram))).square().sum()
     return total

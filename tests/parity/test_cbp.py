@@ -23,7 +23,7 @@ def pairs(name: str) -> dict[str, str]:
 def build(network: str) -> tuple[nn.Module, list[Link]]:
     """The network and its chain; a max-pool is not among its arrays, so it is put in by its name."""
     model = module_from(golden.tensors("cbp", f"{network}.w0."))
-    links = chain({"model": model})
+    links = chain(model)
     norms = pairs(f"{network}.bn_of")
     for link in links:
         assert link.norm is (getattr(model, norms[link.name]) if link.name in norms else None)
@@ -31,7 +31,7 @@ def build(network: str) -> tuple[nn.Module, list[Link]]:
 
 
 def reference(links: list[Link]) -> FirePaperCBP:
-    return FirePaperCBP(links, META["replacement_rate"], META["maturity_threshold"], META["decay_rate"], {})
+    return FirePaperCBP([links], META["replacement_rate"], META["maturity_threshold"], META["decay_rate"], {})
 
 
 def steps_of(network: str) -> int:
@@ -114,7 +114,7 @@ def test_windows_are_raw_outputs_pooled_where_a_pool_follows() -> None:
     model = module_from(golden.tensors("cbp", "hook.w."))
     names = {key.removeprefix("hook.w.") for key in DATA if key.startswith("hook.w.")}
     (network,) = [net for net in NETWORKS if names == set(golden.tensors("cbp", f"{net}.w0."))]
-    links, pooled, norms = chain({"model": model}), set(pairs(f"{network}.pool_of")), pairs(f"{network}.bn_of")
+    links, pooled, norms = chain(model), set(pairs(f"{network}.pool_of")), pairs(f"{network}.bn_of")
     for link in links:
         link.pool = nn.MaxPool2d(2) if link.name in pooled else None
         if link.layer.weight.ndim == 4:

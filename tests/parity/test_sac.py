@@ -1,6 +1,8 @@
 """SAC against the authors' code (tests/golden/sac.npz and sac_facts.json): networks, losses, steps, statistics."""
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,30 +16,18 @@ from fire_core.methods.snp import ShrinkAndPerturb
 from harness.training.measure import Meter
 from rl.common.continual import split
 from rl.sac.control import Statistics
-from rl.sac.learner import Learner
-from rl.sac.networks import Actor, Critics, Networks, part
-from rl.sac.task import Task
-from rl.sac.train import restart
-from rl.sac.update import (
-    NAMES,
-    Batch,
-    Temperature,
-    Update,
-    actor_loss,
-    adamw,
-    critic_loss,
-    critic_target,
-    discount,
-    log_probability,
-    move_target_,
-    temperature_loss,
-)
+from rl.sac.learner import NAMES, Learner, adamw
+from rl.sac.networks import Actor, Networks, Temperature, log_probability
+from rl.sac.task import Task, discount
+from rl.sac.train import restart, train_step
+from rl.sac.transitions import Batch
 from tests.parity import golden
 from tests.programs import compose
 
 FACTS = golden.facts("sac_facts")
 STRUCTURE = FACTS["structure"]
 WORDS = STRUCTURE["words"]
+CRITICS = ("critic0", "critic1")
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 
 
@@ -53,20 +43,20 @@ def ours(reference: str) -> str:
     return name.replace("kernel", "weight").replace("scale", "weight")
 
 
-def loaded(net: nn.Module, tree: dict[str, Tensor]) -> nn.Module:
-    """The network with the weights of a golden tree."""
-    net.load_state_dict(translated(tree, isinstance(net, Critics)))
-    return net
-
-
-def translated(tree: dict[str, Tensor], critics: bool) -> dict[str, Tensor]:
-    """Kernels (in, out) as weights (out, in), under our names."""
-    out = {}
+def translated(tree: dict[str, Tensor], critic: int | None = None) -> dict[str, Tensor]:
+    """Kernels (in, out) as weights (out, in) under our names: the actor's, or one of the stacked critics'."""
+    found = {}
     for name, value in tree.items():
-        key = ours(name).replace("head.mean", "head") if critics else ours(name)
-        vector = value.ndim == 1 or (critics and value.ndim == 2)
-        out[key] = value.flatten() if vector else value.mT.contiguous()
-    return out
+        key = ours(name) if critic is None else ours(name).replace("head.mean", "head")
+        own = value if critic is None else value[critic]
+        found[key] = own if own.ndim == 1 else own.mT.contiguous()
+    return found
+
+
+def loaded(net: nn.Module, tree: dict[str, Tensor], critic: int | None = None) -> Any:
+    """The network with the weights of a golden tree."""
+    net.load_state_dict(translated(tree, critic))
+    return net
 
 
 def sizes(actor: dict[str, Tensor], critic: dict[str, Tensor]) -> Networks:
@@ -83,14 +73,16 @@ def trees(part_of: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return golden.tensors("sac", f"{part_of}.actor."), golden.tensors("sac", f"{part_of}.critic.")
 
 
-def networks() -> tuple[Actor, Critics, Critics]:
+def networks() -> tuple[Actor, nn.ModuleList, nn.ModuleList]:
     """Actor, critics and target critics of the golden steps."""
     actor_tree, critic_tree = trees("fwd")
     obs, act = golden.load("sac")["fwd.obs"].shape[1], golden.load("sac")["fwd.act"].shape[1]
     how = sizes(actor_tree, critic_tree)
-    n = next(v.shape[0] for k, v in critic_tree.items() if k.endswith("kernel"))
-    target = loaded(how.critics(obs, act, n), golden.tensors("sac", "critic_step.target."))
-    return loaded(how.actor(obs, act), actor_tree), loaded(how.critics(obs, act, n), critic_tree), target
+    target_tree = golden.tensors("sac", "critic_step.target.")
+    critics, targets = (
+        nn.ModuleList(loaded(how.critic(obs, act), tree, i) for i in range(2)) for tree in (critic_tree, target_tree)
+    )
+    return loaded(how.actor(obs, act), actor_tree), critics, targets
 
 
 def tensor(key: str) -> Tensor:
@@ -109,15 +101,17 @@ def gamma() -> float:
 def test_structure_counts_and_initial_scales() -> None:
     torch.manual_seed(0)
     obs, act = STRUCTURE["obs_dim"], STRUCTURE["act_dim"]
-    both = {"actor": Networks().actor(obs, act), "critic_cdq": Networks().critics(obs, act, 2)}
-    assert sum(p.numel() for p in both["actor"].parameters()) == STRUCTURE["n_actor"]
-    assert sum(p.numel() for p in both["critic_cdq"].parameters()) == STRUCTURE["n_critic_cdq"]
-    for key, net in both.items():
-        critics = key != "actor"
-        state = net.state_dict()
+    actor, critics = Networks().actor(obs, act), [Networks().critic(obs, act) for _ in range(2)]
+    assert sum(p.numel() for p in actor.parameters()) == STRUCTURE["n_actor"]
+    assert sum(p.numel() for critic in critics for p in critic.parameters()) == STRUCTURE["n_critic_cdq"]
+    states = {"actor": actor.state_dict()}
+    states["critic_cdq"] = {
+        key: torch.stack([critic.state_dict()[key] for critic in critics]) for key in critics[0].state_dict()
+    }
+    for key, state in states.items():
         assert len(state) == len(STRUCTURE[key])
         for name, shape, std, largest in STRUCTURE[key]:
-            own = state[ours(name).replace("head.mean", "head") if critics else ours(name)]
+            own = state[ours(name) if key == "actor" else ours(name).replace("head.mean", "head")]
             if name.endswith("kernel"):
                 assert [*own.shape[:-2], own.shape[-1], own.shape[-2]] == shape, name
                 tolerance = max(0.01, 3 / own.numel() ** 0.5)  # of a sample's deviation
@@ -137,89 +131,106 @@ def test_forward_and_log_probability() -> None:
     u = torch.atanh(tensor("fwd.logp_actions").double())
     noise = (u - mean) / log_std.exp()
     torch.testing.assert_close(log_probability(u, noise, log_std).float(), tensor("fwd.logp"), rtol=1e-4, atol=1e-5)
-    q = critics(tensor("fwd.obs"), tensor("fwd.act"))
+    q = torch.stack([critic(tensor("fwd.obs"), tensor("fwd.act")) for critic in critics])
     torch.testing.assert_close(q, tensor("fwd.q").squeeze(-1), **CLOSE)
 
 
+def take_step() -> tuple[Any, dict[str, Tensor]]:
+    """The trainer's own step on the golden batch, with the golden actions; the learner after it, and its numbers.
+
+    The critics have gradients and stay where they are, so that their targets move towards the golden ones.
+    """
+    actor, critics, targets = networks()
+    drawn = [
+        (tensor("critic_step.next_actions"), tensor("critic_step.next_log_probs")),
+        (tensor("actor_step.actions"), tensor("actor_step.log_probs")),
+    ]
+
+    def sample(observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        action, log_p = drawn.pop(0)
+        return action + 0 * sum(p.sum() for p in actor.parameters()), log_p
+
+    actor.sample = sample  # type: ignore[method-assign]
+    size, words = golden.load("sac")["fwd.act"].shape[1], WORDS
+    temperature = Temperature(STRUCTURE["temperature"])
+    assert temperature().item() == pytest.approx(STRUCTURE["temperature"])
+    with torch.no_grad():
+        temperature.log.copy_(tensor("temp_step.log_temp_before"))
+    lr = float(re.search(r"lr (\S+) constant", words["optimizer"])[1])  # type: ignore[index]
+    learner: Any = SimpleNamespace(
+        actor=actor,
+        critics=critics,
+        target_critics=targets,
+        temperature=temperature,
+        optimizers={
+            "actor": torch.optim.SGD(actor.parameters(), lr=0.0),
+            "critics": torch.optim.SGD(critics.parameters(), lr=0.0),
+            "temperature": adamw(temperature.parameters(), lr, 0.0),
+        },
+        generator=torch.Generator(),
+        updates=0,
+        counted=0,
+        sums=torch.zeros(len(NAMES)),
+    )
+    per_action = float(words["target_entropy"].split("*")[0])
+    config = SimpleNamespace(tau=words["target_tau"], target_entropy=per_action)
+    task: Any = SimpleNamespace(config=config, actions=size, gamma=gamma(), device=torch.device("cpu"))
+    train_step(task, learner, batch(), acts=False)
+    return learner, dict(zip(NAMES, learner.sums, strict=True))
+
+
 def test_critic_loss_and_gradients() -> None:
-    _, critics, target = networks()
-    b = batch()
-    q = target(b.next_observation, tensor("critic_step.next_actions"))
-    log_p, temperature = tensor("critic_step.next_log_probs"), tensor("critic_step.temperature")
-    y = critic_target(q, log_p, temperature, b.reward, b.terminated, gamma())
-    loss = critic_loss(critics(b.observation, b.action), y.detach())
-    torch.testing.assert_close(loss, tensor("critic_step.loss"), **CLOSE)
-    loss.backward()
-    expected = translated(golden.tensors("sac", "critic_step.grad."), critics=True)
-    for name, parameter in critics.named_parameters():
-        assert parameter.grad is not None
-        largest = float(expected[name].abs().max())
-        torch.testing.assert_close(parameter.grad, expected[name], rtol=2e-5, atol=1e-5 * largest, msg=name)
+    learner, numbers = take_step()
+    torch.testing.assert_close(numbers["train/critic_loss"], tensor("critic_step.loss"), **CLOSE)
+    for i, critic in enumerate(learner.critics):
+        expected = translated(golden.tensors("sac", "critic_step.grad."), i)
+        for name, parameter in critic.named_parameters():
+            largest = float(expected[name].abs().max())
+            torch.testing.assert_close(parameter.grad, expected[name], rtol=2e-5, atol=1e-5 * largest, msg=name)
 
 
 def test_actor_loss_and_entropy() -> None:
-    _, critics, _ = networks()
-    log_p = tensor("actor_step.log_probs")
-    q = critics(batch().observation, tensor("actor_step.actions"))
-    loss = actor_loss(q, log_p, tensor("critic_step.temperature"))
-    torch.testing.assert_close(loss, tensor("actor_step.loss"), **CLOSE)
-    torch.testing.assert_close(-log_p.mean(), tensor("actor_step.entropy"), **CLOSE)
+    _, numbers = take_step()
+    torch.testing.assert_close(numbers["train/actor_loss"], tensor("actor_step.loss"), **CLOSE)
+    torch.testing.assert_close(numbers["train/entropy"], tensor("actor_step.entropy"), **CLOSE)
 
 
-def agent(actor: Actor, critics: Critics, target: Critics) -> Update:
-    temperature = Temperature(STRUCTURE["temperature"])
-    lr = float(re.search(r"lr (\S+) constant", WORDS["optimizer"])[1])
-    decay = float(re.search(r"weight decay (\S+) on every parameter", WORDS["optimizer"])[1])
-    optimizers = {
-        "actor": adamw(actor.parameters(), lr, decay),
-        "critic": adamw(critics.parameters(), lr, decay),
-        "temperature": adamw(temperature.parameters(), lr, 0.0),
-    }
-    per_action = float(WORDS["target_entropy"].split("*")[0])
-    size = golden.load("sac")["fwd.act"].shape[1]
-    return Update(actor, critics, target, temperature, optimizers, gamma(), WORDS["target_tau"], per_action * size)
-
-
-def test_temperature_loss_and_step() -> None:
-    update = agent(*networks())
-    entropy = tensor("actor_step.entropy")
-    assert update.temperature().item() == pytest.approx(STRUCTURE["temperature"])
-    with torch.no_grad():
-        update.temperature.log.copy_(tensor("temp_step.log_temp_before"))
-    loss = temperature_loss(update.temperature.log, entropy, update.target_entropy)
-    torch.testing.assert_close(loss, tensor("temp_step.loss"), **CLOSE)
-    update.temperature_step(entropy)
-    moved = tensor("temp_step.log_temp_after") - tensor("temp_step.log_temp_before")
-    assert (update.temperature.log - tensor("temp_step.log_temp_before")).item() == pytest.approx(
-        moved.item(), rel=0.02
+def test_temperature_step() -> None:
+    log, before, after = (
+        take_step()[0].temperature.log,
+        *(tensor(f"temp_step.log_temp_{x}") for x in ("before", "after")),
     )
-    torch.testing.assert_close(update.temperature.log, tensor("temp_step.log_temp_after"), rtol=2e-7, atol=0)
+    assert (log - before).item() == pytest.approx((after - before).item(), rel=0.02)
+    torch.testing.assert_close(log, after, rtol=2e-7, atol=0)
+    gradient = tensor("temp_step.loss")  # the loss is the temperature times this difference, hence its own derivative
+    torch.testing.assert_close(log.grad, gradient, **CLOSE)
 
 
 def test_target_step() -> None:
     """Towards the critics of `fwd.*`."""
-    update = agent(*networks())
-    move_target_(update.target, update.critic, update.tau)
-    (key,) = golden.tensors("sac", "target_step.after_one.")
-    name = ours(key).replace("head.mean", "head")
-    expected = tensor(f"target_step.after_one.{key}").mT
-    torch.testing.assert_close(update.target.state_dict()[name], expected, **CLOSE)
+    learner, _ = take_step()
+    tree = golden.tensors("sac", "target_step.after_one.")
+    (key,) = tree
+    for i, target in enumerate(learner.target_critics):
+        expected = tree[key][i].mT
+        torch.testing.assert_close(target.get_parameter(ours(key).replace("head.mean", "head")), expected, **CLOSE)
 
 
 def test_decay_reaches_biases_and_norms() -> None:
     """A zero gradient moves every parameter by lr * decay, the scales of layer norms too."""
     assert FACTS["adamw_decays_layernorm_scale"]
-    update = agent(*networks())
-    for name in ("actor", "critic"):
-        before = {k: v.clone() for k, v in getattr(update, name).state_dict().items()}
-        for parameter in getattr(update, name).parameters():
+    words = WORDS["optimizer"]
+    lr = float(re.search(r"lr (\S+) constant", words)[1])  # type: ignore[index]
+    decay = float(re.search(r"weight decay (\S+) on every parameter", words)[1])  # type: ignore[index]
+    actor, critics, _ = networks()
+    for network in (actor, critics):
+        before = {key: value.clone() for key, value in network.state_dict().items()}
+        optimizer = adamw(network.parameters(), lr, decay)
+        for parameter in network.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        update.optimizers[name].step()
-        group = update.optimizers[name].param_groups[0]
-        for key, value in getattr(update, name).state_dict().items():
-            torch.testing.assert_close(
-                value, before[key] * (1 - group["lr"] * group["weight_decay"]), rtol=1e-6, atol=0
-            )
+        optimizer.step()
+        for key, value in network.state_dict().items():
+            torch.testing.assert_close(value, before[key] * (1 - lr * decay), rtol=1e-6, atol=0)
 
 
 def test_running_statistics() -> None:
@@ -232,20 +243,10 @@ def test_running_statistics() -> None:
         assert statistics.count == pytest.approx(float(golden.load("sac")[f"rms.count{i}"]), rel=1e-12)
 
 
-def test_views_of_one_critic() -> None:
-    """`part` cuts parameters as the golden leading axis does."""
-    _, critics, _ = networks()
-    kernel = trees("fwd")[1]["VmapSimbaCritic_0.encoder.Dense_0.kernel"]
-    bias = trees("fwd")[1]["VmapSimbaCritic_0.encoder.Dense_0.bias"]
-    for i in range(critics.n):
-        assert torch.equal(part(critics.encoder.input.weight, i, critics.n), kernel[i].mT)
-        assert torch.equal(part(critics.encoder.input.bias, i, critics.n), bias[i])
-
-
 def reinit_cases() -> dict[str, Method]:
     """The golden resets as our methods."""
     scale = {"muon": "modular", "ortho_init": "orthogonal"}
-    snp = ShrinkAndPerturb(golden.meta("sac")["shrink"], variant="fire_paper")
+    snp = ShrinkAndPerturb(golden.meta("sac")["shrink"], perturb=None, variant="fire_paper")
     methods: dict[str, Method] = {"full_reset": FullReset(), "snp": snp}
     for case in FACTS["reinit"]:
         if case.startswith("fire_"):
@@ -262,10 +263,11 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
     pre, init = trees("agent.pre"), trees("agent.init")
     how, small = sizes(*pre), FACTS["small_agent"]
     obs, act = small["obs_dim"], small["act_dim"]
-    n = next(v.shape[0] for k, v in pre[1].items() if k.endswith("kernel"))
-    nets = {"actor": loaded(how.actor(obs, act), pre[0]), "critic": loaded(how.critics(obs, act, n), pre[1])}
-    starts = {"actor": translated(init[0], False), "critic": translated(init[1], True)}
-    net = Net(nets, starts, "sac", {"critic": how.critics(obs, act, n)})
+    nets = {"actor": loaded(how.actor(obs, act), pre[0])}
+    starts = {"actor": translated(init[0])}
+    for i, critic in enumerate(CRITICS):
+        nets[critic], starts[critic] = loaded(how.critic(obs, act), pre[1], i), translated(init[1], i)
+    net = Net(nets, starts, "sac", {critic: how.critic(obs, act) for critic in CRITICS})
     task = Task(
         config=config,
         device=torch.device("cpu"),
@@ -275,6 +277,7 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
         gamma=0.99,
         phases=split(1, 2),
         benchmark=None,
+        networks=how,
         modules=nets,
         method=method,
         trigger=None,
@@ -285,6 +288,8 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
     temperature = Temperature(facts["temperature_before"])
     learner = Learner(
         net=net,
+        critics=nn.ModuleList(nets[critic] for critic in CRITICS),
+        target_critics=nn.ModuleList(net.targets.values()),
         method=method,
         method_meter=Meter(task.device),
         temperature=temperature,
@@ -295,7 +300,6 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
         sums=torch.zeros(len(NAMES)),
     )
     learner.renew_optimizers(task)
-    learner.prepare(task)
     for optimizer in learner.optimizers.values():
         for parameter in optimizer.param_groups[0]["params"]:
             optimizer.state[parameter] = {"step": torch.tensor(4.0), "exp_avg": torch.ones_like(parameter)}
@@ -306,20 +310,21 @@ def test_reinitialisation_and_what_restarts(case: str) -> None:
 
     stored = dict(zip(("actor", "critic"), trees(f"agent.after_{case}"), strict=True))
     for name, module in nets.items():
-        unchanged = {ours(key) for key in facts[f"unchanged_{name}"]}
-        expected = translated(stored[name], name == "critic") if stored[name] else starts[name]
-        before = translated(dict(zip(("actor", "critic"), pre, strict=True))[name], name == "critic")
+        kind, i = ("actor", None) if name == "actor" else ("critic", CRITICS.index(name))
+        unchanged = {ours(key) for key in facts[f"unchanged_{kind}"]}
+        expected = translated(stored[kind], i) if stored[kind] else starts[name]
+        before = translated(dict(zip(("actor", "critic"), pre, strict=True))[kind], i)
         for key, value in module.state_dict().items():
-            golden_key = "head.mean" + key.removeprefix("head") if name == "critic" and key.startswith("head") else key
+            golden_key = "head.mean" + key.removeprefix("head") if i is not None and key.startswith("head") else key
             largest = float(expected[key].abs().max())
             torch.testing.assert_close(value, expected[key], rtol=2e-5, atol=1e-6 + 1e-6 * largest, msg=key)
             assert torch.equal(value, before[key]) == (golden_key in unchanged), key
         initial = all(torch.equal(value, starts[name][key]) for key, value in module.state_dict().items())
-        assert initial == facts[f"{name}_equals_initial"]
-    target = learner.net.targets["critic"].state_dict()
-    same = all(torch.equal(value, target[key]) for key, value in nets["critic"].state_dict().items())
-    assert same == facts["target_equals_critic"]
-    assert learner.agent.temperature().item() == pytest.approx(facts["temperature_after"], rel=1e-6)
+        assert initial == facts[f"{kind}_equals_initial"]
+    for critic, target in learner.net.targets.items():
+        same = all(torch.equal(value, target.state_dict()[key]) for key, value in nets[critic].state_dict().items())
+        assert same == facts["target_equals_critic"]
+    assert learner.temperature().item() == pytest.approx(facts["temperature_after"], rel=1e-6)
     assert learner.statistics.count > 1  # kept
-    for name, key in (("actor", "actor"), ("critic", "critic"), ("temperature", "temp")):
+    for name, key in (("actor", "actor"), ("critics", "critic"), ("temperature", "temp")):
         assert len(learner.optimizers[name].state) == facts["optimizer_count_after"][key] == 0

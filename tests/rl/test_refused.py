@@ -34,10 +34,6 @@ REFUSED: list[tuple[Program, str, str]] = [
     (SAC, "env=breakout", "env=breakout is not for sac; accepted: ant, dmc"),
     (SAC, "num_envs=1010", "replay_size=1000 must be at least num_envs=1010"),
     (SAC, "replay_size=1_000_000_000_000", "replay_size=1000000000000 needs .* fits"),
-    (SAC, "method=muon", "method=muon trains a weight as one matrix"),
-    (SAC, "method=cbp", "method=cbp watches the passes"),
-    (SAC, "method=dash", "method=dash follows one loss"),
-    (SAC, "method=chain method.of=fire+c_chain", "method=fire\\+c_chain watches the passes"),
 ]
 CONTROL = "benchmark=continual_control"
 DQN_STREAM = f"{CONTROL} benchmark.tasks=4 benchmark.steps=100 benchmark.size=6 total_steps=400 learning_starts=20 "

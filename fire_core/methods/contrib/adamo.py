@@ -1,13 +1,13 @@
 """AdamO, Adam with decoupled isometry regularisation (Rosseau, Müller and Nowé, "Preserving Plasticity in Continual
 Learning via Dynamical Isometry", ICML 2026, arXiv 2606.09762; its authors have published no code)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.layers import check_plain, in_parallel, layers_of
+from fire_core.methods.layers import check_plain, layers_of
 from fire_core.methods.protocol import MakeOptimizer, Method, Net
 from fire_core.ranges import Decay, NonNegative, Positive, checked
 
@@ -58,12 +58,12 @@ class IsometricAdam(torch.optim.Adam):
 
     Args:
         params: all parameters.
-        layers: those that are weights of layers; True: several matrices (n, d_out, d_in), as of twin critics.
+        layers: those of them that are weights of layers.
         coef: strength of the isometry regularisation.
         **options: of `torch.optim.Adam`.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], layers: dict[Tensor, bool], coef: float, **options: Any) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], layers: Set[Tensor], coef: float, **options: Any) -> None:
         super().__init__(params, **options)
         self.layers, self.coef = layers, coef
 
@@ -71,7 +71,7 @@ class IsometricAdam(torch.optim.Adam):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step."""
         pulls = [
-            (group, p, pull(p if self.layers[p] else p.flatten(1)).view_as(p))
+            (group, p, pull(p.flatten(1)).view_as(p))
             for group in self.param_groups
             for p in group["params"]
             if p in self.layers and p.grad is not None
@@ -82,13 +82,13 @@ class IsometricAdam(torch.optim.Adam):
 
 
 def pull(W: Tensor) -> Tensor:
-    """The gradient of ||W^T W - I||_F^2, or of ||W W^T - I||_F^2 where W is wide: (..., d_out, d_in) -> the same."""
+    """The gradient of ||W^T W - I||_F^2, or of ||W W^T - I||_F^2 where W is wide: (d_out, d_in) -> the same."""
     wide = W.shape[-2] < W.shape[-1]
     gram = W @ W.mT if wide else W.mT @ W
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
     return 4 * (gram @ W if wide else W @ gram)
 
 
-def layer_weights(net: Net) -> dict[Tensor, bool]:
-    """The weights of linear layers and convolutions, shared ones once, and whether one is several matrices."""
-    return {layer.weight: in_parallel(layer) for layer in layers_of(net)}
+def layer_weights(net: Net) -> set[Tensor]:
+    """The weights of all linear layers and convolutions."""
+    return {layer.weight for layer in layers_of(net)}

@@ -69,8 +69,8 @@ class SpectralRegularisation(Method):
 
 
 def vectors(root: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """All biases (of layers in parallel, each by itself) and the scales of norms, shared ones once."""
-    biases: dict[Tensor, int] = {}
+    """All biases and the scales of norms, shared ones once."""
+    biases: dict[Tensor, None] = {}
     scales: dict[Tensor, None] = {}
     for module in root.modules():
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
@@ -79,5 +79,5 @@ def vectors(root: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         if weight.ndim == 1:
             scales[weight] = None
         if isinstance(bias, Tensor):
-            biases[bias] = int(getattr(module, "n", 1))  # of layers in parallel (rl.sac.networks) how many
-    return [part for bias, n in biases.items() for part in bias.view(n, -1)], list(scales)
+            biases[bias] = None
+    return list(biases), list(scales)

@@ -4,7 +4,6 @@
 import math
 
 import torch
-from torch import nn
 
 from fire_core.methods.layers import Layer, check_plain, layers_of, output_layers
 from fire_core.methods.protocol import Context, Method, Net
@@ -38,9 +37,7 @@ class WeightClipping(Method):
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
         for layer in self.clipped(net):
-            # A linear layer's weight may be several matrices (n, d_out, d_in), as of twin critics.
-            inputs = layer.in_features if isinstance(layer, nn.Linear) else math.prod(layer.weight.shape[1:])
-            bound = self.zeta / math.sqrt(inputs)
+            bound = self.zeta / math.sqrt(math.prod(layer.weight.shape[1:]))
             for parameter in (layer.weight, layer.bias):
                 if parameter is not None:
                     parameter.clamp_(-bound, bound)

@@ -1,13 +1,15 @@
-"""SAC as it is usually written, to compare with: two critics one after the other, no fusion, torch's distributions."""
+"""SAC written once more, to compare with: torch's own distributions, losses and optimizers, no fused operation."""
 
+import copy
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl.sac.networks import Networks, plain_critic
-from rl.sac.update import Batch, Update
+from rl.sac.learner import Learner
+from rl.sac.task import Task
+from rl.sac.transitions import Batch
 
 SQUASHING = torch.distributions.TanhTransform()
 
@@ -41,23 +43,31 @@ class PlainSimba(nn.Module):
 
 
 class PlainSac:
-    """An agent."""
+    """An agent with the weights, the rates and the noise of a learner.
 
-    def __init__(self, sizes: Networks, o: int, a: int, gamma: float, tau: float, entropy: float) -> None:
-        def critic() -> PlainSimba:
-            return PlainSimba(o + a, sizes.critic_width, sizes.critic_depth, [1])
+    Args:
+        task: of the learner.
+        learner: its networks are copied.
+    """
 
+    def __init__(self, task: Task, learner: Learner) -> None:
+        sizes, o, a = task.networks, task.observations, task.actions
+        self.task, self.actions = task, a
         self.actor = PlainSimba(o, sizes.actor_width, sizes.actor_depth, [a, a])
-        self.critics, self.targets = [critic(), critic()], [critic(), critic()]
-        self.log_temperature = nn.Parameter(torch.tensor(0.01).log())
-        self.gamma, self.tau, self.entropy = gamma, tau, entropy
-
-    def start(self, lr: float = 1e-4, decay: float = 1e-2) -> None:
-        """Make the optimizers."""
+        self.critics, self.targets = (
+            [PlainSimba(o + a, sizes.critic_width, sizes.critic_depth, [1]) for _ in learner.critics] for _ in range(2)
+        )
+        pairs = [(self.actor, learner.actor), *zip(self.critics, learner.critics, strict=True)]
+        for network, source in [*pairs, *zip(self.targets, learner.target_critics, strict=True)]:
+            with torch.no_grad():
+                for p, q in zip(network.parameters(), source.parameters(), strict=True):
+                    p.copy_(q)
+        self.log_temperature = nn.Parameter(learner.temperature.log.detach().clone())
+        self.generator = copy.deepcopy(learner.generator)
         both = [p for critic in self.critics for p in critic.parameters()]
-        how: dict[str, Any] = {"lr": lr, "foreach": False}
-        self.of_actor = torch.optim.AdamW(self.actor.parameters(), weight_decay=decay, **how)
-        self.of_critics = torch.optim.AdamW(both, weight_decay=decay, **how)
+        how: dict[str, Any] = {"lr": task.config.lr, "foreach": False}
+        self.of_actor = torch.optim.AdamW(self.actor.parameters(), weight_decay=task.config.weight_decay, **how)
+        self.of_critics = torch.optim.AdamW(both, weight_decay=task.config.weight_decay, **how)
         self.of_temperature = torch.optim.AdamW([self.log_temperature], weight_decay=0.0, **how)
 
     def act(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,54 +78,37 @@ class PlainSac:
         gaussian = torch.distributions.Normal(mean, std, validate_args=False).log_prob(u)
         return action, (gaussian - SQUASHING.log_abs_det_jacobian(u, action)).sum(-1)
 
-    def __call__(self, batch: Batch, noise: Tensor, normaliser: tuple[Tensor, Tensor]) -> Tensor:
-        mean, scale = normaliser
-        x, following = (batch.observation - mean) * scale, (batch.next_observation - mean) * scale
+    def __call__(self, batch: Batch) -> Tensor:
+        """One update, as `train_step`: its losses, entropy and mean value."""
+        config, optimizers = self.task.config, (self.of_actor, self.of_critics, self.of_temperature)
+        noise = torch.randn(2, len(batch.reward), self.actions, generator=self.generator)
+        x, following = batch.observation, batch.next_observation
         temperature = self.log_temperature.exp().detach()
 
-        action, log_p = self.act(x, noise[0])
+        with torch.no_grad():
+            action, log_p = self.act(following, noise[0])
+            values = [target(torch.cat([following, action], -1))[0].squeeze(-1) for target in self.targets]
+            soft = torch.min(*values) - temperature * log_p
+            y = batch.reward + self.task.gamma * (1 - batch.terminated) * soft
+        action, log_p = self.act(x, noise[1])
         values = [critic(torch.cat([x, action], -1))[0].squeeze(-1) for critic in self.critics]
         of_actor = (temperature * log_p - torch.min(*values)).mean()
-        self.of_actor.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         of_actor.backward()
-        self.of_actor.step()
+        self.of_critics.zero_grad()  # the actor's loss is not for them
 
-        entropy = -log_p.detach().mean()
-        of_temperature = self.log_temperature.exp() * (entropy - self.entropy)
-        self.of_temperature.zero_grad()
-        of_temperature.backward()
-        self.of_temperature.step()
-
-        with torch.no_grad():
-            action, log_p = self.act(following, noise[1])
-            values = [target(torch.cat([following, action], -1))[0].squeeze(-1) for target in self.targets]
-            soft = torch.min(*values) - self.log_temperature.exp() * log_p
-            y = batch.reward + self.gamma * (1 - batch.terminated) * soft
         values = [critic(torch.cat([x, batch.action], -1))[0].squeeze(-1) for critic in self.critics]
         first, second = (F.mse_loss(q, y) for q in values)
         of_critics = first + second
-        self.of_critics.zero_grad()
         of_critics.backward()
-        self.of_critics.step()
 
+        entropy = -log_p.detach().mean()
+        (self.log_temperature.exp() * (entropy - config.target_entropy * self.actions)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
         with torch.no_grad():
             for critic, target in zip(self.critics, self.targets, strict=True):
                 for p, slow in zip(critic.parameters(), target.parameters(), strict=True):
-                    slow.copy_(self.tau * p + (1 - self.tau) * slow)
+                    slow.copy_(config.tau * p + (1 - config.tau) * slow)
         return torch.stack([of_critics.detach(), of_actor.detach(), entropy, torch.cat(values).detach().mean()])
-
-
-def plain_like(update: Update, sizes: Networks, o: int, a: int) -> PlainSac:
-    """The plain agent with the same weights."""
-    plain = PlainSac(sizes, o, a, update.gamma, update.tau, update.target_entropy)
-    pairs: list[tuple[nn.Module, nn.Module]] = [(plain.actor, update.actor)]
-    for nets, batched in ((plain.critics, update.critic), (plain.targets, update.target)):
-        pairs += [(net, plain_critic(batched, i)) for i, net in enumerate(nets)]
-    with torch.no_grad():
-        for net, source in pairs:
-            net.to(next(source.parameters()).device)
-            for p, q in zip(net.parameters(), source.parameters(), strict=True):
-                p.copy_(q)
-    plain.log_temperature = nn.Parameter(update.temperature.log.detach().clone())
-    plain.start()
-    return plain

@@ -5,13 +5,11 @@ import pytest
 import torch
 
 from harness.training import seeding
-from rl.sac.learner import Learner
-from rl.sac.networks import plain_critic
+from rl.sac.learner import Learner, normalised
 from rl.sac.phase import diagnose, evaluate, measure
 from rl.sac.task import Task
 from rl.sac.train import begin_phase, interact
-from rl.sac.transitions import batch_at
-from rl.sac.update import Batch, normalised
+from rl.sac.transitions import Batch, batch_at
 from tests.programs import SAC, same
 
 STREAM = (
@@ -28,7 +26,7 @@ def test_a_known_boundary_starts_the_agent_anew() -> None:
         interact(task, learner, False)
     updates = learner.updates
     begin_phase(task, learner, 1, None)
-    assert same(learner.net.targets["critic"].state_dict(), learner.net.modules["critic"].state_dict())
+    assert same(learner.target_critics.state_dict(), learner.critics.state_dict())
     assert learner.statistics.count < 1
     for _ in range(20):
         interact(task, learner, False)
@@ -73,25 +71,25 @@ def test_diagnoses_look_at_fresh_and_old_transitions() -> None:
         drawn = learner.replay.sample_part(100, generator, part).observation
         assert all((row == rows_of).all(1).any() for row in drawn)
         assert all((row == drawn).all(1).any() for row in rows_of)
-    before = {key: value.clone() for key, value in learner.net.modules["critic"].state_dict().items()}
+    before = {key: value.clone() for key, value in learner.critics.state_dict().items()}
     numbers = diagnose(task, learner)
-    assert same(before, learner.net.modules["critic"].state_dict())
+    assert same(before, learner.critics.state_dict())
     assert diagnose(task, learner) == numbers
     assert {"dormant_ratio", "effective_rank", "dfi", "gradient_norm_actor", "td_fresh"} <= numbers.keys()
     # By hand, on the transitions and the noise that `diagnose` draws.
     draw = seeding.generator(task.config.seed, "diagnose", learner.step)
     batch = batch_at(learner.replay.sample(1, 512, draw), 0)
-    y = targets_by_hand(learner, batch, torch.randn(512, task.actions, generator=draw))
-    critics = [plain_critic(learner.agent.critic, i) for i in range(2)]
+    y = targets_by_hand(task, learner, batch, torch.randn(2, 512, task.actions, generator=draw)[0])
+    critics = learner.critics
+    critics.zero_grad()
     x = normalised(batch.observation, learner.statistics.tensors(task.device))
     squares = 0.0
     for critic in critics:
         torch.nn.functional.mse_loss(critic(x, batch.action), y).backward()
         squares += sum(float((p.grad**2).sum()) for p in critic.parameters() if p.grad is not None)
     assert numbers["gradient_norm"] == pytest.approx(squares**0.5, rel=1e-3)
-    torch.randn(512, task.actions, generator=draw)  # of the actor's loss
     old = learner.replay.sample_part(512, draw, (0.0, 0.1))
-    y = targets_by_hand(learner, old, torch.randn(512, task.actions, generator=draw))
+    y = targets_by_hand(task, learner, old, torch.randn(2, 512, task.actions, generator=draw)[0])
     x = normalised(old.observation, learner.statistics.tensors(task.device))
     errors = torch.stack([critic(x, old.action) - y for critic in critics])
     assert numbers["td_old"] == pytest.approx(float(errors.detach().abs().mean()), rel=1e-3)
@@ -99,14 +97,14 @@ def test_diagnoses_look_at_fresh_and_old_transitions() -> None:
 
 
 @torch.no_grad()
-def targets_by_hand(learner: Learner, batch: Batch, noise: torch.Tensor) -> torch.Tensor:
+def targets_by_hand(task: Task, learner: Learner, batch: Batch, noise: torch.Tensor) -> torch.Tensor:
     following = normalised(batch.next_observation, learner.statistics.tensors("cpu"))
     mean, log_std = learner.actor(following)
     u = mean + log_std.exp() * noise
     gaussian = torch.distributions.Normal(mean, log_std.exp()).log_prob(u).sum(1)
     log_p = gaussian - torch.log(1 - torch.tanh(u) ** 2 + 1e-9).sum(1)
-    q = torch.min(*(plain_critic(learner.agent.target, i)(following, torch.tanh(u)) for i in range(2)))
-    return batch.reward + learner.agent.gamma * (1 - batch.terminated) * (q - learner.temperature() * log_p)
+    q = torch.min(*(target(following, torch.tanh(u)) for target in learner.target_critics))
+    return batch.reward + task.gamma * (1 - batch.terminated) * (q - learner.temperature() * log_p)
 
 
 def test_one_interface_for_two_robots() -> None:

@@ -14,8 +14,7 @@ from harness.config.errors import ConfigError
 from rl.common.environments import Environment
 from rl.sac import control
 from rl.sac.control import Control, Statistics
-from rl.sac.transitions import Transitions
-from rl.sac.update import Batch
+from rl.sac.transitions import Batch, Transitions
 from rl.sac.workers import Worker, Workers, play_episodes
 
 TASKS = [

@@ -58,7 +58,7 @@ def test_fire_exact_reaches_isometry_and_pi_leaves_the_weights(sweep: dict[str, 
     exact, pi = rows(sweep["fire_exact"])[2], rows(sweep["pi"])[2]
     assert exact["boundary/dfi_after"] < 1e-6 < exact["boundary/dfi_before"]
     assert pi["boundary/sfe"] == 0
-    names = final_state(sweep["pi"])["modules"]["critic"]
+    names = final_state(sweep["pi"])["modules"]["critic0"]
     assert {"head.old.weight", "head.new.weight", "head.frozen.weight"} <= names.keys()
 
 
@@ -66,6 +66,7 @@ def trained_learner(method: str, *overrides: str) -> tuple[Task, Learner]:
     """A learner that has made some updates."""
     task = Task.from_config(SAC.compose(f"method={method}", "networks.critic_depth=2", *overrides))
     learner = Learner.new(task)
+    sac.begin_phase(task, learner, 0, None)
     for _ in range(60):
         actions = sac.choose_actions(task, learner, False)
         learner.workers.send(actions)
@@ -106,10 +107,9 @@ def test_a_run_closes_its_environments(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_restarts_at_the_midpoint_is_the_same_for_every_method(method: str) -> None:
     """As golden's sac_facts.json says of the three resets (tests/parity holds the numbers)."""
     task, learner, before = midpoint(method)
-    agent, target = learner.agent, learner.net.targets["critic"].state_dict()
     assert all(not optimizer.state for optimizer in learner.optimizers.values())
-    assert agent.temperature().item() == pytest.approx(task.config.temperature, rel=1e-7)
-    assert same(agent.critic.state_dict(), target)
+    assert learner.temperature().item() == pytest.approx(task.config.temperature, rel=1e-7)
+    assert same(learner.critics.state_dict(), learner.target_critics.state_dict())
     assert learner.statistics.count > 1
     for name, module in learner.net.modules.items():
         for key, value in module.state_dict().items():
@@ -147,7 +147,7 @@ def test_a_firing_restarts_the_networks_and_leaves_the_data() -> None:
     learner.close()
     assert all(not optimizer.state for optimizer in learner.optimizers.values())
     assert learner.temperature().item() == pytest.approx(task.config.temperature, rel=1e-7)
-    assert same(learner.agent.critic.state_dict(), learner.net.targets["critic"].state_dict())
+    assert same(learner.critics.state_dict(), learner.target_critics.state_dict())
     assert learner.statistics.count > 1
     assert learner.replay.begins == [0]
 
@@ -158,11 +158,12 @@ def test_injection_leaves_outputs_as_they_are() -> None:
     x, action = torch.randn(5, task.observations), torch.rand(5, task.actions)
     for one, other in zip(learner.actor(x), injected.actor(x), strict=True):
         torch.testing.assert_close(other, one)
-    torch.testing.assert_close(injected.agent.critic(x, action), learner.agent.critic(x, action))
-    torch.testing.assert_close(injected.agent.target(x, action), learner.agent.target(x, action))
-    frozen = dict(injected.agent.critic.named_parameters())["head.old.weight"].clone()
+    for kind in ("critics", "target_critics"):
+        for own, other in zip(getattr(learner, kind), getattr(injected, kind), strict=True):
+            torch.testing.assert_close(other(x, action), own(x, action))
+    frozen = dict(injected.critics[0].named_parameters())["head.old.weight"].clone()
     sac.learn(task, injected, False)
-    after = dict(injected.agent.critic.named_parameters())
+    after = dict(injected.critics[0].named_parameters())
     assert torch.equal(after["head.old.weight"], frozen)
     assert not torch.equal(after["head.new.weight"], after["head.frozen.weight"])
 
@@ -172,8 +173,8 @@ def test_kept_and_forgetful_optimizers(method: str) -> None:
     """keep: nothing is forgotten, whatever the method changed; forget: what it changed."""
     _, kept, _ = midpoint(method, "boundary.optimizer=keep")
     _, forgot, _ = midpoint(method, "boundary.optimizer=forget")
-    for name in ("actor", "critic"):
-        parameters = list(getattr(kept.agent, name).parameters())
+    for name in ("actor", "critics"):
+        parameters = list(getattr(kept, name).parameters())
         assert len(kept.optimizers[name].state) == len(parameters)
         left = sum(p.ndim == 1 for p in parameters) if method == "fire" else 0
         assert len(forgot.optimizers[name].state) == left
@@ -184,9 +185,9 @@ def test_a_method_s_own_optimizer_comes_with_the_second_half(method: str, kind: 
     """Of each network; the temperature keeps AdamW. A run that is resumed there has it too."""
     task, learner, _ = midpoint(method)
     kinds = {name: type(optimizer) for name, optimizer in learner.optimizers.items()}
-    assert kinds == {"actor": kind, "critic": kind, "temperature": torch.optim.AdamW}
+    assert kinds == {"actor": kind, "critics": kind, "temperature": torch.optim.AdamW}
     again = Learner.new(task)
-    assert {type(optimizer) for optimizer in again.optimizers.values()} == {torch.optim.AdamW}
+    assert not again.optimizers
     again.replay = learner.replay
     sac.learn(task, learner, True)
     state = copy.deepcopy(learner.state_dict())
@@ -194,7 +195,7 @@ def test_a_method_s_own_optimizer_comes_with_the_second_half(method: str, kind: 
     again.load_state_dict(task, state)
     sac.learn(task, again, True)
     again.close()
-    assert same(again.net.modules["critic"].state_dict(), learner.net.modules["critic"].state_dict())
+    assert same(again.critics.state_dict(), learner.critics.state_dict())
 
 
 def test_experiments_are_the_papers() -> None:
