@@ -3,6 +3,7 @@
 Streams of more texts are in `language.streams`.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from torch import Tensor
 
 from fire_core.ranges import Count, Share, checked, within
 from harness.config.errors import ConfigError
+from harness.config.given import is_given
 from language.data import Mixture, TokenFile
 from language.schedule import Length, phase_length
 
+log = logging.getLogger(__name__)
 STARTS = ("best", "end", "scratch")
 Passes = Annotated[float, within(0, 1_000_000, open_low=True)]
 Ratio = Annotated[float, within(0, 1, open_low=True)]
@@ -167,7 +170,8 @@ class ContinualPretraining(Benchmark):
         """
         if list(corpora) != ["first", "second"]:
             raise ConfigError(
-                "benchmark=continual_pretraining needs a pair of corpora: dataset=pydoc_stdlib, texts or wiki_owt"
+                "benchmark=continual_pretraining needs a pair of corpora: dataset=pydoc_stdlib, texts or wiki_owt; "
+                "benchmark=one_text trains on one"
             )
         first, second = corpora["first"], corpora["second"]
         replay = setting.replay
@@ -195,8 +199,11 @@ class ContinualPretraining(Benchmark):
             if length is None or length.iterations == 0:
                 raise ConfigError(f"phase {i} has less than one iteration of {tokens} tokens")
             phases.append(Phase(mixture, val[i], length))
-        if self.checkpoints and self.checkpoints[-1] > phases[0].length.steps:
-            raise ConfigError(
-                f"benchmark.checkpoints={self.checkpoints} go beyond phase 0, which has {phases[0].length.steps} steps"
-            )
+        steps = phases[0].length.steps
+        if beyond := [number for number in self.checkpoints if number > steps]:
+            if is_given("benchmark.checkpoints") or self.start in beyond:
+                raise ConfigError(
+                    f"benchmark.checkpoints={self.checkpoints} go beyond phase 0, which has {steps} steps"
+                )
+            log.info("benchmark.checkpoints: %s are beyond phase 0, which has %d steps, and not kept", beyond, steps)
         return phases

@@ -19,6 +19,7 @@ from language.schedule import Length
 
 Tasks = Annotated[int, within(1, 100_000)]  # a list of phases is made of them
 Iterations = Annotated[int, within(1, 10**9)]
+ONE_TEXT = "dataset=stdlib, pydoc, wikitext103, openwebtext, or dataset=text dataset.path=..."
 ROWS = 4  # of a task: the last one has the mean loss of the last quarter, of less where 4 does not divide iterations
 
 
@@ -79,16 +80,31 @@ class PermutedText(Stream):
     def phases(self, corpora: Corpora, setting: Setting) -> list[Phase]:
         """A phase a task."""
         if len(corpora) != 1:
-            raise ConfigError(
-                "benchmark=permuted_text has one text: dataset=stdlib, pydoc, wikitext103, openwebtext, or "
-                "dataset=text dataset.path=..."
-            )
+            raise ConfigError(f"benchmark=permuted_text has one text: {ONE_TEXT}")
         phases = []
         for task in range(self.tasks):
             order = functools.partial(alphabet, setting.vocab_size, setting.seed, task)
             plain = self.phase(corpora, list(corpora), setting, f"task {task}")
             phases.append(Phase(plain.data, plain.val, plain.length, functools.partial(relabel, order), ROWS))
         return phases
+
+
+class OneText(Stream):
+    """Training on one text: a single phase.
+
+    Args:
+        iterations: of the run.
+    """
+
+    @checked
+    def __init__(self, iterations: Iterations = 1000) -> None:
+        super().__init__(iterations, "keep")
+
+    def phases(self, corpora: Corpora, setting: Setting) -> list[Phase]:
+        """The phase."""
+        if len(corpora) != 1:
+            raise ConfigError(f"benchmark=one_text has one text: {ONE_TEXT}")
+        return [self.phase(corpora, list(corpora), setting)]
 
 
 class Domains(Stream):

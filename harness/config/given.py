@@ -24,6 +24,11 @@ def given_options() -> tuple[str, ...]:
     return names_of(HydraConfig.get().overrides.task) if HydraConfig.initialized() else ()
 
 
+def is_given(option: str) -> bool:
+    """Whether the user has set an option; outside of a program every value is taken for one that was set."""
+    return option in given_options() or not HydraConfig.initialized()
+
+
 def refuse_idle(idle: Mapping[str, str]) -> None:
     """Refuse options that were given without having an effect.
 

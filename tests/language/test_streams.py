@@ -18,7 +18,8 @@ from language import phase as surroundings
 from language.learner import Learner
 from language.phase import EARLIER, averages, divergence, earlier_tasks, losses_on
 from language.task import Task, batch_at
-from tests.programs import ALIKE, Program
+from tests.programs import ALIKE, LANGUAGE, Program, summary
+from tests.zygote import Zygote
 
 SMALL = ("model.n_layer=1", "model.n_head=2", "model.n_embd=16", "model.block_size=16", "batch_size=4")
 STREAM = Program("language", "language.train", (*ALIKE, *SMALL, "eval_sequences=6"))
@@ -227,8 +228,9 @@ def test_averages_by_hand() -> None:
     ("overrides", "line"),
     [
         (("benchmark=permuted_text", "dataset=pydoc_stdlib"), "benchmark=permuted_text has one text"),
+        (("benchmark=one_text", "dataset=pydoc_stdlib"), "benchmark=one_text has one text: dataset=stdlib, "),
         (("benchmark=domains", "dataset=stdlib"), "benchmark=domains needs two texts or more"),
-        (("benchmark=continual_pretraining", "dataset=stdlib"), "needs a pair of corpora"),
+        (("benchmark=continual_pretraining", "dataset=stdlib"), "benchmark=one_text trains on one"),
         (("benchmark=permuted_text", "benchmark.optimizer=old"), "benchmark.optimizer must be"),
         (("benchmark=domains", "dataset=texts", "dataset.more=3"), "dataset.more must be a list"),
         (("benchmark=permuted_text", "dataset=pydoc", "model.block_size=999999"), "too few for model.block_size"),
@@ -238,6 +240,25 @@ def test_bad_input_is_one_line(overrides: tuple[str, ...], line: str, folder: Pa
     with pytest.raises(ConfigError, match=line) as error:
         task_of([*overrides, f"paths.data={folder}/data"])
     assert "\n" not in str(error.value)
+
+
+def test_one_text_without_paragraphs_trains(tmp_path: Path, zygote: Zygote) -> None:
+    words = " ".join(f"word{i % 50} and" for i in range(2000))
+    (tmp_path / "my.txt").write_bytes(words.replace("word9 ", "word9\r\n").encode("utf-8-sig"))
+    tiny = STREAM.tiny("benchmark=one_text", "dataset=text", "dataset.path=my.txt", "benchmark.iterations=20")
+    answer = zygote.run(tmp_path, "language.train", *tiny)
+    assert answer.code == 0, answer.err
+    (folder,) = (tmp_path / "runs/language").iterdir()
+    assert folder.name.startswith("one_text-text-base-s0-")
+    assert summary(folder)["task_end/loss"] < math.log(256)
+
+
+def test_checkpoints_that_nobody_named_need_not_fit(tmp_path: Path, zygote: Zygote) -> None:
+    options = [option for option in LANGUAGE.options if not option.startswith("benchmark.checkpoints")]
+    options = [*options, "benchmark.iterations=[8,4]"]
+    answer = zygote.run(tmp_path, "language.train", *(o for o in options if o != "benchmark.iterations=[40,40]"))
+    assert answer.code == 0, answer.err
+    assert "benchmark.checkpoints: [12] are beyond phase 0, which has 8 steps, and not kept" in answer.err
 
 
 def test_presets_compose() -> None:
