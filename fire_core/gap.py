@@ -1,9 +1,11 @@
 """Has this network lost plasticity? A copy of it and a fresh network are trained on the same task, a new one."""
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -11,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fire_core.ranges import Count, at_least, checked
+from fire_core.weights.read import detach_histories
+from fire_core.weights.topology import unwrap
 
 Loss = Callable[[nn.Module, Any], Tensor]
 # Student's t that a share of 0.025 exceeds, for 1 to 30 degrees of freedom.
@@ -107,6 +111,7 @@ def plasticity_gap(
         raise ValueError("optimizer must be a function of the parameters, as lambda p: torch.optim.AdamW(p, lr=3e-4)")
     if not isinstance(batches, Sequence) or not batches:
         raise ValueError("batches must be a list that is not empty: both networks train on the same")
+    model = unwrap(model)
     cuda = {p.device for p in model.parameters() if p.is_cuda}
     aged_losses: list[float] = []
     fresh_losses: list[float] = []
@@ -114,12 +119,11 @@ def plasticity_gap(
     with torch.random.fork_rng(devices=list(cuda)):
         for draw in range(draws):
             torch.manual_seed(_seed(seed, draw))
-            new = fresh()
-            _check_fresh(model, new, before)
+            new = _built(fresh, model, before)
             before = [p.detach().clone() for p in new.parameters()]
             order = _order(len(batches), steps, _seed(seed, draw))
             chosen = [batches[i] for i in order]
-            for network, losses in ((copy.deepcopy(model), aged_losses), (new, fresh_losses)):
+            for network, losses in ((_copied(model), aged_losses), (new, fresh_losses)):
                 torch.manual_seed(_seed(seed, draw))  # the same dropout for both
                 losses.append(_train(network, chosen, batches, loss, optimizer))
     gaps = torch.tensor(
@@ -141,9 +145,22 @@ def _order(count: int, steps: int, seed: int) -> list[int]:
     return torch.cat([torch.randperm(count, generator=generator, device="cpu") for _ in range(passes)])[:steps].tolist()
 
 
-def _check_fresh(model: nn.Module, new: nn.Module, before: Sequence[Tensor] | None) -> None:
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy of a network, also of one that keeps tensors with a history, as weight norm does between passes."""
+    twins: dict[int, Any] = {}
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                detach_histories(value, twins)
+    return copy.deepcopy(model, twins)
+
+
+def _built(fresh: Callable[[], nn.Module], model: nn.Module, before: Sequence[Tensor] | None) -> nn.Module:
+    """A new network, which must be of the aged one's shape and have weights of its own."""
+    new = fresh()
     if not isinstance(new, nn.Module):
         raise ValueError(f"fresh gives a {type(new).__name__}: it must give a new network at each call")
+    new = unwrap(new)
     built = [
         {name: (p.shape, p.dtype, p.requires_grad) for name, p in network.named_parameters()}
         | {name: (buffer.shape, buffer.dtype, False) for name, buffer in network.named_buffers()}
@@ -156,10 +173,16 @@ def _check_fresh(model: nn.Module, new: nn.Module, before: Sequence[Tensor] | No
         if a != b:
             raise ValueError(f"fresh gives a network of another type, or with other frozen weights: {name}")
     mine = {id(p) for p in model.parameters()}
-    if any(id(p) in mine for p in new.parameters()) or _equal(list(model.parameters()), list(new.parameters())):
-        raise ValueError("fresh gives the aged network's own weights")
+    if any(id(p) in mine for p in new.parameters()):
+        raise ValueError("fresh gives the aged network's own weights: it must build a new network at each call")
+    if _equal(list(model.parameters()), list(new.parameters())):
+        raise ValueError(
+            "fresh gives weights equal to the aged network's own weights: it copies them, or the aged network is "
+            "untrained and was drawn from the same seed. Train it first, or give another seed="
+        )
     if before is not None and _equal(before, list(new.parameters())):
         raise ValueError("fresh gives the same weights twice: it must draw new ones at each call")
+    return new
 
 
 def _equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
@@ -174,13 +197,24 @@ def _train(
     optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer],
 ) -> float:
     """Train on the chosen batches; the mean loss on all of them afterwards."""
-    steps = optimizer(p for p in network.parameters() if p.requires_grad)
+    stepper = optimizer(p for p in network.parameters() if p.requires_grad)
+    step: Any = stepper.step
+    takes_closure = "closure" in inspect.signature(step).parameters  # LBFGS evaluates the loss several times a step
+
+    def evaluate(batch: Any) -> Tensor:
+        stepper.zero_grad()
+        value = _loss_of(network, batch, loss)
+        value.backward()
+        return value
+
     network.train()
     with torch.enable_grad():
         for batch in chosen:
-            steps.zero_grad()
-            _loss_of(network, batch, loss).backward()
-            steps.step()
+            if takes_closure:
+                step(partial(evaluate, batch))
+            else:
+                evaluate(batch)
+                step()
     network.eval()
     with torch.no_grad():
         total = sum(float(_loss_of(network, batch, loss)) for batch in batches)

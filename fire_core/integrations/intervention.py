@@ -24,7 +24,7 @@ from fire_core.triggers.trigger import Firing, Trigger
 from fire_core.weights.distributed import local
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve, selectors_of
-from fire_core.weights.masters import Master, Masters, carried_to, find_masters
+from fire_core.weights.masters import Master, Masters, copied_to_masters, find_masters
 from fire_core.weights.optimizer_state import StateReset
 from fire_core.weights.optimizers import holding
 from fire_core.weights.topology import unwrap
@@ -229,7 +229,7 @@ class Intervention:
                 weight.copy_(copy)
         masters = self._masters = self._all_masters()
         starts = {key: _sample(weight) for key, weight in self._weights().items()}
-        with carried_to(masters):
+        with copied_to_masters(masters):
             done = self.method.at_boundary(self.net, context)
         ends = {key: (weight, _sample(weight)) for key, weight in self._weights().items()}
         self.changed = [

@@ -21,7 +21,7 @@ from fire_core.reinit.scales import scale_of
 from fire_core.weights import distributed
 from fire_core.weights.entry import Declared, Entry
 from fire_core.weights.layout import Layout, Selector, listed, resolve
-from fire_core.weights.masters import Master, Masters, carried_to, find_masters
+from fire_core.weights.masters import Master, Masters, copied_to_masters, find_masters
 from fire_core.weights.optimizer_state import StateReset
 from fire_core.weights.optimizers import holding, optimizers_of, parameters_of
 from fire_core.weights.topology import unwrap
@@ -157,14 +157,15 @@ def fire_(
         strict=strict,
         trainable_only=trainable_only,
     )
-    copies = find_masters(unwrap(model), optimizers, masters)
+    changing = [entry.parameter for entry in entries if entry.action != "keep"]
+    copies = find_masters(unwrap(model), optimizers, masters, changing)
     trained = holding(optimizers, model.parameters()) or copies
     if optimizers and any(True for _ in model.parameters()) and not trained:
         raise ValueError(
             "the optimizers hold none of the model's weights: give those that train it; if they train copies from "
             "which the weights are written, name them, masters={name: copy}"
         )
-    with carried_to(copies):
+    with copied_to_masters(copies):
         report = _apply(model, entries, how, init)
     changed = [row for row in report.rows if row.action != "skip"]
     if optimizers:
@@ -219,7 +220,11 @@ def _apply(model: nn.Module, entries: list[Entry], how: Projection, init: Mappin
     for entry in reset:
         rows[entry.label] = reinitialise(entry, initial)
     ordered = [rows[entry.label] for entry in entries if entry.label in rows]
-    kept = {e.label: Kept(tuple(e.parameter.shape), e.size, e.reason) for e in entries if e.label not in rows}
+    kept = {
+        e.label: Kept(tuple(e.parameter.shape), e.size, e.reason or "it is empty")
+        for e in entries
+        if e.label not in rows
+    }
     changed = {id(e.parameter): e.parameter for e in entries if e.label in rows and rows[e.label].action != "skip"}
     return Report(ordered, kept, list(changed.values()), warnings=[*_zeros(ordered, how), *_lost(ordered, how)])
 

@@ -12,7 +12,7 @@ from fire_core.reinit.checks import check_finite, check_module, check_weights
 from fire_core.reinit.initial import initial_of, initial_weights
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
-from fire_core.weights.masters import Masters, carried_to, find_masters
+from fire_core.weights.masters import Masters, copied_to_masters, find_masters
 from fire_core.weights.topology import clean_name, unwrap
 
 
@@ -59,7 +59,7 @@ def shrink_and_perturb_(
     pairs = zip(entries, starts, strict=True)
     named_values = [(f"init[{entry.name!r}]", start.to(entry.parameter.dtype)) for entry, start in pairs]
     check_finite(named_values + [(entry.name, entry.parameter) for entry in entries if coef < 1])
-    with carried_to(find_masters(unwrap(model), optimizer, masters)):
+    with copied_to_masters(find_masters(unwrap(model), optimizer, masters, [entry.parameter for entry in entries])):
         for entry, start in zip(entries, starts, strict=True):
             weight = distributed.full(entry.parameter)
             dtype = working_dtype(weight)

@@ -22,7 +22,7 @@ SAMPLES = 256
 Read = Callable[[], Tensor | None]  # the number of the pass that was seen; None if there was none
 
 
-class Seen(Measured):
+class ActivationTrigger(Measured):
     """Measures what passes through the model.
 
     When a measurement is due, hooks go onto the model, see the next training pass, and are taken off at the next `ask`:
@@ -85,7 +85,7 @@ class Seen(Measured):
         raise NotImplementedError
 
 
-class Dormancy(Seen):
+class Dormancy(ActivationTrigger):
     """The share of dormant units (Sokar et al., ICML 2023) in one training batch, over all hidden layers.
 
     Args:
@@ -121,15 +121,15 @@ class Dormancy(Seen):
         def read() -> Tensor | None:
             if not watch.samples:
                 return None
-            means = [layer[None] for layer in watch.read()]  # (1, units): of |activation| over the batch
+            means = [layer[None] for layer in watch.read(unused=True)]  # (1, units): of |activation| over the batch
             return torch.tensor(dormant_ratio(means, self.dormant), dtype=torch.float32, device=means[0].device)
 
         with watch.on():
             yield read
 
 
-class EffectiveRank(Seen):
-    """The effective rank (Roy and Vetterli, EUSIPCO 2007) of the features that the last linear layer reads.
+class EffectiveRank(ActivationTrigger):
+    """The effective rank (Roy and Vetterli, EUSIPCO 2007) of the features that the last linear layer in use reads.
 
     It is given as a share of the largest that is possible, min(samples, features), and averaged over the networks. At
     most 256 samples of a batch are taken, evenly spaced.
@@ -155,15 +155,16 @@ class EffectiveRank(Seen):
         features: dict[nn.Module, Tensor] = {}
 
         def look(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-            if is_trained(layer) or not only_training:
+            if given and given[0].ndim > 1 and (is_trained(layer) or not only_training):
                 rows = given[0].detach().flatten(0, -2)
                 features[layer] = rows[:: -(-len(rows) // SAMPLES)].float()  # (samples, features)
 
         def read() -> Tensor | None:
-            shares = [effective_rank(rows) / min(rows.shape) for rows in features.values()]
+            last = [[features[layer] for layer in layers if layer in features][-1:] for layers in linear]
+            shares = [effective_rank(rows) / min(rows.shape) for group in last for rows in group]
             return torch.stack(shares).mean() if shares else None
 
         with ExitStack() as hooks:
-            for layers in filter(None, linear):
-                hooks.callback(layers[-1].register_forward_pre_hook(look).remove)
+            for layer in {layer for layers in linear for layer in layers}:  # the last one may be a spare
+                hooks.callback(layer.register_forward_pre_hook(look).remove)
             yield read

@@ -82,14 +82,21 @@ class Watch:
 
         return look
 
-    def read(self) -> list[Tensor]:
+    def read(self, unused: bool = False) -> list[Tensor]:
         """For each group of units a (units,) tensor, the mean over its consumers.
 
+        Args:
+            unused: leave out groups whose layers no pass has used, instead of raising.
+
         Raises:
-            RuntimeError: there was no forward pass since the hooks were registered.
+            RuntimeError: there was no forward pass since the hooks were registered, or none through some layer.
         """
-        if not all(self._seen):
+        if not any(self._seen):
             raise RuntimeError(
                 "no pass was seen: a network that torch.compile compiled before the hooks were put on does not run them"
             )
-        return [torch.stack(list(seen.values())).mean(0) for seen in self._seen]
+        if not unused and not all(self._seen):
+            missing = next(units for units, seen in zip(self.graph, self._seen, strict=True) if not seen)
+            layer = missing.consumers[0].layer
+            raise RuntimeError(f"no pass went through {layer}, which reads units that are to be measured")
+        return [torch.stack(list(seen.values())).mean(0) for seen in self._seen if seen]

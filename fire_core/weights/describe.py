@@ -111,6 +111,8 @@ class Reader:
     def _cut(self, entry: Entry, use: Use, heights: Declared | None) -> tuple[Cut | None, str]:
         """How a parameter is cut (declared, else known, else read), or why it looks cut; neither for one matrix."""
         parameter, rows, doubt = entry.parameter, entry.d_out, ""
+        if parameter.numel() == 0:
+            return None, ""  # whatever it is, nothing is in it
         if heights is not None:
             told = declared(entry.name, rows, heights, entry.role in ("q", "k", "v"))
             return replace(told, transposed=entry.transposed, role="dense" if use.is_raw else ""), ""

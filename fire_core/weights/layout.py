@@ -43,10 +43,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fire_core.weights.adapters import adapted
 from fire_core.weights.describe import LAYERS, Reader
 from fire_core.weights.entry import Declared, Entries, Entry
 from fire_core.weights.known import UNKNOWN_HEADS
-from fire_core.weights.topology import RAW, prefixes
+from fire_core.weights.topology import MANY_DIMENSIONS, RAW, prefixes
 
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]
 
@@ -165,6 +166,7 @@ def resolve(
         warnings += _undecided(undecided, sum(e.size for e in entries))
     for chosen in excluded:
         entries = _apply(entries, chosen, "keep", "exclude")
+    warnings += _under_adapters(entries)
     left = f"layout={layout!r} leaves it alone" if isinstance(layout, str) else "the layout leaves it alone"
     return Entries([e if e.reason or e.action != "keep" else replace(e, reason=left) for e in entries], warnings)
 
@@ -192,6 +194,8 @@ def _apply(entries: list[Entry], selector: Selector, action: str, option: str, o
     if not optional and not usable:
         if locked := [entry for entry in matched if entry.kind == "locked"]:
             raise ValueError(f"{option}={_shown(selector)}: cannot {action} {locked[0].name}: {locked[0].reason}")
+        if stacks := [entry for entry in matched if entry.reason == MANY_DIMENSIONS]:
+            raise ValueError(f"{option}={_shown(selector)}: {stacks[0].name} is {MANY_DIMENSIONS}")
         if matched:
             raise ValueError(f"{_shown(selector)} matches only biases and scales, which hold no matrix to project")
         raise nothing_matches(option, selector, entries)
@@ -275,7 +279,26 @@ def _undecided(entries: list[Entry], total: int) -> list[str]:
             f"{100 * held / total:.0f} % of the model's numbers are raw parameters that no rule knows, and are kept: "
             f"{names}. include= projects them, transposed= says that they are stored (d_in, d_out)"
         )
+    stacks = [e for e in entries if e.reason == MANY_DIMENSIONS]
+    held = sum(e.size for e in stacks)
+    if held > RAW_SHARE * total:
+        names = listed(re.sub(r"(?<=\.)\d+(?=\.)", "*", e.name) for e in stacks)
+        lines.append(
+            f"{100 * held / total:.0f} % of the model's numbers are raw parameters of more than three dimensions, "
+            f"which are not supported and are kept: {names}. Split them into parameters of at most three"
+        )
     return lines
+
+
+def _under_adapters(entries: list[Entry]) -> list[str]:
+    """A line on weights that are projected under an adapter that is added to them."""
+    names = [e.name for e in entries if e.action == "project" and e.role != "adapter" and adapted(e.modules)]
+    if not names:
+        return []
+    return [
+        f"{listed(names)} carry an adapter: what acts is the sum of both, which is no isometry once the adapter is "
+        "trained. exclude= keeps them"
+    ]
 
 
 def _fused(entries: list[Entry]) -> list[str]:

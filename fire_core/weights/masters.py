@@ -19,8 +19,8 @@ from fire_core.weights.as_new import MASTER
 from fire_core.weights.optimizers import optimizers_of, with_inner
 
 HALF = (torch.bfloat16, torch.float16)
-# Within `carried_to`: a comparison would not find them, as their weights may have changed.
-_carried: list[Master] = []
+# Masters of acts in progress: their weights have changed, so that a comparison of values would not find them.
+_in_use: list[Master] = []
 # A master of the weight's shape, or a flat tensor and where in it the weight begins, as ZeRO's partitions are.
 Masters: TypeAlias = Mapping[str, Tensor | tuple[Tensor, int]]
 
@@ -63,7 +63,10 @@ class Master:
 
 
 def find_masters(
-    model: nn.Module, optimizers: Optimizer | Iterable[Optimizer], given: Masters | None = None
+    model: nn.Module,
+    optimizers: Optimizer | Iterable[Optimizer],
+    given: Masters | None = None,
+    changing: Iterable[Tensor] | None = None,
 ) -> list[Master]:
     """The master copies of a model's weights.
 
@@ -76,53 +79,59 @@ def find_masters(
         model: whose weights they are copies of.
         optimizers: those that train it.
         given: parameter name -> its master, or (flat tensor, offset) for a part of a flat one.
+        changing: the weights that an act is to change; None: any may be.
 
     Returns:
-        The masters that were found; a weight has at most one.
+        The masters; a weight has at most one.
 
     Raises:
-        ValueError: an optimizer holds tensors that are no weights of the model and no masters of any, while none holds
-            some half-precision weight that is trained; a name or a shape of `given` that does not fit, or a copy that
-            differs from its weight; DeepSpeed's copies whose optimizer is not given, or ZeRO stage 3.
+        ValueError: no optimizer holds a half-precision weight that is trained and to be changed, while one holds a
+            tensor that is no weight of the model and could be its copy, by its size; a name or a shape of `given` that
+            does not fit, or a copy that differs from its weight; DeepSpeed's copies whose optimizer is not given, or
+            ZeRO stage 3.
     """
     named = dict(model.named_parameters())
     parts = list(with_inner(*optimizers_of(optimizers)))
     of_model = {id(p) for p in named.values()}
     held = [p for part in parts for group in part.param_groups for p in group["params"]]
-    found = {id(one.weight): one for one in _carried if id(one.weight) in of_model}
-    found |= _of_zero(named, held) | _given(named, given or {})
+    masters = {id(master.weight): master for master in _in_use if id(master.weight) in of_model}
+    masters |= _of_zero(named, held) | _given(named, given or {})
     for part in parts:
         for p, state in part.state.items():
             if id(p) in of_model and isinstance(state, dict) and isinstance(state.get(MASTER), Tensor):
-                found.setdefault(id(p), Master(p, state[MASTER]))
-    ids, taken = {id(p) for p in held}, {id(master.tensor) for master in found.values()}
+                masters.setdefault(id(p), Master(p, state[MASTER]))
+    ids, taken = {id(p) for p in held}, {id(master.tensor) for master in masters.values()}
     strange = [t for t in held if id(t) not in of_model and id(t) not in taken and t.is_floating_point()]
-    bare = {
+    unheld = {
         name: p
         for name, p in named.items()
-        if p.dtype in HALF and p.requires_grad and id(p) not in ids and id(p) not in found
+        if p.dtype in HALF and p.requires_grad and id(p) not in ids and id(p) not in masters
     }
-    for weight in bare.values():
+    for weight in unheld.values():
         for tensor in strange:
             if tensor.shape == weight.shape and tensor.dtype not in HALF and Master(weight, tensor).agrees():
-                found[id(weight)] = Master(weight, tensor)
+                masters[id(weight)] = Master(weight, tensor)
                 strange = [other for other in strange if other is not tensor]
                 break
-    missing = [name for name, p in bare.items() if id(p) not in found]
-    if strange and missing:
-        raise ValueError(
-            f"an optimizer holds a tensor of shape {tuple(strange[0].shape)} that is no weight of the model, and none "
-            f"holds {missing[0]}: if it is trained through a copy, name it, masters={{{missing[0]!r}: copy}}, or "
-            "(flat tensor, offset) for a part of a flat one; if another optimizer trains it, give that one too"
-        )
-    return list(found.values())
+    changed = None if changing is None else {id(weight) for weight in changing}
+    for name, weight in unheld.items():
+        if id(weight) in masters or not (changed is None or id(weight) in changed):
+            continue
+        for tensor in strange:
+            if tensor.numel() == weight.numel() or (tensor.ndim == 1 and tensor.numel() > weight.numel()):
+                raise ValueError(
+                    f"an optimizer holds a tensor of shape {tuple(tensor.shape)} that is no weight of the model, and "
+                    f"none holds {name}: if it is trained through a copy, name it, masters={{{name!r}: copy}}, or "
+                    "(flat tensor, offset) for a part of a flat one; if another optimizer trains it, give that one too"
+                )
+    return list(masters.values())
 
 
 def _of_zero(named: Mapping[str, Tensor], held: list[Tensor]) -> dict[int, Master]:
     """The copies in ZeRO's flat partitions: DeepSpeed notes at each weight what of it this process keeps, and where."""
     divided = any(hasattr(weight, "_hp_mapping") for weight in named.values())
     flats = {t.untyped_storage().data_ptr(): t for t in held} if divided else {}  # FSDP's shards have no storage to ask
-    found = {}
+    masters: dict[int, Master] = {}
     for name, weight in cast(Mapping[str, Any], named).items():
         if hasattr(weight, "ds_id"):
             raise ValueError(
@@ -138,10 +147,10 @@ def _of_zero(named: Mapping[str, Tensor], held: list[Tensor]) -> dict[int, Maste
                 )
             start, own = noted.hp_fragment_address.start, noted.lp_fragment_address
             part = slice(own.start, own.start + own.numel)
-            found[id(weight)] = _checked(name, Master(weight, flat, start, part))
+            masters[id(weight)] = _checked(name, Master(weight, flat, start, part))
         elif held and hasattr(weight, "_hp_mapping"):
-            found[id(weight)] = Master(weight, held[0], 0, slice(0, 0))  # other processes hold all of it
-    return found
+            masters[id(weight)] = Master(weight, held[0], 0, slice(0, 0))  # other processes hold all of it
+    return masters
 
 
 def _checked(name: str, master: Master) -> Master:
@@ -153,7 +162,7 @@ def _checked(name: str, master: Master) -> Master:
 def _given(named: Mapping[str, Tensor], given: Masters) -> dict[int, Master]:
     if not isinstance(given, Mapping):
         raise ValueError("masters: give a mapping, {name: copy} or {name: (flat tensor, offset)}")
-    found = {}
+    masters: dict[int, Master] = {}
     for name, value in given.items():
         if name not in named:
             raise ValueError(f"masters: the model has no weight {name!r}")
@@ -166,23 +175,23 @@ def _given(named: Mapping[str, Tensor], given: Masters) -> dict[int, Master]:
             raise ValueError(
                 f"masters: {name} has shape {tuple(weight.shape)}, its copy {tuple(tensor.shape)}{where} cannot hold it"
             )
-        found[id(weight)] = _checked(name, Master(weight, tensor, start))
-    return found
+        masters[id(weight)] = _checked(name, Master(weight, tensor, start))
+    return masters
 
 
 @contextmanager
-def carried_to(masters: Iterable[Master]) -> Iterator[None]:
+def copied_to_masters(masters: Iterable[Master]) -> Iterator[None]:
     """What is changed in the weights inside this context is changed in their masters as it ends.
 
     Numbers that stay the same in half precision keep the master's further digits.
     """
     before = [(master, master.pair()[0].clone()) for master in masters]
-    outer = len(_carried)
-    _carried.extend(master for master, _ in before)
+    outer = len(_in_use)
+    _in_use.extend(master for master, _ in before)
     try:
         yield
     finally:
-        del _carried[outer:]
+        del _in_use[outer:]
     with torch.no_grad():
         for master, old in before:
             weight, copy = master.pair()

@@ -128,7 +128,7 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor]) ->
     watch = _Watch(weights)
     # Compiled parts run as they are written. Without dynamo, whose import takes seconds, there are none.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    _copy_tensors((args, kwargs), twins)
+    detach_histories((args, kwargs), twins)
     arguments = copy.deepcopy((args, kwargs), twins)  # a pass may write to its input
     with eager, kept_generators(weights), torch.inference_mode(False), torch.enable_grad(), watch:
         clone(*arguments[0], **arguments[1])
@@ -190,15 +190,23 @@ def _copy(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
     # The module's own attributes last: what they hold of parameters and modules is then a copy already.
     for key in vars(module).keys() - vars(new).keys():
         value = vars(module)[key]
-        _copy_tensors(value, twins)
+        detach_histories(value, twins)
         # What cannot be copied (a lock, a group of processes) is left out, so that a pass that needs it fails.
         with suppress(Exception):
             vars(new)[key] = copy.deepcopy(value, twins)
     return new
 
 
-def _copy_tensors(value: object, twins: dict[int, Any], depth: int = 0) -> None:
-    """Note a copy of each tensor with a history in an attribute of a module, which `copy.deepcopy` would refuse."""
+def detach_histories(value: object, twins: dict[int, Any], depth: int = 0) -> None:
+    """Note a copy, without the history, of each tensor with one in an attribute of a module.
+
+    `copy.deepcopy` refuses such tensors, unless it finds their copies.
+
+    Args:
+        value: an attribute.
+        twins: takes the copies, by `id` of the originals: what `copy.deepcopy` takes as its memory.
+        depth: how deep in lists, mappings and objects the value lies.
+    """
     if isinstance(value, Tensor):
         if value.grad_fn is not None:
             twins.setdefault(id(value), value.detach().clone())
@@ -207,7 +215,7 @@ def _copy_tensors(value: object, twins: dict[int, Any], depth: int = 0) -> None:
             value.values() if isinstance(value, Mapping) else vars(value).values() if hasattr(value, "__dict__") else ()
         )
         for part in value if isinstance(value, (list, tuple, set, deque)) else list(inside):
-            _copy_tensors(part, twins, depth + 1)
+            detach_histories(part, twins, depth + 1)
 
 
 def _buffer_twin(b: Tensor) -> Tensor:

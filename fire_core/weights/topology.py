@@ -14,9 +14,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
+
+from fire_core.weights.adapters import adapter_lock
 
 # A projection of one part: q, to_q, q_proj, W_Q, w_qs, query_proj, add_q_proj, toqueries, ...
 _PART = re.compile(
@@ -42,14 +45,15 @@ _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel, `torch.compile`, activation checkpointing and FSDP wrappers."""
-    while True:
-        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
+    """The module inside wrappers: of DDP, DataParallel, `torch.compile`, activation checkpointing and FSDP."""
+    while not isinstance(model, torch.jit.ScriptModule):
+        inner = model.module if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)) else None
         for attribute in _WRAPPERS:
             inner = model._modules.get(attribute, inner)
         if inner is None:
             return model
         model = inner
+    return model
 
 
 def clean_name(name: str) -> str:
@@ -243,6 +247,7 @@ def uses_of(model: nn.Module) -> list[tuple[Tensor, list[Use]]]:
 
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+MANY_DIMENSIONS = "a raw kernel or stack of more than three dimensions: not supported; split it into 3-D parameters"
 
 
 def padding_row(uses: Iterable[Use]) -> int | None:
@@ -294,7 +299,7 @@ def classify(use: Use, parameter: Tensor, tied: bool) -> Classification:
         kind = "conv_transpose" if isinstance(owner, _ConvTransposeNd) else "conv"
         return Classification(kind, role, _REASONS.get(role, ""))
     if is_bias or parameter.ndim > 3:
-        raw = "a raw kernel or stack of more than three dimensions: not supported"
+        raw = MANY_DIMENSIONS
         return Classification("vector", role, "a bias, a scale or another vector: no matrix" if is_bias else raw)
     if role == "other" and isinstance(owner, nn.Bilinear):
         return Classification("matrix", role, "bilinear: include it to project the (in1, in2) matrix of each output")
@@ -310,6 +315,8 @@ _STANDARDISED = re.compile(r"(Std|ScaledStd|WS|WeightStandardized)Conv2d(Same)?"
 def lock_of(use: Use, parameter: Tensor) -> str:
     """Why a parameter's numbers are not the matrix that the module multiplies with; empty if they are."""
     owner, name, kind = use.owner, use.attribute, type(parameter)
+    if isinstance(owner, torch.jit.ScriptModule):
+        return "inside a TorchScript module, whose code is compiled: act first, and script it afterwards"
     layer, dtype = type(owner).__name__, str(parameter.dtype).removeprefix("torch.")
     words = dtype if kind.__name__ in ("Parameter", "Tensor") else f"{kind.__name__} of {dtype}"
     packed = hasattr(kind, "__tensor_flatten__") and not hasattr(parameter, "device_mesh")
@@ -337,7 +344,7 @@ def lock_of(use: Use, parameter: Tensor) -> str:
     sizes = [part.numel() for key in sorted(pair) if (part := owner._parameters.get(key)) is not None]
     if name[-2:] in ("_g", "_v") and len(sizes) == 2 and sizes[0] < sizes[1]:
         return "weight norm: the module computes its weight g v / |v| from it"
-    return ""
+    return adapter_lock(use.path, use.attribute) if parameter.ndim > 1 else ""
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -347,6 +354,8 @@ def is_linear(module: nn.Module) -> bool:
 
 def is_transposed_linear(module: nn.Module) -> bool:
     """Whether it stores (d_in, d_out): GPT-2's layer in transformers, or a subclass of nn.Linear that turned it."""
+    if isinstance(module, torch.jit.ScriptModule):  # its code is compiled, whatever layer it was
+        return False
     weight = module._parameters.get("weight")
     if weight is None or isinstance(weight, UninitializedParameter) or weight.ndim < 2:
         return False

@@ -89,7 +89,7 @@ def cut(
     for entry in entries:
         groups.setdefault(entry.name, []).append(entry)
     parameters = {alias: group for name, group in groups.items() for alias in (name, *group[0].aliases)}
-    places = _places(checkpoint, parameters, "--model" if model else "config.json")
+    places = _places(checkpoint, parameters, "--model" if model else "config.json" if module is not None else "")
     if module is None:
         cuts = [_cut(stored, stored.name, parameters) for stored in checkpoint.tensors]
         return Cuts(_without_copies(cuts), [note], named=True)
@@ -125,6 +125,8 @@ def _places(checkpoint: Checkpoint, parameters: Mapping[str, object], origin: st
     names = [stored.name for stored in checkpoint.tensors]
     starts = {name: [0, *(i + 1 for i, letter in enumerate(name) if letter == ".")] for name in names}
     prefixes = Counter(name[:i] for name in names for i in starts[name] if name[i:] in parameters)
+    if not prefixes and not origin:
+        raise CheckpointError(f"{checkpoint.path} holds tensors without names: save a state_dict, names to tensors")
     if not prefixes:
         raise CheckpointError(
             f"{checkpoint.path} is not of the model that {origin} names: no tensor has the name of "

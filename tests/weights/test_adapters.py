@@ -1,0 +1,107 @@
+"""Weights under an adapter: merged ones and those that the adapter scales are kept, and named."""
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fire_core import fire_, matrices
+
+peft = pytest.importorskip("peft")
+
+
+def spread(W: Tensor) -> float:
+    values = torch.linalg.svdvals(W.detach().double())
+    return float(values.max() / values.min()) - 1
+
+
+def with_adapter(config: Any) -> Any:
+    torch.manual_seed(0)
+    model = peft.get_peft_model(nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 8)), config)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name or "hada" in name or "lokr" in name:
+                p.normal_()
+    return model
+
+
+def lora(**options: Any) -> Any:
+    return peft.LoraConfig(target_modules=["0"], r=2, **options)
+
+
+def acted(model: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fire_(model, trainable_only=False, solver="exact", **options)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [lora(), lora(use_dora=True), peft.LoHaConfig(target_modules=["0"], r=2), peft.LoKrConfig(target_modules=["0"])],
+)
+def test_a_merged_adapter_can_be_taken_out_again(config: Any) -> None:
+    model = with_adapter(config)
+    layer = model.base_model.model[0]
+    if config.peft_type == "LORA" and config.use_dora:
+        pytest.skip("kept whether merged or not, below")
+    before = layer.base_layer.weight.detach().clone()
+    model.merge_adapter()
+    report = acted(model)
+    model.unmerge_adapter()
+    torch.testing.assert_close(layer.base_layer.weight, before)
+    assert [row.name for row in report.rows] == ["base_model.model.2.weight"]
+    reason = report.kept["base_model.model.0.base_layer.weight"].reason
+    assert "an adapter is merged into it" in reason
+    assert "unmerge_adapter()" in reason
+    model.merge_adapter()
+    with pytest.raises(ValueError, match="cannot project .*an adapter is merged into it"):
+        acted(model, include="*base_layer*")
+
+
+@pytest.mark.parametrize("config", [lora(use_dora=True), peft.IA3Config(target_modules=["0"], feedforward_modules=[])])
+def test_a_weight_that_an_adapter_scales_is_kept(config: Any) -> None:
+    model = with_adapter(config)
+    before = copy.deepcopy(model.state_dict())
+    report = acted(model)
+    assert [row.name for row in report.rows] == ["base_model.model.2.weight"]
+    assert "scales it" in report.kept["base_model.model.0.base_layer.weight"].reason
+    assert torch.equal(model.base_model.model[0].base_layer.weight, before["base_model.model.0.base_layer.weight"])
+    assert any("scales it" in line for line in matrices(model).unread)
+
+
+def test_a_weight_that_an_adapter_is_added_to_is_projected_with_a_warning() -> None:
+    model = with_adapter(lora())
+    report = acted(model)
+    assert spread(model.base_model.model[0].base_layer.weight) < 1e-5
+    assert any("carry an adapter" in line for line in report.warnings)
+    assert not any("carry an adapter" in line for line in fire_(model, solver="exact", include="*.2.weight").warnings)
+    fire_(model, include="*lora_A*", exclude="*.2.*")  # the factors of an adapter that is not merged, as before
+
+
+class Merging(nn.Linear):
+    """As loralib: the factors lie beside the weight, into which evaluation mode merges them."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 6, bias=False)
+        self.lora_A, self.lora_B = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(6, 2))
+        self.merged = False
+
+    def train(self, mode: bool = True) -> "Merging":
+        if mode == self.merged:
+            self.weight.data += (-1 if mode else 1) * self.lora_B @ self.lora_A
+            self.merged = not mode
+        return super().train(mode)
+
+
+def test_an_adapter_that_evaluation_merges() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Merging(), nn.Linear(6, 6, bias=False))
+    before = model[0].weight.detach().clone()
+    model.eval()
+    report = acted(model)
+    model.train()
+    assert [row.name for row in report.rows] == ["1.weight"]
+    torch.testing.assert_close(model[0].weight, before)
