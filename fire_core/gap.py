@@ -111,7 +111,7 @@ def plasticity_gap(
         raise ValueError("optimizer must be a function of the parameters, as lambda p: torch.optim.AdamW(p, lr=3e-4)")
     if not isinstance(batches, Sequence) or not batches:
         raise ValueError("batches must be a list that is not empty: both networks train on the same")
-    model = unwrap(model)
+    model = _bare(model)
     cuda = {p.device for p in model.parameters() if p.is_cuda}
     aged_losses: list[float] = []
     fresh_losses: list[float] = []
@@ -145,6 +145,13 @@ def _order(count: int, steps: int, seed: int) -> list[int]:
     return torch.cat([torch.randperm(count, generator=generator, device="cpu") for _ in range(passes)])[:steps].tolist()
 
 
+def _bare(model: nn.Module) -> nn.Module:
+    """A network without wrappers, DataParallel among them."""
+    while isinstance(model, nn.DataParallel):
+        model = model.module
+    return unwrap(model)
+
+
 def _copied(model: nn.Module) -> nn.Module:
     """A copy of a network, also of one that keeps tensors with a history, as weight norm does between passes."""
     twins: dict[int, Any] = {}
@@ -160,7 +167,7 @@ def _built(fresh: Callable[[], nn.Module], model: nn.Module, before: Sequence[Te
     new = fresh()
     if not isinstance(new, nn.Module):
         raise ValueError(f"fresh gives a {type(new).__name__}: it must give a new network at each call")
-    new = unwrap(new)
+    new = _bare(new)
     built = [
         {name: (p.shape, p.dtype, p.requires_grad) for name, p in network.named_parameters()}
         | {name: (buffer.shape, buffer.dtype, False) for name, buffer in network.named_buffers()}

@@ -39,7 +39,8 @@ def given(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
     Raises:
         ValueError: it has another shape.
     """
-    for name in (entry.name, *entry.aliases):
+    names = [entry.name, *entry.aliases]
+    for name in [*names, *(name.removeprefix("module.") for name in names)]:  # of a model in DataParallel
         if name in initial:
             if initial[name].shape != entry.parameter.shape:
                 raise ValueError(

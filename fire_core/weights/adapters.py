@@ -12,13 +12,9 @@ _SCALES = ("lora_magnitude_vector", "magnitude", "m", "ia3_l", "dora_scale")
 
 def adapted(path: Iterable[nn.Module]) -> nn.Module | None:
     """The innermost module on a path that puts an adapter on a layer; None if there is none."""
-    layers = [module for module in path if _adapts(module)]
+    # loralib puts its factors beside the weight, peft puts the layer below the adapter
+    layers = [module for module in path if "base_layer" in module._modules or "lora_A" in module._parameters]
     return layers[-1] if layers else None
-
-
-def _adapts(module: nn.Module) -> bool:
-    names = [*dict(module.named_children()), *dict(module.named_parameters(recurse=False))]
-    return "base_layer" in names or any(name.startswith("lora_") for name in names)
 
 
 def adapter_lock(path: Iterable[nn.Module], name: str) -> str:

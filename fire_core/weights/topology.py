@@ -45,9 +45,9 @@ _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside wrappers: of DDP, DataParallel, `torch.compile`, activation checkpointing and FSDP."""
+    """The module inside DistributedDataParallel, `torch.compile`, activation checkpointing and FSDP wrappers."""
     while not isinstance(model, torch.jit.ScriptModule):
-        inner = model.module if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)) else None
+        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
         for attribute in _WRAPPERS:
             inner = model._modules.get(attribute, inner)
         if inner is None:
