@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language", "task/retu
 
 # What a metric lies between; returns have no bounds.
 BOUNDS = {"accuracy": (0.0, 1.0), "loss": (0.0, float("inf"))}
+MEASURING = ("metrics", "eval_batch_size")  # what is measured, and in which pieces: runs that differ in it train alike
 LARGEST = 1e30  # a value beyond it cannot be drawn
 # The order of methods in tables and legends; others come after these, by name.
 ORDER = (
@@ -73,6 +75,7 @@ class Run:
         boundaries: one row for each boundary at which a method acted; holds `step` (of the row before it) and `phase`
             (that begins there). Also one for each firing of a trigger, with 1 in the column `firing`.
         identity: what the run is, from its identity.json; None: made from the config.
+        failure: why it has stopped before its end, if it has said so.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     boundaries: pd.DataFrame = field(default_factory=pd.DataFrame)
     identity: dict[str, Any] | None = None
+    failure: str = ""
 
     @classmethod
     def of(cls, name: str, source: str, meta: dict[str, Any], table: pd.DataFrame) -> "Run":
@@ -95,7 +99,7 @@ class Run:
         if streams.is_stream(history):
             history = streams.with_tasks(history, meta["finished"])
         about = meta["config"], history, meta["finished"], meta["environment"]
-        return check(cls(name, source, *about, boundaries, meta.get("identity")))
+        return check(cls(name, source, *about, boundaries, meta.get("identity"), meta.get("failure", "")))
 
     @property
     def method(self) -> str:
@@ -107,6 +111,9 @@ class Run:
 
     @property
     def dataset(self) -> str:
+        dataset = self.config.get("dataset")
+        if isinstance(dataset, dict) and dataset.get("name") == "folder" and dataset.get("path"):
+            return PurePath(str(dataset["path"])).name or "folder"  # a user's own images
         return group_name(self.config, "dataset") or group_name(self.config, "env")
 
     @property
@@ -129,8 +136,8 @@ class Run:
     def setting(self) -> str:
         """Everything but method and seed, as text that is equal when the settings are."""
         what = from_config(self.config) if self.identity is None else self.identity
-        rest = {k: v for k, v in what.items() if k not in ("method", "boundary", "trigger", "seed")}
-        return json.dumps([self.metric, rest], sort_keys=True, default=str)
+        rest = {k: v for k, v in what.items() if k not in ("method", "boundary", "trigger", "seed", *MEASURING)}
+        return json.dumps([self.metric, one_spelling(rest)], sort_keys=True, default=str)
 
     @cached_property
     def variant(self) -> str:
@@ -140,7 +147,7 @@ class Run:
             method = {**method, "boundary": boundary}
         if isinstance(method, dict) and (when := trigger_of(self.config)) != "boundary":
             method = {**method, "trigger": when}
-        return json.dumps(method, sort_keys=True, default=str)
+        return json.dumps(one_spelling(method), sort_keys=True, default=str)
 
     @property
     def is_stream(self) -> bool:
@@ -188,6 +195,15 @@ class Run:
         """The best value after the act: what all methods of a sweep share is not theirs."""
         values = self.after_the_act[self.metric].where(np.isfinite)
         return float(values.max() if METRICS[self.metric][1] else values.min())
+
+
+def one_spelling(config: Any) -> Any:
+    """A configuration in which 1.0 is written 1, so that runs that spelled one value in two ways are alike."""
+    if isinstance(config, dict):
+        return {key: one_spelling(value) for key, value in config.items()}
+    if isinstance(config, list):
+        return [one_spelling(value) for value in config]
+    return int(config) if isinstance(config, float) and config.is_integer() else config
 
 
 def metric_of(history: pd.DataFrame) -> str | None:
@@ -238,7 +254,11 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
     left_out = []
     for run in sorted(runs, key=lambda r: (not r.finished, -len(r.history), r.source)):
         if not run.finished and not include_unfinished:
-            left_out.append(LeftOut(run.source, "unfinished (--include-unfinished takes it in)"))
+            reason = f"failed: {run.failure}" if run.failure else "unfinished"
+            left_out.append(LeftOut(run.source, f"{reason} (--include-unfinished takes it in)"))
+            continue
+        if run.is_stream and run.history[streams.TASK].isna().all():
+            left_out.append(LeftOut(run.source, "unfinished: none of its tasks has ended yet"))
             continue
         first = kept.setdefault((run.setting, run.variant, run.seed), run)
         if first is not run:

@@ -47,6 +47,10 @@ def read_folder(folder: Path) -> Run:
         if not (folder / name).exists():
             raise BadRun(f"half-written: no {name}")
     finished = (folder / "DONE").exists()
+    failed = folder / "FAILED"
+    failure = failed.read_text(encoding="utf-8", errors="replace").strip() if failed.exists() and not finished else ""
+    if failure and not (folder / "metrics.jsonl").stat().st_size:
+        raise BadRun(f"failed: {failure}")
     if finished:
         mapping(folder / "DONE")
         check(folder)
@@ -55,6 +59,7 @@ def read_folder(folder: Path) -> Run:
         "config": mapping(folder / "config.yaml", lambda raw: yaml.load(raw, YamlLoader)),  # a safe loader
         "environment": mapping(about) if about.exists() else {},
         "finished": finished,
+        "failure": failure,
         "identity": mapping(what).get("run") if what.exists() else None,  # None: from before there was the file
     }
     if not isinstance(meta["identity"], dict | None):

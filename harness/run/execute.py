@@ -19,7 +19,7 @@ from harness.config.paths import expanded
 from harness.run.first_phase import shared_first_phase
 from harness.run.folder import Run
 from harness.run.gpus import own_gpu
-from harness.run.identity import check_name, digest
+from harness.run.identity import check_name, digest, one_spelling, own_name
 from harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def no_better_than_guessing(task: Task, value: float) -> str:
 
 def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State, str] | None:
     """The state after the first phase and the rows of it, trained here if need be; None: it is not shared."""
-    shape = task.first_phase_identity()
+    shape = one_spelling(task.first_phase_identity())
     if shape is None or not config.cache:
         return None
 
@@ -168,16 +168,28 @@ def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State
 def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker | None) -> Run:
     """The run of a configuration, not yet open. Its folder is named by what the run is.
 
+    A folder of an older version, which named it by an option as it was spelled (1 and 1.0 were two), or by the preset
+    that another environment was put into, is the run's where there is one.
+
     Raises:
         ConfigError: a name in `groups` cannot be part of a path.
     """
-    *kind, method = _names(config, (*program.groups, "method"))
-    what = task.identity()
-    folder = f"{'-'.join(kind)}-{method}-s{config.seed}-{digest(what)}"
+    spelled = task.identity()
+    what = one_spelling(spelled)
+    runs = expanded(config.paths.runs) / config.program
+    folder = runs / _folder_name(config, program, what, own_names=True)
+    for identity, own_names in ((spelled, True), (what, False), (spelled, False)):
+        older = runs / _folder_name(config, program, identity, own_names)
+        if not folder.exists() and older.exists():
+            folder, what = older, identity
+    shown = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(shown, dict)
+    for group in program.groups:
+        shown[group] = {**shown[group], "name": own_name(group, shown[group])}
     return Run(
-        expanded(config.paths.runs) / config.program / folder,
+        folder,
         what,
-        OmegaConf.to_yaml(config, resolve=True),
+        OmegaConf.to_yaml(OmegaConf.create(shown)),
         tracker,
         config.checkpoint.every_seconds,
         config.checkpoint.keep,
@@ -185,5 +197,11 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
     )
 
 
-def _names(config: DictConfig, groups: tuple[str, ...]) -> list[str]:
-    return [check_name(f"{group}.name", str(config[group].name)) for group in groups]
+def _folder_name(config: DictConfig, program: Program[T], what: dict[str, Any], own_names: bool) -> str:
+    *kind, method = _names(config, (*program.groups, "method"), own_names)
+    return f"{'-'.join(kind)}-{method}-s{config.seed}-{digest(what)}"
+
+
+def _names(config: DictConfig, groups: tuple[str, ...], own_names: bool = True) -> list[str]:
+    names = [own_name(group, config[group]) if own_names else str(config[group].name) for group in groups]
+    return [check_name(f"{group}.name", name) for group, name in zip(groups, names, strict=True)]

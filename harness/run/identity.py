@@ -1,12 +1,19 @@
 """What a run is: the part of its configuration that shapes its numbers."""
 
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args, get_type_hints
+
+import yaml
+from hydra.utils import get_object
 
 from harness.config.config import resolve_device
 from harness.config.errors import ConfigError
+from harness.config.groups import CONF
 from harness.config.trigger import AT_BOUNDARIES
 from harness.run import NUMERICS
 
@@ -48,6 +55,52 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
             del part[asked]
     part["device"] = resolve_device(str(config["device"])).type
     return {**part, "numerics": NUMERICS[str(config["program"])]}
+
+
+def one_spelling(config: Any) -> Any:
+    """A configuration in which 1 and 1.0 are one value: a float, where what `_target_` names takes a float.
+
+    Rounding, method and result are the same; as text, and so in a digest, the two differ.
+    """
+    if isinstance(config, list):
+        return [one_spelling(value) for value in config]
+    if not isinstance(config, dict):
+        return config
+    floats = _float_arguments(config["_target_"]) if isinstance(config.get("_target_"), str) else frozenset()
+    return {
+        key: float(value) if key in floats and type(value) is int else one_spelling(value)
+        for key, value in config.items()
+    }
+
+
+@functools.cache
+def _float_arguments(target: str) -> frozenset[str]:
+    """The arguments of a class or function that are floats, or floats or None."""
+    try:
+        made_by: Any = get_object(target)
+        hints = get_type_hints(made_by.__init__ if inspect.isclass(made_by) else inspect.unwrap(made_by))
+    except Exception:  # where it is built, it is said what is wrong with it
+        return frozenset()
+    floats = ({float}, {float, type(None)})
+    return frozenset(name for name, hint in hints.items() if (set(get_args(hint)) or {hint}) in floats)
+
+
+def own_name(group: str, node: Mapping[str, Any]) -> str:
+    """The name of a group's choice; of a preset into which another environment was put, that environment's own.
+
+    Args:
+        group: such as `env`.
+        node: its choice, with `name`, and `game` or `task` where that is what it names.
+    """
+    name, option = str(node["name"]), "game" if "game" in node else "task"
+    preset = CONF / group / f"{name}.yaml"
+    if option not in node or not preset.is_file():
+        return name
+    values = yaml.safe_load(preset.read_text(encoding="utf-8"))
+    usual = (values.get(group) or values).get(option)
+    if usual in (None, node[option]):
+        return name
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", str(node[option]).rpartition(":")[2])
 
 
 def described(what: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""What a run is: one value has one spelling, an environment its own name; folders of older versions stay valid."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from analysis.runs import LeftOut, Run, select, settings
+from analysis.sources import folders
+from harness.run.execute import new_run
+from harness.run.identity import digest, own_name
+from harness.run.programs import program_of
+from tests.programs import DQN, SMALL, Program
+
+
+def folder_of(program: Program, runs: Path, *options: str) -> Path:
+    """Where the run of these options is, or would be."""
+    config = program.compose(*options, f"paths.runs={runs}")
+    known = program_of(program.name)
+    return new_run(config, known, known.make_task(config), None).folder
+
+
+@pytest.mark.parametrize("spelling", ["1.0", "1.", "1e0", "10e-1"])
+def test_one_value_has_one_spelling(spelling: str, tmp_path: Path) -> None:
+    folders_of = [folder_of(SMALL, tmp_path, "method=l2init", f"method.coef={text}") for text in ("1", spelling)]
+    assert folders_of[0] == folders_of[1]
+    assert folders_of[0] != folder_of(SMALL, tmp_path, "method=l2init", "method.coef=1.5")
+
+
+def test_a_folder_that_an_older_version_named_by_the_spelling_is_still_the_run_s(tmp_path: Path) -> None:
+    options = ("method=l2init", "method.coef=1")
+    config = SMALL.compose(*options)
+    older = digest(program_of("vision").make_task(config).identity())
+    now = folder_of(SMALL, tmp_path, *options)
+    assert older not in now.name, "the spelling was part of the name"
+    folder = now.with_name(now.name.rpartition("-")[0] + f"-{older}")
+    folder.mkdir(parents=True)
+    assert folder_of(SMALL, tmp_path, *options) == folder
+
+
+@pytest.mark.parametrize("option", ["seed=1", "method.coef=2", "lr=0.01"])
+def test_what_shapes_numbers_still_tells_runs_apart(option: str, tmp_path: Path) -> None:
+    base = ("method=l2init", "method.coef=1")
+    assert folder_of(SMALL, tmp_path, *base) != folder_of(SMALL, tmp_path, *base, option)
+
+
+def test_another_environment_in_a_preset_has_its_own_name(tmp_path: Path) -> None:
+    assert folder_of(DQN, tmp_path).name.startswith("cartpole-")
+    folder = folder_of(DQN, tmp_path, "env.game=Acrobot-v1")
+    assert folder.name.startswith("Acrobot-v1-")
+    run = DQN.run(tmp_path, "env.game=Acrobot-v1", "cache=off")
+    assert run.name == folder.name
+    assert yaml.safe_load((run / "config.yaml").read_text())["env"]["name"] == "Acrobot-v1"
+    (read,) = folders.read(tmp_path / "dqn")
+    assert isinstance(read, Run)
+    assert read.dataset == "Acrobot-v1"
+
+
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [
+        ({"name": "cartpole", "game": "CartPole-v1"}, "cartpole"),
+        ({"name": "cartpole", "game": "my_module:Maze-v0"}, "Maze-v0"),
+        ({"name": "acrobot", "game": "Acrobot-v1"}, "acrobot"),
+        ({"name": "breakout", "game": "pong"}, "pong"),
+        ({"name": "Hopper-v5", "task": "Hopper-v5"}, "Hopper-v5"),
+        ({"name": "mine"}, "mine"),
+    ],
+)
+def test_names(node: dict[str, str], name: str) -> None:
+    assert own_name("env", OmegaConf.create(node)) == name
+
+
+def test_runs_that_differ_in_what_is_measured_are_pooled_and_failed_ones_say_why(tmp_path: Path) -> None:
+    for seed, option in enumerate(("metrics=off", "metrics=cheap", "eval_batch_size=64")):
+        SMALL.run(tmp_path, f"seed={seed}", option)
+    folder = SMALL.run(tmp_path, "seed=3")
+    (folder / "DONE").unlink()
+    (folder / "FAILED").write_text("TrainingError: the loss is not finite at step 3\n")
+    (folder / "metrics.jsonl").write_text("")
+    found = list(folders.read(tmp_path / "vision"))
+    (left_out,) = (item for item in found if isinstance(item, LeftOut))
+    assert "failed: TrainingError: the loss is not finite at step 3" in str(left_out)
+    runs, _ = select(item for item in found if isinstance(item, Run))
+    (setting,) = settings(runs)
+    (group,) = setting.groups
+    assert [run.seed for run in group.runs] == [0, 1, 2]
+
+
+def test_a_stream_in_its_first_task_is_left_out_in_one_line(tmp_path: Path) -> None:
+    options = ("benchmark=random_labels", "benchmark.tasks=2", "cache=off")
+    folder = SMALL.run(tmp_path, *options)
+    (folder / "DONE").unlink()
+    rows = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text(rows[0])
+    (run,) = folders.read(tmp_path / "vision")
+    assert isinstance(run, Run)
+    kept, left_out = select([run], include_unfinished=True)
+    assert not kept
+    assert "unfinished: none of its tasks has ended yet" in str(left_out[0])
