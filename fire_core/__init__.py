@@ -17,6 +17,7 @@ from fire_core.reinit.perturb import shrink_and_perturb_
 from fire_core.reinit.report import Report
 from fire_core.split_muon import SplitMuon, muon_groups
 from fire_core.weights.entry import Entry as Matrix
+from fire_core.weights.freshness import Freshness, assert_fresh, is_fresh
 from fire_core.weights.layout import resolve
 from fire_core.weights.matrices import Matrices, matrices
 from fire_core.weights.optimizer_state import reset_optimizer_state
@@ -26,14 +27,17 @@ __version__ = "0.2.0"
 __all__ = [
     "Diagnosis",
     "FireWarning",
+    "Freshness",
     "Matrices",
     "Matrix",
     "PlasticityGap",
     "Report",
     "SplitMuon",
     "__version__",
+    "assert_fresh",
     "dfi",
     "fire_",
+    "is_fresh",
     "matrices",
     "muon_groups",
     "newton_schulz",
