@@ -30,7 +30,7 @@ class AgentConfig(Trunk):
     benchmark: OptionalGroup = None  # a stream of tasks; null: two halves in one environment
     boundary: Boundary = MISSING
     metrics: Annotated[str, one_of(*LEVELS)] = "cheap"  # of plasticity at the midpoint
-    compile: Compile = "off"  # the updates
+    compile: Compile = "off"  # the networks
 
 
 @dataclass(kw_only=True)
