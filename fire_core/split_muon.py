@@ -23,7 +23,7 @@ from fire_core.weights.entry import Entry
 from fire_core.weights.matrices import matrices
 
 DTYPE = torch.bfloat16  # of the steps, as in `torch.optim.Muon`
-NOT_HIDDEN = ("head", "embedding", "router", "fused", "other")
+NOT_HIDDEN = ("head", "embedding", "router", "fused", "changed", "unused", "other")
 
 
 class MuonGroups(NamedTuple):

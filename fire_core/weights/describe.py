@@ -3,9 +3,13 @@
 How a weight is cut is asked of these in turn, and the first that answers wins:
 
 1. the caller: `blocks` and `transposed`; or the model, whose modules may declare theirs in a method `matrix_blocks()`;
-2. the rules of `known`;
-3. a forward pass: the model's own on an `example`; where a weight looks fused, its module's alone on random input;
-4. nobody: it is kept, and its reason says why it looks fused.
+2. the model's own forward pass on an `example`, where it shows several blocks;
+3. the rules of `known`;
+4. the source of the forward passes (`source`): where it cuts a layer's output into parts that meet different
+   operations, or changes a weight before it is multiplied with, there is a doubt; where it surely does not, none;
+5. where the source does not tell, names and sizes raise a doubt;
+6. a doubt is settled by a pass of the module alone on random input, if it runs on that;
+7. else the weight is kept, and its reason says why.
 """
 
 from __future__ import annotations
@@ -17,19 +21,22 @@ from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.weights import topology
+from fire_core.weights.code import forward_of, is_torchs
 from fire_core.weights.entry import Cut, Declared, Entry
-from fire_core.weights.known import RuleDoesNotFit, by_head, feeds_glu, known_cut
-from fire_core.weights.read import read_cuts, read_module
+from fire_core.weights.known import RuleDoesNotFit, by_head, feeds_glu, fused_class, known_cut
+from fire_core.weights.read import equals_plain, read_module, read_pass
+from fire_core.weights.source import LayerUse, SourceReader
 from fire_core.weights.topology import FUSED, Use, holds, unwrap, width
 
 LAYERS = ("q", "k", "v", "attention_out", "mlp", "ssm", "recurrent", "head", "dense", "conv")  # roles that can be cut
 # Names that say "several projections in one", beside those of q, k and v.
 _SAYS_FUSED = re.compile(
-    r"kqv|qvk|key_value|gate_up|up_gate|gate_and_up|(^|_)(kv|qk|w12|w13|xz|zx|xBC)(_|$)|^Wi$|fused|zxbc"
+    r"kqv|qvk|key_value|gate_up|up_gate|gate_and_up|(^|_)w?(kv|qk|w12|w13|xz|zx|xBC)(_|$)|^Wi$|fused|zxbc"
     rf"|{'|'.join(name for name, held in FUSED.items() if held == 'qkv')}"
 )
 # Layers that turn a condition into several shifts, scales and gates.
@@ -55,11 +62,19 @@ class Reader:
         self, model: nn.Module, blocks: Mapping[str, Declared], transposed: list[str], example: Any, by_head: bool
     ) -> None:
         self.blocks, self.transposed, self.by_head = blocks, transposed, by_head
-        self.seen = {} if example is None else read_cuts(model, example)
         self.model = unwrap(model)
         self.uses = topology.uses_of(self.model)
+        self.code = SourceReader(self.model).uses
+        self.seen: dict[int, Cut] = {}
+        self.products: dict[int, Cut] = {}
+        self.multiplied: set[int] | None = None  # weights that stood in a product in the pass on the example
+        if example is not None:
+            places = {key: use.places for key, use in self.code.items() if use.cut}
+            self.seen, self.products, self.multiplied = read_pass(model, example, places)
         self.cuts: dict[str, Cut] = {}  # by a weight's names, for the bias that goes with it
         self._alone: dict[object, Cut | None] = {}
+        self._plain: dict[object, bool] = {}
+        self._alike: set[tuple[str, torch.Size]] | None = None
 
     def read(self) -> list[Entry]:
         """All entries of the model in the order of `named_parameters()`, none with an action yet.
@@ -100,6 +115,10 @@ class Reader:
         for module, key in ((m, u.name.split(".", i)[-1]) for u in uses for i, m in enumerate(u.path)):
             if heights is None and (declare := getattr(module, "matrix_blocks", None)):  # of two modules the outer one
                 heights = declare().get(key)
+        if heights is None and (changed := self._changed(entry, use)):
+            return [replace(entry, role="changed", reason=changed)]
+        if heights is None and self._is_unused(entry, use):
+            return [replace(entry, role="unused", reason=UNUSED)]
         cut, doubt = self._cut(entry, use, heights)
         if doubt:
             entry = replace(entry, role="fused", reason=f"looks fused: {doubt}")
@@ -119,32 +138,165 @@ class Reader:
         if entry.kind == "vector":
             cut = self.cuts.get("weight".join(use.name.rsplit("bias", 1)))  # in_proj_bias goes with in_proj_weight
             return cut if cut is not None and cut.rows == rows else None, ""
+        code = self.code.get(id(parameter))
+        line = code.line if code is not None else ""
         if entry.groups > 1:  # rows of one group read other inputs than those of another
-            return None, doubt_of(use, rows) if entry.role in LAYERS else ""
-        try:
-            if (known := known_cut(use, parameter, rows)) is not None:
-                return known, ""
-        except RuleDoesNotFit as misfit:
-            doubt = str(misfit)
+            named = cut_in(use, line) if line else "" if _is_read(code) else doubt_of(use, rows)
+            return None, named if entry.role in LAYERS else ""
         seen = self.seen.get(id(parameter))
+        if seen is not None and seen.rows != rows and not use.is_raw:
+            seen = None
+        try:
+            known = known_cut(use, parameter, rows, code is not None and code.fused_by_torch)
+        except RuleDoesNotFit as misfit:
+            known, doubt = None, str(misfit)
+        if known is not None:
+            products = self.products.get(id(parameter))
+            return (seen if seen is not None and products is not None and _contradicts(products, known) else known), ""
         if use.is_raw:
-            return seen, doubt
-        if entry.role in LAYERS and entry.kind != "conv_transpose":
-            if seen is not None and seen.rows == rows:
-                return seen, ""
-            doubt = doubt or doubt_of(use, rows)
-        alone = self._read_alone(use) if doubt else None
-        return (alone, "") if alone is not None and alone.rows == rows else (None, doubt)
+            return seen, doubt or (self._doubt_of_fused_class(use) if seen is None else "")
+        if entry.role not in LAYERS or entry.kind == "conv_transpose":
+            return None, doubt
+        if seen is not None and (len(seen.blocks) > 1 or not line):
+            return seen, ""
+        if not doubt:
+            doubt = cut_in(use, line) if line else "" if _is_read(code) else doubt_of(use, rows)
+        if not doubt:
+            return None, ""
+        alone = self._read_alone(use)
+        if alone is None or alone.rows != rows or (line and len(alone.blocks) == 1):
+            return None, doubt
+        return alone, ""
+
+    def _changed(self, entry: Entry, use: Use) -> str:
+        """Where a layer's weight is changed before it is multiplied with; empty where it is not."""
+        code = self.code.get(id(entry.parameter))
+        if entry.kind == "vector" or entry.role not in LAYERS or (use.is_raw and not _is_torch_layer(use.owner)):
+            return ""
+        if code is not None and code.changed:
+            if self.multiplied is not None and id(entry.parameter) in self.multiplied:
+                return ""
+            layer = type(use.owner).__name__
+            return f"the code of {layer}, or around it, changes the weight before it is multiplied ({code.changed})"
+        if use.is_raw or code is None or code.own_forward != "unclear":
+            return ""
+        if self.multiplied is not None and id(entry.parameter) in self.multiplied:
+            return ""
+        return (
+            ""
+            if self._is_plain(use.owner)
+            else (f"{type(use.owner).__name__}.forward does something else with the weight than torch's own layer does")
+        )
+
+    def _is_plain(self, layer: nn.Module) -> bool:
+        """Whether a layer with a forward pass of its own gives what torch's does."""
+        key = (type(layer), *(tuple(p.shape) for p in layer.parameters()), fingerprint(layer))
+        if key not in self._plain:
+            self._plain[key] = equals_plain(layer)
+        return self._plain[key]
+
+    def _doubt_of_fused_class(self, use: Use) -> str:
+        """Of a weight of a subclass of torch's attention or recurrent layers whose own code does not say what it is."""
+        owner = use.owner
+        if not _is_torch_layer(owner) or is_torchs(forward_of(owner)[0]) or not fused_class(use):
+            return ""
+        return f"{type(owner).__name__} has a forward pass of its own"
+
+    def _is_unused(self, entry: Entry, use: Use) -> bool:
+        """Whether a layer's weight met no product in the pass on the example, nor did that of a layer built alike."""
+        if self.multiplied is None or use.is_raw or entry.kind == "vector" or entry.role not in LAYERS:
+            return False
+        if id(entry.parameter) in self.multiplied or entry.groups > 1:
+            return False
+        if self._alike is None:
+            pairs = ((use_of[0], p) for p, use_of in self.uses if id(p) in self.multiplied)
+            self._alike = {(re.sub(r"\d+", "*", one.name), p.shape) for one, p in pairs}
+        return (re.sub(r"\d+", "*", use.name), entry.parameter.shape) not in self._alike
 
     def _read_alone(self, use: Use) -> Cut | None:
-        """The cut read off the module alone, once for all that are built alike."""
+        """The cut read off the module alone, or off the one around it, once for all that are built alike."""
         leaf, holder = use.place
         weight: Any = use.owner.weight
-        plain = {k: v for k, v in vars(holder).items() if isinstance(v, (int, str)) and k != "training"}
-        key = (type(holder), leaf, weight.shape, repr(plain))
-        if key not in self._alone:
-            self._alone[key] = read_module(holder, use.owner)
-        return self._alone[key]
+        code = self.code.get(id(weight))
+        places = code.places if code is not None else []
+        level = use.path.index(holder)
+        inner = [holder, *use.path[level + 1 : -1][::-1], use.path[max(level - 1, 0)]]
+        for module in dict.fromkeys(inner):
+            if not callable_module(module):
+                continue
+            key = (type(module), leaf, weight.shape, tuple(places), fingerprint(module))
+            if key not in self._alone:
+                self._alone[key] = read_module(module, use.owner, places)
+            cut = self._alone[key]
+            if cut is not None and (len(cut.blocks) > 1 or not places):
+                return cut
+            if not places and module is holder:
+                break
+        return None
+
+
+UNUSED = "met no product of matrices in the pass on the example, nor did one like it; include= takes it"
+
+
+def cut_in(use: Use, line: str) -> str:
+    """The clause that says where the source cuts a layer's output."""
+    return f"its output is cut into parts that meet different operations ({line})"
+
+
+def _is_read(code: LayerUse | None) -> bool:
+    """Whether the source tells all that becomes of a layer's output."""
+    return code is not None and code.calls > 0 and not code.escapes
+
+
+def _contradicts(seen: Cut, known: Cut) -> bool:
+    """Whether rows that a rule takes for one matrix were seen on different sides of a product."""
+    if len(seen.blocks) < 2 or seen.rows != known.rows:
+        return False
+    sides: dict[int, set[int]] = {}
+    for rule, side in zip(_blocks_of_rows(known), _blocks_of_rows(seen), strict=True):
+        sides.setdefault(rule, set()).add(side)
+    return any(len(held) > 1 for held in sides.values())
+
+
+def _blocks_of_rows(cut: Cut) -> list[int]:
+    """For each row which block it belongs to."""
+    return [i for i, (_, height) in enumerate(cut.blocks) for _ in range(height)] * cut.repeats
+
+
+def _is_torch_layer(module: nn.Module) -> bool:
+    return isinstance(module, (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase))
+
+
+def callable_module(module: nn.Module) -> bool:
+    """Whether it has a forward pass at all, which lists of modules do not have."""
+    return forward_of(module)[0] is not nn.Module.forward
+
+
+def fingerprint(value: object, depth: int = 0) -> str:
+    """All numbers, words and classes in a module that can change what it does with its weights, as text.
+
+    An object that is none of these is told by its identity, so that two modules with it never count as built alike.
+    """
+    if isinstance(value, (int, float, str, bool, type(None))):
+        return repr(value)
+    if depth > 6:
+        return str(id(value))
+    if isinstance(value, (Tensor, torch.dtype, torch.device, torch.Size)):
+        return f"{tuple(value.shape)}" if isinstance(value, Tensor) else str(value)
+    if isinstance(value, nn.Module):
+        own = {key: held for key, held in vars(value).items() if not key.startswith("_") and key != "training"}
+        parts = [f"{key}={fingerprint(held, depth + 1)}" for key, held in own.items()]
+        held = [*value._parameters.items(), *value._buffers.items(), *value._modules.items()]
+        return f"{type(value).__qualname__}({parts},{[(key, fingerprint(part, depth + 1)) for key, part in held]})"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return f"[{','.join(fingerprint(part, depth + 1) for part in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{fingerprint(part, depth + 1)}' for key, part in value.items())}}}"
+    if isinstance(value, type) or callable(value):
+        return getattr(value, "__qualname__", str(id(value))) + str(id(value))
+    if hasattr(value, "__dict__"):
+        return f"{type(value).__qualname__}{fingerprint(vars(value), depth + 1)}"
+    return str(id(value))
 
 
 def _holds(module: nn.Module, key: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fire_core.weights.code import is_torchs
 from fire_core.weights.entry import Cut, Entry
 from fire_core.weights.topology import Use, holds, width
 
@@ -144,13 +145,14 @@ class RuleDoesNotFit(Exception):
     """A known module whose weight has another shape than its rule says; the message is one clause."""
 
 
-def known_cut(use: Use, parameter: Tensor, rows: int) -> Cut | None:
+def known_cut(use: Use, parameter: Tensor, rows: int, by_torch: bool = False) -> Cut | None:
     """What the rules say of a parameter; None where none knows it.
 
     Args:
         use: where the parameter sits.
         parameter: a weight, or a raw parameter.
         rows: d_out of its matrix.
+        by_torch: whether torch's own code takes the weight, called in a forward pass of a subclass.
 
     Raises:
         RuleDoesNotFit: its class is known with another shape.
@@ -160,7 +162,7 @@ def known_cut(use: Use, parameter: Tensor, rows: int) -> Cut | None:
     levels = range(2) if use.is_raw else range(1, 4)
     for up in levels[: len(use.path) - levels.start]:
         module = use.path[-1 - up]
-        rule = _rule_for(use, module, names[-1 - up], rows)
+        rule = _rule_for(use, module, names[-1 - up], rows, by_torch)
         if rule is not None:
             try:
                 return _apply(rule, module, parameter if use.is_raw or rule[1] else None, rows)
@@ -169,14 +171,19 @@ def known_cut(use: Use, parameter: Tensor, rows: int) -> Cut | None:
     return parse_rule("value gate", None, rows) if feeds_glu(use) and rows % 2 == 0 else None
 
 
-def _rule_for(use: Use, module: nn.Module, leaf: str, rows: int) -> tuple[str, str] | None:
+def _rule_for(use: Use, module: nn.Module, leaf: str, rows: int, by_torch: bool) -> tuple[str, str] | None:
     """The rule for a module's own parameter, or for the layer of that name in it; None where none is known."""
     owner, rules = _rules_of(module)
+    if by_torch and isinstance(module, nn.MultiheadAttention):
+        rules = TABLE["torch.activation.MultiheadAttention"]
     if leaf in rules:
         return rules[leaf]
     columns = 0 if use.is_raw else width(use.owner)
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # one matrix for each gate of `weight_ih` and of `weight_hh`
-        gates = _GATES.get(getattr(module, "mode", type(module).__name__), "")
+        if not by_torch and not is_torchs(owner):
+            return None
+        kind = next(c.__name__ for c in type(module).__mro__ if is_torchs(c))
+        gates = _GATES.get(getattr(module, "mode", kind), "")
         return ("" if leaf.startswith("weight_hr") else gates, "")
     if columns < 2 or owner.__module__.partition(".")[0] not in PACKAGES:  # of one column nothing is left but signs
         return None
@@ -193,7 +200,9 @@ def _rules_of(module: nn.Module) -> tuple[type, dict[str, tuple[str, str]]]:
     """The class whose `forward` runs (a subclass with its own may read its rows anew), and the table's rules for it."""
     owner = next((c for c in type(module).__mro__ if "forward" in vars(c)), nn.Module)
     parts = owner.__module__.split(".")
-    rules = TABLE.get(f"{parts[0]}.{parts[-1]}.{owner.__name__}") or TABLE.get(owner.__name__)
+    rules = TABLE.get(f"{parts[0]}.{parts[-1]}.{owner.__name__}")
+    if rules is None and parts[0] in PACKAGES:  # a class of one's own may have a known name, and lies otherwise
+        rules = TABLE.get(owner.__name__)
     if rules is None and owner.__name__.endswith("Experts") and hasattr(module, "is_concatenated"):
         rules = TABLE["*Experts"]
     return owner, rules or {}
@@ -210,6 +219,12 @@ def _apply(rule: tuple[str, str], module: nn.Module, raw: Tensor | None, rows: i
     cut = parse_rule(statement, module, raw.shape[-1 if transposed else -2])
     groups = number(module, options["groups"]) if "groups" in options else 1
     return replace(cut, transposed=transposed, groups=groups, role=next(iter(options)))
+
+
+def fused_class(use: Use) -> bool:
+    """Whether torch keeps several matrices in the weights of this name: of attention, LSTM and GRU."""
+    kinds = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
+    return use.attribute == "in_proj_weight" or (isinstance(use.owner, kinds) and use.attribute.startswith("weight_"))
 
 
 def feeds_glu(use: Use) -> bool:

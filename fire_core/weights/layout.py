@@ -140,8 +140,8 @@ def resolve(
                 if not any(fnmatchcase(name, pattern) for entry in entries for name in entry.aliases):
                     raise nothing_matches(option, pattern, entries)
         warnings = _quantised(model)
-        if strict and any(entry.role == "fused" for entry in entries):
-            raise ValueError("strict=True: " + "; ".join(_fused(entries)))
+        if strict and (doubtful := [entry for entry in entries if entry.role in ("fused", "changed")]):
+            raise ValueError("strict=True: " + "; ".join([*_fused(doubtful), *_not_as_stored(doubtful)]))
         if trainable_only:
             frozen = {e.name for e in entries if not e.parameter.requires_grad and e.kind != "locked"}
             entries = [replace(e, reason=FROZEN) if e.name in frozen else e for e in entries]
@@ -270,7 +270,7 @@ def _undecided(entries: list[Entry], total: int) -> list[str]:
     if torn := {entry.label: entry.reason for entry in entries if entry.reason.startswith(UNKNOWN_HEADS)}:
         why = next(iter(torn.values()))
         lines.append(f'layout="heads" keeps {listed(torn)}: {why}; layout="attention" takes them uncut')
-    lines += _fused(entries)
+    lines += [*_fused(entries), *_not_as_stored(entries)]
     raw = [e for e in entries if e.reason == RAW and e.kind == "matrix" and min(e.parameter.shape[-2:]) > 1]
     held = sum(e.size for e in raw)
     if held > RAW_SHARE * total:
@@ -308,16 +308,29 @@ def _fused(entries: list[Entry]) -> list[str]:
         if entry.role == "fused" and entry.reason != FROZEN:
             alike.setdefault((re.sub(r"\b\d+\b", "*", entry.name), entry.d_out, entry.reason), []).append(entry)
     lines = []
-    for (pattern, rows, reason), found in alike.items():
-        name = pattern if len(found) > 1 else found[0].name
+    for (pattern, rows, reason), layers in alike.items():
+        name = pattern if len(layers) > 1 else layers[0].name
         declare = f"Declare the heights of its parts as they lie, blocks={{{name!r}: (...)}}; or have it read off a "
-        declare = f"{declare}forward pass, example=a batch; or take" if found[0].groups == 1 else "Take"
-        many = f" ({len(found)} weights)" if len(found) > 1 else ""
+        declare = f"{declare}forward pass, example=a batch; or take" if layers[0].groups == 1 else "Take"
+        many = f" ({len(layers)} weights)" if len(layers) > 1 else ""
         lines.append(
             f"{name}{many} is kept; it {reason}, and how its {rows} rows divide is not known. "
             f"{declare} it as one matrix, include={name!r}"
         )
     return lines
+
+
+def _not_as_stored(entries: list[Entry]) -> list[str]:
+    """One line for each weight that is changed before it is multiplied with, or that a pass did not multiply with."""
+    names: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.role in ("changed", "unused") and entry.reason != FROZEN:
+            names.setdefault(entry.reason, []).append(entry.name)
+    return [
+        f"{listed(held)} {'is' if len(held) == 1 else 'are'} kept: {reason}"
+        + ("" if "include=" in reason else "; include= takes it as it is stored")
+        for reason, held in names.items()
+    ]
 
 
 def _quantised(model: nn.Module) -> list[str]:

@@ -256,6 +256,11 @@ def padding_row(uses: Iterable[Use]) -> int | None:
     return next((row for row in rows if row is not None), None)
 
 
+def words(text: str) -> set[str]:
+    """The words of a text, for long lists of names."""
+    return set(text.split())
+
+
 def prefixes(names: Iterable[str]) -> Iterator[str]:
     """`a.b.weight` -> a, a.b, a.b.weight."""
     for name in names:
