@@ -249,13 +249,11 @@ def _is_read(code: LayerUse | None) -> bool:
 
 
 def _contradicts(seen: Cut, known: Cut) -> bool:
-    """Whether rows that a rule takes for one matrix were seen on different sides of a product."""
+    """Whether a rule's blocks and those that products showed cross each other: neither divides the other further."""
     if len(seen.blocks) < 2 or seen.rows != known.rows:
         return False
-    sides: dict[int, set[int]] = {}
-    for rule, side in zip(_blocks_of_rows(known), _blocks_of_rows(seen), strict=True):
-        sides.setdefault(rule, set()).add(side)
-    return any(len(held) > 1 for held in sides.values())
+    pairs = set(zip(_blocks_of_rows(known), _blocks_of_rows(seen), strict=True))
+    return len({block for block, _ in pairs}) < len(pairs) > len({side for _, side in pairs})
 
 
 def _blocks_of_rows(cut: Cut) -> list[int]:

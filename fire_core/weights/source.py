@@ -45,14 +45,12 @@ class Flow:
         axes: the kinds of its last axes; None where they are not known.
         is_open: whether an unknown number of other axes comes before them.
         scaled: whether it was multiplied with something that is no layer's output.
-        is_sum: whether outputs of several layers were added.
     """
 
     origins: frozenset[tuple[int, Part]]
     axes: tuple[str, ...] | None = (FEATURES,)
     is_open: bool = True
     scaled: bool = False
-    is_sum: bool = False
 
 
 class Unknown:
@@ -295,9 +293,10 @@ class SourceReader:
             self._escape(given, "module", id(module))
             return Unknown()
         if any(is_linear(part) for part in module.modules()):
-            # Sums of several layers, such as a residual stream, are nobody's own output any more.
-            args = [Unknown(_axes_of([v])) if isinstance(v, Flow) and v.is_sum else v for v in args]
-            self._meet([v for v in given if isinstance(v, Flow) and v.is_sum], "module", id(module))
+            # What a module with layers of its own does with its input is no matter of the layer before it.
+            self._escape(given, "module", id(module))
+            args = [Unknown(_axes_of([value])) if _flows(value) else value for value in args]
+            kwargs = {key: Unknown(_axes_of([value])) if _flows(value) else value for key, value in kwargs.items()}
         context = Context(file_of(function), owner, module, type(module).__name__)
         return self._call_function(source, outer_names(function), [module, *args], kwargs, context)
 
@@ -777,7 +776,7 @@ class _Reading:
             if len(flows) == 2 and not _same_origins(*flows):
                 for side, flow in enumerate(flows):
                     self.reader._meet(flow, "product", _where(node, self.context), side)
-                return _joined(flows, is_sum=True)
+                return _joined(flows)
             if len(flows) == 2:
                 self.reader._meet(flows[0], "square")
                 return flows[0]
@@ -795,7 +794,7 @@ class _Reading:
             for flow in flows:
                 if flow.scaled:
                     self.reader._meet(flow, "scaled")
-        return _joined(flows, is_sum=True)
+        return _joined(flows)
 
     def _changed(self, value: Any, node: ast.AST) -> Any:
         """A weight that something was done to before any product."""
@@ -1668,16 +1667,16 @@ def _groups(side: str) -> list[list[str]]:
     return groups
 
 
-def _joined(flows: Sequence[Flow], is_sum: bool = False) -> Flow:
+def _joined(flows: Sequence[Flow]) -> Flow:
     """Several tensors in one: parts of one output become that output again."""
     parts: dict[int, list[Part]] = {}
     for key, part in (origin for flow in flows for origin in flow.origins):
         parts.setdefault(key, []).append(part)
     origins = frozenset((key, _common(held)) for key, held in parts.items())
     axes = flows[0].axes if len({(flow.axes, flow.is_open) for flow in flows}) == 1 else None
-    if axes is None and is_sum:
+    if axes is None:
         axes = next((flow.axes for flow in flows if flow.axes is not None), None)
-    return Flow(origins, axes, flows[0].is_open, False, (is_sum and len(parts) > 1) or any(f.is_sum for f in flows))
+    return Flow(origins, axes, flows[0].is_open)
 
 
 def _common(parts: Sequence[Part]) -> Part:
@@ -1702,7 +1701,6 @@ def _either(first: Any, second: Any) -> Any:
             first.axes if same else None,
             first.is_open,
             first.scaled and second.scaled,
-            first.is_sum or second.is_sum,
         )
     if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)) and len(first) == len(second):
         return type(first)(_either(a, b) for a, b in zip(first, second, strict=True))
