@@ -27,12 +27,14 @@ NEEDS = {
     ("dqn", "optimizer_reset"): ("boundary.optimizer=forget",),
     ("sac", "optimizer_reset"): ("boundary.optimizer=forget",),
 }
-# (program, method, options) -> what is said instead of a run. Each has a reason of theory: the method would do nothing,
-# or what it normalises is not there.
+# (program, method, options) -> what is said instead of a run. Each has a reason of theory: the optimizer is new in each
+# phase anyway, the norms that nap projects are not there, or the network names no head that pi could replace.
 REFUSED = {
     ("vision", "nap", ()): "needs norms before the nonlinearities",
     ("dqn", "nap", ()): "needs norms before the nonlinearities",
     ("sac", "nap", ("networks=mlp",)): "needs norms before the nonlinearities",
+    ("vision", "pi", ()): "does not say which of its submodules is the head",
+    ("language", "pi", ()): "does not say which of its submodules is the head",
     ("vision", "optimizer_reset", ()): "would do nothing to an optimizer",
     ("language", "optimizer_reset", ()): "would do nothing to an optimizer",
     ("dqn", "optimizer_reset", ()): "resets the optimizer's state",
