@@ -79,7 +79,9 @@ SIDE_BY_SIDE = ("hydra.launcher.n_jobs=2", "cache=off", "epochs=2000", "checkpoi
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["cores", "joblib"])
 def test_one_killed_worker_costs_one_job(launcher: str, tmp_path: Path, zygote: Zygote) -> None:
-    options = SMALL.tiny("method=fire,snp,base", *SIDE_BY_SIDE, "epochs=300", f"hydra/launcher={launcher}")
+    options = SMALL.tiny(
+        "method=fire,snp,base", *SIDE_BY_SIDE[:2], *SIDE_BY_SIDE[3:], "epochs=300", f"hydra/launcher={launcher}"
+    )
     driver = zygote.start(tmp_path, "vision.train", *options)
     wait_for(lambda: in_training(tmp_path, 2))
     os.kill(workers_of(driver)[0], signal.SIGKILL)
