@@ -26,7 +26,10 @@ ROOM = 3 * 2**29  # bytes of one batch of them, unless a single sequence has mor
 def save(task: Task, learner: Learner, run: Run | None) -> None:
     """Write a checkpoint of what all processes know together."""
     check_finite(learner.step, learner.loss_sum, *learner.model.parameters())
-    whole = {"loss_sum": task.group.sum_(learner.loss_sum.clone()), "seen": learner.seen * task.group.size}
+    sums = torch.zeros(task.group.size, dtype=learner.loss_sum.dtype, device=learner.loss_sum.device)  # (ranks,)
+    sums[task.group.rank] = learner.loss_sum
+    task.group.sum_(sums)  # each rank's own, exactly: the others add 0
+    whole = {"loss_sum": sums.sum(), "seen": learner.seen * task.group.size, "rank_sums": sums}
     if run is not None:
         run.checkpoint(learner.step, learner.state_dict() | whole)
 

@@ -77,8 +77,10 @@ def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int |
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)
-            if group.rank > 0:
-                learner.clear_sums()  # rank 0 saved the sums over all
+            if len(sums := state.get("rank_sums", ())) == group.size:  # added up as if nothing had been
+                learner.loss_sum, learner.seen = sums[group.rank].clone(), learner.seen // group.size
+            elif group.rank > 0:
+                learner.clear_sums()  # rank 0 has the sums over all
     start(task, learner, None if config.compile == "off" else pass_probe)
     weights = "" if task.benchmark.new_tasks else f" from {task.start}"
     title = f"{config.method['name']}{weights} seed {config.seed}"
