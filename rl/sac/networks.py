@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fire_core.methods.pi import Injected
 from fire_core.ranges import Depth, Width, check_arguments, one_of
-from fire_core.units.graph import Units, between
+from fire_core.units.graph import Consumer, Producer, Units, between, weight
 
 EPS = 1e-6  # of every layer norm
 LOG_STD = (-10.0, 2.0)  # least and most of the policy's log standard deviation
@@ -54,8 +55,8 @@ class SimbaEncoder(nn.Module):
         features: Tensor = self.norm(x)
         return features
 
-    def units(self, name: str) -> list[Units]:
-        """The hidden units within blocks, which have no skip around them."""
+    def units(self, name: str, heads: list[nn.Module]) -> list[Units]:
+        """The hidden units within blocks, which have no skip around them; the heads read none of them."""
         blocks = [block for block in self.blocks if isinstance(block, Block)]
         return [between(f"{name}.{i}", block.up, block.down) for i, block in enumerate(blocks)]
 
@@ -75,10 +76,13 @@ class MlpEncoder(nn.Module):
                 x = F.relu(layer(x))
         return x.float()
 
-    def units(self, name: str) -> list[Units]:
-        """The hidden units between two of its layers; the last ones' readers are the heads."""
+    def units(self, name: str, heads: list[nn.Module]) -> list[Units]:
+        """The hidden units of each layer; the next layer reads them, and the heads those of the last one."""
         pairs = zip(self.layers, self.layers[1:], strict=False)
-        return [between(f"{name}.{i}", writer, reader) for i, (writer, reader) in enumerate(pairs)]
+        graph = [between(f"{name}.{i}", writer, reader) for i, (writer, reader) in enumerate(pairs)]
+        last = self.layers[-1]
+        readers = tuple(Consumer(head, probed=head is heads[0]) for head in heads)
+        return [*graph, Units(f"{name}.{len(graph)}", len(weight(last)), (Producer(last),), readers)]
 
 
 Encoder = SimbaEncoder | MlpEncoder
@@ -114,7 +118,7 @@ class Actor(nn.Module):
 
     def unit_graph(self) -> list[Units]:
         """For methods that recycle units."""
-        return self.encoder.units("actor")
+        return self.encoder.units("actor", [*readers_of(self.head["mean"]), *readers_of(self.head["log_std"])])
 
 
 def squash(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +159,12 @@ class Critic(nn.Module):
 
     def unit_graph(self) -> list[Units]:
         """For methods that recycle units."""
-        return self.encoder.units(self.name)
+        return self.encoder.units(self.name, readers_of(self.head))
+
+
+def readers_of(head: nn.Module) -> list[nn.Module]:
+    """The linear layers of a head, the trained one first: one, or more where plasticity was injected."""
+    return [layer for part in head.heads for layer in readers_of(part)] if isinstance(head, Injected) else [head]
 
 
 class Temperature(nn.Module):

@@ -14,6 +14,7 @@ CONTROL = "benchmark=continual_control"
 STREAM = f"{CONTROL} benchmark.tasks=3 benchmark.steps=80 benchmark.size=13 metrics=cheap "
 OF_DQN = STREAM + "total_steps=240 learning_starts=20 "
 HIDDEN = "benchmark.boundaries=hidden "
+OF_SAC = STREAM + "env_steps=240 random_steps=20 env=hopper eval_episodes=1 networks=mlp " + HIDDEN
 RUNS = {
     "dqn fire": (DQN, OF_DQN + "method=fire"),
     "dqn fresh": (DQN, OF_DQN + "method=fresh"),
@@ -24,6 +25,12 @@ RUNS = {
         STREAM + "env_steps=240 random_steps=20 env=hopper eval_episodes=1 networks=mlp method=fire "
         "benchmark.physics={gravity:[0.5,2.0]}",
     ),
+    "sac c_chain": (SAC, OF_SAC + "method=c_chain method.warmup=5"),
+    "sac chain": (
+        SAC,
+        OF_SAC + "method=chain method.of=trac+cbp method.parts.cbp.rate=0.02 method.parts.cbp.maturity=5",
+    ),
+    "sac snr fire_paper": (SAC, OF_SAC + "method=snr variant=fire_paper method.max_age=64"),
 }
 
 
