@@ -32,6 +32,10 @@ HELP = "options are written option=value, and --help names them"
 def read_arguments(config_name: str) -> Namespace:
     """Flags and options of the command line, in any order.
 
+    Returns:
+        What Hydra's parser finds; `parts`, the options of each of the sweeps that this one is run as (mostly one), and
+        `notes`, lines about them.
+
     Raises:
         ConfigError: a flag is unknown, or an option cannot be read, names nothing, or has several values without -m.
     """
@@ -50,6 +54,7 @@ def read_arguments(config_name: str) -> Namespace:
             )
         sys.argv = [argument.replace(arguments.config_dir, str(folder)) for argument in sys.argv]  # without ~
         arguments.config_dir = str(folder)
+    arguments.parts, arguments.notes = [arguments.overrides], list[str]()
     overrides = [parse(text) for text in arguments.overrides]
     _check_choices(overrides, config_name, arguments.config_dir)
     _check_options(overrides, config_name, arguments)
@@ -137,11 +142,55 @@ def _check_options(overrides: Sequence[Override], config_name: str, arguments: N
     if sweeps and "hydra.sweeper.direction" not in [o.key_or_group for o in overrides]:
         right = direction_of(composed(0))
         arguments.overrides += [f"hydra.sweeper.direction={right}"] if right else []
+    if sweeps and str(composed(0).hydra.sweeper.get("_target_")).endswith(".BasicSweeper"):
+        for group, choice in zip(overrides, is_choice, strict=True):
+            if choice and len(values(group)) > 1:
+
+                def with_choice(text: str, key: str = group.key_or_group) -> DictConfig:
+                    chosen = [text if other.partition("=")[0] == key else other for other in combinations[0]]
+                    return composed(combinations.index(chosen))
+
+                _split_sweep(arguments, overrides, group, with_choice)
     for override, choice in zip(overrides, is_choice, strict=True):
         if override.is_sweep_override() and not sweeps:
             name, _, value = str(override.input_line).partition("=")
             other = f"""; a list is written {name}=[{value}], and a text '{name}="{value}"'"""
             raise ConfigError(f"{name}={value} has several values: add -m to run each{'' if choice else other}")
+
+
+def _split_sweep(
+    arguments: Namespace, overrides: Sequence[Override], group: Override, composed: Callable[[str], DictConfig]
+) -> None:
+    """Let each choice of a group run with the options that it has.
+
+    `method=base,fire method.iterations=1,5` is run as `method=base` and as `method=fire method.iterations=1,5`: base
+    has no such option and trains once.
+
+    Args:
+        arguments: whose `parts` and `notes` are changed.
+        overrides: the options of the command line.
+        group: that of the group, with several values.
+        composed: the configuration with one of the choices, `method=base`.
+    """
+    name = group.key_or_group
+    options = [o for o in overrides if o.key_or_group.startswith(f"{name}.") and str(o.input_line)[0] not in "+~"]
+    by_lack: dict[tuple[str, ...], list[str]] = {}
+    for choice in values(group):
+        config = composed(f"{name}={choice}")
+        lacks = [str(o.input_line) for o in options if o.key_or_group not in _beside(o.key_or_group, config)]
+        by_lack.setdefault(tuple(lacks), []).append(choice)
+    if len(by_lack) == 1:
+        return
+    arguments.notes += [
+        f"{', '.join(lacks)} left out for {name}={','.join(chosen)}, without such an option"
+        for lacks, chosen in by_lack.items()
+        if lacks
+    ]
+    arguments.parts = [
+        [f"{name}={','.join(chosen)}" if text == group.input_line else text for text in part if text not in lacks]
+        for part in arguments.parts
+        for lacks, chosen in by_lack.items()
+    ]
 
 
 def _combinations(groups: Sequence[Override]) -> list[list[str]]:

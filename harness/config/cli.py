@@ -15,7 +15,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -179,13 +179,10 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
     asked = _wants_traceback()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
     os.environ["FIRE_TRACEBACK"] = "1" if asked else "0"
+    outcomes: list[Outcome] = []
     try:
         _take_joblib_as_cores()
-        _read_command_line(config_name)
-        main()
-        if _show_sweep() == 0:
-            several = [argument for argument in sys.argv[1:] if "(" in argument]
-            raise ConfigError(f"-m starts nothing: an option has no value ({', '.join(several)})")
+        _run_sweeps(main, _read_command_line(config_name), outcomes)
     except Exception as error:
         if is_lost_job(error):
             _wait_for_children()  # the other jobs, which would leave with this process
@@ -193,13 +190,39 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
         known = of_launcher(error) or error
         if asked or not user_facing(known):
             raise
-        _show_sweep()
+        _show_table(outcomes)
         _leave(known)
     except KeyboardInterrupt:
         print("interrupted", file=Stderr())
         raise SystemExit(130) from None
     finally:
-        _show_sweep()
+        _show_table(outcomes)
+
+
+def _run_sweeps(main: Callable[[], object], command_lines: Sequence[list[str]], outcomes: list[Outcome]) -> None:
+    """Run a command line, or several that are one sweep; add how each of its jobs ended to `outcomes`.
+
+    Raises:
+        ConfigError: a sweep has no job.
+        Exception: the first error of a job, when the jobs of all command lines have ended.
+    """
+    failed: Exception | None = None
+    for words in command_lines:
+        sys.argv[1:] = words
+        try:
+            main()
+        except Exception as error:
+            if words is command_lines[-1] or not user_facing(error):
+                raise
+            failed = failed or error
+        finally:
+            ended = _take_outcomes()
+            outcomes += ended or []
+        if ended == [] and failed is None:
+            several = [argument for argument in words if "(" in argument]
+            raise ConfigError(f"-m starts nothing: an option has no value ({', '.join(several)})")
+    if failed is not None:
+        raise failed
 
 
 def of_launcher(error: Exception) -> ConfigError | None:
@@ -254,14 +277,20 @@ def user_facing(error: Exception) -> bool:
     )
 
 
-def _read_command_line(config_name: str) -> None:
-    """Show the help, refuse what cannot be right, and put flags before options, where Hydra takes them."""
+def _read_command_line(config_name: str) -> list[list[str]]:
+    """Show the help, refuse what cannot be right, and put flags before options, where Hydra takes them.
+
+    Returns:
+        What Hydra is to run: one list of words, or several of a sweep in which a choice lacks an option.
+    """
     arguments = read_arguments(config_name)
     if arguments.help:
         print(help_text(config_name, arguments.overrides))
         raise SystemExit(0)
     flags = [argument for argument in sys.argv[1:] if argument not in arguments.overrides]
-    sys.argv[1:] = flags + arguments.overrides
+    for note in arguments.notes:
+        print(note, file=Stderr())
+    return [flags + part for part in arguments.parts]
 
 
 def help_text(config_name: str, overrides: list[str]) -> str:
@@ -285,8 +314,8 @@ def _leave(error: BaseException) -> None:
     raise SystemExit(EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG) from None
 
 
-def _show_sweep() -> int | None:
-    """A table of all jobs so far, if there were several; once. Returns their number, None if there is no sweep."""
+def _take_outcomes() -> list[Outcome] | None:
+    """How the jobs of a sweep ended, once; None if there is no sweep."""
     folder = os.environ.pop(SWEEP_LOG, None)
     if folder is None:
         return None
@@ -299,11 +328,17 @@ def _show_sweep() -> int | None:
             (Path(folder).parent / "multirun.yaml").unlink(missing_ok=True)
         for parent in Path(folder).parents[:2]:
             parent.rmdir()
+    return outcomes
+
+
+def _show_table(outcomes: list[Outcome]) -> None:
+    """A line for each job of a sweep, if there were several; once."""
+    outcomes += _take_outcomes() or []
     if len(outcomes) > 1:
         width = max(len(outcome.run) for outcome in outcomes)
         for outcome in outcomes:
             print(f"{outcome.run:<{width}}  {outcome.state:<8}  {outcome.result}", file=Stderr())
-    return len(outcomes)
+    outcomes.clear()
 
 
 def one_line(error: BaseException) -> str:

@@ -136,6 +136,8 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         run.finish(summary)
         value = summary.get(headline, math.nan)
         log.info("%s: %s %.4f%s", run.folder, headline, value, no_better_than_guessing(task, value))
+        if no_better_than_guessing(task, value):
+            log.info("such a run has lost its plasticity, or lr=%s is too high, or training too short", config.lr)
         outcome.state = "done"
         return summary
 
@@ -145,7 +147,7 @@ def no_better_than_guessing(task: Task, value: float) -> str:
     if (guessed := task.guessed) is None or math.isnan(value):
         return ""
     learned = value > guessed if better(task.headline) == "maximize" else value < guessed
-    return "" if learned else ", no better than guessing (lr= too high? training too short? plasticity lost?)"
+    return "" if learned else ", no better than guessing"
 
 
 def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State, str] | None:

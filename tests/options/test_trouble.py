@@ -38,6 +38,8 @@ VISION = {
     "~checkpoint.keep": "~checkpoint.keep: the program needs checkpoint.keep, which cannot be removed",
     "~epoch": "option epoch is unknown (did you mean epochs?)",
     "~tracker": "~tracker: the program has one tracker, chosen by tracker=<name>",
+    "method=base method.iterations=5": "option method.iterations is unknown; accepted: _target_, name",
+    "method=base,snp method.iterations=1,5 -m": "option method.iterations is unknown; accepted: _target_, name, coef, ",
     "method=base,fire": "method=base,fire has several values: add -m to run each\n",
     "epochs=5,6": "epochs=5,6 has several values: add -m to run each; a list is written epochs=[5,6], and a text 'ep",
     "seed=range(3)": "seed=range(3) has several values: add -m to run each; ",

@@ -43,3 +43,35 @@ def test_the_log_says_which_tuned_values_were_taken(tmp_path: Path, zygote: Zygo
     options = ("scale=smoke", "tracker=none", "progress=false", "model.hidden=4", "benchmark=warm_start", "method=cbp")
     answer = zygote.run(tmp_path, "vision.train", *options)
     assert answer.err.count("tuned values: conf/tuned_values/vision.yaml, warm_start_digits, cbp") == 1, answer.err
+
+
+def test_a_sweep_over_an_option_that_base_lacks(tmp_path: Path, zygote: Zygote) -> None:
+    options = ("scale=smoke", "tracker=none", "progress=false", "model.hidden=4", "benchmark.tasks=2", "epochs=1")
+    sweep = ("method=base,fire,optimizer_reset", "method.iterations=1,5", "seed=0,1", "-m")
+    answer = zygote.run(tmp_path, "vision.train", *options, *sweep)
+    assert answer.code == 0, answer.err
+    note = "method.iterations=1,5 left out for method=base,optimizer_reset, without such an option"
+    assert answer.err.splitlines()[0] == note
+    table = [line for line in answer.err.splitlines() if line.startswith("scale=smoke")]
+    assert sorted(line.split(" method=")[1].split(" bench")[0].split("  ")[0].strip() for line in table) == [
+        "base seed=0",
+        "base seed=1",
+        "fire method.iterations=1 seed=0",
+        "fire method.iterations=1 seed=1",
+        "fire method.iterations=5 seed=0",
+        "fire method.iterations=5 seed=1",
+        "optimizer_reset seed=0",
+        "optimizer_reset seed=1",
+    ]
+    assert all("  done " in line for line in table), table
+    assert len(list((tmp_path / "runs/vision").iterdir())) == 8
+
+
+def test_a_failed_job_of_one_part_leaves_the_others(tmp_path: Path, zygote: Zygote) -> None:
+    options = ("scale=smoke", "tracker=none", "progress=false", "model.hidden=4", "benchmark.tasks=2", "epochs=1")
+    answer = zygote.run(tmp_path, "vision.train", *options, "method=fire,base", "method.iterations=-1", "-m")
+    assert answer.code == 2
+    table = [line for line in answer.err.splitlines() if line.startswith("scale=smoke")]
+    assert "failed    method.iterations must be in [1, 1000], got -1" in table[0]
+    assert "method=base" in table[1]
+    assert "  done " in table[1]
