@@ -135,9 +135,9 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         summary = program.train(task, run, state, None)
         run.finish(summary)
         value = summary.get(headline, math.nan)
-        log.info("%s: %s %.4f%s", run.folder, headline, value, no_better_than_guessing(task, value))
         if no_better_than_guessing(task, value):
-            log.info("such a run has lost its plasticity, or lr=%s is too high, or training too short", config.lr)
+            log.info("plasticity is lost, or lr=%s is too high, or training is too short:", config.lr)
+        log.info("%s: %s %.4f%s", run.folder, headline, value, no_better_than_guessing(task, value))
         outcome.state = "done"
         return summary
 
