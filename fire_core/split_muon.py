@@ -11,17 +11,22 @@ parts: the parts then share one spectrum, and the rate is scaled by the shape of
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from fire_core.errors import FireWarning
 from fire_core.methods.layers import input_layers, output_layers
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
+from fire_core.weights.layout import listed
 from fire_core.weights.matrices import matrices
+from fire_core.weights.topology import RAW, is_linear, outputs, unwrap, width
 
+MOST_CHANNELS = 4  # of what a convolution reads that no layer made: gray, stereo, colours, colours and depth
 DTYPE = torch.bfloat16  # of the steps, as in `torch.optim.Muon`
 NOT_HIDDEN = ("head", "embedding", "router", "fused", "changed", "unused", "other")
 
@@ -54,11 +59,24 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
 
     Raises:
         ValueError: an option that `resolve` refuses, or no hidden matrix.
+
+    Warns:
+        FireWarning: raw parameters that may be stacks of matrices, or weights in doubt, go to the other optimizer.
     """
-    outside = {id(layer.weight) for layer in input_layers(model) | output_layers(model)}
+    outside = {id(layer.weight) for layer in input_layers(model) | tower_inputs(model) | output_layers(model)}
     blocks: dict[Tensor, list[Entry]] = {}
-    for entry in matrices(model, **options):
+    read = matrices(model, **options)
+    for entry in read:
         blocks.setdefault(entry.parameter, []).append(entry)
+    raw = [entry.name for entry in read if entry.reason == RAW and min(entry.shape) > 1]
+    lines = [line for line in read.warnings if "raw parameters" not in line]
+    if raw:
+        lines.append(
+            f"raw parameters are left to the other optimizer: {listed(raw)}. If they hold matrices that Muon should "
+            "train, say how they are stored: blocks={name: (rows,)}, and transposed=name for (d_in, d_out)"
+        )
+    for line in lines:
+        warnings.warn(line, FireWarning, stacklevel=2)
     groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     rest = []
     for parameter in (p for p in model.parameters() if p.requires_grad):
@@ -70,6 +88,26 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
     if not groups:
         raise ValueError("the model has no hidden matrix that Muon could train")
     return MuonGroups([{"params": parameters, "cuts": cut} for cut, parameters in groups.items()], rest)
+
+
+def tower_inputs(model: nn.Module) -> set[Any]:
+    """The layers that read pixels or other raw inputs, in each tower of a network with several (CLIP, two critics).
+
+    Such a layer has a number of inputs that no layer of the model puts out, nor a multiple of one (a flattened map): of
+    convolutions all with at most four, of linear layers the first one of each part of the network.
+    """
+    layers = [module for module in unwrap(model).modules() if is_linear(module)]
+    made = {outputs(layer) for layer in layers} | {
+        module.embedding_dim for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    }
+    first = {next((part for part in child.modules() if is_linear(part)), None) for child in unwrap(model).children()}
+    found = set()
+    for layer in layers:
+        inputs = width(layer)
+        is_first = layer in first if isinstance(layer, nn.Linear) else inputs <= MOST_CHANNELS
+        if is_first and not any(inputs % size == 0 for size in made if size > 1):
+            found.add(layer)
+    return found
 
 
 def _hidden(entry: Entry) -> bool:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import fire_
+from fire_core import fire_, muon_groups
+from fire_core.errors import FireWarning
 from fire_core.weights.layout import resolve
 
 
@@ -110,3 +111,29 @@ def test_blocks_in_a_row_make_no_router_of_the_layer_after_them():
     blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
     assert roles(nn.ModuleDict({"blocks": blocks, "out": nn.Linear(8, 4)}))["out.weight"] != "router"
     assert roles(nn.ModuleDict({"ffns": blocks, "gate": nn.Linear(8, 4)}))["gate.weight"] == "router"
+
+
+# --------------------------------------------------------------------------------------------------------------- Muon
+
+
+def test_muon_warns_of_raw_stacks_that_it_leaves_to_the_other_optimizer():
+    model = nn.ModuleDict({"embed": nn.Embedding(10, 8), "mix": nn.Linear(8, 8), "head": nn.Linear(8, 10)})
+    model.register_parameter("qkvo", nn.Parameter(torch.randn(4, 8, 8)))
+    with pytest.warns(FireWarning, match=r"raw parameters are left to the other optimizer: qkvo\. .*transposed="):
+        groups = muon_groups(model)
+    assert [p for group in groups.muon for p in group["params"]] == [model.mix.weight]
+
+
+def test_the_input_layer_of_every_tower_is_not_muons():
+    class TwoTowers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.text = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8))
+            self.patches, self.image = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8)
+            self.table = nn.Sequential(nn.Linear(13, 8), nn.Linear(8, 8))
+
+    model = TwoTowers()
+    hidden = {id(p) for group in muon_groups(model).muon for p in group["params"]}
+    assert id(model.patches.weight) not in hidden
+    assert id(model.table[0].weight) not in hidden
+    assert {id(model.text[1].weight), id(model.image.weight)} <= hidden
