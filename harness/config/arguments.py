@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.direction import direction_of
 from harness.config.errors import ConfigError, near
-from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, unknown_choice
+from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, list_parts_of_chain, unknown_choice
 from harness.config.paths import expanded
 
 HELP = "options are written option=value, and --help names them"
@@ -58,6 +58,8 @@ def read_arguments(config_name: str) -> Namespace:
     overrides = [parse(text) for text in arguments.overrides]
     _check_choices(overrides, config_name, arguments.config_dir)
     _check_options(overrides, config_name, arguments)
+    _check_parts(overrides)
+    list_parts_of_chain(arguments.overrides, Path(arguments.config_dir) if arguments.config_dir else None)
     return arguments
 
 
@@ -119,9 +121,9 @@ def _check_choices(overrides: Sequence[Override], config_name: str, config_dir: 
 
 def _check_options(overrides: Sequence[Override], config_name: str, arguments: Namespace) -> None:
     """Refuse options that are not declared, and several values without -m; tell Optuna what is better."""
-    place = [f"hydra.searchpath=[file://{Path(arguments.config_dir).absolute()}]"] if arguments.config_dir else []
-    place += [str(o.input_line) for o in overrides if o.key_or_group in ("hydra.searchpath", "hydra.mode")]
-    folders = [CONF, *([Path(arguments.config_dir)] if arguments.config_dir else [])]
+    config_dir = Path(arguments.config_dir) if arguments.config_dir else None
+    place = [str(o.input_line) for o in overrides if o.key_or_group in ("hydra.searchpath", "hydra.mode")]
+    folders = [CONF, *([config_dir] if config_dir else [])]
     is_choice = [
         o.key_or_group.startswith("hydra/") or any((folder / o.key_or_group).is_dir() for folder in folders)
         for o in overrides
@@ -130,7 +132,7 @@ def _check_options(overrides: Sequence[Override], config_name: str, arguments: N
 
     @functools.cache
     def composed(i: int) -> DictConfig:
-        return compose_with_hydra(config_name, [*place, *combinations[i]])
+        return compose_with_hydra(config_name, [*place, *combinations[i]], config_dir)
 
     try:
         sweeps = arguments.multirun or str(composed(0).hydra.mode).endswith("MULTIRUN")
@@ -191,6 +193,17 @@ def _split_sweep(
         for part in arguments.parts
         for lacks, chosen in by_lack.items()
     ]
+
+
+def _check_parts(overrides: Sequence[Override]) -> None:
+    """Refuse options of methods that no chain of the command line names, whose files are not read then."""
+    chains = [chain for override in overrides if override.key_or_group == "method.of" for chain in values(override)]
+    chained = {name for chain in chains for name in chain.split("+")}
+    for override in overrides:
+        of_part, _, option = override.key_or_group.partition("method.parts.")
+        if chains and not of_part and option and (part := option.partition(".")[0]) not in chained:
+            what = f"{override.key_or_group} has no effect"
+            raise ConfigError(f"{what}: method.of={','.join(chains)} does not name {part}")
 
 
 def _combinations(groups: Sequence[Override]) -> list[list[str]]:

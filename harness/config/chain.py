@@ -7,6 +7,7 @@ from fire_core.methods.chain import Chain
 from harness.config.build import build
 from harness.config.errors import ConfigError
 from harness.config.given import given_options
+from harness.config.groups import choices
 
 
 def chained(of: str, parts: Mapping[str, Any], apart: bool = False) -> Chain:
@@ -14,7 +15,7 @@ def chained(of: str, parts: Mapping[str, Any], apart: bool = False) -> Chain:
 
     Args:
         of: names, in the order in which the methods act, with + between them.
-        parts: the options of every method by name.
+        parts: the options by name of each method that is named, and maybe of others.
         apart: see `Chain`.
 
     Raises:
@@ -29,7 +30,8 @@ def chained(of: str, parts: Mapping[str, Any], apart: bool = False) -> Chain:
             raise ConfigError(f"{option} has no effect: method.of={of} does not name {part}")
     for name in names:
         if name not in parts:
-            raise ConfigError(f"method.of={name} is unknown; accepted: {', '.join(sorted(parts))}")
+            accepted = sorted({*parts, *choices("method")} - {"chain"})
+            raise ConfigError(f"method.of={name} is unknown; accepted: {', '.join(accepted)}")
         if names.count(name) > 1:
             raise ConfigError(f"method.of names {name} twice")
     return Chain({name: build(f"method.parts.{name}", parts[name]) for name in names}, apart)

@@ -285,7 +285,7 @@ def _read_command_line(config_name: str) -> list[list[str]]:
     """
     arguments = read_arguments(config_name)
     if arguments.help:
-        print(help_text(config_name, arguments.overrides))
+        print(help_text(config_name, arguments.overrides, arguments.config_dir))
         raise SystemExit(0)
     flags = [argument for argument in sys.argv[1:] if argument not in arguments.overrides]
     for note in arguments.notes:
@@ -293,13 +293,18 @@ def _read_command_line(config_name: str) -> list[list[str]]:
     return [flags + part for part in arguments.parts]
 
 
-def help_text(config_name: str, overrides: list[str]) -> str:
-    """What a program does, the choices of its groups, and its options with the values that they have now."""
-    config = compose_with_hydra(config_name, overrides)
-    groups = [
-        textwrap.fill(f"{group}: {', '.join(choices(group, config_name))}", 120, subsequent_indent="  ")
-        for group in groups_of(config_name)
-    ]
+def help_text(config_name: str, overrides: list[str], config_dir: str | None = None) -> str:
+    """What a program does, the choices of its groups, and its options with the values that they have now.
+
+    The choices of one's own folder, `--config-dir`, stand beside those of conf/.
+    """
+    folder = Path(config_dir) if config_dir else None
+    config = compose_with_hydra(config_name, overrides, folder)
+    groups = list[str]()
+    for group in groups_of(config_name):
+        own = {path.stem for path in (folder / group).glob("*.yaml")} if folder else set()
+        names = ", ".join(sorted(own.union(choices(group, config_name))))
+        groups.append(textwrap.fill(f"{group}: {names}", 120, subsequent_indent="  "))
     template = string.Template(config.hydra.help.template)
     shown = OmegaConf.to_yaml(without_hydra(config))
     return template.safe_substitute(GROUPS="\n".join(groups), CONFIG=shown)

@@ -1,7 +1,7 @@
 """What `conf/` holds: the groups of each program, their choices, and how values are chosen and composed.
 
 conf/<program>.yaml is a program's root; its defaults list names the groups that it takes. conf/<group>/<choice>.yaml is
-a choice. The one resolver of the project stands at options whose value another option decides:
+a choice. The resolver `choose` stands at options whose value another option decides:
 
     epochs: ${choose:${scale},{smoke:2,small:60,paper:100}}
 """
@@ -53,6 +53,31 @@ def register(name: str, schema: type) -> None:
     ConfigStore.instance().store(name=f"{name}_schema", node=schema)
 
 
+def list_parts_of_chain(overrides: Iterable[str] = (), config_dir: Path | None = None) -> None:
+    """Tell Hydra which methods' files conf/method/chain.yaml takes in, each at `method.parts.<name>`.
+
+    Hydra reads a defaults list before any value, so that no list in a file could follow `method.of`.
+
+    Args:
+        overrides: the command line; the methods that it chains are taken, in a sweep those of all its chains. All
+            methods where it names no chain, as an experiment may.
+        config_dir: a folder of one's own choices.
+    """
+    folders = [CONF, *([config_dir] if config_dir else [])]
+    methods = {path.stem for folder in folders for path in (folder / "method").glob("*.yaml")} - {"chain"}
+    chained = set[str]()
+    for override in overrides:
+        option, _, value = override.lstrip("+").partition("=")
+        if option == "method.of":
+            chained.update(re.findall(r"\w+", value))
+    parts = sorted(methods & chained or methods)
+    node = {"defaults": [f"{name}@parts.{name}" for name in parts]}
+    ConfigStore.instance().store(group="method", name="parts_of_chain", node=node)
+
+
+list_parts_of_chain()
+
+
 def compose(config_name: str, overrides: Iterable[str] = ()) -> DictConfig:
     """The configuration of a program, whose schema is registered, as its `main` takes it, with its tuned values."""
     config = compose_with_hydra(config_name, overrides)
@@ -60,11 +85,15 @@ def compose(config_name: str, overrides: Iterable[str] = ()) -> DictConfig:
     return without_hydra(config)
 
 
-def compose_with_hydra(config_name: str, overrides: Iterable[str]) -> DictConfig:
-    """The configuration as Hydra composes it, with Hydra's own."""
+def compose_with_hydra(config_name: str, overrides: Iterable[str], config_dir: Path | None = None) -> DictConfig:
+    """The configuration as Hydra composes it, with Hydra's own; `config_dir` is a folder of one's own choices."""
+    overrides = list(overrides)
+    list_parts_of_chain(overrides, config_dir)
+    if config_dir is not None:
+        overrides.insert(0, f"hydra.searchpath=[file://{config_dir.absolute()}]")
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose(config_name, list(overrides), return_hydra_config=True)
+        return hydra.compose(config_name, overrides, return_hydra_config=True)
 
 
 def without_hydra(config: DictConfig) -> DictConfig:

@@ -44,6 +44,10 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     for group, place, always in (("env", "threads", None), ("replay", "segment", 1024)):  # they change no number
         if place in (part.get(group) or {}):
             part[group] = part[group] | {place: always}
+    parts = (part.get("method") or {}).get("parts")
+    if parts is not None:  # a sweep of chains has the options of all of its methods in each job
+        chained = part["method"]["of"].split("+")
+        part["method"] = part["method"] | {"parts": {name: parts[name] for name in chained}}
     if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers
         del part["trigger"]
     for asked, default in (

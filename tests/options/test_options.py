@@ -61,7 +61,11 @@ def lists() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", [*PROGRAMS, "groups"])
 def test_options_are_those_listed(name: str) -> None:
     listed = set((FOLDER / f"{name}.txt").read_text().split("\n")) - {""}
-    found = set(options_of_groups() if name == "groups" else options_of(name))
+    if name == "groups":  # a new file in a group is a decision by itself; a new option in an old file is one to list
+        files = {line.partition(".")[0] for line in listed}
+        found = {option for option in options_of_groups() if option.partition(".")[0] in files}
+    else:
+        found = set(options_of(name))
     assert found == listed, f"new: {found - listed}; gone: {listed - found}; python -m tests.options.test_options"
 
 

@@ -36,7 +36,7 @@ def test_a_choice_of_another_program_is_refused(
         ("seed=range(1,4)", ["1", "2", "3"]),
         ("method=base,fire", ["base", "fire"]),
         ("method=choice(base,fire)", ["base", "fire"]),
-        ("method=glob(l2*)", ["l2_er", "l2init"]),
+        ("method=glob(fire_e*)", ["fire_exact"]),
         ("lr=interval(0,1)", []),
         ("paths.runs='a b'", ["a b"]),
     ],
