@@ -104,7 +104,8 @@ WARM_START_ROWS: dict[str, Options] = {name: CONTROLS[name] for name in ("base",
 def spread_of_study_1() -> float:
     """Standard deviation of FIRE minus full reset over the five seeds of an earlier study on the warm start."""
     table = Path(__file__).parents[1] / "docs/results/studies/figure2_small_a.csv"
-    ends = {(line["row"], line["seed"]): float(line["test/accuracy"]) for line in csv.DictReader(table.open())}
+    lines = csv.DictReader(table.read_text().splitlines())
+    ends = {(line["row"], line["seed"]): float(line["test/accuracy"]) for line in lines}
     seeds = sorted(seed for row, seed in ends if row == "full_reset")
     gaps = [ends["fire", seed] - ends["full_reset", seed] for seed in seeds]
     mean = sum(gaps) / len(gaps)

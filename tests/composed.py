@@ -81,7 +81,10 @@ def compose_once() -> None:
         file = kept / sha256(asked.encode()).hexdigest()
         if not file.exists():
             content = io.BytesIO()
-            Writer(content).dump(compose(loader, config_name, general, *how, **named))
+            fresh = compose(loader, config_name, general, *how, **named)
+            Writer(content).dump(fresh)
+            if b"__main__" in content.getvalue():  # a type of the program that runs here, which no other one knows
+                return compose(loader, config_name, overrides, *how, **named)
             temporary = file.with_suffix(f".{os.getpid()}")
             temporary.write_bytes(content.getvalue())
             temporary.rename(file)

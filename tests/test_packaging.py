@@ -77,6 +77,7 @@ def test_it_needs_torch_alone(wheel: Path) -> None:
         "timm",
         "dmc",
         "minatar",
+        "video",
         "cluster",
         "zoo",
         "docs",

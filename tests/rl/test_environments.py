@@ -107,10 +107,10 @@ REFUSED_ACTIONS: list[tuple[Program, Space[Any], str]] = [
     (SAC, Box(-1, 1, ()), "a vector of 1 to 1048576 numbers"),
     (SAC, Box(-1, 1, (0,)), "a vector of 1 to 1048576 numbers"),
     (SAC, Box(-np.inf, np.inf, (2,)), "number 0 of an action is in [-inf, inf]: SAC needs finite bounds"),
-    (SAC, Box(np.array([-1, 0.0]), np.array([1, np.inf])), "number 1 of an action is in [0.0, inf]"),
-    (SAC, Box(np.array([-1, -np.inf]), np.array([1, 0.0])), "number 1 of an action is in [-inf, 0.0]"),
+    (SAC, Box(np.float32([-1, 0]), np.float32([1, np.inf])), "number 1 of an action is in [0.0, inf]"),
+    (SAC, Box(np.float32([-1, -np.inf]), np.float32([1, 0])), "number 1 of an action is in [-inf, 0.0]"),
     (SAC, Box(-3e38, 3e38, (1,)), "SAC needs finite bounds"),  # finite, but their difference is not
-    (SAC, Box(np.array([-1.0, 0.5]), np.array([1.0, 0.5])), "number 1 of an action is in [0.5, 0.5]: it cannot be"),
+    (SAC, Box(np.float32([-1, 0.5]), np.float32([1, 0.5])), "number 1 of an action is in [0.5, 0.5]: it cannot be"),
 ]
 
 
@@ -190,7 +190,7 @@ def test_more_than_256_actions_are_kept_as_they_are() -> None:
 
 
 BOUNDS = [
-    Box(np.array([-1.0, 0.1]), np.array([0.3, 5.0]), dtype=np.float32),
+    Box(np.float32([-1.0, 0.1]), np.float32([0.3, 5.0]), dtype=np.float32),
     Box(np.array([-1e-3, 1e6]), np.array([7.7, 2e6]), dtype=np.float64),
     Box(-6e4, 6e4, (2,), np.float16),  # whose difference is beyond the largest number of its type
 ]

@@ -17,7 +17,9 @@ REHEARSE = [sys.executable, "-m", "scripts.quarter_hour", "--rehearse", "--out"]
 
 def accuracies(out: Path) -> dict[str, str]:
     """The test accuracy of each row that has ended."""
-    return {line["row"]: line["test/accuracy"] for line in csv.DictReader((out / "c_rows.csv").open())}
+    return {
+        line["row"]: line["test/accuracy"] for line in csv.DictReader((out / "c_rows.csv").read_text().splitlines())
+    }
 
 
 def test_how_many_rows_fit_is_arithmetic() -> None:
@@ -67,7 +69,7 @@ def test_the_whole_script_rehearsed_and_killed_in_each_part(tmp_path: Path) -> N
     assert ended.returncode == 0, ended.stderr
     expected = accuracies(tmp_path / "whole")
     assert expected.keys() == {"base", "full_reset", "fire", "half"}
-    costs = list(csv.DictReader((tmp_path / "whole" / "b_costs.csv").open()))
+    costs = list(csv.DictReader((tmp_path / "whole" / "b_costs.csv").read_text().splitlines()))
     assert len(costs) >= 8
     assert all(line["per_second"] for line in costs), "each thing was measured"
     assert {path.name for path in (tmp_path / "whole").iterdir()} == {

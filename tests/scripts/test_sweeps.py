@@ -59,6 +59,7 @@ def test_every_script_has_a_smallest_size() -> None:
         "fig2_small",
         "layers",
         "paper",
+        "quarter_hour",
         "table10",
     }  # below, or by their programs
     assert here == {*SMOKE, *elsewhere, "panels"}, "panels is sourced by the others"
