@@ -199,7 +199,8 @@ def speeds(table: Path) -> dict[int, float]:
     """Images a second of all processes together, by their number, as b has measured them; nothing where it has not."""
     if not table.exists():
         return {}
-    measured = {line["what"]: float(line["per_second"]) for line in csv.DictReader(table.read_text().splitlines()) if line["per_second"]}
+    lines = csv.DictReader(table.read_text().splitlines())
+    measured = {line["what"]: float(line["per_second"]) for line in lines if line["per_second"]}
     names = {1: "resnet18 graph", 2: "resnet18 graph, processes 2", 3: "resnet18 graph, processes 3"}
     return {number: measured[name] for number, name in names.items() if name in measured}
 

@@ -39,7 +39,7 @@ def make_task(stream: str, *options: str) -> trainer.Task:
 
 @pytest.mark.parametrize("method", ["base", "muon"])
 def test_the_optimizer_of_a_stream_goes_on(method: str) -> None:
-    task = make_task("random_labels", f"method={method}")
+    task = make_task("random_labels", f"method={method}", "model.depth=2")  # Muon needs a hidden matrix
     learner = Learner.new(task)
     trainer.begin_phase(task, learner, 0, None)
     optimizer = learner.optimizer
