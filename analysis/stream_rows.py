@@ -15,7 +15,7 @@ its stream:
     earlier         held-out loss on all earlier tasks at the task's end
 
 Configurations are not kept: all runs of a stream are alike but for the method's options and the learning rate, which is
-checked; the options are in conf/tuned_values/searched.yaml and in the table of the search.
+checked; the options are in conf/tuned/searched and in the table of the search.
 """
 
 import json
@@ -38,7 +38,7 @@ TEXT_COLUMNS = ["method", "seed", "task", *TEXT_ENDS, *TEXT_BOUNDARIES, "lost"]
 
 
 def name_of(run: Run) -> str:
-    """A stream's name, of its files and in conf/tuned_values/searched.yaml."""
+    """A stream's name, of its files and in conf/tuned/searched."""
     return f"{run.benchmark}_{run.dataset}"
 
 

@@ -52,7 +52,7 @@ class LanguageConfig(Trunk):
     eval_sequences: Width = MISSING  # held-out sequences of each corpus that are looked at
     lr: Positive = 4e-3  # for gpt_tiny; the paper's 6e-4 is in experiment=fig3
     min_lr_ratio: Share = 0.1  # of lr, at the end of each phase
-    tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
+    tuned: str = "auto"  # whose tuned values the method takes: conf/tuned
     grad_clip: Positive | None = 1.0
     # At boundaries. off: SFE alone; weights: DfI too; cheap: losses and divergence too; full: also the weights'
     # stable rank. auto: cheap up to a million weights, beyond weights.

@@ -11,11 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 
 import vision.task
 from fire_core.methods import Method, Net
-from harness.config import groups, tuned
+from harness.config import groups
 from harness.config.build import build
+from harness.config.cli import tuned_values_taken
 from harness.config.groups import CONF, PACKAGES, choices, compose_with_hydra
-from harness.config.tuned import read_table, take_tuned
 from tests import programs
+from tests.zygote import Zygote
 
 PROGRAMS = tuple(PACKAGES)
 EXPERIMENTS = [name for name in choices("experiment") if name.startswith("fig2")]
@@ -67,6 +68,12 @@ def compose(*overrides: str, program: str = "vision") -> DictConfig:
     return programs.compose(program, *overrides)
 
 
+def tuned_values(setting: str) -> dict[str, Any]:
+    """The values of each method in a setting, as they stand in conf/tuned/values."""
+    files = (CONF / "tuned" / "values" / setting).glob("*.yaml")
+    return {file.stem: OmegaConf.to_container(OmegaConf.load(file)) for file in files}
+
+
 def build_model(config: DictConfig) -> torch.nn.Module:
     options: dict[str, Any] = {key: value for key, value in config.model.items() if key != "layout"}
     if config.model.name != "resnet18":
@@ -92,7 +99,7 @@ IN_TURN = {name: {"dash", *METHODS[i :: len(EXPERIMENTS)]} for i, name in enumer
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_tables_hold_the_paper_s_values(experiment: str) -> None:
     row, dataset = experiment.removeprefix("fig2").split("_")
-    table = read_table("vision")[f"{ROWS[row]}_{dataset}"]
+    table = tuned_values(f"{ROWS[row]}_{dataset}")
     for name, (options, values) in PAPER.items():
         assert (
             tuple(table[name][option] for option in options)
@@ -103,7 +110,7 @@ def test_tables_hold_the_paper_s_values(experiment: str) -> None:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_methods_in_every_experiment(experiment: str) -> None:
     row, dataset = experiment.removeprefix("fig2").split("_")
-    model, table = None, read_table("vision")[f"{ROWS[row]}_{dataset}"]
+    model, table = None, tuned_values(f"{ROWS[row]}_{dataset}")
     for name in IN_TURN[experiment]:
         config = compose(f"experiment={experiment}", f"method={name}")
         assert (config.dataset.name, config.tuned) == (dataset, f"{ROWS[row]}_{dataset}")
@@ -148,8 +155,7 @@ def test_a_tuned_value_comes_by_benchmark_data_and_method_and_the_command_line_w
 
 
 def line_of(*overrides: str) -> str | None:
-    config = compose_with_hydra("vision", overrides)
-    return take_tuned(config, config.hydra)
+    return tuned_values_taken(compose_with_hydra("vision", overrides).hydra.runtime)
 
 
 # What `original` is by the authors' public code, and what the FIRE paper's code has instead (docs/methods.md).
@@ -184,7 +190,7 @@ def test_muon_takes_over_the_betas_of_the_trainer_s_adam() -> None:
     assert compose("method=muon", program="dqn").method.eps == 1.5e-4
 
 
-TABLE = "conf/tuned_values/vision.yaml"
+FILES = "conf/tuned/values"
 FOLDER = ("benchmark=warm_start", "dataset=folder", "dataset.path=own")
 
 
@@ -195,7 +201,7 @@ def test_a_named_setting_has_the_paper_s_values_on_any_data(where: tuple[str, ..
         config = compose(*where, f"method={method}")
         assert config.dataset.name == "folder"
         assert tuple(config.method[option] for option in options) == values["a"][0], method
-        assert line_of(*where, f"method={method}") == f"tuned values: {TABLE}, warm_start_cifar10, {method}"
+        assert line_of(*where, f"method={method}") == f"tuned values: {FILES}/warm_start_cifar10/{method}.yaml"
     assert compose(*where, "variant=fire_paper", "method=dash").method.mode == "train"
     assert compose(*where, "method=redo", "method.threshold=0.25").method.threshold == 0.25
 
@@ -203,16 +209,16 @@ def test_a_named_setting_has_the_paper_s_values_on_any_data(where: tuple[str, ..
 @pytest.mark.parametrize(
     ("options", "threshold", "line"),
     [
-        (FOLDER, 0.1, "none for redo in warm_start_folder"),
-        (("benchmark=warm_start", "dataset=cifar10"), 0.5, f"{TABLE}, warm_start_cifar10, redo"),
-        (("benchmark=warm_start", "dataset=cifar10", "tuned=none"), 0.1, "none, as tuned=none says"),
-        (("experiment=fig2a_cifar10", "tuned=none"), 0.1, "none, as tuned=none says"),
+        (FOLDER, 0.1, f"none, there is no {FILES}/warm_start_folder/redo.yaml"),
+        (("benchmark=warm_start", "dataset=cifar10"), 0.5, f"{FILES}/warm_start_cifar10/redo.yaml"),
+        (("benchmark=warm_start", "dataset=cifar10", "tuned=none"), 0.1, f"none, there is no {FILES}/none/redo.yaml"),
+        (("experiment=fig2a_cifar10", "tuned=none"), 0.1, f"none, there is no {FILES}/none/redo.yaml"),
         (
             ("experiment=fig2a_cifar10", "tuned=auto", "benchmark=continual"),
             0.05,
-            f"{TABLE}, continual_cifar10, redo",
+            f"{FILES}/continual_cifar10/redo.yaml",
         ),
-        (("benchmark=warm_start", "dataset=digits"), 0.1, "none for redo in warm_start_digits"),
+        (("benchmark=warm_start", "dataset=digits"), 0.1, f"none, there is no {FILES}/warm_start_digits/redo.yaml"),
     ],
 )
 def test_which_tuned_values_a_run_takes(options: tuple[str, ...], threshold: float, line: str) -> None:
@@ -262,7 +268,6 @@ def test_budgets_and_tuned_values_then_the_experiment_then_the_command_line(
         "# @package _global_\n" + OmegaConf.to_yaml(OmegaConf.create(values))
     )
     monkeypatch.setattr(groups, "CONF", conf)
-    monkeypatch.setattr(tuned, "TABLES", conf / "tuned_values")
     named = ("method=snp", *where, "experiment=mine")
     config = compose(*named, program=program)
     assert (config.method.coef, config[option], config.threads) == (0.25, 77, None)
@@ -275,21 +280,76 @@ def options_of(method: str) -> set[str]:
     return set(OmegaConf.load(CONF / "method" / f"{method}.yaml")) | {"layout"}
 
 
-@pytest.mark.parametrize("name", choices("tuned_values"))
-def test_tables_name_what_exists(name: str) -> None:
+TUNED = sorted((CONF / "tuned").glob("*/*/*.yaml"))
+
+
+@pytest.mark.parametrize("folder", sorted({file.parent for file in TUNED}), ids=lambda folder: folder.name)
+def test_tuned_values_are_of_what_exists(folder: Path) -> None:
     """Nothing would ever pick up a misspelt method, data set or benchmark, or notice a misspelt option."""
-    for setting, rows in read_table(name).items():
-        if setting != "auto":
-            benchmark, dataset = setting.rsplit("_", 1)
-            assert benchmark in choices("benchmark", "vision")
-            assert dataset in choices("dataset", "vision")
-        for method, values in rows.items():
-            if name == "searched":
-                assert set(values) <= {"lr", "method"}, (setting, method)
-                values = values.get("method", {})
-            parts = values.get("parts", {}) if "+" in method else {method: values}
-            assert set(parts) <= set(method.split("+")) <= set(ALL_METHODS)
-            assert all(set(options) <= options_of(part) for part, options in parts.items()), (setting, method)
+    if folder.name not in PROGRAMS:
+        benchmark, dataset = folder.name.rsplit("_", 1)
+        assert benchmark in choices("benchmark", "vision")
+        assert dataset in choices("dataset", "vision")
+    for file in folder.glob("*.yaml"):
+        values: Any = OmegaConf.to_container(OmegaConf.load(file))
+        if folder.parent.name == "searched":
+            assert set(values) <= {"lr", "method"}, file
+            values = values.get("method", {})
+        parts = values.get("parts", {}) if "+" in file.stem else {file.stem: values}
+        assert set(parts) <= set(file.stem.split("+")) <= set(ALL_METHODS)
+        assert all(set(options) <= options_of(part) for part, options in parts.items()), file
+
+
+def test_every_setting_of_the_figures_is_a_choice_of_tuned() -> None:
+    settings = {folder.name for folder in (CONF / "tuned" / "values").iterdir()} - set(PROGRAMS)
+    assert set(choices("tuned", "vision")) == {"auto", "none", "searched"} | settings
+    assert choices("tuned", "dqn") == choices("tuned", "language") == ("auto", "none")
+
+
+# Options as on the command line, where tuned values come from a setting, a search, an experiment, or from nowhere.
+SHOWN = (
+    "method=redo benchmark=warm_start dataset=cifar10",
+    "method=dash benchmark=warm_start dataset=cifar10 variant=fire_paper",
+    "method=cbp benchmark=warm_start method.maturity=200",
+    "method=redo tuned=warm_start_cifar10 benchmark=warm_start",
+    "method=fire tuned=searched",
+    "method=chain method.of=fire+weight_decay tuned=searched",
+    "method=snp tuned=none",
+)
+
+
+@pytest.mark.parametrize("options", SHOWN)
+def test_what_plain_hydra_composes_is_what_a_run_writes(options: str, tmp_path: Path, zygote: Zygote) -> None:
+    """`--cfg job` of a process of its own, and config.yaml of the run, to the last value."""
+    few = ("scale=smoke", "dataset=digits", "model.hidden=8", "epochs=1", "tracker=none", "progress=false")
+    data = () if "cifar10 " in f"{options} " and "dataset" in options else few[1:2]
+    chosen = (*few[:1], *data, *few[2:], *options.split())
+    shown = zygote.run(tmp_path, "vision.train", *chosen, "--cfg", "job", "--resolve")
+    assert shown.code == 0, shown.err
+    plain: Any = OmegaConf.to_container(OmegaConf.create(shown.out))
+    asked = zygote.run(tmp_path, "vision.train", *chosen, "--help")
+    helped = asked.out.partition("option=value\n")[2].partition("\nRun folders:")[0]
+    assert OmegaConf.to_container(OmegaConf.create(helped), resolve=True) == plain
+    if data:  # there are no images of CIFAR-10 here
+        answer = zygote.run(tmp_path, "vision.train", *chosen)
+        assert answer.code == 0, answer.err
+        written = OmegaConf.to_container(OmegaConf.load(programs.only_run(tmp_path / "runs") / "config.yaml"))
+        different = {key for key in plain if written.get(key) != plain[key]}
+        assert different <= {"device", "deterministic", "metrics"}, different
+
+
+def test_tuned_values_of_one_s_own_folder_are_taken(tmp_path: Path) -> None:
+    folder = tmp_path / "tuned/values/warm_start_digits"
+    folder.mkdir(parents=True)
+    (folder / "redo.yaml").write_text("# @package method\nthreshold: 0.25\n")
+    config = compose_with_hydra("vision", ("method=redo", "benchmark=warm_start"), tmp_path)
+    assert config.method.threshold == 0.25
+    assert tuned_values_taken(config.hydra.runtime) == f"tuned values: {FILES}/warm_start_digits/redo.yaml"
+
+
+def test_the_redo_of_the_warm_start_is_shown(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "vision.train", *SHOWN[0].split(), "--cfg", "job")
+    assert "threshold: 0.5\n" in answer.out
 
 
 def test_what_conf_holds_is_ordinary() -> None:

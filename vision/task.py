@@ -50,7 +50,7 @@ class VisionConfig(Trunk):
     lr: Positive = 1e-3
     batch_size: Width = 256
     eval_batch_size: Width = 2048
-    tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
+    tuned: str = "auto"  # whose tuned values the method takes: conf/tuned
     holdout: Annotated[float, within(0, 0.9)] = 0.0  # share of the training images that is tested on instead
     augmentation: Annotated[str, one_of("none", "crop_flip")] = "none"  # of training batches: vision/data/augment.py
     grad_clip: Positive | None = 0.5

@@ -16,7 +16,7 @@ Options are those of `vision.train`, and:
     seed=, seeds=   the first seed (10000), and how many a trial has (3)
     workers=  runs at once, each with one thread (0: as many as cores)
     table=    the search (docs/results/plasticity/search_<benchmark>_<dataset>.csv)
-    winners=  where the best values go, one entry for each method (conf/tuned_values/searched.yaml)
+    winners=  where the best values go, one entry for each method (the folder conf/tuned/searched)
 
 A trial is a row of the table as soon as its seeds have ended. The same command goes on where it was stopped, runs only
 what the table lacks, and prints the best trials; `vision.train ... method=fire tuned=searched` takes one.
@@ -38,16 +38,11 @@ from fire_core.tools.output import keep_output
 from harness.config.cli import EXIT_CONFIG, one_line, user_facing
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF, choices
-from harness.config.tuned import TABLES
 from harness.run.checkpoint import write_atomically
 from harness.tune.search import Search, tune
 from harness.tune.table import best
 from vision.task import Task
 
-HEADER = """\
-# The best options of each method in a search on a stream, by `python -m vision.tune`: <benchmark>_<data set>, then the
-# method. docs/results/plasticity has the whole searches. Taken only where they are asked for: tuned=searched.
-"""
 RESULTS = CONF.parent / "docs" / "results"
 FIRST_SEED = 10_000
 SCORES = ("test/accuracy", "train/accuracy", "train/loss")  # of a row; the first that it has
@@ -129,7 +124,7 @@ def parse(argv: Sequence[str]) -> Request:
     methods = own["method"].split(",") if own["method"] else fitting(search)
     if twice := {method for method in methods if methods.count(method) > 1}:
         raise ConfigError(f"method= names {sorted(twice)[0]} twice")
-    winners = winners if own["winners"] else TABLES / "searched.yaml"
+    winners = winners if own["winners"] else CONF / "tuned" / "searched"
     return Request(search, methods, winners, int(own["workers"]) or None)
 
 
@@ -163,21 +158,25 @@ def reported_seeds(results: Path, config: DictConfig) -> set[int]:
     return seeds
 
 
-def write_winner(path: Path, setting: str, method: str, options: str) -> None:
-    """Write a method's best options, as on the command line, into a table of tuned values, beside the others there."""
-    table: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.exists() else {}
-    table.setdefault(setting, {})[method] = OmegaConf.to_container(OmegaConf.from_dotlist(options.split()))
-    text = HEADER
-    for name in sorted(table):
-        rows = (f"  {method}: {flow(table[name][method])}\n" for method in sorted(table[name]))
-        text += f"{name}:\n{''.join(rows)}"
+def write_winner(folder: Path, setting: str, method: str, options: str) -> None:
+    """Write a method's best options, as on the command line, into the file that `tuned=searched` takes.
+
+    Args:
+        folder: of the files, such as conf/tuned/searched.
+        setting: benchmark and data set, as `place` says.
+        method: whose options these are; fire+muon for a chain.
+        options: such as `lr=0.1 method.blend=0.5`.
+    """
+    values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(options.split()))
+    path = folder / setting / f"{method}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
+    lines = [f"{option}: {on_one_line(value)}" for option, value in values.items()]
+    write_atomically(path, "\n".join(["# @package _global_", *lines, ""]).encode())
 
 
-def flow(values: dict[str, Any]) -> str:
-    """A mapping on one line of yaml."""
-    return yaml.safe_dump(values, default_flow_style=True, width=100_000, sort_keys=False).strip()
+def on_one_line(value: Any) -> str:
+    """A value as one line of yaml."""
+    return yaml.safe_dump(value, default_flow_style=True, width=100_000, sort_keys=False).removesuffix("...\n").strip()
 
 
 if __name__ == "__main__":

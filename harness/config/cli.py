@@ -23,6 +23,7 @@ from traceback import walk_tb
 from typing import Any, get_type_hints
 
 import torch
+from hydra.conf import RuntimeConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -37,7 +38,6 @@ from fire_core.tools.output import keep_output
 from harness.config.arguments import read_arguments
 from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import choices, compose_with_hydra, groups_of, without_hydra
-from harness.config.tuned import take_tuned
 from harness.run.lock import Owner, machine
 from harness.training.console import Stderr, show_log
 from harness.training.signals import exit_on_signals, leave_with
@@ -65,7 +65,7 @@ SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in any proc
 class Outcome:
     """How one job of a sweep ended: `state` is done, skipped (was done before), failed or stopped.
 
-    `tuned` says where the method's values come from, see `harness.config.tuned`.
+    `tuned` says where the method's values come from, see `conf/tuned`.
     """
 
     run: str
@@ -88,7 +88,7 @@ def job(config: DictConfig) -> Iterator[Outcome]:
     _record(Outcome(outcome.run, "failed", KILLED))  # what stays if this process is killed
     try:
         if HydraConfig.initialized():
-            outcome.tuned = take_tuned(config, HydraConfig.get())
+            outcome.tuned = tuned_values_taken(HydraConfig.get().runtime)
         yield outcome
     except SystemExit:
         outcome.state = "stopped"
@@ -105,6 +105,22 @@ def job(config: DictConfig) -> Iterator[Outcome]:
         raise known from error
     finally:
         _record(outcome)
+
+
+def tuned_values_taken(runtime: RuntimeConf) -> str | None:
+    """Where Hydra took the method's tuned values from, as a line of the log; None: the program has none.
+
+    Args:
+        runtime: of Hydra: which file of each group it chose, and the folders that it looked into.
+    """
+    choices = runtime.choices
+    if "tuned" not in choices:
+        return None
+    groups = ("tuned/values", "tuned/searched")
+    files = [f"{group}/{choices[group]}.yaml" for group in groups if choices.get(group, "none") != "none"]
+    folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
+    taken = [f"conf/{file}" for file in files if any((folder / file).exists() for folder in folders)]
+    return f"tuned values: {', '.join(taken) or f'none, there is no conf/{files[0]}'}"
 
 
 def _record(outcome: Outcome) -> None:

@@ -21,7 +21,6 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from harness.config.errors import near
-from harness.config.tuned import take_tuned
 
 CONF = Path(__file__).parents[2] / "conf"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
@@ -54,7 +53,7 @@ def register(name: str, schema: type) -> None:
 
 
 def list_parts_of_chain(overrides: Iterable[str] = (), config_dir: Path | None = None) -> None:
-    """Tell Hydra which methods' files conf/method/chain.yaml takes in, each at `method.parts.<name>`.
+    """Tell Hydra which methods' files conf/method/chain.yaml takes in, each at `method.parts.<name>`, and which winner.
 
     Hydra reads a defaults list before any value, so that no list in a file could follow `method.of`.
 
@@ -65,24 +64,28 @@ def list_parts_of_chain(overrides: Iterable[str] = (), config_dir: Path | None =
     """
     folders = [CONF, *([config_dir] if config_dir else [])]
     methods = {path.stem for folder in folders for path in (folder / "method").glob("*.yaml")} - {"chain"}
-    chained = set[str]()
+    chained, chain = set[str](), "fire+muon"  # as conf/method/chain.yaml has it
     for override in overrides:
         option, _, value = override.lstrip("+").partition("=")
         if option == "method.of":
+            chain = value.strip("\"'")
             chained.update(re.findall(r"\w+", value))
     parts = sorted(methods & chained or methods)
     node = {"defaults": [f"{name}@parts.{name}" for name in parts]}
     ConfigStore.instance().store(group="method", name="parts_of_chain", node=node)
+    for setting in (CONF / "tuned" / "searched").glob("*/"):
+        winner = {"defaults": [f"/tuned/searched/{setting.name}/{chain}"]}
+        ConfigStore.instance().store(
+            group=f"tuned/searched/{setting.name}", name="chain", node=winner, package="_global_"
+        )
 
 
 list_parts_of_chain()
 
 
 def compose(config_name: str, overrides: Iterable[str] = ()) -> DictConfig:
-    """The configuration of a program, whose schema is registered, as its `main` takes it, with its tuned values."""
-    config = compose_with_hydra(config_name, overrides)
-    take_tuned(config, config.hydra)
-    return without_hydra(config)
+    """The configuration of a program, whose schema is registered, as its `main` takes it."""
+    return without_hydra(compose_with_hydra(config_name, overrides))
 
 
 def compose_with_hydra(config_name: str, overrides: Iterable[str], config_dir: Path | None = None) -> DictConfig:
@@ -119,6 +122,8 @@ def choices(group: str, program: str = "") -> tuple[str, ...]:
 
 def _fits(group: str, name: str, program: str) -> bool:
     """Whether nothing in a file, and in the files that it names, is another program's."""
+    if group == "tuned":  # settings of vision; in the others the paper has one setting a program
+        return program == "vision" or name in ("auto", "none")
     others = PACKAGES.keys() - {program}
     foreign = tuple({package for other in others for package in PACKAGES[other]} - set(PACKAGES[program]))
     return name.split("_")[0] not in others and not any(target.startswith(foreign) for target in _targets(group, name))

@@ -97,7 +97,7 @@ class DQNConfig(AgentConfig):
     # Steps between two rows; an epoch for methods that count in those. Of a stream 0: a quarter of a task.
     log_every: Count = MISSING
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
-    tuned: str = "auto"  # whose tuned values the method takes: harness/config/tuned.py
+    tuned: str = "auto"  # whose tuned values the method takes: conf/tuned
 
 
 register("dqn", DQNConfig)

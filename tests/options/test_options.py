@@ -19,7 +19,7 @@ from tests.programs import compose
 
 FOLDER = Path(__file__).parent
 PROGRAMS = ("vision", "language", "dqn", "sac", "language_prepare")
-SETTING = ("experiment", "hydra", "tuned_values")  # folders whose files set options, and bring none of their own
+SETTING = ("experiment", "hydra", "tuned")  # folders whose files set options, and bring none of their own
 # No arguments: `layout` of a model is that of methods, `local` and `expected_tokens` are looked at before.
 NO_ARGUMENT = ("_target_", "_recursive_", "name", "defaults", "layout", "local", "expected_tokens")
 NOT_OURS = ("torch.", "vision.models.timm", "vision.models.torchvision")  # others' code says what it accepts

@@ -88,7 +88,7 @@ VISION = {
     "method=fier": "method=fier is unknown (did you mean fire?); accepted: adamo, base, ",
     "method=muon method.betas=[2,3]": "method.betas[0] must be in [0, 1), got 2",
     "tuned=warm_start_cifar": "tuned=warm_start_cifar is unknown (did you mean warm_start_cifar10?); accepted: auto, ",
-    "tuned=searched dataset=mnist": "tuned=searched: conf/tuned_values/searched.yaml has no base for random_",
+    "tuned=searched dataset=mnist": "In 'vision': Could not find 'tuned/searched/random_labels_mnist/base'",
     "hydra/launcher=foo": "In 'hydra/config': Could not find 'hydra/launcher/foo' Available options in ",
     "model._target_=my.Net": "model._target_=my.Net cannot be imported: ",
     "=3": "=3 names no option; options are written option=value",

@@ -2,19 +2,19 @@
 
 import csv
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from fire_core.methods import Method
-from harness.config import tuned
+from harness.config import groups
 from harness.config.build import build
 from harness.config.errors import ConfigError
-from harness.config.tuned import read_table
+from harness.config.groups import CONF
 from harness.tune.search import effective, search_space
 from harness.tune.space import trials
 from harness.tune.table import Trial, append, best
@@ -25,8 +25,11 @@ from vision.task import Task
 from vision.tune import parse, reported_seeds, write_winner
 
 TINY = ("benchmark.tasks=2", "benchmark.samples=64", "epochs=1", "model.hidden=8", "seeds=2", "workers=1")
-WHERE = ("table=table.csv", "winners=winners.yaml")
-SEARCHED = read_table("searched")
+WHERE = ("table=table.csv", "winners=winners")
+SEARCHED = {
+    folder.name: {file.stem: OmegaConf.to_container(OmegaConf.load(file)) for file in folder.glob("*.yaml")}
+    for folder in (CONF / "tuned" / "searched").glob("*/")
+}
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -48,12 +51,12 @@ def test_a_search_goes_on_where_it_was_stopped_and_a_finished_one_prints_its_res
     assert len(made) == 4
     assert first[1]["options"].startswith("lr=")
     (tmp_path / "table.csv").write_text((tmp_path / "table.csv").read_text().rsplit("\n", 2)[0] + "\n")  # as if killed
-    (tmp_path / "winners.yaml").unlink()
+    shutil.rmtree(tmp_path / "winners")
     assert tune("trials=2") == said[1:]
     lr = 3e-3 if float(first[0]["score"]) >= float(first[1]["score"]) else first[1]["options"].removeprefix("lr=")
     assert rows(tmp_path) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("DONE")} == made, "a run was trained again"
-    assert OmegaConf.load(tmp_path / "winners.yaml") == {"random_labels_digits": {"base": {"lr": float(lr)}}}
+    assert OmegaConf.load(tmp_path / "winners/random_labels_digits/base.yaml") == {"lr": float(lr)}
 
 
 def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygote: Zygote) -> None:
@@ -61,7 +64,7 @@ def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygot
     assert answer.code == 0, answer.err
     assert [row["score"] for row in rows(tmp_path)] == ["nan"]
     assert "best none: all diverged" in answer.out
-    assert not (tmp_path / "winners.yaml").exists()
+    assert not (tmp_path / "winners").exists()
 
 
 @pytest.mark.parametrize(
@@ -150,15 +153,15 @@ def test_the_best_is_the_earliest_of_equal_scores_and_less_may_be_better() -> No
     assert best(found[2:3], more=True) is None
 
 
-def test_winners_are_added_to_a_table_of_tuned_values(tmp_path: Path) -> None:
-    path = tmp_path / "searched.yaml"
-    write_winner(path, "a_b", "fire", "lr=0.1 lr=1e-05 method.blend=0.5")
-    write_winner(path, "a_b", "base", "lr=0.1")
-    write_winner(path, "a_a", "fire+muon", "lr=0.1 method.parts.muon.lr=0.5")
-    assert path.read_text().split("\n", 2)[2] == (
-        "a_a:\n  fire+muon: {lr: 0.1, method: {parts: {muon: {lr: 0.5}}}}\n"
-        "a_b:\n  base: {lr: 0.1}\n  fire: {lr: 1.0e-05, method: {blend: 0.5}}\n"
-    )
+def test_each_winner_is_a_file_that_hydra_takes(tmp_path: Path) -> None:
+    write_winner(tmp_path, "a_b", "fire", "lr=0.1 lr=1e-05 method.blend=0.5")
+    write_winner(tmp_path, "a_b", "base", "lr=0.1")
+    write_winner(tmp_path, "a_a", "fire+muon", "lr=0.1 method.parts.muon.lr=0.5")
+    assert {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*.yaml")} == {
+        "a_b/fire.yaml": "# @package _global_\nlr: 1.0e-05\nmethod: {blend: 0.5}\n",
+        "a_b/base.yaml": "# @package _global_\nlr: 0.1\n",
+        "a_a/fire+muon.yaml": "# @package _global_\nlr: 0.1\nmethod: {parts: {muon: {lr: 0.5}}}\n",
+    }
 
 
 def test_every_entry_of_the_committed_table_builds_and_is_taken_where_it_is_asked_for() -> None:
@@ -181,11 +184,10 @@ def test_every_entry_of_the_committed_table_builds_and_is_taken_where_it_is_aske
 def test_a_winner_has_the_values_with_which_its_trial_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     where = ("method=cbp", "benchmark=warm_start", "dataset=digits")
     assert compose("vision", *where).method.maturity == 100
-    write_winner(tmp_path / "searched.yaml", "warm_start_digits", "cbp", "lr=0.5")
-    (tmp_path / "vision.yaml").write_text((tuned.TABLES / "vision.yaml").read_text())
-    monkeypatch.setattr(tuned, "TABLES", tmp_path)
-    found = compose("vision", *where, "tuned=searched")
-    assert (found.method.maturity, found.lr) == (100, 0.5)
+    monkeypatch.setattr(groups, "CONF", Path(shutil.copytree(CONF, tmp_path / "conf")))
+    write_winner(tmp_path / "conf/tuned/searched", "warm_start_digits", "cbp", "lr=0.5")
+    searched = compose("vision", *where, "tuned=searched")
+    assert (searched.method.maturity, searched.lr) == (100, 0.5)
 
 
 def test_options_of_the_method_are_part_of_a_search() -> None:
@@ -196,10 +198,11 @@ def test_options_of_the_method_are_part_of_a_search() -> None:
 
 def test_an_experiment_of_one_s_own_has_the_last_word(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text("method: {iterations: 3}")
-    sources = [SimpleNamespace(schema="file", path=str(tmp_path))]
-    runtime = SimpleNamespace(runtime=SimpleNamespace(config_sources=sources))
-    assert tuned.of_experiment("mine", runtime) == ["method.iterations"]
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nmethod: {iterations: 3}\n")
+    options = ("experiment=mine", "method=fire", "tuned=searched", "lr=0.25")
+    config = groups.compose_with_hydra("vision", options, tmp_path)
+    assert (config.method.iterations, config.lr) == (3, 0.25)
+    assert config.method.blend == SEARCHED["random_labels_digits"]["fire"]["method"]["blend"]
 
 
 def test_a_ratio_is_the_share_that_it_says() -> None:

@@ -34,7 +34,17 @@ def test_help_lists_what_the_program_can_take(tmp_path: Path, zygote: Zygote) ->
     answer = zygote.run(tmp_path, "vision.train", "--help")
     assert answer.code == 0
     groups = dict(line.split(": ", 1) for line in answer.out.split("== ")[1].splitlines()[1:] if ": " in line)
-    assert set(groups) == {"method", "dataset", "model", "optimizer", "tracker", "trigger", "benchmark", "experiment"}
+    assert set(groups) == {
+        "method",
+        "dataset",
+        "model",
+        "optimizer",
+        "tracker",
+        "trigger",
+        "benchmark",
+        "tuned",
+        "experiment",
+    }
     listed = " ".join(answer.out.split("== ")[1].split())
     assert re.search(r"\bbenchmark: class_incremental, continual, ", listed)
     assert re.search(r"\bmethod: adamo, base, ([\w]+, )*chain, ([\w]+, )*weight_decay\b", listed)
@@ -46,7 +56,7 @@ def test_help_lists_what_the_program_can_take(tmp_path: Path, zygote: Zygote) ->
 def test_the_log_says_which_tuned_values_were_taken(tmp_path: Path, zygote: Zygote) -> None:
     options = ("scale=smoke", "tracker=none", "progress=false", "model.hidden=4", "benchmark=warm_start", "method=cbp")
     answer = zygote.run(tmp_path, "vision.train", *options)
-    assert answer.err.count("tuned values: conf/tuned_values/vision.yaml, warm_start_digits, cbp") == 1, answer.err
+    assert answer.err.count("tuned values: conf/tuned/values/warm_start_digits/cbp.yaml") == 1, answer.err
 
 
 def test_a_sweep_over_an_option_that_base_lacks(tmp_path: Path, zygote: Zygote) -> None:
