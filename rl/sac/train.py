@@ -203,8 +203,9 @@ def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor
         The critics' loss, on the device.
     """
     actor, critics, optimizers = learner.actor, learner.critics, learner.optimizers
-    noise = torch.randn(2, len(batch.reward), task.actions, generator=learner.generator)  # (2, B, a)
-    noise = noise.to(task.device, non_blocking=True)
+    # Drawn on the CPU, so that all devices draw alike; from pinned memory the copy to a GPU is not waited for.
+    shape, pinned = (2, len(batch.reward), task.actions), task.device.type == "cuda"
+    noise = torch.randn(shape, generator=learner.generator, pin_memory=pinned).to(task.device, non_blocking=True)
     temperature = learner.temperature()
     alpha = temperature.detach()
 
