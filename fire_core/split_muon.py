@@ -24,7 +24,7 @@ from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import listed
 from fire_core.weights.matrices import matrices
-from fire_core.weights.topology import RAW, is_linear, outputs, unwrap, width
+from fire_core.weights.topology import RAW, is_linear, is_named_table, outputs, unwrap, width
 
 MOST_CHANNELS = 4  # of what a convolution reads that no layer made: gray, stereo, colours, colours and depth
 DTYPE = torch.bfloat16  # of the steps, as in `torch.optim.Muon`
@@ -61,14 +61,15 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
         ValueError: an option that `resolve` refuses, or no hidden matrix.
 
     Warns:
-        FireWarning: raw parameters that may be stacks of matrices, or weights in doubt, go to the other optimizer.
+        FireWarning: raw parameters that may be stacks of matrices, or weights in doubt, go to the other optimizer. Not
+            of tables of positions or tokens, which their names tell.
     """
     outside = {id(layer.weight) for layer in input_layers(model) | tower_inputs(model) | output_layers(model)}
     blocks: dict[Tensor, list[Entry]] = {}
     read = matrices(model, **options)
     for entry in read:
         blocks.setdefault(entry.parameter, []).append(entry)
-    raw = [entry.name for entry in read if entry.reason == RAW and min(entry.shape) > 1]
+    raw = [e.name for e in read if e.reason == RAW and min(e.shape) > 1 and not is_named_table(e.name)]
     lines = [line for line in read.warnings if "raw parameters" not in line]
     if raw:
         lines.append(

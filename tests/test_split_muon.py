@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fire_core import SplitMuon, matrices, muon_groups
+from fire_core.errors import FireWarning
 from tests.weights.test_blocks import MODULES
 from tests.zoo.checks import Cuts, Fused
 
@@ -184,7 +185,10 @@ def test_a_fused_weight_that_is_not_known_is_left_to_the_other_optimizer() -> No
 
     model = Odd()
     assert any("qkv" in line for line in matrices(model).warnings)
-    with pytest.raises(ValueError, match="no hidden matrix"):
+    with (
+        pytest.warns(FireWarning, match=r"qkv\.weight is kept; it looks fused"),
+        pytest.raises(ValueError, match="no hidden matrix"),
+    ):
         muon_groups(model)
     (group,) = muon_groups(model, blocks={"qkv.weight": {"q": 16, "k": 12, "v": 12}}).muon
     assert group["params"] == [model.qkv.weight]

@@ -47,7 +47,7 @@ from fire_core.weights.adapters import adapted
 from fire_core.weights.describe import LAYERS, Reader
 from fire_core.weights.entry import Declared, Entries, Entry
 from fire_core.weights.known import UNKNOWN_HEADS
-from fire_core.weights.topology import MANY_DIMENSIONS, RAW, prefixes
+from fire_core.weights.topology import MANY_DIMENSIONS, RAW, is_named_table, prefixes
 
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]
 
@@ -272,6 +272,7 @@ def _undecided(entries: list[Entry], total: int) -> list[str]:
         lines.append(f'layout="heads" keeps {listed(torn)}: {why}; layout="attention" takes them uncut')
     lines += [*_fused(entries), *_not_as_stored(entries)]
     raw = [e for e in entries if e.reason == RAW and e.kind == "matrix" and min(e.parameter.shape[-2:]) > 1]
+    raw = [e for e in raw if not is_named_table(e.name)]
     held = sum(e.size for e in raw)
     if held > RAW_SHARE * total:
         names = listed(re.sub(r"(?<=\.)\d+(?=\.)", "*", e.name) for e in raw)

@@ -269,6 +269,18 @@ def prefixes(names: Iterable[str]) -> Iterator[str]:
 
 
 RAW = "a raw parameter: which of its dimensions is in and which out is unknown; include it (and transposed=)"
+# Raw parameters that are tables of vectors, by their last name: pos_embed, relative_position_bias_table, cls_token.
+_TABLE = re.compile(
+    r"(.*_)?(pos(ition(al)?)?(_?(emb|embed|embeds|embeddings?|encodings?|enc|bias|table|h|w))*"
+    r"|emb|embed|embeds|embeddings?|tokens?|registers)"
+)
+
+
+def is_named_table(name: str) -> bool:
+    """Whether a raw parameter's name says that its rows are vectors that are added or put in line, as of positions."""
+    return _TABLE.fullmatch(name.rpartition(".")[2].lower()) is not None
+
+
 _REASONS = {
     "embedding": "an embedding: a table of vectors, not a map; include= takes it, or the layout word embedding",
     "depthwise": "a depthwise convolution: its matrices are m x 1; the layout word depthwise takes it",

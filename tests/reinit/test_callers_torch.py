@@ -81,6 +81,7 @@ ACTS: dict[str, Callable[[Model, Model], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:layout=.heads. keeps")
+@pytest.mark.filterwarnings("ignore:blend=0.5 does not bring back directions:fire_core.errors.FireWarning")
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("act", ACTS)
 def test_an_act_writes_the_same_bits(act: str, setting: str) -> None:

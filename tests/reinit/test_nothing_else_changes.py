@@ -81,6 +81,7 @@ def test_shared_memory_is_refused_and_nothing_is_changed(name: str, act: str) ->
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.filterwarnings("ignore:50 % of the model's numbers are raw parameters:fire_core.errors.FireWarning")
 @pytest.mark.parametrize("name", APART)
 def test_views_that_share_no_number_are_projected(name: str) -> None:
     model = APART[name]()
@@ -161,6 +162,8 @@ def test_a_zero_weight_that_keeps_its_norm_stays_zero() -> None:
 # -------------------------------------------------------------------------------------------------------- padding rows
 
 
+@pytest.mark.filterwarnings("ignore:blend=0.5 does not bring back directions:fire_core.errors.FireWarning")
+@pytest.mark.filterwarnings("ignore:nothing was projected:fire_core.errors.FireWarning")  # a large min_norm
 @pytest.mark.parametrize("options", [{}, {"solver": "exact"}, {"solver": "muon"}, {"blend": 0.5}, {"min_norm": 100.0}])
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 @pytest.mark.parametrize(("count", "width"), [(4, 10), (10, 4), (5, 5)])

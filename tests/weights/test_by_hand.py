@@ -146,4 +146,6 @@ def test_a_raw_parameter_that_is_declared_is_a_layers_weight() -> None:
     model = Mixing()
     blocks = {"W_v": {"q": 2, "k": 2}}
     assert [entry.label for entry in resolve(model, blocks=blocks) if entry.action == "project"] == ["W_v[q]", "W_v[k]"]
-    assert len(muon_groups(nn.Sequential(model, nn.Linear(4, 2)), blocks={"0.W_v": {"q": 2, "k": 2}}).muon) == 1
+    with pytest.warns(FireWarning, match=r"left to the other optimizer: 0\.W_g\."):
+        groups = muon_groups(nn.Sequential(model, nn.Linear(4, 2)), blocks={"0.W_v": {"q": 2, "k": 2}})
+    assert len(groups.muon) == 1

@@ -1,5 +1,7 @@
 """What a layer is for: heads below wrappers, and routers beside experts, whatever their names."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -122,6 +124,18 @@ def test_muon_warns_of_raw_stacks_that_it_leaves_to_the_other_optimizer():
     with pytest.warns(FireWarning, match=r"raw parameters are left to the other optimizer: qkvo\. .*transposed="):
         groups = muon_groups(model)
     assert [p for group in groups.muon for p in group["params"]] == [model.mix.weight]
+
+
+def test_muon_does_not_warn_of_tables_of_positions_and_tokens():
+    model = nn.ModuleDict({"embed": nn.Embedding(10, 8), "mix": nn.Linear(8, 8), "head": nn.Linear(8, 10)})
+    for name in ("pos_embed", "positional_embedding", "relative_position_bias_table", "rel_pos_h", "register_tokens"):
+        model.register_parameter(name, nn.Parameter(torch.randn(1, 4, 8)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FireWarning)
+        muon_groups(model)
+    model.register_parameter("position_proj", nn.Parameter(torch.randn(1, 4, 8)))
+    with pytest.warns(FireWarning, match=r"left to the other optimizer: position_proj\. "):
+        muon_groups(model)
 
 
 def test_the_input_layer_of_every_tower_is_not_muons():
