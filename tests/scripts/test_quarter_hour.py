@@ -86,6 +86,7 @@ def test_the_whole_script_rehearsed_and_killed_in_each_part(tmp_path: Path) -> N
                 break
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        process.stdout.close()
         only = ["--only", "c"]
         again = subprocess.run([*REHEARSE, str(out), *only], cwd=ROOT, capture_output=True, text=True)
         assert again.returncode == 0, again.stderr
