@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure() -> None:
     """The process that began ends last."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        shutil.rmtree(os.environ["COMPOSED"])
+        shutil.rmtree(os.environ["COMPOSED"], ignore_errors=True)  # a pytest within a test may have been first
 
 
 def pytest_collection_finish() -> None:
