@@ -1,6 +1,6 @@
 """Makes the tables of the result pages from committed csv files, and their figures.
 
-    python analysis/make_tables.py                               all pages, and the numbers in the text of all documents
+    python analysis/make_tables.py                               all pages
     python analysis/make_tables.py --check                       names what is stale, and exits with 1 if anything is
     python analysis/make_tables.py agents                        one page
     python analysis/make_tables.py plasticity --runs FOLDER ...  from runs; writes the csv files first, then figures too
@@ -22,7 +22,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
 
 import pandas as pd
 
-from analysis import numbers, plotting, stream_rows, style
+from analysis import plotting, stream_rows, style
 from analysis.formats import as_markdown
 from analysis.options import load_or_explain
 from analysis.pages import PAGES, VARIANTS, Page
@@ -69,7 +69,7 @@ def collect(page: str, folders: list[str], results: Path, variants: bool) -> Non
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make_tables.py", description="Makes the tables of the result pages.")
     add = parser.add_argument
-    add("page", nargs="?", choices=list(PAGES), help="one page alone (default: all, and the numbers in the text)")
+    add("page", nargs="?", choices=list(PAGES), help="one page alone (default: all)")
     add("--check", action="store_true", help="write nothing, name what is stale")
     add(
         "--runs", nargs="+", help="folders of runs, from which the csv files of plasticity or language_streams are made"
@@ -102,8 +102,6 @@ def main(argv: list[str] | None = None) -> int:
     except BadRun as error:
         print(f"make_tables: {error}", file=sys.stderr)
         return 1
-    if args.results is None:
-        stale += numbers.fill(args.check)
     return int(args.check and stale > 0)
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis import make_tables
-from analysis.pages import AGENTS, PAGES, STREAM, TEXTS, outcome_of_triggers
+from analysis.pages import AGENTS, STREAM, TEXTS, outcome_of_triggers
 from analysis.runs import BadRun, Run
 from analysis.sources import load
 from analysis.stream_rows import TEXT_COLUMNS, of_streams, of_texts
@@ -213,12 +213,3 @@ def test_a_seed_of_a_search_is_not_reported(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "search_a_digits.csv").write_text("setting,method,trial,options,score,seed 3\nab,base,0,,1,1\n")
     assert make_tables.main(["plasticity", "--results", str(tmp_path), "--page", "none"]) == 1
     assert "options were chosen on seed 3, which is reported" in capsys.readouterr().err
-
-
-def test_no_table_and_no_number_of_the_documentation_is_stale(capsys: pytest.CaptureFixture[str]) -> None:
-    assert make_tables.main(["--check"]) == 0, capsys.readouterr().out
-    for name in PAGES:
-        files = make_tables.DOCS / f"{name}.md", make_tables.DOCS / name / "tables.md"
-        text = "".join(file.read_text() for file in files if file.exists())
-        assert make_tables.MARK.search(text), f"the marks of {name} are gone"
-        assert text.count("<!-- table: ") == text.count("<!-- end -->")

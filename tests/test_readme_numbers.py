@@ -1,0 +1,156 @@
+"""The README's table of results against the rows that it was written from.
+
+The table stands in the README as text. Each of its numbers is named here with its file of rows (below docs/), which of
+those rows, and their column; it is the mean over seeds of a seed's mean. Who changes a number, a row or a file changes
+this list with it: a number without an entry fails, and an entry without a number too.
+"""
+
+import re
+from typing import NamedTuple
+
+import pandas as pd
+import pytest
+
+from tests.zygote import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+class Number(NamedTuple):
+    """A number in the README's table, and the rows that it is the mean of."""
+
+    row: str  # how the first cell of the table's row begins, without its link
+    column: str  # the table's heading, without its arrow
+    file: str  # below docs/
+    rows: str  # which rows of the file, a query of pandas
+    value: str  # their column
+
+
+def along(row: str, file: str, value: str, **queries: str) -> list[Number]:
+    """The numbers of one row of the table that stand in the same column of one file."""
+    return [Number(row, column.replace("_", " "), file, query, value) for column, query in queries.items()]
+
+
+TABLE = [
+    *along(
+        "CIFAR-10 JPEGs, warm start", "results/studies/figure2_small_a.csv", "test/accuracy",
+        base="row == 'base'", full_reset="row == 'full_reset'", random_isometry="row == 'random_isometry'",
+        FIRE="row == 'fire'",
+    ),
+    *along(
+        "random labels, all at the rate 3e-3", "results/random_labels.csv", "train/accuracy",
+        base="run.str.contains('-base-')", full_reset="run.str.contains('-full_reset-')",
+        FIRE="run.str.contains('-fire-')",
+    ),
+    *along(
+        "random labels, all at the rate 3e-3", "results/studies/accumulation.curves.csv", "train/accuracy",
+        random_isometry="row == 'random_isometry' and phase < 20",
+    ),
+    *along(
+        "random labels, a hundred tasks", "results/studies/accumulation.curves.csv", "train/accuracy",
+        base="row == 'base' and phase >= 90", full_reset="row == 'full_reset' and phase >= 90",
+        random_isometry="row == 'random_isometry' and phase >= 90", FIRE="row == 'fire' and phase >= 90",
+    ),
+    *along(
+        "a quarter of the labels new in each task", "results/studies/dial_labels.csv", "task_end/accuracy",
+        base="setting == 0.25 and row == 'base'", full_reset="setting == 0.25 and row == 'full_reset'",
+        random_isometry="setting == 0.25 and row == 'random_isometry'", FIRE="setting == 0.25 and row == 'fire'",
+    ),
+    *along(
+        "permuted pixels, each seen once", "results/studies/ranking_online.csv", "online/accuracy",
+        base="row == 'base'", full_reset="row == 'full_reset'", random_isometry="row == 'random_isometry'",
+        FIRE="row == 'fire'",
+    ),
+    *along(
+        "SAC, double pendulum", "results/studies/sac_rows.curves.csv", "task/return",
+        base="row == 'base' and phase >= 2", full_reset="row == 'full_reset' and phase >= 2",
+        random_isometry="row == 'random_isometry' and phase >= 2", FIRE="row == 'fire' and phase >= 2",
+    ),
+    *along(
+        "Fashion-MNIST, random labels", "results/studies/fashion_labels.csv", "task_end/accuracy",
+        base="row == 'base'", full_reset="row == 'full_reset'", random_isometry="row == 'random_isometry'",
+        FIRE="row == 'fire'",
+    ),
+    *along(
+        "noisy digits, warm start", "results/digits.csv", "test/accuracy",
+        base="run.str.contains('-base-') and step == 1200",
+        full_reset="run.str.contains('-full_reset-') and step == 1200",
+        random_isometry="run.str.contains('-random_isometry-') and step == 1200",
+        FIRE="run.str.contains('-fire-') and step == 1200",
+    ),
+    *along(
+        "permuted pixels, a tenth in each task", "results/studies/dial_pixels.csv", "task_end/accuracy",
+        base="setting == 0.1 and row == 'base'", full_reset="setting == 0.1 and row == 'full_reset'",
+        random_isometry="setting == 0.1 and row == 'random_isometry'", FIRE="setting == 0.1 and row == 'fire'",
+    ),
+    *along(
+        "random labels with Muon", "results/studies/resets_muon.csv", "task_end/accuracy",
+        base="row == 'base_muon'", full_reset="row == 'full_reset_muon'",
+        random_isometry="row == 'random_isometry_muon'", FIRE="row == 'fire_muon'",
+    ),
+]  # fmt: skip
+
+# (words of the README around a difference, with {} where its number stands; file; rows; minus these rows; column)
+DIFFERENCES = [
+    (
+        "a [warm start](docs/results/figure2_small.md), on average by {} of accuracy",
+        "results/studies/figure2_small_a.csv", "row == 'fire'", "row == 'base'", "test/accuracy",
+    ),
+    (
+        "and by {} after ten phases", "results/studies/figure2_small_b.curves.csv",
+        "row == 'fire' and epoch == 30", "row == 'base' and epoch == 30", "test/accuracy",
+    ),
+]  # fmt: skip
+
+
+def of_seeds(file: str, rows: str, value: str) -> "pd.Series[float]":
+    """The mean of a column over some rows of a file, for each seed (for each run where the file names no seeds)."""
+    frame = pd.read_csv(ROOT / "docs" / file)
+    chosen = frame.query(rows, engine="python").dropna(subset=value)
+    assert len(chosen), f"{file} has no rows with {rows}"
+    return chosen.groupby("seed" if "seed" in frame else "run")[value].mean()
+
+
+def table() -> dict[str, dict[str, str]]:
+    """The README's table as plain text: the first cell of a row -> heading -> cell."""
+    (text,) = re.findall(r"^\| where \|.*\n(?:\|.*\n)+", README, re.MULTILINE)
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text.replace("**", ""))
+    headings, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in plain.splitlines()]
+    headings = [heading.rstrip(" ↑↓") for heading in headings]
+    return {first: dict(zip(headings[1:], others, strict=True)) for first, *others in lines}
+
+
+def begins(row: str, label: str) -> bool:
+    return re.match(re.escape(label) + "[,:]", row) is not None
+
+
+def like(number: float, written: str) -> str:
+    """A number with as many decimals as another has, and with its separators of thousands."""
+    return format(number, f"{',' * (',' in written)}.{len(written.partition('.')[2])}f")
+
+
+@pytest.mark.parametrize("number", TABLE, ids=lambda number: f"{number.row}, {number.column}")
+def test_a_number_of_the_table_is_that_of_its_rows(number: Number) -> None:
+    (line,) = [line for row, line in table().items() if begins(row, number.row)]
+    written, *seeds = re.findall(r"[\d.,]+", line[number.column])
+    seed_means = of_seeds(number.file, number.rows, number.value)
+    assert written == like(seed_means.mean(), written)
+    assert len(seed_means) == int(seeds[0] if seeds else line["n"]), "another number of seeds"
+
+
+def test_the_table_has_no_number_without_rows() -> None:
+    known = [(number.row, number.column) for number in TABLE]
+    assert len(known) == len({*known}), "a number is named twice"
+    for row, line in table().items():
+        for heading, cell in line.items():
+            if heading != "n" and re.search(r"\d", cell):
+                assert any(begins(row, label) and heading == column for label, column in known), (row, heading)
+
+
+@pytest.mark.parametrize(("words", "file", "rows", "minus", "value"), DIFFERENCES)
+def test_a_difference_is_that_of_its_rows(words: str, file: str, rows: str, minus: str, value: str) -> None:
+    """It is paired by seed."""
+    pattern = r"([\d.]*\d)".join(re.escape(part) for part in words.split("{}"))
+    (written,) = re.findall(pattern, " ".join(README.split()))
+    difference = (of_seeds(file, rows, value) - of_seeds(file, minus, value)).mean()
+    assert written == like(difference, written)
