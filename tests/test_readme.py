@@ -20,7 +20,10 @@ SMALLEST = ("scale=smoke", "tracker=none", "progress=false", "benchmark.samples=
 def test_the_first_command_trains_and_draws(
     tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (lines,) = re.findall(r"^pip install .*\n(python -m vision\.train .*)\n(.*)$", README, re.MULTILINE)
+    ((install, *lines),) = re.findall(
+        r"^(pip install .*) && (python -m vision\.train .*) && (python .*)$", README, re.MULTILINE
+    )
+    assert install == 'pip install -e ".[harness]"'
     train, draw = map(shlex.split, lines)
     assert train[:3] == ["python", "-m", "vision.train"]
     answer = zygote.run(tmp_path, "vision.train", *train[3:-1], *SMALLEST, train[-1])
@@ -38,31 +41,32 @@ def test_the_first_command_trains_and_draws(
 def test_the_loop_runs_and_acts(capsys: pytest.CaptureFixture[str]) -> None:
     """The README's own loop, on a model whose loss stays where it is."""
     once, code, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+    def make_model() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+    model = make_model()
     batch = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
     names = {"model": model, "optimizer": optimizer, "criterion": torch.nn.CrossEntropyLoss(), "loader": [batch] * 1200}
-    exec(once + code, names)
+    exec(once.replace("500", "5") + code, names | {"make_model": make_model, "next_task": [batch] * 3})
     weight = model[0].weight.double()
     reached = torch.linalg.svdvals(weight)
     assert torch.allclose(reached, torch.full_like(reached, 2**0.5), atol=0.05), "sqrt(8 / 4)"
-    assert "0.weight" in capsys.readouterr().out
-
-
-def test_the_other_tools_run(capsys: pytest.CaptureFixture[str]) -> None:
-    *_, code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-
-    def make_model() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
-
-    batches = [(torch.randn(16, 4), torch.arange(16) % 3) for _ in range(3)]
-    exec(
-        code.replace("500", "5"),
-        {"torch": torch, "model": make_model(), "make_model": make_model, "next_task": batches},
-    )
     printed = capsys.readouterr().out
-    assert "2.weight" in printed
     assert "plasticity" in printed
+    assert "0.weight" in printed
+
+
+def test_the_tools_for_muon_run(capsys: pytest.CaptureFixture[str]) -> None:
+    *_, code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
+    names = {"torch": torch, "model": model}
+    exec(code, names)
+    muon, adam = names["optimizers"]
+    held = [sum(len(group["params"]) for group in optimizer.param_groups) for optimizer in (muon, adam)]
+    assert held == [1, 5], "the hidden matrix; the layers at both ends, and all biases"
+    assert "2.weight" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the commits are in the repository's history")
