@@ -5,10 +5,8 @@ are "FIRE searched" where that has another scale, start or share of the way; oth
 "FIRE (norm_init=spectral)".
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import pandas as pd
 
 from analysis import style
 
@@ -22,26 +20,6 @@ SEARCHED = {
     "fire_exact": "FIRE exact, searched",
     "fire_half": "FIRE, half of the way, searched",
 }
-
-
-def label(method: str, options: str = "") -> str:
-    """The name of a method, of a chain or of a variant such as `fire (blend=0.5)` in a table of a search.
-
-    Args:
-        method: as in tables of results.
-        options: of its runs, as on the command line.
-    """
-    name, _, detail = method.partition(" (")
-    parts = name.split("+")
-    given = dict(option.split("=", 1) for option in options.split())
-    text = " + ".join(part_label(part, options_of(part, given, len(parts) > 1)) for part in parts)
-    return f"{text} ({detail}" if detail else text
-
-
-def options_of(part: str, given: Mapping[str, str], is_chain: bool) -> dict[str, str]:
-    """The options of a method, or of one part of a chain, by their short names."""
-    prefix = f"method.parts.{part}." if is_chain else "method."
-    return {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
 
 
 def label_of_config(config: Mapping[str, Any], detail: str = "") -> str:
@@ -61,9 +39,7 @@ def label_of_config(config: Mapping[str, Any], detail: str = "") -> str:
     return part_label(name, options, steps, searched, detail)
 
 
-def part_label(
-    method: str, options: Mapping[str, Any], steps: str = STEPS, searched: bool = True, detail: str = ""
-) -> str:
+def part_label(method: str, options: Mapping[str, Any], steps: str, searched: bool, detail: str = "") -> str:
     """The name of a single method with some options."""
     changed = changes(method, options, steps)
     name, notes = style.name(method), [detail] * bool(detail)
@@ -76,7 +52,7 @@ def part_label(
     return f"{name} ({', '.join(notes)})" if notes else name
 
 
-def changes(method: str, options: Mapping[str, Any], steps: str = STEPS) -> dict[str, str]:
+def changes(method: str, options: Mapping[str, Any], steps: str) -> dict[str, str]:
     """Those of FIRE's options that are not the paper's; of another method none."""
     if method not in SEARCHED:
         return {}
@@ -85,27 +61,3 @@ def changes(method: str, options: Mapping[str, Any], steps: str = STEPS) -> dict
         form["blend"] = "0.5"
     given = {key: str(options[key]).removesuffix(".0") for key in form if key in options}
     return {key: value for key, value in given.items() if value != form[key]}
-
-
-def winners(trials: pd.DataFrame, more: bool) -> dict[str, str]:
-    """The options that a search chose for each method, as the tuner does: the first of the best scores."""
-    ordered = trials.sort_values("trial", kind="stable").dropna(subset="score")
-    ordered = ordered.sort_values("score", ascending=not more, kind="stable").fillna({"options": ""})
-    return {str(method): str(rows["options"].iloc[0]) for method, rows in ordered.groupby("method", sort=False)}
-
-
-def names(methods: Iterable[str], *searches: Mapping[str, str]) -> dict[str, str]:
-    """What the methods of a table are called.
-
-    Args:
-        methods: as in tables of results.
-        searches: of each stream in the table, what its search chose. A method that was searched on one of them is named
-            so in a table of several.
-    """
-    found = {method: label(method) for method in methods}
-    for chosen in searches:
-        for method in found:
-            named = label(method, chosen.get(method, ""))
-            if named != label(method):
-                found[method] = named
-    return found

@@ -10,7 +10,6 @@ import pandas as pd
 from analysis.arrays import Floats
 
 TASK = "task"  # the column that numbers tasks, from 1, in the rows that end one
-SHARE = 0.1  # of the tasks: the first, and the last
 KEPT = "boundary/previous_accuracy_after"
 ONLINE = ("online/accuracy", "online/loss", "online/return")
 

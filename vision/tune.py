@@ -15,14 +15,13 @@ Options are those of `vision.train`, and:
     trials=   of each method (9)
     seed=, seeds=   the first seed (10000), and how many a trial has (3)
     workers=  runs at once, each with one thread (0: as many as cores)
-    table=    the search (docs/results/plasticity/search_<benchmark>_<dataset>.csv)
+    table=    the search (runs/tune/search_<benchmark>_<dataset>.csv)
     winners=  where the best values go, one entry for each method (the folder conf/tuned/searched)
 
 A trial is a row of the table as soon as its seeds have ended. The same command goes on where it was stopped, runs only
 what the table lacks, and prints the best trials; `vision.train ... method=fire tuned=searched` takes one.
 """
 
-import csv
 import os
 import re
 import sys
@@ -43,7 +42,7 @@ from harness.tune.search import Search, tune
 from harness.tune.table import best
 from vision.task import Task
 
-RESULTS = CONF.parent / "docs" / "results"
+TABLES = Path("runs/tune")
 FIRST_SEED = 10_000
 SCORES = ("test/accuracy", "train/accuracy", "train/loss")  # of a row; the first that it has
 QUIET = ("tracker=none", "cache=off", "progress=false", "paths.runs=runs/tune")
@@ -88,7 +87,7 @@ def parse(argv: Sequence[str]) -> Request:
     """Split the command line into own options and those of the trainer.
 
     Raises:
-        ConfigError: an own option is wrong, or a seed is one that results report.
+        ConfigError: an own option is wrong.
     """
     own, options = dict(OWN), list[str]()
     for argument in argv:
@@ -117,10 +116,8 @@ def parse(argv: Sequence[str]) -> Request:
     if any(len(phase.test) for phase in Task.from_config(config).phases):
         held.append("holdout=0.1")
         Task.from_config(search.compose(first_method))
-    if taken := sorted(reported_seeds(RESULTS, config) & set(seeds)):
-        raise ConfigError(f"seed={taken[0]} is reported in docs/results: choose with others, such as seed={FIRST_SEED}")
     if not own["table"]:
-        search = replace(search, table=RESULTS / "plasticity" / f"search_{place(config)}.csv")
+        search = replace(search, table=TABLES / f"search_{place(config)}.csv")
     methods = own["method"].split(",") if own["method"] else fitting(search)
     if twice := {method for method in methods if methods.count(method) > 1}:
         raise ConfigError(f"method= names {sorted(twice)[0]} twice")
@@ -144,18 +141,6 @@ def fitting(search: Search) -> list[str]:
         else:
             able.append(name)
     return able
-
-
-def reported_seeds(results: Path, config: DictConfig) -> set[int]:
-    """The seeds of runs of this benchmark and data set that committed results hold."""
-    name = f"{config.benchmark.name}-{config.dataset.name}-"
-    seeds = set[int]()
-    for path in results.glob("**/*.runs.json"):
-        seeds |= {int(seed) for seed in re.findall(rf'"{re.escape(name)}[^"]*-s(\d+)-', path.read_text())}
-    for path in results.glob(f"plasticity/{place(config)}*.csv"):
-        with path.open() as file:
-            seeds |= {int(row["seed"]) for row in csv.DictReader(file)}
-    return seeds
 
 
 def write_winner(folder: Path, setting: str, method: str, options: str) -> None:

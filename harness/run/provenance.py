@@ -155,32 +155,5 @@ def write(table: Path, entry: Entry, part: str = ALL, more: bool = False) -> Non
     file_of(table).write_text(text + "\n", encoding="utf-8")
 
 
-def is_current(table: Path) -> bool:
-    """Whether all rows of a table were computed with today's numerics of their programs."""
-    entries = read(table).values()
-    return bool(entries) and all(entry["numerics"] == NUMERICS.get(str(entry["program"])) for entry in entries)
-
-
-def names_numerics(table: Path) -> bool:
-    """Whether each part of a table names the one version of its program's numerics with which it was computed.
-
-    Such a table stays the result of that version, whatever the numerics are today. Tables from before versions were
-    recorded ("4 or older"), and parts whose runs mix versions, do not.
-    """
-    entries = read(table).values()
-    return bool(entries) and all(isinstance(entry["numerics"], int) for entry in entries)
-
-
-def in_words(table: Path) -> str:
-    """Such as `numerics 4, commit 1a2c3d4`."""
-    entry = joined([*read(table).values()])
-
-    def several(value: Any, length: int | None = None) -> str:
-        values = value if isinstance(value, list) else [value]
-        return " and ".join("unknown" if one is None else str(one)[:length] for one in values)
-
-    return f"numerics {several(entry['numerics'])}, commit {several(entry['commit'], 7)}"
-
-
 if __name__ == "__main__":  # TABLE COMMAND ...: a table that a tool of the library has just written
     write(Path(sys.argv[1]), of_process(None) | {"command": shown(sys.argv[2:])})

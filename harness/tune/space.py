@@ -77,14 +77,14 @@ def check_space(node: Mapping[str, Any], space: Sequence[Dimension]) -> None:
             build("method", {**node, one.option: value})
 
 
-def trials(space: Sequence[Dimension], number: int, scramble: int = 0) -> list[dict[str, Any]]:
+def trials(space: Sequence[Dimension], number: int) -> list[dict[str, Any]]:
     """`number` choices of all options: the defaults, which are an empty one, then points that fill the space evenly.
 
-    The points are Sobol's, scrambled by a seed. More trials begin with the same ones, and the first options of two
+    The points are Sobol's, scrambled. More trials begin with the same ones, and the first options of two
     spaces take the same places.
     """
     if not space:
         return [{}]
-    engine = torch.quasirandom.SobolEngine(max(AT_LEAST, len(space)), scramble=True, seed=scramble)
+    engine = torch.quasirandom.SobolEngine(max(AT_LEAST, len(space)), scramble=True, seed=0)
     points: list[list[float]] = engine.draw(number - 1).tolist() if number > 1 else []
     return [{}] + [{d.option: d.at(share) for d, share in zip(space, point, strict=False)} for point in points]

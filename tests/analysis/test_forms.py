@@ -5,12 +5,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 
 from analysis import figures, make_report, plotting, rl, style, tables
-from analysis.forms import PAPER, STEPS, label, label_of_config, names, winners
+from analysis.forms import PAPER, STEPS, label_of_config
 from analysis.runs import settings
 from analysis.sources import load
 from tests.analysis.synthetic import rows, write_run
@@ -20,26 +19,6 @@ FIRE = {"name": "fire", "solver": "newton_schulz", "iterations": 10, "norm_init"
         "blend": 1.0, "variance_factor": 1.0, "tol": None, "layout": None}  # fmt: skip
 EXACT = {"name": "fire_exact", "solver": "exact", "scale": "modular", "blend": 1.0}
 CHAIN = {"name": "fire+muon", "of": "fire+muon", "parts": {"fire": FIRE | {"blend": 0.5}, "muon": {}, "snp": {}}}
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "name"),
-    [
-        ("fire", "", "FIRE"),
-        ("fire", "lr=0.1", "FIRE"),
-        ("fire", "method.iterations=9 method.blend=1.0", "FIRE, 9 steps"),
-        ("fire", "method.blend=0.75", "FIRE searched"),
-        ("fire_exact", "method.scale=modular method.blend=0.5", "FIRE exact, searched"),
-        ("fire_half", "method.blend=0.5", "FIRE, half of the way"),
-        ("fire_half", "method.scale=orthogonal", "FIRE, half of the way, searched"),
-        ("fire+muon", "lr=0.1 method.parts.muon.lr=0.2", "FIRE + Muon"),
-        ("fire+muon", "method.parts.fire.blend=0.25 method.parts.muon.lr=0.2", "FIRE searched + Muon"),
-        ("fire (blend=0.5)", "", "FIRE (blend=0.5)"),
-        ("snp", "method.coef=0.5", "S&P"),
-    ],
-)
-def test_names_follow_the_options_of_a_search(method: str, options: str, name: str) -> None:
-    assert label(method, options) == name
 
 
 @pytest.mark.parametrize(
@@ -94,17 +73,3 @@ def test_figures_tables_and_reports_take_their_names_there(tmp_path: Path) -> No
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])  # type: ignore[index]
     assert [group["label"] for group in data["settings"][0]["groups"]] == named
     assert not re.search(r'"FIRE"|>FIRE<', text)
-
-
-def test_the_first_of_the_best_trials_decides() -> None:
-    trials = pd.DataFrame(
-        [("fire", 2, "method.blend=0.5", 0.9), ("fire", 1, "lr=1", 0.9), ("fire", 0, None, 0.1), ("snp", 0, None, 0.3)],
-        columns=["method", "trial", "options", "score"],
-    )
-    assert winners(trials, more=True) == {"fire": "lr=1", "snp": ""}
-    assert winners(trials, more=False) == {"fire": "", "snp": ""}
-
-
-def test_a_table_of_several_streams_says_searched_if_one_was() -> None:
-    searches = {"fire": "lr=1"}, {"fire": "method.blend=0.5"}
-    assert names(["fire", "snp"], *searches) == {"fire": "FIRE searched", "snp": "S&P"}

@@ -48,6 +48,28 @@ def test_differences_are_paired_and_holm_corrected(setting):
     assert frame.loc["Base", "vs FIRE"].difference.mean == pytest.approx(-frame.loc["FIRE", "vs Base"].difference.mean)
 
 
+def test_fire_against_base_counts_once_where_both_are_references() -> None:
+    """Worked by hand. With three seeds the two-sided p of Student's t is 1 - sqrt(t^2 / (t^2 + 2)):
+
+    FIRE - base   1, 2, 3     mean 2, deviation 1,   t^2 = 12   p = 0.0742
+    S&P - base    2, 0, 1     mean 1, deviation 1,   t^2 = 3    p = 0.2254
+    S&P - FIRE    1, -2, -2   mean -1, deviation 3^.5, t^2 = 1  p = 0.4226
+
+    Holm over these three: 3 x 0.0742, 2 x 0.2254, and the last no smaller than the one before it.
+    """
+    values = {"base": (0.0, 0.0, 0.0), "fire": (1.0, 2.0, 3.0), "snp": (2.0, 0.0, 1.0)}
+    pairs = tables.compare({name: dict(enumerate(of_seeds)) for name, of_seeds in values.items()}, ["base", "fire"])
+    first, second = (1 - (t2 / (t2 + 2)) ** 0.5 for t2 in (12, 3))
+    assert {methods: pair.p_holm for methods, pair in pairs.items()} == pytest.approx(
+        {
+            ("fire", "base"): 3 * first,
+            ("base", "fire"): 3 * first,
+            ("snp", "base"): 2 * second,
+            ("snp", "fire"): 2 * second,
+        }
+    )
+
+
 def test_final_and_best_of_a_loss_and_a_run_that_diverged_is_in_no_mean(tmp_path):
     for seed, end in enumerate((2.5, float("nan"))):
         lines = [{"step": i, "val/loss": v} for i, v in enumerate((3.0, 2.0 - seed, end))]

@@ -15,7 +15,6 @@ SCRIPTS = {
     "bench_projection": ("--models dqn --rounds 1 --threads 1", "(half, measured)"),
     "bench_vision": ("--size 8 --steps 1 --rounds 1 model=small_resnet model.width=4", "x a plain loop"),
     "bench_sac": ("HEAD --networks mlp --rounds 1", "of the earlier updates a second"),
-    "studies": ("figure2_small_c smoke rows=base workers=1", "test/accuracy_all"),
     "dry_run": ("--list", "vgg16"),
     "record_originals": ("--help", "clones"),  # needs clones of others' repositories
 }

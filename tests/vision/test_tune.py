@@ -22,7 +22,7 @@ from harness.tune.table import read_table as read_trials
 from tests.programs import compose
 from tests.zygote import Zygote
 from vision.task import Task
-from vision.tune import parse, reported_seeds, write_winner
+from vision.tune import parse, write_winner
 
 TINY = ("benchmark.tasks=2", "benchmark.samples=64", "epochs=1", "model.hidden=8", "seeds=2", "workers=1")
 WHERE = ("table=table.csv", "winners=winners")
@@ -70,7 +70,6 @@ def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygot
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("seed=1", "benchmark=warm_start"), "seed=1 is reported in docs/results: choose with others"),
         (("trials=0",), "trials=0 must be a whole number of at least 1"),
         (("seeds=x",), "seeds=x must be a whole number"),
         (("--methods=fire",), "options are written option=value"),
@@ -80,16 +79,6 @@ def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygot
 def test_wrong_options_are_refused_in_one_line(options: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(["method=base", *options])
-
-
-def test_seeds_are_read_from_committed_results(tmp_path: Path) -> None:
-    config = compose("vision", "benchmark=permuted")
-    (tmp_path / "a.runs.json").write_text(
-        '{"runs": {"permuted-digits-fire-s7-ab12": 1, "random_labels-digits-x-s8-ab": 1}}'
-    )
-    (tmp_path / "plasticity").mkdir()
-    (tmp_path / "plasticity" / "permuted_digits.csv").write_text("method,seed\nbase,3\nfire,4\n")
-    assert reported_seeds(tmp_path, config) == {3, 4, 7}
 
 
 def test_the_rate_is_searched_for_every_method_and_parts_of_a_chain_by_their_names() -> None:

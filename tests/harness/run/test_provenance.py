@@ -63,43 +63,12 @@ def test_entries_of_runs_are_joined_and_their_differences_kept(tmp_path: Path) -
     assert entry["command"] == "python -m rl.dqn"
 
 
-@pytest.mark.parametrize(
-    ("parts", "current"),
-    [
-        ([{}], True),
-        ([{"numerics": f"{NUMERICS['vision']} or older"}], False),
-        ([{"numerics": NUMERICS["vision"] - 1}], False),
-        ([{}, {"numerics": NUMERICS["vision"] - 1}], False),
-        ([{"numerics": [NUMERICS["vision"] - 1, NUMERICS["vision"]]}], False),
-        ([], False),
-    ],
-)
-def test_a_table_is_current_if_all_its_parts_are(parts: list[dict], current: bool, tmp_path: Path) -> None:
-    table = tmp_path / "a.csv"
-    for number, changed in enumerate(parts):
-        provenance.write(table, NOW | changed, f"method {number}")
-    assert provenance.is_current(table) == current
-
-
-@pytest.mark.parametrize(
-    ("numerics", "named"),
-    [(NUMERICS["vision"], True), (1, True), ("4 or older", False), ([4, 5], False), (None, False)],
-)
-def test_a_table_names_its_numerics_if_each_part_has_one_version(numerics: object, named: bool, tmp_path: Path) -> None:
-    table = tmp_path / "a.csv"
-    assert not provenance.names_numerics(table)
-    provenance.write(table, NOW, "base")
-    provenance.write(table, NOW | {"numerics": numerics}, "fire")
-    assert provenance.names_numerics(table) == named
-
-
 def test_a_part_is_replaced_or_added_to(tmp_path: Path) -> None:
     table = tmp_path / "a.csv"
     provenance.write(table, NOW, "base")
     provenance.write(table, NOW | {"commit": "def"}, "fire")
     provenance.write(table, NOW | {"commit": "ghi"}, "fire", more=True)
     assert provenance.read(table)["fire"]["commit"] == ["def", "ghi"]
-    assert provenance.in_words(table) == f"numerics {NUMERICS['vision']}, commit abc and def and ghi"
     provenance.write(table, NOW)
     assert list(provenance.read(table)) == [provenance.ALL]
 
