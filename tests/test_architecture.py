@@ -1,68 +1,97 @@
-"""docs/architecture.md names every file that a weight meets at a boundary, and a batch in a step."""
+"""docs/architecture.md names every file that a weight, a batch, a transition and an option meet on their way."""
 
+import dataclasses
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
+import rl.dqn.train
 import vision.train
+from harness.config.cli import run_program
 from tests.programs import ALIKE, Program
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
-ROOMS = ("fire_core", "harness", "vision")
+ROOMS = ("fire_core", "harness", "rl", "vision")
 
 
-def files_of(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, set[str]]:
-    """What a call returns, and the files of this project whose functions ran in it."""
-    found: set[str] = set()
+def record(files: set[str], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which adds to `files` those of this project whose functions run while it does."""
 
     def look(frame: FrameType, event: str, argument: object) -> None:
-        found.add(frame.f_code.co_filename)
+        files.add(frame.f_code.co_filename)
 
-    sys.setprofile(look)
-    try:
-        result = function(*arguments, **options)
-    finally:
-        sys.setprofile(None)
-    inside = (Path(name) for name in found if Path(name).is_relative_to(ROOT))
-    return result, {str(path.relative_to(ROOT)) for path in inside if path.relative_to(ROOT).parts[0] in ROOMS}
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        sys.setprofile(look)
+        try:
+            return function(*arguments, **options)
+        finally:
+            sys.setprofile(None)
+
+    return recorded
 
 
-def listed(heading: str) -> set[str]:
+def of_this_project(files: set[str]) -> set[str]:
+    paths = [Path(name).relative_to(ROOT) for name in files if Path(name).is_relative_to(ROOT)]
+    return {str(path) for path in paths if path.parts[0] in ROOMS}
+
+
+def named_below(heading: str) -> set[str]:
+    """The files that a section of the page names."""
     section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert section
     return set(re.findall(r"`((?:\w+/)+\w+\.py)`", section[1]))
 
 
-def test_the_page_names_every_file_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ways: dict[str, set[str]] = {"weight": set(), "batch": set()}
-    originals = {name: getattr(vision.train, name) for name in ("begin_phase", "train_step", "batches")}
+def test_a_weight_and_an_image_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight: set[str] = set()
+    batch: set[str] = set()
+    begin_phase, draw = vision.train.begin_phase, vision.train.batches
 
-    def begin_phase(task: Any, learner: Any, index: int, run: Any) -> None:
-        _, files = files_of(originals["begin_phase"], task, learner, index, run)
-        ways["weight"] |= files if index else set()
+    def begin(task: Any, learner: Any, index: int, run: Any) -> None:
+        (record(weight, begin_phase) if index > 0 else begin_phase)(task, learner, index, run)
 
-    def train_step(*arguments: Any) -> Any:
-        result, files = files_of(originals["train_step"], *arguments)
-        ways["batch"] |= files
-        return result
-
-    def batches(*arguments: Any, **options: Any) -> Any:
-        iterator = originals["batches"](*arguments, **options)
+    def batches(*arguments: Any, **options: Any) -> Iterator[Any]:
+        following = record(batch, draw(*arguments, **options).__next__)
         while True:
-            batch, files = files_of(next, iterator, None)
-            ways["batch"] |= files
-            if batch is None:
+            try:
+                yield following()
+            except StopIteration:
                 return
-            yield batch
 
-    for name, wrapped in (("begin_phase", begin_phase), ("train_step", train_step), ("batches", batches)):
-        monkeypatch.setattr(vision.train, name, wrapped)
+    monkeypatch.setattr(vision.train, "begin_phase", begin)
+    monkeypatch.setattr(vision.train, "batches", batches)
+    monkeypatch.setattr(vision.train, "train_step", record(batch, vision.train.train_step))
     Program("vision", "vision.train", ALIKE).run(tmp_path, "method=fire", "cache=off")
-    assert listed("One weight") == ways["weight"]
-    assert listed("One batch") == ways["batch"]
+    assert named_below("One weight") == of_this_project(weight)
+    assert named_below("One image batch") == of_this_project(batch)
+
+
+def test_a_transition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transition: set[str] = set()
+    monkeypatch.setattr(rl.dqn.train, "interact", record(transition, rl.dqn.train.interact))
+    Program("dqn", "rl.dqn", ALIKE).run(tmp_path, "experiment=continual_cartpole", "method=fire", "cache=off")
+    assert named_below("One transition") == of_this_project(transition)
+
+
+def test_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the command line to the first line of `train`, in the program as it is started."""
+    option: set[str] = set()
+    until_training: set[str] = set()
+
+    def train(*arguments: Any, **options: Any) -> None:
+        until_training.update(option)
+        sys.exit()
+
+    monkeypatch.setattr(vision.train, "PROGRAM", dataclasses.replace(vision.train.PROGRAM, train=train))
+    monkeypatch.setattr(
+        sys, "argv", ["vision.train", "method=fire", "method.iterations=5", *ALIKE, f"paths.runs={tmp_path}"]
+    )
+    with pytest.raises(SystemExit):
+        record(option, run_program)(vision.train.main, "vision")
+    assert named_below("One option") == of_this_project(until_training)
