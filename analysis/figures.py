@@ -1,7 +1,6 @@
-"""The paper's figures 2, 3, 4a and 4b: grids of panels, each with the runs that fit, or "no data"."""
+"""The paper's figures 2, 3, 4a and 4b: grids of panels with the runs that fit."""
 
 import re
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,9 +8,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from analysis import plotting, style
+from analysis.coinciding import separate
 from analysis.runs import Setting
 
 
@@ -94,20 +93,18 @@ def starting_checkpoint(setting: Setting) -> str:
 
 
 def with_others(grid: Grid, settings: Sequence[Setting]) -> Grid:
-    """The grid with a panel for each start or environment that its program ran and the paper does not show.
-
-    Panels without data are dropped for them.
-    """
+    """The grid with a panel for each start or environment that its program ran and the paper does not show."""
     others = {}
     for setting in settings:
         run = setting.groups[0].runs[0]
         if run.config.get("program") == grid.program and not any(p.fits(setting) for row in grid.rows for p in row):
             start = starting_checkpoint(setting)
-            what, title = (start, f"From {start}") if grid.program == "language" else (run.dataset, run.dataset)
+            from_start = f"From {'the end' if start == 'end' else start}"
+            what, title = (start, from_start) if grid.program == "language" else (run.dataset, style.name(run.dataset))
             others[plain(what)] = Panel(title, "language" if grid.program == "language" else "rl", what)
     if not grid.program or not others:
         return grid
-    return replace(grid, rows=((*(panel for panel in grid.rows[0] if panel.choose(settings)), *others.values()),))
+    return replace(grid, rows=((*grid.rows[0], *others.values()),))
 
 
 def has_data(grid: Grid, settings: Sequence[Setting]) -> bool:
@@ -115,45 +112,56 @@ def has_data(grid: Grid, settings: Sequence[Setting]) -> bool:
 
 
 def grid_figure(grid: Grid, settings: Sequence[Setting], palette: style.Palette, width: str = "page") -> Figure:
-    """A figure of the paper, with the same methods and colours in each panel.
+    """A figure of the paper, with the same methods and colours in each panel; panels without runs are left out.
 
     Args:
-        grid: which one.
+        grid: which one; some panel has runs.
         settings: what was run.
         palette: colours.
         width: "page" or "column"; in a column the panels of a single row are stacked.
     """
-    panels: NDArray[np.object_] = np.array([list(row) for row in grid.rows], dtype=object)
+    chosen = {panel: panel.choose(settings) for row in grid.rows for panel in row}
+    missing = [panel for panel, setting in chosen.items() if setting is None]
+    panels = with_runs(grid, missing)
     if width == "column" and len(panels) == 1:
-        panels = panels.T
-    rows, columns = panels.shape
-    size = (style.PAGE if columns > 1 else style.COLUMN, 1.75 * rows + 0.55)
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+        panels = [[panel] for panel in panels[0]]
+    rows, columns = len(panels), len(panels[0])
+    size = (style.PAGE if columns > 1 else style.COLUMN, 1.75 * rows + 0.4)
+    figure = plt.figure(figsize=size, layout="constrained")
+    places = figure.add_gridspec(rows, columns)
     shown: plotting.Drawn = []
-    chosen = {(r, c): panels[r, c].choose(settings) for r in range(rows) for c in range(columns)}
-    for (row, column), setting in chosen.items():
-        ax = axes[row, column]
-        shown += fill(ax, panels[row, column], setting, palette, grid.last_phase)
-        if any(chosen[row, c] for c in range(column)):
+    for row, column in np.ndindex(rows, columns):
+        panel = panels[row][column]
+        setting = chosen[panel]
+        if setting is None:
+            continue
+        ax = figure.add_subplot(places[row, column])
+        shown += fill(ax, panel, setting, palette, grid.last_phase)
+        # A panel beside another of the same measure, or above another, needs no label of its own.
+        left = [chosen[other] for other in panels[row][:column]]
+        below = [chosen[others[column]] for others in panels[row + 1 :]]
+        if any(other is not None and other.y_label == setting.y_label for other in left):
             ax.set_ylabel("")
-        if any(chosen[r, column] for r in range(row + 1, rows)):
+        if any(other is not None and other.x == setting.x for other in below):
             ax.set_xlabel("")
-    lines, names = plotting.legend_of(shown, palette)
-    if lines:
-        figure.legend(lines, names, loc="outside upper center", ncols=min(len(lines), 6 if columns > 1 else 3))
-    below = textwrap.fill(footer(grid, shown), 140 if columns > 1 else 66)
-    figure.supxlabel(below, fontsize=6.2, color=plotting.GREY, x=0.01, ha="left")
+    plotting.add_words(figure, footer(grid, shown, missing), page=columns > 1)
+    plotting.add_legend(figure, *plotting.legend_of(shown, palette), most=6 if columns > 1 else 3)
+    separate(figure)
     return figure
 
 
-def fill(axes: Axes, panel: Panel, setting: Setting | None, palette: style.Palette, last_phase: bool) -> plotting.Drawn:
-    """Draws one panel, or writes that there is no data."""
-    if setting is None:
-        axes.set_axis_off()
-        axes.set_title(f"{panel.title}: no data", color=plotting.GREY, fontsize=7.5)
-        return []
+def with_runs(grid: Grid, missing: Sequence[Panel]) -> list[list[Panel]]:
+    """The rows and columns of a grid that have a panel with runs."""
+    rows = [row for row in grid.rows if not all(panel in missing for panel in row)]
+    columns = [i for i, column in enumerate(zip(*rows, strict=True)) if not all(panel in missing for panel in column)]
+    return [[row[i] for i in columns] for row in rows]
+
+
+def fill(axes: Axes, panel: Panel, setting: Setting, palette: style.Palette, last_phase: bool) -> plotting.Drawn:
+    """Draws one panel."""
     drawn = plotting.draw(axes, setting, palette, last_phase)
-    named = panel.title if panel.model in ("", setting.model) else f"{panel.title.split(',')[0]}, {setting.model}"
+    dataset = panel.title.split(",")[0]
+    named = panel.title if panel.model in ("", setting.model) else f"{dataset}, {style.name(setting.model)}"
     counts = plotting.seeds_text(setting.groups)
     axes.set_title(f"{named} ({counts.removesuffix(' seeds').removesuffix(' seed')})", fontsize=7.5)
     axes.tick_params(labelsize=6.5)
@@ -163,15 +171,16 @@ def fill(axes: Axes, panel: Panel, setting: Setting | None, palette: style.Palet
     return drawn
 
 
-def footer(grid: Grid, shown: plotting.Drawn) -> str:
-    if not shown:
-        return f"{grid.title}: no data."
+def footer(grid: Grid, shown: plotting.Drawn, missing: Sequence[Panel]) -> str:
+    """What lines are, and which of the paper's panels have no runs."""
     event = "when the method acted" if grid.name.startswith("figure4") else "phase boundaries"
     text = plotting.caption(shown)
     if not grid.last_phase:
         text += f" Vertical lines: {event}."
-    if grid.name == "figure2":
-        text += (
-            " Rows: warm start, with the final values of full reset and base as lines; continual; class-incremental."
-        )
+    if any(panel.benchmark == "warm_start" for row in grid.rows for panel in row if panel not in missing):
+        text += " Thin horizontal lines in panels of warm start: final values of full reset and base."
+    if missing and len(grid.rows) > 1:
+        text += " Panels without runs are left out."
+    elif missing:
+        text += f" Without runs: {', '.join(panel.title for panel in missing)}."
     return text

@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     folder = args.out / "tables"
     for setting in found:
         table = tables.results(setting)
-        print(f"\n{plotting.title(setting, 999)}: {setting.y_label.lower()}, mean [95 % interval], of two seeds both")
+        what = f"{setting.y_label.lower()}, {plotting.numbers_are(setting.groups)}"
+        print(f"\n{plotting.title(setting, 999)}: {what}")
         print(formats.as_text(table.drop(columns=[c for c in ("best", "vs FIRE") if c in table])))
         report(plotting.save(plotting.setting_figure(setting, palette, args.width), args.out / slug(setting)))
         report([formats.write(table, folder / f"{slug(setting)}.md")])

@@ -10,9 +10,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from analysis import style
+from analysis.coinciding import separate
 from analysis.curves import Curve, boundaries, curve
 from analysis.runs import Group, Setting
 
@@ -33,25 +35,25 @@ def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool 
     Returns:
         The groups with their curves, for legends.
     """
-    drawn = []
-    for group in setting.groups:
-        c = curve(group, setting.metric, last_phase)
-        if not len(c.x):
-            continue
+    curves = [(group, curve(group, setting.metric, last_phase)) for group in setting.groups]
+    drawn = [(group, c) for group, c in curves if len(c.x)]
+    for place, (group, c) in enumerate(drawn):
         look = palette.line(group.method, group.place)
         few = len(c.x) == 1 or (group.runs[0].is_stream and len(c.x) <= 30)
         dot: dict[str, Any] = {"marker": "o", "markersize": 3} if few else {}
-        axes.plot(c.x, c.mean, **dot | look)
+        if "markevery" in look:  # the marks of lines that coincide stand beside each other
+            start, step = 0.0, look["markevery"]
+            look["markevery"] = (start + step * place / len(drawn), step)
+        axes.plot(c.x, c.mean, **dot | look, label=group.key)
         if c.n.max() > 1:
             axes.fill_between(c.x, c.low, c.high, color=look["color"], alpha=0.16, linewidth=0, zorder=1.5)
-        drawn.append((group, c))
     if not last_phase:
         for x in boundaries(setting.runs):
             axes.axvline(x, color="#A0A0A0", linewidth=0.8, zorder=1)
     right = max((c.x.max() for _, c in drawn), default=0) or 1
     axes.set_xlim(0, right)
     axes.margins(y=0.04)
-    axes.set_xlabel(style.AXES[setting.x])
+    axes.set_xlabel(f"{style.COUNTS[setting.x]} since the boundary" if last_phase else style.AXES[setting.x])
     axes.set_ylabel(setting.y_label)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
@@ -69,6 +71,8 @@ def end_of(c: Curve) -> float:
 def legend_of(drawn: Drawn, palette: style.Palette, n: bool = False, width: int = 34) -> tuple[list[Line2D], list[str]]:
     """Lines and names for a legend, one for each name.
 
+    Variants of a method have their values behind its name, "FIRE 5, spectral"; `variants_text` says of which options.
+
     Args:
         drawn: what `draw` returned.
         palette: colours.
@@ -76,13 +80,80 @@ def legend_of(drawn: Drawn, palette: style.Palette, n: bool = False, width: int 
         width: of a name in letters, beyond which it goes on below.
     """
     lines: dict[str, Line2D] = {}
+    varied = variants([group for group, _ in drawn])
     for group, _ in drawn:
-        text = textwrap.fill(group.label + (f" (n={len(group.runs)})" if n else ""), width)
+        name, options = parts_of_label(group.label)
+        text = f"{name} {', '.join(options.values())}" if name in varied else group.label
+        text = textwrap.fill(text + (f" (n={len(group.runs)})" if n else ""), width)
         lines.setdefault(text, Line2D([], [], **palette.line(group.method, group.place)))
     return [*lines.values()], [*lines]
 
 
+def variants(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Methods all of whose lines differ by the same options, and these options."""
+    options: dict[str, list[list[str]]] = {}
+    for label in dict.fromkeys(group.label for group in groups):
+        name, given = parts_of_label(label)
+        options.setdefault(name, []).append([*given])
+    return {
+        name: given[0]
+        for name, given in options.items()
+        if len(given) > 1 and given[0] and given == given[:1] * len(given)
+    }
+
+
+def variants_text(groups: Sequence[Group]) -> str:
+    """What the values behind a method's name in the legend are; empty where there are none."""
+    return " ".join(f"Behind {name}: {', '.join(options)}." for name, options in variants(groups).items())
+
+
+def parts_of_label(label: str) -> tuple[str, dict[str, str]]:
+    """The name in a label such as "FIRE (iterations=5, norm_init=spectral)", and its options if it has such alone."""
+    name, _, detail = label.removesuffix(")").partition(" (")
+    options = [option.split("=", 1) for option in detail.split(", ")]
+    if any(len(option) != 2 for option in options):
+        return label, {}
+    return name, dict(options)
+
+
+def add_words(figure: Figure, words: str, page: bool) -> None:
+    """Puts words below all panels and makes the figure higher by them.
+
+    Args:
+        figure: whose panels keep their size.
+        words: as long as they need be.
+        page: whether the figure is as wide as a page; else as a column.
+    """
+    text = textwrap.fill(words, 140 if page else 66)
+    figure.supxlabel(text, fontsize=6.2, color=GREY, x=0.01, ha="left")
+    figure.set_figheight(figure.get_figheight() + 0.11 * text.count("\n"))
+
+
+def add_legend(figure: Figure, lines: list[Line2D], names: list[str], most: int = 6) -> None:
+    """Puts a legend above all panels, as wide as the figure allows, and makes the figure higher by it.
+
+    Args:
+        figure: whose panels keep their size.
+        lines: beside each name.
+        names: of the lines.
+        most: columns at most.
+    """
+    if not lines:
+        return
+    inches = figure.get_size_inches()
+    for columns in range(min(len(lines), most), 0, -1):
+        legend = figure.legend(
+            lines, names, loc="outside upper center", ncols=columns, labelspacing=0.3, columnspacing=1.5
+        )
+        box = legend.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+        if box.width <= 0.98 * inches[0] * figure.dpi or columns == 1:
+            break
+        legend.remove()
+    figure.set_figheight(inches[1] + box.height / figure.dpi)
+
+
 def seeds_text(groups: Sequence[Group]) -> str:
+    """How many seeds the methods have: "n = 3 seeds", "n = 1 to 3 seeds"."""
     counts = sorted({len(group.runs) for group in groups})
     n = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"n = {n} seed{'s' if counts[-1] > 1 else ''}"
@@ -90,12 +161,26 @@ def seeds_text(groups: Sequence[Group]) -> str:
 
 def caption(drawn: Drawn, more: str = "") -> str:
     """What the lines and bands are, and how many seeds."""
-    groups = [group for group, _ in drawn]
-    most = max(len(group.runs) for group in groups)
-    band = "from one seed to the other" if most == 2 else "± standard error"
-    text = f"Mean over {seeds_text(groups)}; band: {band}." if most > 1 else f"{seeds_text(groups)}, no band."
+    counts = {len(group.runs) for group, _ in drawn}
+    if counts == {1}:
+        text = "One seed for each line, so there are no bands."
+    elif counts <= {1, 2}:
+        text = f"Mean over {seeds_text([group for group, _ in drawn])}; band: from one seed to the other."
+    else:
+        text = f"Mean over {seeds_text([group for group, _ in drawn])}; band: ± standard error."
     cut = "Bands are cut where no value can be." if any(c.cut for _, c in drawn) else ""
-    return " ".join(part for part in (text, cut, more) if part)
+    return " ".join(part for part in (text, cut, variants_text([group for group, _ in drawn]), more) if part)
+
+
+def numbers_are(groups: Sequence[Group]) -> str:
+    """What the numbers of a table of results are, by how many seeds the methods have."""
+    counts = {len(group.runs) for group in groups}
+    if counts == {1}:
+        return "of one seed"
+    both, interval = "mean (the two seeds)", "mean [95 % interval]"
+    if counts <= {1, 2}:
+        return both
+    return f"{interval}; of two seeds {both}" if 2 in counts else interval
 
 
 def save(figure: Figure, path: Path, formats: Sequence[str] | None = None) -> list[Path]:
@@ -116,42 +201,60 @@ def setting_figure(setting: Setting, palette: style.Palette, width: str | None =
         palette: colours.
         width: "column" or "page"; None takes a page if there are phases.
     """
-    enlarged = width != "column" and bool(boundaries(setting.runs))
-    page = enlarged or width == "page"
-    size = (style.PAGE, 2.6) if page else (style.COLUMN, 3.0)
-    figure, axes = plt.subplots(1, 1 + enlarged, figsize=size, squeeze=False, layout="constrained")
+    phases = boundaries(setting.runs)
+    page = bool(phases) or width == "page" if width != "column" else False
+    late = last_part(setting) if page and phases else None
+    size = (style.PAGE, 2.45) if page else (style.COLUMN, 2.75)
+    figure, axes = plt.subplots(1, 1 if late is None else 2, figsize=size, squeeze=False, layout="constrained")
     drawn = draw(axes[0, 0], setting, palette)
-    below = caption(drawn, "Vertical line: phase boundary." if boundaries(setting.runs) else "")
-    if enlarged:
-        enlarge(axes[0, 1], draw(axes[0, 1], setting, palette, last_phase=True))
-        below += " Right: the last phase, enlarged."
+    below = caption(drawn, "Vertical line: phase boundary." if phases else "")
+    if late is not None:
+        draw(axes[0, 1], setting, palette)
+        enlarge(axes[0, 0], axes[0, 1], drawn, late)
+        below += " Right: the framed part of the last phase, enlarged."
     unequal = len({len(group.runs) for group in setting.groups}) > 1
-    lines, names = legend_of(drawn, palette, unequal, 34 if page else 56)
-    if page:
-        figure.legend(lines, names, loc="outside right upper")
-    else:  # above, as many beside each other as there is room for, in a figure that grows with them
-        beside = min(3, 62 // (max(map(len, names), default=0) + 6)) or 1
-        figure.set_figheight(2.75 + 0.13 * -(-len(names) // beside))
-        figure.legend(lines, names, loc="outside upper center", ncols=beside, labelspacing=0.3)
-    axes[0, 0].set_title(title(setting, 60 if enlarged else 124 if page else 50))
-    chars = 140 if page else 66
-    figure.supxlabel(textwrap.fill(below, chars), fontsize=6.2, color=GREY, x=0.01, ha="left")
+    axes[0, 0].set_title(title(setting, 60 if late is not None else 124 if page else 50))
+    add_words(figure, below, page)
+    add_legend(figure, *legend_of(drawn, palette, unequal, 40 if page else 56), most=7 if page else 3)
+    separate(figure)
     return figure
 
 
-def enlarge(axes: Axes, drawn: Drawn) -> None:
-    """Limits the height to what the lines need after the first fifth of the phase."""
-    late = [c.x > 0.2 * axes.get_xlim()[1] for _, c in drawn]
-    edges = [edge[at] for (_, c), at in zip(drawn, late, strict=True) for edge in (c.low, c.high, c.mean)]
-    values = np.concatenate([edge[np.isfinite(edge)] for edge in edges])
-    if not len(values):
+def last_part(setting: Setting) -> tuple[float, float] | None:
+    """Where the last four fifths of the last phase begin and end; None where these have fewer than three points.
+
+    In the first fifth curves rise or fall steeply, and an enlargement with it would show little else.
+    """
+    start = boundaries(setting.runs)[-1]
+    curves = [curve(group, setting.metric) for group in setting.groups]
+    end = max((float(c.x.max()) for c in curves if len(c.x)), default=start)
+    begin = start + 0.2 * (end - start)
+    most = max((int((c.x >= begin).sum()) for c in curves), default=0)
+    return (begin, end) if most >= 3 else None
+
+
+def enlarge(whole: Axes, part: Axes, drawn: Drawn, late: tuple[float, float]) -> None:
+    """Limits `part` to what lines and bands need within `late`, on the axis of `whole`, where a frame shows it."""
+    low, high = np.inf, -np.inf
+    for _, c in drawn:
+        inside = (c.x >= late[0]) & (c.x <= late[1])
+        for edge in (c.low, c.high, c.mean):
+            known = np.isfinite(edge)
+            if known.any():
+                values = [*edge[inside & known], np.interp(late[0], c.x[known], edge[known])]
+                low, high = min(low, *values), max(high, *values)
+    if not np.isfinite(low):
         return
-    room = 0.05 * np.ptp(values) or 0.01
-    axes.set_ylim(values.min() - room, values.max() + room)
-    axes.set_ylabel("")
+    room = 0.05 * (high - low) or 0.01
+    part.set_xlim(*late)
+    part.set_ylim(low - room, high + room)
+    part.set_ylabel("")
+    frame = (late[0], low - room), late[1] - late[0], high - low + 2 * room
+    whole.add_patch(Rectangle(*frame, fill=False, edgecolor=GREY, linewidth=0.7, linestyle=(0, (2, 1.5)), zorder=4))
 
 
 def title(setting: Setting, width: int = 60) -> str:
-    head = ", ".join(style.name(part) for part in (setting.benchmark, setting.dataset) if part)
-    extra = " · ".join(part for part in (style.name(setting.model), setting.detail) if part)
-    return textwrap.fill(f"{head} · {extra}" if extra else head, width)
+    """Benchmark, data set or environment, model and what else distinguishes the setting, as a title."""
+    names = [style.name(part) for part in (setting.benchmark, setting.dataset, setting.model) if part]
+    text = style.sentence_case(", ".join([*names, *filter(None, [setting.detail])]))
+    return textwrap.fill(text, width, break_on_hyphens=False)

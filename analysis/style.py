@@ -1,6 +1,7 @@
 """The look of figures: one colour per method in all of them, readable without colour vision and in print."""
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -94,7 +95,56 @@ NAMES = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "tinyimagenet": "Tiny-ImageNet",
+    "fashion_mnist": "Fashion-MNIST",
+    "bits": "bits",
     "digits": "digits",
+    "domains": "domains",
+    "finetuning": "Fine-tuning",
+    "continual_control": "Continual control",
+    "continual_pretraining": "Continual pre-training",
+    "one_text": "One text",
+    "permuted_text": "Permuted text",
+    "openwebtext": "OpenWebText",
+    "pydoc": "pydoc",
+    "stdlib": "standard library",
+    "pydoc_stdlib": "pydoc, then standard library",
+    "text": "text",
+    "texts": "texts",
+    "wiki_owt": "WikiText-103, then both texts",
+    "wiki_then_owt": "WikiText-103, then OpenWebText",
+    "wikitext103": "WikiText-103",
+    "wikitext103_tokenised": "WikiText-103, tokenised",
+    "acrobot": "Acrobot",
+    "asterix": "Asterix",
+    "beam_rider": "BeamRider",
+    "breakout": "Breakout",
+    "cartpole": "CartPole",
+    "demon_attack": "DemonAttack",
+    "lunarlander": "LunarLander",
+    "pong": "Pong",
+    "minatar_asterix": "MinAtar Asterix",
+    "minatar_breakout": "MinAtar Breakout",
+    "minatar_freeway": "MinAtar Freeway",
+    "minatar_seaquest": "MinAtar Seaquest",
+    "minatar_space_invaders": "MinAtar Space Invaders",
+    "gpt_0.1b": "GPT-0.1B",
+    "gpt_tiny": "GPT-tiny",
+    "minatar_cnn": "MinAtar CNN",
+    "mlp": "MLP",
+    "q_mlp": "MLP",
+    "nature_cnn": "nature CNN",
+    "resnet18": "ResNet-18",
+    "small_resnet": "small ResNet",
+    "vgg16": "VGG-16",
+    "vit_tiny": "ViT-Tiny",
+    "simba": "SimBa",
+}
+COUNTS = {
+    "task": "Tasks",
+    "epoch": "Epochs",
+    "iteration": "Iterations",
+    "step": "Steps",
+    "env_steps": "Environment steps",
 }
 AXES = {"task": "Task", "epoch": "Epoch", "iteration": "Iteration", "step": "Step", "env_steps": "Environment steps"}
 
@@ -130,8 +180,13 @@ RC: dict[Any, Any] = {
 
 
 def name(key: str) -> str:
-    """How a method, benchmark or data set is written in a figure."""
+    """How a method, benchmark, data set, environment or model is written in a figure."""
     return NAMES.get(key, key.replace("_", " "))
+
+
+def sentence_case(text: str) -> str:
+    """A title with its first word capitalised; names such as h1-walk-v0 stay as they are."""
+    return text[:1].upper() + text[1:] if re.match(r"[a-z]+(\W? |$)", text) else text
 
 
 class Palette:
