@@ -6,7 +6,7 @@ Documents are tokenised in order into `train.bin.part` and `val.bin.part`, which
 import inspect
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from harness.config.config import Paths
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF
 from harness.config.paths import expanded
+from harness.run.contents import with_contents
 from harness.run.identity import check_name, digest
 from language.corpora import Corpus
 from language.data import SPLITS, TokenFile, open_tokens, write_header
@@ -99,7 +100,15 @@ def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool)
             f"dataset {options['name']} is not prepared in {folder}: run python -m language.prepare "
             f"dataset={options['name']}{also} tokenizer={tokenizer.name} paths.data={data} first"
         )
-    return {split: open_tokens(folder / f"{split}.bin", tokenizer) for split in SPLITS}
+    fingerprint = _fingerprint(data, options)
+    return {split: open_tokens(folder / f"{split}.bin", tokenizer, fingerprint) for split in SPLITS}
+
+
+def _fingerprint(data: Path, options: dict[str, Any]) -> str:
+    """A digest of the files and folders that a corpus's options name and that are there; empty if there are none."""
+    known = with_contents(options, data / "language" / ".contents")
+    contents = {key: value for key, value in known.items() if key not in options}
+    return digest(contents, 64) if contents else ""
 
 
 def prepare(
@@ -112,11 +121,12 @@ def prepare(
     """
     folder = corpus_folder(data, options, tokenizer)
     ready = all((folder / f"{split}.json").exists() for split in SPLITS)
-    fingerprint = ""
-    if not ready or "path" in options:  # the user's own files may have changed
+    fingerprint = "" if "path" in options else _fingerprint(data, options)
+    if not ready or "path" in options or (fingerprint and options.get("local")):  # a user's own files may have changed
         arguments = {key: value for key, value in options.items() if key not in NOT_OPTIONS}
         corpus: Corpus = build("dataset", arguments, Corpus)
-        fingerprint = corpus.fingerprint
+        fingerprint = corpus.fingerprint or fingerprint or _fingerprint(data, options)
+        corpus = replace(corpus, fingerprint=fingerprint)
     if not ready:
         try:
             folder.mkdir(parents=True, exist_ok=True)

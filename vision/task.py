@@ -5,6 +5,7 @@ import copy
 import functools
 import hashlib
 import inspect
+import json
 import math
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -221,17 +222,21 @@ class Task:
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers; of a folder of one's own, what is in it rather than where it lies."""
+        """What shapes the run's numbers; of images that are no published set's, what they are, not where they lie."""
         found, files, usual = identity(asdict(self.config)), self.config.dataset, self.config.paths.data
-        if "path" in files or files.get("root", usual) != usual:
+        if not self.data.published or files.get("root", usual) != usual:
             found["dataset"]["path"] = self.contents
         return found
 
     @functools.cached_property
     def contents(self) -> str:
-        """A digest of all images and labels."""
-        found = hashlib.sha256()
-        for part in (self.data.train_images, self.data.train_labels, self.data.test_images, self.data.test_labels):
+        """A digest of all images and labels; of a loader of the user's own also of what else it says of them."""
+        found, data = hashlib.sha256(), self.data
+        parts = [data.train_images, data.train_labels, data.test_images, data.test_labels]
+        if str(self.config.dataset["_target_"]).rpartition(".")[0] != "vision.data":
+            parts += [data.mean, data.std, data.test_mean, data.test_std]
+            found.update(json.dumps([data.num_classes, [[str(p.dtype), list(p.shape)] for p in parts]]).encode())
+        for part in parts:
             found.update(part.cpu().numpy().tobytes())
         return found.hexdigest()
 

@@ -14,8 +14,10 @@ from hydra.utils import get_object
 from harness.config.config import resolve_device
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF
+from harness.config.paths import expanded
 from harness.config.trigger import AT_BOUNDARIES
 from harness.run import NUMERICS
+from harness.run.contents import with_contents
 
 # Where, when and for whom a run is recorded, and names of values that are there themselves: no part of what it is.
 NOT_IDENTITY = (
@@ -37,8 +39,16 @@ PLACES = ("root", "download", "cache", "spare")  # of a data set: where its file
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a resolved configuration that shapes a run's numbers, with the version of its program's numerics."""
+    """The part of a resolved configuration that shapes a run's numbers, with the version of its program's numerics.
+
+    Files that options name (a network's first weights, an environment's model) are in it by their contents. Those of
+    `dataset=` are the task's to add, which has read them.
+    """
     part = without(config, NOT_IDENTITY)
+    memory = expanded(config["paths"]["cache"]) / "contents" if "paths" in config else None
+    for group, options in part.items():
+        if isinstance(options, dict) and group != "dataset":
+            part[group] = with_contents(options, memory)
     if isinstance(part.get("dataset"), dict):
         part["dataset"] = without(part["dataset"], PLACES)
     for group, place, always in (("env", "threads", None), ("replay", "segment", 1024)):  # they change no number

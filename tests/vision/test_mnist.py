@@ -1,9 +1,11 @@
 """MNIST's files in the idx format: small ones, written byte by byte as the format says."""
 
 import gzip
+import hashlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +59,63 @@ def test_a_run_is_named_by_what_is_in_the_files_and_not_by_their_place(tmp_path:
         options = ("dataset=fashion_mnist", f"dataset.root={root}", "benchmark=random_labels", "benchmark.samples=20")
         found.append(Task.from_config(compose("vision", *options)).identity())
     assert found[0] == found[1] != found[2]
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, dataset: str, arrays: dict[str, np.ndarray]) -> None:
+    """Let the published files of a data set be these, which are small."""
+    digests = {name: hashlib.md5(idx(array)).hexdigest() for name, array in arrays.items()}
+    monkeypatch.setitem(mnist.PUBLISHED, dataset, digests)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_files_of_another_published_set_are_refused(
+    tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clothes, digits = write(tmp_path / "clothes", packed, seed=1), write(tmp_path / "digits", packed, seed=2)
+    publish(monkeypatch, "fashion_mnist", clothes)
+    publish(monkeypatch, "mnist", digits)
+    assert load_mnist(str(tmp_path / "digits")).published
+    assert load_fashion_mnist(str(tmp_path / "clothes")).published
+    with pytest.raises(ConfigError, match=r"is Fashion-MNIST's and not MNIST's, .*: take dataset=fashion_mnist"):
+        load_mnist(str(tmp_path / "clothes"))
+    with pytest.raises(ConfigError, match=r"is MNIST's and not Fashion-MNIST's, .*: take dataset=mnist"):
+        load_fashion_mnist(str(tmp_path / "digits"))
+    name = "t10k-images-idx3-ubyte" + ".gz" * packed  # one file alone
+    (tmp_path / "digits" / name).write_bytes((tmp_path / "clothes" / name).read_bytes())
+    with pytest.raises(ConfigError, match=r"t10k-images-idx3-ubyte.* is Fashion-MNIST's and not MNIST's"):
+        load_mnist(str(tmp_path / "digits"))
+
+
+def test_a_set_that_is_known_packed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, packed=True)
+    digest = hashlib.md5((tmp_path / f"{IMAGES}.gz").read_bytes()).hexdigest()
+    monkeypatch.setitem(mnist.ARCHIVES["kmnist"], IMAGES, digest)
+    with pytest.raises(ConfigError, match=r"is Kuzushiji-MNIST's and not MNIST's, whose files are called alike; data"):
+        load_mnist(str(tmp_path))
+
+
+def test_files_of_unknown_content_are_part_of_what_a_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also below the usual `paths.data`, where published ones are known by their name."""
+
+    def identity(folder: str, place: str = "paths.data") -> dict[str, Any]:
+        options = ("dataset=mnist", f"{place}={tmp_path / folder}", "benchmark=random_labels", "benchmark.samples=20")
+        return Task.from_config(compose("vision", *options)).identity()
+
+    published = write(tmp_path / "published", seed=0)
+    publish(monkeypatch, "mnist", published)
+    write(tmp_path / "a", seed=1)
+    write(tmp_path / "b", seed=2)
+    assert "path" not in identity("published")["dataset"]
+    assert not caplog.records
+    assert identity("a") == identity("a", "dataset.root")
+    assert "is not the published file" in caplog.text
+    assert len({identity(folder)["dataset"].get("path") for folder in ("published", "a", "b")}) == 3
+    before = identity("a")
+    labels = tmp_path / "a" / LABELS
+    labels.write_bytes(idx(np.zeros(20)))
+    assert identity("a") != before
 
 
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
@@ -118,5 +177,8 @@ def test_fashion_mnist_is_read_from_its_root_else_from_debians_folder(
 @pytest.mark.skipif(not mnist.DEBIAN.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
 def test_debians_files_are_fashion_mnist(tmp_path: Path) -> None:
     data = load_fashion_mnist(str(tmp_path))
+    assert data.published
+    with pytest.raises(ConfigError, match="is Fashion-MNIST's and not MNIST's"):
+        load_mnist(str(mnist.DEBIAN))
     assert data.train_images.shape == (60_000, 1, 28, 28)
     assert data.test_labels.bincount().tolist() == [1_000] * 10

@@ -76,4 +76,4 @@ def load_bits(inputs: Width = 20, units: Width = 100, beta: Share = 0.7) -> BitD
     """
     none, no_targets = torch.zeros(0, inputs, 1, 1, dtype=torch.uint8), torch.zeros(0)
     zero, one = torch.zeros(inputs, 1, 1), torch.ones(inputs, 1, 1)
-    return BitData(none, no_targets, none, no_targets, 1, zero, one, zero, one, units=units, beta=beta)
+    return BitData(none, no_targets, none, no_targets, 1, zero, one, zero, one, units=units, beta=beta, published=True)

@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100 from torchvision's files, without augmentation."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def _load(kind: Any, name: str, classes: int, root: str, download: bool, test_st
             raise ConfigError(
                 f"{folder} has a damaged or missing file: remove it and put {kind.url} at {base / kind.filename}"
             ) from error
-    return ImageData.of(train, test, classes, test_statistics)
+    return replace(ImageData.of(train, test, classes, test_statistics), published=True)
 
 
 def _tensors(dataset: Any) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from harness.config.errors import ConfigError
+from harness.run.contents import states
 
 log = logging.getLogger(__name__)
 # Those of torchvision's ImageFolder; others (EPS) would start external programs.
@@ -116,9 +117,8 @@ def decoded(
 
 
 def fingerprint(files: Sequence[Path], *what: object) -> str:
-    """A hash of the files' paths, sizes and times of change, and of what is made of them."""
-    stats = [(str(file), (s := file.stat()).st_size, s.st_mtime_ns) for file in files]
-    return hashlib.sha256(json.dumps([FORMAT, what, stats]).encode()).hexdigest()
+    """A hash of what the system says of the files (`harness.run.contents.states`), and of what is made of them."""
+    return hashlib.sha256(json.dumps([FORMAT, what, states(files)]).encode()).hexdigest()
 
 
 def cached(path: Path, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """A data set as whole tensors: decoded once, kept in memory, on the device when it fits."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import torch
@@ -26,6 +26,8 @@ class ImageData:
         std: float32 (C, 1, 1), likewise.
         test_mean: what the test images are centred by; `mean` unless a preset says otherwise.
         test_std: what the test images are divided by; `std` unless a preset says otherwise.
+        published: whether these are known to be the images of a published set, by its digests or as a package brings
+            them. Then the set's name says what they are; else their content is part of what a run is.
     """
 
     train_images: Tensor
@@ -37,6 +39,7 @@ class ImageData:
     std: Tensor
     test_mean: Tensor
     test_std: Tensor
+    published: bool = field(default=False, kw_only=True)
 
     @classmethod
     @checked
@@ -101,7 +104,7 @@ class ImageData:
             tested[members[: min(max(1, round(share * len(members))), len(members) - 1)]] = True
         train, test = ((self.train_images[part], self.train_labels[part]) for part in (~tested, tested))
         statistics = "train" if torch.equal(self.test_mean, self.mean) else "test"
-        return ImageData.of(train, test, self.num_classes, statistics)
+        return replace(ImageData.of(train, test, self.num_classes, statistics), published=self.published)
 
     def to(self, device: torch.device | str) -> "ImageData":
         """The same data set on `device`."""

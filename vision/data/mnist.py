@@ -1,9 +1,12 @@
 """MNIST and Fashion-MNIST from their files in the idx format, as published or unpacked, without augmentation."""
 
 import gzip
+import hashlib
+import logging
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +16,10 @@ from torch import Tensor
 from fire_core.ranges import checked
 from harness.config.errors import ConfigError
 from harness.config.paths import Place, expanded
-from vision.data.files import fetch
+from vision.data.files import fetch, md5_of
 from vision.data.images import ImageData, Statistics
 
+log = logging.getLogger(__name__)
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MD5 = {  # of the published archives
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -23,6 +27,30 @@ MD5 = {  # of the published archives
     "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
 }
+# MD5 of the unpacked files, whichever program has packed them, by data set. All three have files of the same names.
+PUBLISHED = {
+    "mnist": {
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+    "fashion_mnist": {
+        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+    },
+}
+ARCHIVES = {  # MD5 of the packed files of sets that are only known packed
+    "kmnist": {
+        "train-images-idx3-ubyte": "bdb82020997e1d708af4cf47b453dcf7",
+        "train-labels-idx1-ubyte": "e144d726b3acfaa3e44228e80efcd344",
+        "t10k-images-idx3-ubyte": "5c965bf0a639b31b8f53240b1b52f4d7",
+        "t10k-labels-idx1-ubyte": "7320c461ea6c1c855c0b718fb2a4b134",
+    },
+}
+TITLES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "kmnist": "Kuzushiji-MNIST"}
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts its files
 
 
@@ -39,7 +67,7 @@ def load_mnist(root: Place = "data", download: bool = False, test_statistics: St
         uint8 images (N, 1, 28, 28).
 
     Raises:
-        ConfigError: the files are not there, are damaged, or do not fit together.
+        ConfigError: the files are not there, are damaged, do not fit together, or are known to be another set's.
         ValueError: if `test_statistics` is unknown.
     """
     places = [expanded(root) / "MNIST" / "raw", expanded(root)]
@@ -67,19 +95,49 @@ def load_fashion_mnist(root: Place = "data", test_statistics: Statistics = "trai
 
 def _load(name: str, places: Sequence[Path], hint: str, test_statistics: str) -> ImageData:
     """The data set whose files lie in these folders; `hint` says what to do where one does not."""
-
-    def find(archive: str) -> Path:
+    files = dict[str, tuple[Path, bytes]]()
+    for archive in MD5:
         if (path := _found(places, archive)) is None:
             raise ConfigError(f"dataset={name} is not there: {hint.format(archive)}; dataset.root= looks elsewhere")
-        return path
+        files[archive.removesuffix(".gz")] = path, _unpacked(path)
+    other = [file for file, (path, content) in files.items() if not _is_published(name, file, path, content)]
+    data = ImageData.of(_split(files, "train"), _split(files, "t10k"), 10, test_statistics)
+    if other:
+        log.warning(
+            "dataset=%s: %s is not the published file (its MD5 is another): what is in it is part of what the run is",
+            name,
+            files[other[0]][0],
+        )
+    return replace(data, published=not other)
 
-    return ImageData.of(_split(find, "train"), _split(find, "t10k"), 10, test_statistics)
+
+def _is_published(name: str, file: str, path: Path, content: bytes) -> bool:
+    """Whether a file is the data set's own, by its digest.
+
+    Raises:
+        ConfigError: it is the file of another set.
+    """
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if PUBLISHED[name][file] == digest:
+        return True
+    whose = next((known for known, digests in PUBLISHED.items() if digests[file] == digest), None)
+    if whose is None and path.suffix == ".gz":
+        packed = md5_of(path)
+        whose = next((known for known, digests in ARCHIVES.items() if digests[file] == packed), None)
+    if whose is not None:
+        here = f": take dataset={whose}" if whose in PUBLISHED else ""
+        raise ConfigError(
+            f"{path} is {TITLES[whose]}'s and not {TITLES[name]}'s, whose files are called alike{here}; "
+            "dataset.root= looks elsewhere"
+        )
+    return False
 
 
-def _split(find: Callable[[str], Path], part: str) -> tuple[Tensor, Tensor]:
-    """Images and labels of `train` or `t10k`; `find` gives the file of an archive's name."""
-    images_path, labels_path = (find(f"{part}-{what}-ubyte.gz") for what in ("images-idx3", "labels-idx1"))
-    images, labels = read_idx(images_path, dimensions=3), read_idx(labels_path, dimensions=1)
+def _split(files: Mapping[str, tuple[Path, bytes]], part: str) -> tuple[Tensor, Tensor]:
+    """Images and labels of `train` or `t10k`."""
+    images_path, labels_path = (files[f"{part}-{what}-ubyte"][0] for what in ("images-idx3", "labels-idx1"))
+    images = _array(*files[f"{part}-images-idx3-ubyte"], dimensions=3)
+    labels = _array(*files[f"{part}-labels-idx1-ubyte"], dimensions=1)
     if len(images) != len(labels):
         raise ConfigError(f"{images_path} has {len(images)} images, {labels_path} {len(labels)} labels")
     if images.shape[1] != images.shape[2] or not len(images):
@@ -117,10 +175,17 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     Raises:
         ConfigError: the file cannot be read, is of another format, or has too few or too many bytes.
     """
+    return _array(path, _unpacked(path), dimensions)
+
+
+def _unpacked(path: Path) -> bytes:
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read ({error}): remove it and get it again") from error
+
+
+def _array(path: Path, data: bytes, dimensions: int) -> np.ndarray:
     head = 4 + 4 * dimensions
     if len(data) < head or data[:4] != bytes([0, 0, 8, dimensions]):
         raise ConfigError(f"{path} is no idx file of {dimensions} dimensions of unsigned bytes")

@@ -1,0 +1,230 @@
+"""Files of which no published digest is known are part of what a run is, by what is in them."""
+
+import hashlib
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from harness.config.errors import ConfigError
+from harness.run import contents
+from harness.run.contents import digest_of, remembered, with_contents
+from harness.run.execute import new_run
+from harness.run.identity import identity, without
+from harness.run.programs import program_of
+from language import corpora, prepare
+from language.tokenizers import get_tokenizer
+from tests.programs import DQN, SAC, SMALL, Program
+from vision.data.images import ImageData
+
+HERE = "tests.harness.run.test_contents"
+
+
+class Loaded(nn.Linear):
+    """A network of a user's own that begins at the weights of a file, flat images (N, 1, 8, 8) to classes."""
+
+    def __init__(self, num_classes: int, weights: str) -> None:
+        super().__init__(64, num_classes)
+        with torch.no_grad():
+            self.weight.copy_(torch.load(weights, weights_only=True))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images.flatten(1))
+
+
+def load_npz(npz: str) -> ImageData:
+    """A data set of a user's own: 8x8 images and their labels, for both splits the same."""
+    with np.load(npz) as file:
+        split = torch.from_numpy(file["images"]), torch.from_numpy(file["labels"])
+    return ImageData.of(split, split, 10)
+
+
+def write_npz(path: Path, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    images = draw.integers(0, 256, (40, 1, 8, 8), dtype=np.uint8)
+    np.savez(path, images=images, labels=np.arange(40) % 10)
+
+
+def lines_of(file: str) -> corpora.Corpus:
+    """A corpus of a user's own: a line a document, the last ones held out; it has no fingerprint."""
+    lines = Path(file).read_text().splitlines()
+    return corpora.Corpus("lines", len(lines), lambda: iter([(line, i % 4 == 3) for i, line in enumerate(lines)]))
+
+
+def name_of(program: Program, *options: str, **groups: dict[str, Any]) -> str:
+    """The name of the folder of these options' run; `groups` are put in the place of the configuration's."""
+    config = program.compose(*options)
+    OmegaConf.set_struct(config, False)
+    for group, node in groups.items():
+        config[group] = node
+    known = program_of(program.name)
+    return new_run(config, known, known.make_task(config), None).folder.name
+
+
+def test_other_weights_at_the_same_path_are_another_run(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    runs = f"paths.runs={tmp_path / 'runs'}"
+    names = []
+    for value in (0.0, 1.0, 0.0):
+        torch.save(torch.full((10, 64), value), file)
+        names.append(name_of(SMALL, runs, model={"_target_": f"{HERE}.Loaded", "name": "mine", "weights": str(file)}))
+    assert names[0] == names[2] != names[1]
+
+
+def test_other_images_at_the_same_path_are_another_run(tmp_path: Path) -> None:
+    names = []
+    for seed in (0, 1, 0):
+        write_npz(tmp_path / "mine.npz", seed)
+        own = {"_target_": f"{HERE}.load_npz", "name": "mine", "npz": str(tmp_path / "mine.npz")}
+        names.append(name_of(SMALL, dataset=own))
+    assert names[0] == names[2] != names[1]
+
+
+@pytest.mark.parametrize("group", ["env", "method", "optimizer"])
+def test_any_group_s_files_count(group: str, tmp_path: Path) -> None:
+    file = tmp_path / "given.xml"
+    file.write_text("one")
+    config = {"program": "sac", "device": "cpu", "seed": 0, group: {"name": "x", "options": {"xml_file": str(file)}}}
+    before = identity(config)
+    assert identity(config) == before
+    file.write_text("two")
+    assert identity(config) != before
+    assert without(identity(config), (group,)) == without(before, (group,)), "a shared first phase has no method"
+
+
+def test_a_file_that_is_called_like_a_word_is_no_option_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = name_of(SMALL)
+    for word in ("adam", "mlp", "digits", "relu", "fire", "warm_start", "auto"):
+        (tmp_path / word).mkdir()
+    (tmp_path / "small").write_text("text")
+    assert name_of(SMALL) == before
+
+
+def test_a_changed_source_of_a_corpus_of_ones_own_is_refused(tmp_path: Path) -> None:
+    file, byte = tmp_path / "lines.jsonl", get_tokenizer("byte")
+    file.write_text("one\ntwo\nthree\nfour\n")
+    for local in (True, False):  # where it is False, `language.prepare` has made them
+        options = {"_target_": f"{HERE}.lines_of", "name": "mine", "local": local, "file": str(file)}
+        prepare.prepare(tmp_path, options, byte, progress=False)
+        prepare.load(tmp_path, options, byte, local)
+    file.write_text("one\ntwo\nthree\nsix!\n")
+    for local in (True, False):
+        options = {"_target_": f"{HERE}.lines_of", "name": "mine", "local": local, "file": str(file)}
+        with pytest.raises(ConfigError, match=r"its source \(lines, train\) has changed since"):
+            prepare.load(tmp_path, options, byte, local)
+    file.unlink()  # as of a copy of a hub's, removed to save space once its tokens are made
+    prepare.load(tmp_path, options, byte, False)
+
+
+# ---- what is remembered
+
+
+def changed(file: Path, content: bytes) -> None:
+    """Give a file another content of the same size, and put its older date back."""
+    about = file.stat()
+    file.write_bytes(content)
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def test_a_digest_is_computed_once_and_never_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "SMALL", 0)
+    monkeypatch.setattr(contents, "RECENT", 0.01)
+    file, memory, computed = tmp_path / "weights.bin", tmp_path / "memory", []
+    sha256 = contents.sha256_of
+    monkeypatch.setattr(contents, "sha256_of", lambda path: computed.append(path) or sha256(path))
+    file.write_bytes(b"a" * 100)
+    time.sleep(0.05)
+    for content, count in ((b"a", 1), (b"b", 2), (b"c", 3)):
+        if content != b"a":
+            changed(file, content * 100)
+            time.sleep(0.05)
+        for _ in range(3):
+            assert digest_of(file, memory) == hashlib.sha256(content * 100).hexdigest()
+        assert len(computed) == count
+    other = tmp_path / "other.bin"  # put in its place, with its date
+    other.write_bytes(b"d" * 100)
+    os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+    os.replace(other, file)
+    assert digest_of(file, memory) == hashlib.sha256(b"d" * 100).hexdigest()
+
+
+def test_what_has_just_changed_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of a file system may stand still for seconds: two changes then look like one."""
+    monkeypatch.setattr(contents, "SMALL", 0)
+    file, memory = tmp_path / "weights.bin", tmp_path / "memory"
+    file.write_bytes(b"a")
+    still = contents.states([file])
+    monkeypatch.setattr(contents, "states", lambda files: still)
+    assert digest_of(file, memory) == hashlib.sha256(b"a").hexdigest()
+    file.write_bytes(b"b")
+    assert digest_of(file, memory) == hashlib.sha256(b"b").hexdigest()
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "RECENT", -1e9)
+    file, memory = tmp_path / "weights.bin", tmp_path / "memory"
+    file.write_bytes(b"a")
+
+    def slow() -> str:
+        file.write_bytes(b"bb")
+        return "0" * 64
+
+    remembered(memory, [file], slow)
+    assert not memory.exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"12", b"\xff" * 64])
+def test_a_damaged_memory_is_not_believed(damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "SMALL", 0)
+    monkeypatch.setattr(contents, "RECENT", -1e9)
+    file, memory = tmp_path / "weights.bin", tmp_path / "memory"
+    file.write_bytes(b"a")
+    expected = digest_of(file, memory)
+    (place,) = memory.iterdir()
+    place.write_bytes(damage)
+    assert digest_of(file, memory) == expected
+    assert place.read_text() == expected
+
+
+def ask(file: Path, memory: Path) -> str:
+    contents.SMALL, contents.RECENT = 0, -1e9
+    return digest_of(file, memory)
+
+
+def test_many_processes_may_ask_at_once(tmp_path: Path) -> None:
+    file, memory = tmp_path / "weights.bin", tmp_path / "memory"
+    file.write_bytes(os.urandom(3_000_000))
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        answers = set(pool.starmap(ask, [(file, memory)] * 16))
+    assert answers == {hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert len([*memory.iterdir()]) == 1, "no temporary file stays"
+
+
+def test_a_folder_s_digest_is_of_its_files_and_not_of_its_place(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place / "in").mkdir(parents=True)
+        (tmp_path / place / "in" / "x.bin").write_bytes(b"x")
+    one = digest_of(tmp_path / "a")
+    assert one == digest_of(tmp_path / "b")
+    (tmp_path / "b" / "in" / "x.bin").rename(tmp_path / "b" / "in" / "y.bin")
+    assert one != digest_of(tmp_path / "b")
+    known = with_contents({"weights": str(tmp_path / "a"), "nested": {"files": [str(tmp_path / "a")]}}, None)
+    assert known["weights (content)"] == one
+    assert known["nested"]["files (content)"] == [one]
+
+
+def test_runs_of_before_are_still_those_of_data_that_are_verified() -> None:
+    """Their identity has not changed: no content of digits, bits and published files is in it."""
+    assert "path" not in program_of("vision").make_task(SMALL.compose()).identity()["dataset"]
+    for program in (DQN, SAC):
+        assert "(content)" not in str(program_of(program.name).make_task(program.compose()).identity())
