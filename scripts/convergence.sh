@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# docs/results/convergence.md: DfI, SFE and singular values by solver, start and number of steps.
+# docs/studies/convergence/index.md: DfI, SFE and singular values by solver, start and number of steps.
 #
 #   scripts/convergence.sh              both: families, trained
 #   scripts/convergence.sh families     random matrices

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Figure 3: continual pre-training from checkpoints of an overfitted first phase; then the figure.
 #
-#   scripts/fig3.sh                 the offline pair of corpora with gpt_tiny, on a CPU (docs/results/language.md)
+#   scripts/fig3.sh                 the offline pair of corpora with gpt_tiny, on a CPU (docs/studies/language/index.md)
 #   scripts/fig3.sh paper [GPUS]    GPT-0.1B on WikiText-103 and OpenWebText with torchrun, as in the paper: base, full reset, S&P, FIRE
 #   scripts/fig3.sh exact [GPUS]    the same and FIRE exact, which the paper has not
 #   scripts/fig3.sh smoke           runs every part once on a CPU, learns little

@@ -5,7 +5,7 @@
 #   scripts/fig4a.sh asterix                            one panel
 #   scripts/fig4a.sh asterix seed=1 device=cuda:1       options for every run
 #   scripts/fig4a.sh --dry-run                          prints every command
-#   scripts/fig4a.sh small                              Breakout on a CPU (docs/results/dqn.md)
+#   scripts/fig4a.sh small                              Breakout on a CPU (docs/studies/dqn/index.md)
 #   scripts/fig4a.sh smoke                              runs every part once on CartPole, learns nothing
 #
 # Started again, it skips finished runs and resumes unfinished ones. The first half is trained once a seed. To run several

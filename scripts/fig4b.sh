@@ -5,7 +5,7 @@
 #   scripts/fig4b.sh walk                         one panel: walk, balance, run
 #   scripts/fig4b.sh walk seed=0 device=cuda:1    options for every run
 #   scripts/fig4b.sh --dry-run                    prints every command
-#   scripts/fig4b.sh small                        Gymnasium's Humanoid-v5 on a CPU (docs/results/sac.md)
+#   scripts/fig4b.sh small                        Gymnasium's Humanoid-v5 on a CPU (docs/studies/sac/index.md)
 #   scripts/fig4b.sh smoke                        runs every part once on a pendulum, learns nothing
 #
 # Started again, it skips finished runs and resumes unfinished ones. The first half is trained once a seed. To run several

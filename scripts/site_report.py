@@ -1,4 +1,4 @@
-"""What `mkdocs build` does beside the pages: the version below each, a report of all committed results."""
+"""What `mkdocs build` does beside the pages: the version below each, a report of all committed runs."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ def on_config(config: Any) -> None:
 
 def on_post_build(config: Any) -> None:
     """mkdocs calls this when the pages are written. Makes `report.html`, self-contained."""
-    results = sorted(map(str, (ROOT / "docs/results").glob("*.csv")))
+    results = sorted(str(file.with_suffix("").with_suffix(".csv")) for file in ROOT.glob("docs/studies/*/*.runs.json"))
     target = Path(config["site_dir"]) / "report.html"
     command = [sys.executable, "analysis/make_report.py", "--runs", *results, "--out", str(target)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

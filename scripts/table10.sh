@@ -5,7 +5,7 @@
 #   scripts/table10.sh a_cifar10       one panel of figure 2
 #   scripts/table10.sh grid            four starts instead of the paper's (the Frobenius norm)
 #   scripts/table10.sh --dry-run       prints every command
-#   scripts/table10.sh digits          the digits, on a CPU (docs/results/table10.md)
+#   scripts/table10.sh digits          the digits, on a CPU (docs/studies/table10/index.md)
 #   scripts/table10.sh smoke           runs every part once, learns little
 #
 # The table is runs/table10/figures/tables/convergence.md. Started again, it skips finished runs and resumes others.

@@ -103,7 +103,7 @@ WARM_START_ROWS: dict[str, Options] = {name: CONTROLS[name] for name in ("base",
 
 def spread_of_study_1() -> float:
     """Standard deviation of FIRE minus full reset over the five seeds of an earlier study on the warm start."""
-    table = Path(__file__).parents[1] / "docs/results/studies/figure2_small_a.csv"
+    table = Path(__file__).parents[1] / "docs/studies/figure2_small/figure2_small_a.csv"
     lines = csv.DictReader(table.read_text().splitlines())
     ends = {(line["row"], line["seed"]): float(line["test/accuracy"]) for line in lines}
     seeds = sorted(seed for row, seed in ends if row == "full_reset")

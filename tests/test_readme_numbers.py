@@ -33,25 +33,25 @@ def along(row: str, file: str, value: str, **queries: str) -> list[Number]:
 
 TABLE = [
     *along(
-        "random labels, all at the rate 3e-3", "results/random_labels.csv", "train/accuracy",
+        "random labels, all at the rate 3e-3", "studies/random_labels/random_labels.csv", "train/accuracy",
         base="run.str.contains('-base-')", full_reset="run.str.contains('-full_reset-')",
         FIRE="run.str.contains('-fire-')",
     ),
     *along(
-        "random labels, all at the rate 3e-3", "results/studies/accumulation.curves.csv", "train/accuracy",
+        "random labels, all at the rate 3e-3", "studies/accumulation/accumulation.curves.csv", "train/accuracy",
         best_rival="row == 'random_isometry' and phase < 20",
     ),
     *along(
-        "permuted pixels, each seen once", "results/studies/ranking_online.csv", "online/accuracy",
+        "permuted pixels, each seen once", "studies/ranking/ranking_online.csv", "online/accuracy",
         base="row == 'base'", full_reset="row == 'full_reset'", best_rival="row == 'parseval'", FIRE="row == 'fire'",
     ),
     *along(
-        "SAC, double pendulum", "results/studies/sac_rows.curves.csv", "task/return",
+        "SAC, double pendulum", "studies/restarts/sac_rows.curves.csv", "task/return",
         base="row == 'base' and phase >= 2", full_reset="row == 'full_reset' and phase >= 2",
         best_rival="row == 'snp' and phase >= 2", FIRE="row == 'fire' and phase >= 2",
     ),
     *along(
-        "CIFAR-10 JPEGs, warm start", "results/studies/figure2_small_a.csv", "test/accuracy",
+        "CIFAR-10 JPEGs, warm start", "studies/figure2_small/figure2_small_a.csv", "test/accuracy",
         base="row == 'base'", full_reset="row == 'full_reset'", best_rival="row == 'muon'", FIRE="row == 'fire'",
     ),
 ]  # fmt: skip
@@ -59,11 +59,11 @@ TABLE = [
 # (words of the README around a difference, with {} where its number stands; file; rows; minus these rows; column)
 DIFFERENCES = [
     (
-        "a [warm start](docs/results/figure2_small.md), on average by {} of accuracy",
-        "results/studies/figure2_small_a.csv", "row == 'fire'", "row == 'base'", "test/accuracy",
+        "a [warm start](docs/studies/figure2_small/index.md), on average by {} of accuracy",
+        "studies/figure2_small/figure2_small_a.csv", "row == 'fire'", "row == 'base'", "test/accuracy",
     ),
     (
-        "and by {} after ten phases", "results/studies/figure2_small_b.curves.csv",
+        "and by {} after ten phases", "studies/figure2_small/figure2_small_b.curves.csv",
         "row == 'fire' and epoch == 30", "row == 'base' and epoch == 30", "test/accuracy",
     ),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ conf/search.yaml (`harness.tune.space`), and before them the learning rate, from
 setting. So base and full reset are tuned too. A trial is scored by its seeds' mean of the value at the end of a task
 (as in the task_end columns) over the last half of the tasks. Where a stream tests on images, a tenth of the training
 images takes their place (`holdout=0.1`): nothing is chosen on images that results report. The seeds are 10,000 and
-above; seeds that results in docs/results report are refused, and the pages refuse seeds that a search has used.
+above, which leaves lower ones for the runs that are reported.
 
 Options are those of `vision.train`, and:
     method=   several, separated by commas; fire+muon is a chain. Left out: all that can act on this network

@@ -13,7 +13,7 @@ from harness.tune.table import Trial, append
 from tests.zygote import ROOT
 
 NOW = {"program": "vision", "numerics": NUMERICS["vision"], "commit": "abc", "command": "x", "cpu": "y"}
-TABLES = sorted((ROOT / "docs" / "results").rglob("*.csv"))
+TABLES = sorted(file for room in ("studies", "benchmarks") for file in (ROOT / "docs" / room).rglob("*.csv"))
 
 
 def test_an_entry_of_this_process_says_everything() -> None:
