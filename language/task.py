@@ -174,6 +174,11 @@ class Task:
         return self.benchmark.headline
 
     @property
+    def scores(self) -> tuple[str, ...]:
+        """Numbers of the row that ends a phase by which a search may choose, the usual one first."""
+        return ("val/loss", "task/loss", "online/loss") if self.benchmark.new_tasks else ("val/loss", "train/loss")
+
+    @property
     def start(self) -> str | int:
         """The checkpoint of phase 0 that phase 1 starts from."""
         return self.benchmark.start

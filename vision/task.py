@@ -280,6 +280,14 @@ class Task:
         """The number of the summary that is shown and returned."""
         return self.benchmark.headline
 
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Numbers of the row that ends a phase by which a search may choose, the usual one first."""
+        if not self.classifies:
+            return ("train/loss",)
+        tested = any(len(phase.test) for phase in self.phases)
+        return (*(("test/accuracy", "test/loss") if tested else ()), "train/accuracy", "train/loss")
+
     @functools.cached_property
     def guessed(self) -> float | None:
         """The share of the most frequent class in the last phase, and two standard errors; None: of no accuracy."""

@@ -29,8 +29,12 @@ from harness.config.paths import expanded
 HELP = "options are written option=value, and --help names them"
 
 
-def read_arguments(config_name: str) -> Namespace:
+def read_arguments(config_name: str, words: Sequence[str] | None = None) -> Namespace:
     """Flags and options of the command line, in any order.
+
+    Args:
+        config_name: of the program.
+        words: the command line; None: that of this process.
 
     Returns:
         What Hydra's parser finds; `parts`, the options of each of the sweeps that this one is run as (mostly one), and
@@ -45,7 +49,7 @@ def read_arguments(config_name: str) -> Namespace:
         raise ConfigError(f"{message}; {HELP}")
 
     parser.error = refuse  # type: ignore[method-assign]
-    arguments = parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args(words)
     if arguments.config_dir is not None:
         folder = expanded(arguments.config_dir)
         if not arguments.config_dir or not folder.is_dir():

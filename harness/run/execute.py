@@ -46,6 +46,10 @@ class Task(Protocol):
     def guessed(self) -> float | None:
         """What the headline may be of a network that has learned nothing and guesses; None: that is not known."""
 
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Numbers of the row that ends a phase by which a search may choose, the usual one first."""
+
     def identity(self) -> dict[str, Any]:
         """See `harness.run.identity`."""
 

@@ -147,12 +147,14 @@ def write(table: Path, entry: Entry, part: str = ALL, more: bool = False) -> Non
         part: which rows of the table; those of all others keep their entries.
         more: the rows were added to those that the part had, so that both entries hold.
     """
+    from harness.run.checkpoint import write_atomically  # here: it imports torch, which figures do not need
+
     entries = {} if part == ALL and not more else read(table)
     if more and part in entries:
         entry = joined([entries[part], entry])
     entries[part] = entry
     text = json.dumps(dict(sorted(entries.items())), indent=1, ensure_ascii=False)
-    file_of(table).write_text(text + "\n", encoding="utf-8")
+    write_atomically(file_of(table), f"{text}\n".encode())
 
 
 if __name__ == "__main__":  # TABLE COMMAND ...: a table that a tool of the library has just written

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fire_core.methods import Method
 from harness.config.build import build
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, near
 from harness.run.identity import digest, identity, without
 from harness.run.jobs import Job, compose, run_jobs
 from harness.tune.space import Dimension, check_space, space_of, trials
@@ -30,7 +30,8 @@ class Search:
         trials: of each method.
         seeds: of each trial.
         table: the file that keeps the trials.
-        scores: names of the value at the end of a task, of which the first that a row has is taken.
+        metric: the name of the value at the end of a task by which a trial is scored.
+        is_usual: whether it is the one that is taken where none is named; another makes another search.
         varying: parts of the configuration in which the trials of one search differ.
     """
 
@@ -39,7 +40,8 @@ class Search:
     trials: int
     seeds: range
     table: Path
-    scores: tuple[str, ...]
+    metric: str
+    is_usual: bool = True
     varying: tuple[str, ...] = ("method", "seed")
 
     def compose(self, method: str) -> Any:
@@ -48,10 +50,19 @@ class Search:
 
     def setting(self, method: str) -> str:
         """The digest of all that the trials of this search have in common, what is given of the method too."""
+        tuned = [option for option in self.options_of(method) if option.startswith("tuned=")]
         values: Any = OmegaConf.to_container(self.compose(method), resolve=True)
-        given = [o.lstrip("+") for o in self.options_of(method)]
-        given = sorted(o for o in given if o.startswith("method.") and not o.startswith("method.of="))
-        return digest(without(identity(values), self.varying) | ({"given": given} if given else {}))
+        common: dict[str, Any] = without(identity(values), self.varying)
+        if given := sorted(self.given(method) + tuned):
+            common["given"] = given
+        if not self.is_usual:
+            common["metric"] = self.metric
+        return digest(common)
+
+    def given(self, method: str) -> list[str]:
+        """The method's own options that are fixed in this search, as they were given: `method.coef=0.5`."""
+        options = [option.lstrip("+") for option in self.options_of(method)]
+        return [option for option in options if option.startswith("method.") and not option.startswith("method.of=")]
 
 
 def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> dict[str, list[Trial]]:
@@ -61,14 +72,16 @@ def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> 
         All trials of each method, in the order of their numbers.
 
     Raises:
-        ConfigError: a search space does not fit its class, or the table is of another setting.
+        ConfigError: a search space does not fit its class, the table is of another setting, or rows lack the metric.
     """
     done: dict[tuple[str, int], Trial] = {}
     lacking: dict[Job, tuple[str, int, int]] = {}
     for method in methods:
         config, setting = search.compose(method), search.setting(method)
+        fixed = {option.partition("=")[0] for option in search.given(method)}
         known = read_table(search.table, setting, method, search.seeds)
-        for number, choice in enumerate(trials(search_space(method, config), search.trials)):
+        for number, point in enumerate(trials(search_space(method, config), search.trials)):
+            choice = {option: value for option, value in point.items() if option not in fixed}
             options = [f"{option}={value}" for option, value in effective(method, config, choice).items()]
             now = " ".join(options)
             done[method, number] = known.get(number, Trial(setting, method, number, now, ()))
@@ -83,13 +96,18 @@ def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> 
     for ended in run_jobs(lacking, workers):
         method, number, seed = lacking[ended.job]
         of_trial = scores.setdefault((method, number), {})
-        of_trial[seed] = score(ended.folder, search.scores)
+        of_trial[seed] = score(ended.folder, search.metric)
         if len(of_trial) == len(search.seeds):
             trial = replace(done[method, number], scores=tuple(of_trial[seed] for seed in search.seeds))
             append(search.table, trial, search.seeds, search.program)
             print(f"{method} {number} {trial.options or '(defaults)'}: {trial.score:.4f}", flush=True)
             done[method, number] = trial
     return {method: [trial for (name, _), trial in done.items() if name == method] for method in methods}
+
+
+def options_of_method(method: str) -> list[str]:
+    """How a method is chosen on a program's command line; `fire+muon` is a chain."""
+    return ["method=chain", f"method.of={method}"] if "+" in method else [f"method={method}"]
 
 
 def search_space(method: str, config: DictConfig) -> list[Dimension]:
@@ -129,11 +147,16 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def score(folder: Path, scores: Sequence[str]) -> float:
-    """The mean of the value at the end of a task over the last half of the tasks; NaN of a run that diverged."""
-    ends: dict[int, float] = {}
-    for row in rows_of(folder):
-        if "kind" not in row and (names := [name for name in scores if name in row]):
-            ends[row["phase"]] = row[names[0]]
+def score(folder: Path, metric: str) -> float:
+    """The mean of the value at the end of a task over the last half of the tasks; NaN of a run that diverged.
+
+    Raises:
+        ConfigError: no row of a run that has ended well has such a value.
+    """
+    rows = [row for row in rows_of(folder) if "kind" not in row]
+    ends = {row["phase"]: row[metric] for row in rows if metric in row}
+    if rows and not ends:
+        names = [name for name, value in rows[-1].items() if "/" in name and isinstance(value, float)]
+        raise ConfigError(f"metric={metric} is in no row of {folder}{near(metric, names)}")
     values = list(ends.values())[len(ends) // 2 :]
     return math.fsum(values) / len(values) if values else math.nan

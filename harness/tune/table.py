@@ -1,6 +1,7 @@
 """The table of a search: a row for each trial."""
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from pathlib import Path
 
 from harness.config.errors import ConfigError
 from harness.run import provenance
+from harness.run.checkpoint import write_atomically
+from harness.run.lock import Lock
 
 
 @dataclass(frozen=True)
@@ -43,46 +46,60 @@ def read_table(path: Path, setting: str, method: str, seeds: Sequence[int]) -> d
     """The trials of a method that a table has, by number; none if there is no table.
 
     Raises:
-        ConfigError: the table is that of another setting, or of other seeds.
+        ConfigError: the table is that of another setting or of other seeds, or no table of a search.
     """
     if not path.exists():
         return {}
-    with path.open(newline="") as file:
+    try:
+        rows = _read_rows(path, columns(seeds))
+        if others := {row["setting"] for row in rows} - {setting}:
+            raise ConfigError(
+                f"table={path} is a search of other options ({others.pop()}, not {setting}): name another table"
+            )
+        numbered = {int(row["trial"]): row for row in rows if row["method"] == method}
+        return {
+            number: Trial(setting, method, number, row["options"], tuple(float(row[f"seed {s}"]) for s in seeds))
+            for number, row in numbered.items()
+        }
+    except ConfigError:
+        raise
+    except (csv.Error, ValueError, TypeError) as error:  # a line that was cut short has None in its last columns
+        raise ConfigError(f"table={path} is damaged, or no table of a search: name another ({error})") from None
+
+
+def _read_rows(path: Path, names: list[str]) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        if reader.fieldnames != columns(seeds):
-            raise ConfigError(f"table={path} has not the columns of these seeds ({', '.join(columns(seeds))})")
-        rows = list(reader)
-    if others := {row["setting"] for row in rows} - {setting}:
-        raise ConfigError(
-            f"table={path} is a search of other options ({others.pop()}, not {setting}): name another table"
-        )
-    found = {}
-    for row in rows:
-        if row["method"] == method:
-            scores = tuple(float(row[f"seed {seed}"]) for seed in seeds)
-            found[int(row["trial"])] = Trial(setting, method, int(row["trial"]), row["options"], scores)
-    return found
+        if reader.fieldnames != names:
+            raise ConfigError(f"table={path} has not the columns of these seeds ({', '.join(names)})")
+        return list(reader)
 
 
 def append(path: Path, trial: Trial, seeds: Sequence[int], program: str) -> None:
-    """Add a row, with its provenance, and the table if there is none. `program` trained it."""
+    """Add a row, with its provenance, and the table if there is none. `program` trained it.
+
+    The file is the old one or the new one, whenever this process is killed; another search may add rows beside it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     values = [
         trial.setting,
         trial.method,
         trial.number,
         trial.options,
-        *(f"{x:.5f}" for x in (trial.score, *trial.scores)),
+        f"{trial.score:.5f}",
+        *(repr(score) for score in trial.scores),  # whole, so that a search which goes on compares the same numbers
     ]
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+    with Lock(path.with_name(f".{path.name}.lock")):
+        new = not path.exists()
+        text = io.StringIO("" if new else path.read_text(encoding="utf-8"))
+        text.seek(0, io.SEEK_END)
+        writer = csv.writer(text, lineterminator="\n")
         if new:
             writer.writerow(columns(seeds))
+            provenance.file_of(path).unlink(missing_ok=True)  # a search of before left it
         writer.writerow(values)
-    if new:  # a search of before left it
-        provenance.file_of(path).unlink(missing_ok=True)
-    provenance.write(path, provenance.of_process(program), trial.method, more=True)
+        provenance.write(path, provenance.of_process(program), trial.method, more=True)
+        write_atomically(path, text.getvalue().encode())
 
 
 def best(trials: Sequence[Trial], more: bool) -> Trial | None:

@@ -67,6 +67,12 @@ class AgentTask:
         return None
 
     @property
+    def scores(self) -> tuple[str, ...]:
+        """Numbers of the row that ends a phase by which a search may choose, the usual one first."""
+        stream = ("task/return", "online/return") if self.benchmark is not None else ()
+        return (*stream, "eval/return", "train/return")
+
+    @property
     def total_steps(self) -> int:
         """The learner's `step` at the end of the run."""
         return self.phase_end(len(self.phases) - 1)

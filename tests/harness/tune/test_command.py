@@ -1,8 +1,11 @@
-"""A search: as many trials for each method, resumable, on seeds of its own."""
+"""`python -m harness.tune`: as many trials for each method, in all programs; resumable, on seeds of its own."""
 
 import csv
 import math
+import os
 import shutil
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,21 +18,25 @@ from harness.config import groups
 from harness.config.build import build
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF
-from harness.tune.search import effective, search_space
+from harness.tune.command import Request, read_request, write_winner
+from harness.tune.search import effective, score, search_space
 from harness.tune.space import trials
 from harness.tune.table import Trial, append, best
 from harness.tune.table import read_table as read_trials
 from tests.programs import compose
 from tests.zygote import Zygote
 from vision.task import Task
-from vision.tune import parse, write_winner
 
 TINY = ("benchmark.tasks=2", "benchmark.samples=64", "epochs=1", "model.hidden=8", "seeds=2", "workers=1")
-WHERE = ("table=table.csv", "winners=winners")
+WHERE = ("table=table.csv", "publish=published")
 SEARCHED = {
     folder.name: {file.stem: OmegaConf.to_container(OmegaConf.load(file)) for file in folder.glob("*.yaml")}
     for folder in (CONF / "tuned" / "searched").glob("*/")
 }
+
+
+def parse(words: list[str]) -> Request:
+    return read_request(["program=vision", *words])
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -51,12 +58,13 @@ def test_a_search_goes_on_where_it_was_stopped_and_a_finished_one_prints_its_res
     assert len(made) == 4
     assert first[1]["options"].startswith("lr=")
     (tmp_path / "table.csv").write_text((tmp_path / "table.csv").read_text().rsplit("\n", 2)[0] + "\n")  # as if killed
-    shutil.rmtree(tmp_path / "winners")
-    assert tune("trials=2") == said[1:]
+    shutil.rmtree(tmp_path / "published")
+    again = [line.replace("overwritten", "written") for line in tune("trials=2")]
+    assert again == [said[0], *said[2:]]
     lr = 3e-3 if float(first[0]["score"]) >= float(first[1]["score"]) else first[1]["options"].removeprefix("lr=")
     assert rows(tmp_path) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("DONE")} == made, "a run was trained again"
-    assert OmegaConf.load(tmp_path / "winners/random_labels_digits/base.yaml") == {"lr": float(lr)}
+    assert OmegaConf.load(tmp_path / "published/random_labels_digits/base.yaml") == {"lr": float(lr)}
 
 
 def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygote: Zygote) -> None:
@@ -64,7 +72,7 @@ def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygot
     assert answer.code == 0, answer.err
     assert [row["score"] for row in rows(tmp_path)] == ["nan"]
     assert "best none: all diverged" in answer.out
-    assert not (tmp_path / "winners").exists()
+    assert not (tmp_path / "published").exists()
 
 
 @pytest.mark.parametrize(
@@ -74,6 +82,20 @@ def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygot
         (("seeds=x",), "seeds=x must be a whole number"),
         (("--methods=fire",), "options are written option=value"),
         (("method=fire,fire",), "names fire twice"),
+        (("program=visoin",), r"program=visoin is unknown \(did you mean vision\?\)"),
+        (("trails=3",), r"option trails is unknown \(did you mean trials\?\)"),
+        (("model.hiden=3",), r"option model.hiden is unknown \(did you mean hidden\?\)"),
+        (("method=fier",), r"method=fier is unknown \(did you mean fire\?\)"),
+        (("method=fire+fier",), r"method=fier is unknown \(did you mean fire\?\)"),
+        (("method.iterations=3",), r"option method.iterations is unknown; .* \(method=base\)"),
+        (("metric=train/acuracy",), r"no number at the end of these tasks \(did you mean train/accuracy\?\)"),
+        (("lr=1,2",), "lr=1,2 has several values"),
+        (("hydra/launcher=cores",), "a search starts its runs itself"),
+        (("-m",), "-m: options are written option=value"),
+        (("publish=",), "publish= is empty"),
+        (("winners=here",), "winners= is publish= now"),
+        (("table=/",), "table=/ is a folder"),
+        (("program=sac", "publish=here"), r"publish=here is for vision: sac has no tuned=searched"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(options: tuple[str, ...], message: str) -> None:
@@ -143,12 +165,12 @@ def test_the_best_is_the_earliest_of_equal_scores_and_less_may_be_better() -> No
 
 
 def test_each_winner_is_a_file_that_hydra_takes(tmp_path: Path) -> None:
-    write_winner(tmp_path, "a_b", "fire", "lr=0.1 lr=1e-05 method.blend=0.5")
-    write_winner(tmp_path, "a_b", "base", "lr=0.1")
-    write_winner(tmp_path, "a_a", "fire+muon", "lr=0.1 method.parts.muon.lr=0.5")
+    write_winner(tmp_path / "a_b/fire.yaml", "lr=0.1 lr=1e-05 method.blend=0.5")
+    write_winner(tmp_path / "a_b/base.yaml", "lr=0.1", "python -m vision.train method=base lr=0.1")
+    write_winner(tmp_path / "a_a/fire+muon.yaml", "lr=0.1 method.parts.muon.lr=0.5")
     assert {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*.yaml")} == {
         "a_b/fire.yaml": "# @package _global_\nlr: 1.0e-05\nmethod: {blend: 0.5}\n",
-        "a_b/base.yaml": "# @package _global_\nlr: 0.1\n",
+        "a_b/base.yaml": "# @package _global_\n# python -m vision.train method=base lr=0.1\nlr: 0.1\n",
         "a_a/fire+muon.yaml": "# @package _global_\nlr: 0.1\nmethod: {parts: {muon: {lr: 0.5}}}\n",
     }
 
@@ -174,7 +196,7 @@ def test_a_winner_has_the_values_with_which_its_trial_ran(monkeypatch: pytest.Mo
     where = ("method=cbp", "benchmark=warm_start", "dataset=digits")
     assert compose("vision", *where).method.maturity == 100
     monkeypatch.setattr(groups, "CONF", Path(shutil.copytree(CONF, tmp_path / "conf")))
-    write_winner(tmp_path / "conf/tuned/searched", "warm_start_digits", "cbp", "lr=0.5")
+    write_winner(tmp_path / "conf/tuned/searched/warm_start_digits/cbp.yaml", "lr=0.5")
     searched = compose("vision", *where, "tuned=searched")
     assert (searched.method.maturity, searched.lr) == (100, 0.5)
 
@@ -183,6 +205,95 @@ def test_options_of_the_method_are_part_of_a_search() -> None:
     plain, fixed = (parse(["method=fire", *more]).search for more in ([], ["method.iterations=3"]))
     assert fixed.compose("fire").method.iterations == 3
     assert plain.setting("fire") != fixed.setting("fire")
+    assert fixed.given("fire") == ["method.iterations=3"]
+
+
+def test_an_option_that_is_given_is_not_searched(tmp_path: Path, zygote: Zygote) -> None:
+    options = ("method=fire", "method.blend=0.75", "trials=4", "seeds=1")
+    answer = zygote.run(tmp_path, "harness.tune", "program=vision", *TINY, *options, "table=table.csv")
+    assert answer.code == 0, answer.err
+    assert len(rows(tmp_path)) == 4
+    assert not any("blend" in row["options"] for row in rows(tmp_path))
+    blends = [OmegaConf.load(file).method.blend for file in tmp_path.glob("runs/tune/vision/*/config.yaml")]
+    assert blends == [0.75] * 4
+
+
+def test_nothing_is_written_outside_of_the_search_unless_it_is_asked_for(tmp_path: Path, zygote: Zygote) -> None:
+    before = {file: file.stat().st_mtime_ns for file in (CONF / "tuned").rglob("*.yaml")}
+    answer = zygote.run(tmp_path, "vision.tune", *TINY, "method=base", "trials=2", "seeds=1", "scale=smoke")
+    assert answer.code == 0, answer.err
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".hydra"] == ["runs"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["tune"]
+    assert {file: file.stat().st_mtime_ns for file in (CONF / "tuned").rglob("*.yaml")} == before
+    (table,) = (tmp_path / "runs/tune").glob("vision-random_labels-digits-*.csv")
+    winner = (table.with_suffix("") / "base.yaml").read_text()
+    command = winner.splitlines()[1].removeprefix("# ")
+    assert command in answer.out, "the command that runs the winner is said"
+    ran = zygote.run(tmp_path, "vision.train", *command.split()[3:], "--cfg", "job")
+    assert OmegaConf.create(ran.out).lr == OmegaConf.load(table.with_suffix("") / "base.yaml").lr
+
+
+SMALL = {
+    "language": ("scale=smoke", "benchmark=permuted_text", "dataset=pydoc", "benchmark.tasks=2"),
+    "dqn": ("experiment=continual_cartpole", "scale=smoke"),
+}
+
+
+@pytest.mark.parametrize("program", SMALL)
+def test_a_search_in_each_program_prefers_what_should_be_large_or_small(
+    program: str, tmp_path: Path, zygote: Zygote
+) -> None:
+    options = (*SMALL[program], "method=base", "trials=2", "seeds=1", "workers=1", "table=table.csv")
+    answer = zygote.run(tmp_path, "harness.tune", f"program={program}", *options)
+    assert answer.code == 0, answer.err
+    trials = rows(tmp_path)
+    scores = [float(trial["score"]) for trial in trials]
+    right = (min if program == "language" else max)(scores)
+    chosen = trials[scores.index(right)]["options"] or "(defaults)"
+    assert f"{right:.4f}  {chosen}" in answer.out
+    assert len(set(scores)) == 2, "else nothing is preferred"
+
+
+def test_a_metric_that_no_row_has_is_refused_and_never_taken_for_a_run_that_diverged(tmp_path: Path) -> None:
+    (tmp_path / "DONE").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "phase": 0, "train/loss": 0.5}\n')
+    assert score(tmp_path, "train/loss") == 0.5
+    with pytest.raises(ConfigError, match=r"metric=train/lss is in no row of .* \(did you mean train/loss\?\)"):
+        score(tmp_path, "train/lss")
+
+
+def test_after_kills_a_search_ends_with_the_same_table_and_winner(tmp_path: Path, zygote: Zygote) -> None:
+    words = ("program=vision", *TINY, "epochs=20", "method=fire", "trials=3", "table=t.csv")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert zygote.run(whole, "harness.tune", *words).code == 0
+    for number in (1, 3, 4):  # runs that have ended, of six
+        child = zygote.start(killed, "harness.tune", *words, "checkpoint.every_seconds=0")
+        while len([*killed.rglob("DONE")]) < number:
+            time.sleep(0.01)
+        os.kill(child, signal.SIGKILL)
+        zygote.wait(child)
+    answer = zygote.run(killed, "harness.tune", *words, "checkpoint.every_seconds=0")
+    assert answer.code == 0, answer.err
+    assert (killed / "t.csv").read_text() == (whole / "t.csv").read_text()
+    winners = [(folder / "t/fire.yaml").read_text().splitlines()[2:] for folder in (whole, killed)]
+    assert winners[0] == winners[1]
+
+
+def test_a_table_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    append(table, Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25)), (7, 8), "vision")
+    table.write_text(table.read_text()[:-6])
+    with pytest.raises(ConfigError, match="is damaged, or no table of a search"):
+        read_trials(table, "ab", "base", (7, 8))
+    table.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is damaged, or no table of a search"):
+        read_trials(table, "ab", "base", (7, 8))
+
+
+def test_scores_of_a_table_are_whole_numbers_of_their_runs(tmp_path: Path) -> None:
+    scores = (1 / 3, 2 / 3)
+    append(tmp_path / "t.csv", Trial("ab", "base", 0, "", scores), (7, 8), "vision")
+    assert read_trials(tmp_path / "t.csv", "ab", "base", (7, 8))[0].scores == scores
 
 
 def test_an_experiment_of_one_s_own_has_the_last_word(tmp_path: Path) -> None:

@@ -1,0 +1,283 @@
+"""Search the options of methods, alike for all of them, in any of the programs.
+
+    python -m harness.tune program=vision method=fire trials=17
+    python -m harness.tune program=vision experiment=plasticity_permuted benchmark.tasks=8 method=base,fire,fire+muon
+    python -m harness.tune program=dqn experiment=continual_cartpole method=base,fire trials=9
+
+Each method has the same number of trials: its defaults, then points that fill its space evenly: the options of
+conf/search.yaml, and before them the learning rate, from a tenth to three times that of the setting. So base and full
+reset are tuned too. A method's option that you give is fixed and not searched. A trial is scored by its seeds' mean of
+the metric at the end of a task, over the last half of the tasks; returns and accuracies should be large, losses small.
+Where vision tests on images, a tenth of the training images takes their place (holdout=0.1): nothing is chosen on
+images that results report. The seeds are 10,000 and above, which leaves lower ones for the runs that are reported.
+
+Options are those of the program (python -m vision.train --help), each with one value, and:
+    program=  vision, language, dqn or sac
+    method=   one, or several separated by commas; fire+muon is a chain. Left out: all that can act on this network
+    trials=   of each method (9)
+    metric=   what a trial is scored by; left out: the usual one of the program's setting
+    seed=, seeds=   the first seed (10000), and how many a trial has (3)
+    workers=  runs at once, each with one thread (0: as many as cores)
+    table=    the file of the trials (runs/tune/<program>-<setting>-<hash of the search>.csv)
+    publish=  a folder into which the best values go as well, in vision, such as conf/tuned/searched, whose files
+              tuned=searched takes. Left out: nothing outside of runs/tune is written
+
+A trial is a row of the table as soon as its seeds have ended. The same command, after Ctrl-C or a kill, goes on where
+it was stopped and ends with the same winner. A file for each method beside the table has its best values, and the
+command that runs them. HYDRA_FULL_ERROR=1 shows tracebacks.
+"""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from harness.config.arguments import parse as parse_option
+from harness.config.arguments import read_arguments
+from harness.config.cli import EXIT_CONFIG, EXIT_TRAINING, one_line, user_facing
+from harness.config.direction import better
+from harness.config.errors import ConfigError, TrainingError, near
+from harness.config.groups import choices, compose_with_hydra, groups_of
+from harness.config.paths import expanded, place
+from harness.run.checkpoint import write_atomically
+from harness.run.execute import new_run
+from harness.run.identity import digest
+from harness.run.programs import MODULES, program_of
+from harness.tune.search import Search, options_of_method, tune
+from harness.tune.table import Trial, best
+
+FIRST_SEED = 10_000
+QUIET = ("tracker=none", "cache=off", "progress=false", "paths.runs=runs/tune")
+DEFAULTS = {
+    "program": "",
+    "method": "",
+    "trials": "9",
+    "metric": "",
+    "seed": str(FIRST_SEED),
+    "seeds": "3",
+    "workers": "0",
+    "table": "",
+    "publish": "",
+}
+LEAST = {"trials": 1, "seed": 0, "seeds": 1, "workers": 0}  # values of the options that are whole numbers
+GOES_ON = "stopped: the same command goes on"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for on the command line.
+
+    Attributes:
+        search: what is searched, and where its table is.
+        methods: whose options.
+        given: the program's options, as they were given.
+        setting: names the benchmark and the data set, or the environment, in names of files.
+        publish: folder of winners that `tuned=searched` takes; None: they are written beside the table alone.
+        workers: runs at once; None for as many as cores.
+    """
+
+    search: Search
+    methods: list[str]
+    given: list[str]
+    setting: str
+    publish: Path | None
+    workers: int | None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Search, write the table and the winners, and print them; the exit code."""
+    if {"-h", "--help"} & {*argv}:
+        print(__doc__)
+        return 0
+    try:
+        request = read_request(argv)
+        print(f"trials: {request.search.table}", flush=True)
+        found = tune(request.search, request.methods, request.workers)
+        for method, trials in found.items():
+            print(f"{method:<20} {len(trials)} trials, best {keep_winner(request, method, trials)}", flush=True)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        print(GOES_ON, file=sys.stderr)
+        return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1" or not user_facing(error):
+            raise
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG
+    return 0
+
+
+def read_request(argv: Sequence[str]) -> Request:
+    """Split the command line into the search's own options and those of the program, and check both.
+
+    Raises:
+        ConfigError: an option is unknown or not accepted.
+    """
+    own, given = split_options(argv)
+    program, methods = own["program"], own["method"].split(",") if own["method"] else []
+    if program not in MODULES:
+        wrong = f"program={program} is unknown{near(program, MODULES)}"
+        raise ConfigError(wrong if program else f"program= is missing; accepted: {', '.join(MODULES)}")
+    publish = expanded(own["publish"]) if own["publish"] else None
+    if publish is not None and (program != "vision" or publish.is_file()):
+        why = "is a file: name a folder" if program == "vision" else f"is for vision: {program} has no tuned=searched"
+        raise ConfigError(f"publish={publish} {why}")
+    table = expanded(own["table"]) if own["table"] else None
+    if table is not None and table.is_dir():
+        raise ConfigError(f"table={table} is a folder: name a file in it")
+    trains = program_of(program)  # makes the types of its options known to Hydra
+    for method in methods or ["base"]:
+        check_method_name(method)
+        check_given(program, method, given)
+    seeds = range(int(own["seed"]), int(own["seed"]) + int(own["seeds"]))
+    held_out = list[str]()
+
+    def options_of(method: str) -> list[str]:
+        return [*QUIET, *held_out, *given, *options_of_method(method)]
+
+    search = Search(program, options_of, int(own["trials"]), seeds, Path(), "")
+    config = search.compose(methods[0] if methods else "base")
+    task = trains.make_task(config)
+    metric, usual = own["metric"] or task.scores[0], task.scores[0]
+    if metric not in task.scores:
+        raise ConfigError(f"metric={metric} is no number at the end of these tasks{near(metric, task.scores)}")
+    if metric.startswith("test/") and "holdout" in config and not config.holdout:
+        held_out.append("holdout=0.1")
+        config = search.compose(methods[0] if methods else "base")
+        trains.make_task(config)  # there may be too few images left
+    search = replace(search, metric=metric, is_usual=metric == usual)
+    name = new_run(config, trains, task, None).folder.name
+    setting = name.rpartition(f"-s{config.seed}-")[0].removesuffix(f"-{config.method.name}")
+    methods = methods or fitting(search)
+    what = digest({"setting": search.setting(methods[0]), "seeds": [*seeds]})
+    usual_table = expanded(config.paths.runs) / f"{program}-{setting}-{what}.csv"
+    search = replace(search, table=table or usual_table)
+    return Request(search, methods, given, setting, publish, int(own["workers"]) or None)
+
+
+def split_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The search's own options with their defaults, and all others as they were given.
+
+    Raises:
+        ConfigError: an own option is empty or no whole number, or something is no option.
+    """
+    own, given = dict(DEFAULTS), list[str]()
+    for argument in argv:
+        name, equals, value = argument.partition("=")
+        if name == "winners":
+            raise ConfigError("winners= is publish= now; without it nothing outside of runs/tune is written")
+        if not equals or name.startswith("-"):
+            raise ConfigError(f"{argument}: options are written option=value, and --help names them")
+        if name not in own:
+            given.append(argument)
+            continue
+        if not value.strip():
+            raise ConfigError(f"{name}= is empty: is a shell variable not set?")
+        own[name] = value
+    for name, least in LEAST.items():
+        if not re.fullmatch(r"\d{1,9}", own[name]) or int(own[name]) < least:
+            raise ConfigError(f"{name}={own[name]} must be a whole number of at least {least}")
+    methods = own["method"].split(",")
+    if twice := {method for method in methods if methods.count(method) > 1}:
+        raise ConfigError(f"method= names {sorted(twice)[0]} twice")
+    for name in ("table", "publish"):
+        if own[name] and (wrong := place(name, own[name])):
+            raise ConfigError(wrong)
+    return own, given
+
+
+def check_method_name(method: str) -> None:
+    """Refuse what is no method, or no chain of methods.
+
+    Raises:
+        ConfigError: with the nearest names.
+    """
+    names = [name for name in choices("method") if name != "chain"]
+    for name in method.split("+"):
+        if name == "chain":
+            raise ConfigError("method=chain is written method=fire+muon in a search")
+        if name not in names:
+            raise ConfigError(f"method={name} is unknown{near(name, names)}")
+
+
+def check_given(program: str, method: str, given: Sequence[str]) -> None:
+    """Refuse an option that the program does not have, and one with several values.
+
+    Raises:
+        ConfigError: with the nearest names, of the search's own options too.
+    """
+    config = compose_with_hydra(program, options_of_method(method))
+    declared = [*groups_of(program), *(str(option) for option in config if option != "hydra")]
+    accepted = list(dict.fromkeys([*DEFAULTS, *declared]))
+    for option in given:
+        name = option.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0].partition("/")[0]
+        if name not in (*accepted, "hydra"):
+            raise ConfigError(f"option {name} is unknown{near(name, accepted)}")
+        if name == "hydra":
+            raise ConfigError(f"{option}: a search starts its runs itself, without Hydra's launchers and sweepers")
+        if parse_option(option).is_sweep_override():
+            raise ConfigError(f"{option} has several values: a search takes one, or searches the option itself")
+    try:
+        read_arguments(program, [*options_of_method(method), *given])
+    except ConfigError as error:
+        raise ConfigError(f"{error} (method={method})" if "method." in str(error) else str(error)) from error
+
+
+def fitting(search: Search) -> list[str]:
+    """All methods that can act on the setting's network, base first."""
+    program, able = program_of(search.program), ["base"]
+    for name in choices("method", search.program):
+        if name in ("base", "chain"):
+            continue
+        try:
+            program.make_task(search.compose(name))
+        except ConfigError as error:
+            print(f"left out {name}: {one_line(error)}")
+        else:
+            able.append(name)
+    return able
+
+
+def keep_winner(request: Request, method: str, trials: Sequence[Trial]) -> str:
+    """Write a method's best trial beside the table, and where it is published; what is said of it."""
+    search = request.search
+    winner = best(trials, more=better(search.metric) == "maximize")
+    if winner is None:
+        return "none: all diverged"
+    config = compose_with_hydra(search.program, [*search.options_of(method), f"seed={search.seeds[0]}"])
+    command = f"{config.hydra.help.app_name} {shlex.join([*request.given, *options_of_method(method)])}"
+    command = f"{command} {winner.options}".strip()
+    values = f"lr={config.lr} {winner.options}"
+    write_winner(search.table.with_suffix("") / f"{method}.yaml", values, command)
+    lines = [f"{search.metric} {winner.score:.4f}  {winner.options or '(defaults)'}", f"  {command}"]
+    if request.publish is not None:
+        file = request.publish / request.setting.replace("-", "_") / f"{method}.yaml"
+        lines.append(f"  {file} {'overwritten' if file.exists() else 'written'}")
+        write_winner(file, values)
+    return "\n".join(lines)
+
+
+def write_winner(file: Path, options: str, command: str = "") -> None:
+    """Write a method's best options into a file of the kind that `tuned=searched` takes.
+
+    Args:
+        file: such as conf/tuned/searched/warm_start_digits/fire.yaml; fire+muon.yaml for a chain.
+        options: as on the command line, such as `lr=0.1 method.blend=0.5`.
+        command: that runs them, for the file's reader.
+    """
+    values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(options.split()))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = ["# @package _global_", *([f"# {command}"] if command else [])]
+    lines += [f"{option}: {on_one_line(value)}" for option, value in values.items()]
+    write_atomically(file, "\n".join([*lines, ""]).encode())
+
+
+def on_one_line(value: Any) -> str:
+    """A value as one line of yaml."""
+    return yaml.safe_dump(value, default_flow_style=True, width=100_000, sort_keys=False).removesuffix("...\n").strip()
