@@ -7,6 +7,7 @@ The page needs no network and no other file.
 """
 
 import argparse
+import html
 import json
 import string
 import sys
@@ -38,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=a_path, default=Path("figures/report.html"), help="file or folder to write to (%(default)s)"
     )
+    parser.add_argument("--back", default="", metavar="PAGE", help="a page that the report links back to")
     args = parser.parse_args(argv)
     found = load_or_explain("make_report", args.runs, args.include_unfinished)
     if found is None:
@@ -46,13 +48,13 @@ def main(argv: list[str] | None = None) -> int:
     if out.suffix not in (".html", ".htm"):  # else a browser shows the source
         out = out.with_name(f"{out.name}.html")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(report_page(*found), encoding="utf-8")
+    out.write_text(report_page(*found, back=args.back), encoding="utf-8")
     print(f"wrote {out}")
     return 0
 
 
-def report_page(runs: list[Run], left_out: list[LeftOut]) -> str:
-    """The whole page as text."""
+def report_page(runs: list[Run], left_out: list[LeftOut], back: str = "") -> str:
+    """The whole page as text, with a link to the page `back` if there is one."""
     palette = style.Palette(run.method for run in runs)
     found = settings(runs)
     content = {
@@ -63,7 +65,8 @@ def report_page(runs: list[Run], left_out: list[LeftOut]) -> str:
     # "<" is escaped so that no text of a run can end the script element.
     data = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     parts = {name: (PAGE / file).read_text() for name, file in (("css", "page.css"), ("script", "page.js"))}
-    return string.Template((PAGE / "page.html").read_text()).substitute(parts, data=data)
+    link = f'<a href="{html.escape(back)}">Back to the documentation</a>' if back else ""
+    return string.Template((PAGE / "page.html").read_text()).substitute(parts, data=data, back=link)
 
 
 def setting_data(setting: Setting, palette: style.Palette) -> dict[str, Any]:

@@ -64,14 +64,26 @@ def test_nothing_is_fetched_and_every_picture_is_there_and_described(site: Path)
             if not source.startswith("data:"):
                 assert (page.parent / source).resolve().is_file(), (page.name, source)
             assert len(words) > 15, (page.name, source, "needs an alternative text")
-        for link in parts.links if page.name not in ("404.html", "report.html") else []:
+        for link in parts.links if page.name != "404.html" else []:
             path = unquote(link.partition("#")[0])
             if not re.match(r"[a-z]+:", path):
                 assert (page.parent / path).resolve().exists(), (page.name, link, "leads nowhere")
 
 
-def test_the_report_of_the_committed_results_is_part_of_it(site: Path) -> None:
+def test_formulae_are_mathml_and_all_of_their_latex_is_known(site: Path) -> None:
+    written = {page.name for page in sorted(site.rglob("*.html")) if "<math" in page.read_text()}
+    assert written >= {"paper.html", "scales.html", "glossary.html"}
+    for page in sorted(site.rglob("*.html")):
+        text = page.read_text()
+        assert "arithmatex" not in text, page.name
+        for formula in re.findall(r"<math.*?</math>", text, re.DOTALL):
+            assert "\\" not in formula, (page.name, formula)
+
+
+def test_the_report_of_the_committed_results_is_part_of_it_and_links_back(site: Path) -> None:
     text = (site / "report.html").read_text()
+    assert Parts(site / "report.html").links == ["gallery.html"]
+    assert 'href="report.html"' in (site / "gallery.html").read_text()
     assert "Random labels" in text
     assert "Humanoid-v5" in text
 
@@ -84,11 +96,26 @@ for (const path of PATHS) {
   frame.src = path;
   await new Promise((done) => { frame.onload = done; document.body.append(frame); });
   const page = frame.contentDocument, images = [...page.images];
+  await page.fonts.ready;
+  const edge = page.documentElement.clientWidth;
+  const lines = (node) => new Set([...node.getClientRects()].map((box) => box.top)).size;
   found.push({
     path, scheme: page.body.getAttribute("data-md-color-scheme"),
     wide: page.documentElement.scrollWidth - page.documentElement.clientWidth,
     cut: [...page.querySelectorAll("pre > code")].some((code) => code.scrollWidth > code.clientWidth + 1),
     grounds: [...page.querySelectorAll("article img")].map((i) => getComputedStyle(i).backgroundColor),
+    hidden: [...page.querySelectorAll("article td, article th")].filter((cell) => {
+      const box = cell.getBoundingClientRect(), wrap = cell.closest(".md-typeset__scrollwrap");
+      return box.width && (box.right > edge + 1 || (wrap && wrap.scrollWidth > wrap.clientWidth + 1));
+    }).map((cell) => cell.innerText),
+    unseen: [...page.querySelectorAll("article table:not([class])")].filter((table) => [...table.tBodies[0].rows].some(
+      (row) => [...row.cells].some((cell) => cell.innerText.trim() && !cell.getBoundingClientRect().height))).length,
+    broken_words: [...page.querySelectorAll("article :not(pre) > code .word")].filter((word) => lines(word) > 1)
+      .map((word) => word.innerText),
+    long_words: [...page.querySelectorAll("article :not(pre) > code")].flatMap((code) => [...code.childNodes])
+      .filter((node) => node.nodeType === Node.TEXT_NODE).flatMap((node) => node.data.split(" "))
+      .filter((word) => word.length > 40),
+    flat: [...page.querySelectorAll("math")].filter((formula) => !formula.getBoundingClientRect().height).length,
     broken: images.filter((i) => i.complete && !i.naturalWidth).map((i) => i.src),
   });
   frame.remove();
@@ -138,3 +165,8 @@ def test_pages_fit_a_screen_by_day_and_a_phone_by_night(
         assert page["scheme"] == scheme
         assert set(page["grounds"]) <= {"rgb(255, 255, 255)"}, (page["path"], "figures need a white ground in the dark")
         assert page["broken"] == [], page["path"]
+        assert page["hidden"] == [], (page["path"], "columns are hidden")
+        assert page["unseen"] == 0, (page["path"], "values are not shown")
+        assert page["broken_words"] == [], (page["path"], "commands break in a word")
+        assert page["long_words"] == [], (page["path"], "words that no phone can show in a line need places to break")
+        assert page["flat"] == 0, (page["path"], "formulae are not drawn")
