@@ -21,5 +21,5 @@ def on_post_build(config: Any) -> None:
     results = sorted(str(file.with_suffix("").with_suffix(".csv")) for file in ROOT.glob("docs/studies/*/*.runs.json"))
     target = Path(config["site_dir"]) / "report.html"
     command = [sys.executable, "analysis/make_report.py", "--runs", *results, "--out", str(target)]
-    command += ["--back", "gallery.html"]
+    command += ["--back", "studies/gallery.html"]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

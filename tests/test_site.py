@@ -82,8 +82,8 @@ def test_formulae_are_mathml_and_all_of_their_latex_is_known(site: Path) -> None
 
 def test_the_report_of_the_committed_results_is_part_of_it_and_links_back(site: Path) -> None:
     text = (site / "report.html").read_text()
-    assert Parts(site / "report.html").links == ["gallery.html"]
-    assert 'href="report.html"' in (site / "gallery.html").read_text()
+    assert Parts(site / "report.html").links == ["studies/gallery.html"]
+    assert 'href="../report.html"' in (site / "studies" / "gallery.html").read_text()
     assert "Random labels" in text
     assert "Humanoid-v5" in text
 
