@@ -7,10 +7,12 @@ needs `pip install -e ".[harness]"`.
 """
 
 from fire_core import triggers
+from fire_core.check_muon import MuonProblem, MuonReport, check_muon
 from fire_core.diagnose import Diagnosis, should_reinitialize
 from fire_core.errors import FireWarning
 from fire_core.gap import PlasticityGap, plasticity_gap
 from fire_core.metrics import dfi, sfe
+from fire_core.muon_dialects import gram_newton_schulz_groups, muonium_groups
 from fire_core.polar.factor import newton_schulz, polar_factor
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.perturb import shrink_and_perturb_
@@ -30,16 +32,21 @@ __all__ = [
     "Freshness",
     "Matrices",
     "Matrix",
+    "MuonProblem",
+    "MuonReport",
     "PlasticityGap",
     "Report",
     "SplitMuon",
     "__version__",
     "assert_fresh",
+    "check_muon",
     "dfi",
     "fire_",
+    "gram_newton_schulz_groups",
     "is_fresh",
     "matrices",
     "muon_groups",
+    "muonium_groups",
     "newton_schulz",
     "plasticity_gap",
     "polar_factor",

@@ -64,11 +64,8 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
         FireWarning: raw parameters that may be stacks of matrices, or weights in doubt, go to the other optimizer. Not
             of tables of positions or tokens, which their names tell.
     """
-    outside = {id(layer.weight) for layer in input_layers(model) | tower_inputs(model) | output_layers(model)}
-    blocks: dict[Tensor, list[Entry]] = {}
     read = matrices(model, **options)
-    for entry in read:
-        blocks.setdefault(entry.parameter, []).append(entry)
+    blocks, outside = entries_by_parameter(read), outside_layers(model)
     raw = [e.name for e in read if e.reason == RAW and min(e.shape) > 1 and not is_named_table(e.name)]
     lines = [line for line in read.warnings if "raw parameters" not in line]
     if raw:
@@ -81,9 +78,9 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
     groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     rest = []
     for parameter in (p for p in model.parameters() if p.requires_grad):
-        found = blocks.get(parameter, [])
-        if found and id(parameter) not in outside and all(map(_hidden, found)):
-            groups.setdefault(tuple(map(cut_of, found)), []).append(parameter)
+        entries = blocks.get(parameter, [])
+        if is_hidden(parameter, entries, outside):
+            groups.setdefault(tuple(map(cut_of, entries)), []).append(parameter)
         else:
             rest.append(parameter)
     if not groups:
@@ -111,8 +108,31 @@ def tower_inputs(model: nn.Module) -> set[Any]:
     return found
 
 
-def _hidden(entry: Entry) -> bool:
-    return entry.role not in NOT_HIDDEN and min(entry.shape) > 1
+def entries_by_parameter(read: Iterable[Entry]) -> dict[Tensor, list[Entry]]:
+    """The matrices of each parameter, in their order: several where it is fused."""
+    entries: dict[Tensor, list[Entry]] = {}
+    for entry in read:
+        entries.setdefault(entry.parameter, []).append(entry)
+    return entries
+
+
+def outside_layers(model: nn.Module) -> dict[int, str]:
+    """`id` of the weights of layers that are not hidden -> which: an input layer, or an output layer."""
+    outside = {id(layer.weight): "an input layer" for layer in input_layers(model) | tower_inputs(model)}
+    return outside | {id(layer.weight): "an output layer" for layer in output_layers(model)}
+
+
+def is_hidden(parameter: Tensor, entries: Iterable[Entry], outside: Mapping[int, str]) -> bool:
+    """Whether a parameter holds hidden matrices alone, which Muon is for.
+
+    Args:
+        parameter: of the model.
+        entries: its own, of `entries_by_parameter`; none for a parameter without matrices.
+        outside: of `outside_layers`.
+    """
+    own = list(entries)
+    hidden = all(entry.role not in NOT_HIDDEN and min(entry.shape) > 1 for entry in own)
+    return bool(own) and hidden and id(parameter) not in outside
 
 
 class SplitMuon(torch.optim.Optimizer):
@@ -230,7 +250,7 @@ class SplitMuon(torch.optim.Optimizer):
                 scale = ADJUST[group["adjust_lr_fn"]](*matrix.shape)
                 step = orthogonalised(step, group["ns_coefficients"], group["ns_steps"], group["eps"])
                 matrix.add_(step, alpha=-lr * scale)
-            _write(entry, parameter, new)
+            write_matrices(entry, parameter, new)
 
 
 def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
@@ -286,7 +306,8 @@ def matrices_of(entry: Entry, tensor: Tensor) -> Tensor:
     return entry.view(tensor).reshape(-1, *entry.shape).clone(memory_format=torch.contiguous_format)
 
 
-def _write(entry: Entry, tensor: Tensor, values: Tensor) -> None:
+def write_matrices(entry: Entry, tensor: Tensor, values: Tensor) -> None:
+    """Write matrices, as `matrices_of` gives them, to their places in a tensor."""
     if entry.kind == "conv":
         tensor[entry.where] = values.reshape(-1, *tensor.shape[1:])
     elif entry.kind == "conv_transpose":

@@ -27,7 +27,22 @@ from fire_core.tools.command import Parser, add_model, progress
 from fire_core.tools.spectra import singular_values
 from fire_core.weights.matrices import COLUMNS, aligned, cells, described, matrices
 
-UNKNOWN = {"block": "", "role": "", "rows": None, "repeats": 1, "transposed": False, "heads": 1, "note": ""}
+# The fields of `described` for a tensor of a checkpoint whose model is not known: one matrix, or a stack of them.
+UNKNOWN = {
+    "block": "",
+    "role": "",
+    "kind": "matrix",
+    "rows": None,
+    "repeats": 1,
+    "groups": 1,
+    "transposed": False,
+    "heads": 1,
+    "columns": False,
+    "aliases": (),
+    "padding": None,
+    "is_tied": False,
+    "note": "",
+}
 
 
 def of_model(spec: str, only: str | None = None, **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
@@ -78,7 +93,7 @@ def of_checkpoint(
             if (entry := entries.get(label)) is not None and not cuts.named:
                 row = described(entry)
             else:
-                row = UNKNOWN | {"name": label, "shape": tuple(values.shape[1:]), "count": len(values)}
+                row = UNKNOWN | {"name": label, "shape": tuple(values.shape[1:]), "count": len(values), "stored": None}
             rows.append(row | extremes(values))
     return rows, cuts.notes
 

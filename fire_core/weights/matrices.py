@@ -10,6 +10,7 @@ from torch import nn
 
 from fire_core.weights.entry import Entries, Entry
 from fire_core.weights.layout import resolve
+from fire_core.weights.topology import unwrap, uses_of
 
 
 class Matrices(Entries):
@@ -25,33 +26,69 @@ class Matrices(Entries):
         self.unread = list(unread)
 
     def to_json(self, indent: int | None = None) -> str:
-        """All but the tensors themselves, as a JSON object with `matrices`, `warnings` and `unread`."""
-        found = {"matrices": self.rows(), "warnings": self.warnings, "unread": self.unread}
-        return json.dumps(found, indent=indent)
+        """All but the tensors themselves, as JSON text; its fields are described in docs/reference/matrices.md."""
+        found = {"schema": SCHEMA, "version": VERSION, "matrices": self.rows()}
+        return json.dumps(found | {"warnings": self.warnings, "unread": self.unread}, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str, model: nn.Module) -> Matrices:
+        """The matrices that `to_json` wrote, bound to the parameters of a model; nothing of the model is read anew.
+
+        Args:
+            text: of `to_json`, of this version.
+            model: has parameters of the names and shapes that the text names, as the model that it was written for.
+
+        Returns:
+            The same matrices, as `matrices` gives them; their action is "keep".
+
+        Raises:
+            ValueError: the text is of something else or of another version, or a name or a shape is not the model's.
+        """
+        read = json.loads(text)
+        if not isinstance(read, dict) or (read.get("schema"), read.get("version")) != (SCHEMA, VERSION):
+            said = f"{read.get('schema')}, version {read.get('version')}" if isinstance(read, dict) else "no object"
+            raise ValueError(f"expected the JSON of matrices(model).to_json(), version {VERSION}; got {said}")
+        uses = {use.name: (parameter, use) for parameter, several in uses_of(unwrap(model)) for use in several}
+        entries = []
+        for row in read["matrices"]:
+            parameter, _ = uses.get(row["name"], (None, None))
+            if parameter is None or list(parameter.shape) != row["stored"]:
+                has = "no such parameter" if parameter is None else f"it as {tuple(parameter.shape)}"
+                raise ValueError(f"{row['name']} {tuple(row['stored'])}: the model has {has}")
+            around = [module for name in row["aliases"] if name in uses for module in uses[name][1].path[1:]]
+            fields: dict[str, Any] = {name: row[name] for name in ("name", "role", "block", *CUT)}
+            fields |= {"padding": row["padding"], "is_tied": row["is_tied"], "reason": row["note"]}
+            fields["rows"] = None if row["rows"] is None else tuple(row["rows"])
+            fields |= {"aliases": tuple(row["aliases"]), "modules": tuple(dict.fromkeys(around))}
+            entries.append(Entry(parameter=parameter, **fields))
+        return cls(entries, read["warnings"], read["unread"])
 
     def rows(self) -> list[dict[str, Any]]:
-        """What the table shows, a mapping for each matrix."""
+        """What the table shows and more, a mapping for each matrix: a row of `to_json`."""
         return [described(entry) for entry in self]
 
     def __str__(self) -> str:
         return "\n".join([aligned(COLUMNS, map(cells, self.rows())), *self.warnings, *self.unread])
 
 
+SCHEMA, VERSION = "fire.matrices", 1  # of `to_json`; the version rises when a field goes or means something else
 COLUMNS = ("weight", "role", "d_out x d_in", "count", "rows", "stored")
+CUT = ("kind", "rows", "repeats", "groups", "transposed", "heads", "columns")  # how a matrix lies in its tensor
 
 
 def described(entry: Entry) -> dict[str, Any]:
-    """What a table shows of an entry that holds matrices."""
+    """What a table and JSON show of an entry that holds matrices."""
     return {
         "name": entry.name,
         "block": entry.block,
         "role": entry.role,
         "shape": entry.shape,
         "count": entry.count,
-        "rows": entry.rows,
-        "repeats": entry.repeats,
-        "transposed": entry.transposed,
-        "heads": entry.heads,
+        "stored": tuple(entry.parameter.shape),
+        **{name: getattr(entry, name) for name in CUT},
+        "aliases": entry.aliases,
+        "padding": entry.padding,
+        "is_tied": entry.is_tied,
         "note": entry.reason,
     }
 

@@ -1,0 +1,679 @@
+"""Does Muon train the right matrices? What is wrong with groups of parameters, and the line of code that mends it.
+
+    print(check_muon(model, (muon, adamw)))
+
+Muon takes whatever it is given for one matrix and raises no error: a fused q, k, v, a stack of experts, a head. This
+compares what an optimizer takes for a matrix with what the model multiplies with, as `matrices(model)` reads it.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fire_core.methods.layers import linear_layers
+from fire_core.muon_behaviour import JOINED, REFUSED, SEPARATE, UNKNOWN, Behaviour, behaviour_of
+from fire_core.split_muon import (
+    FIELDS,
+    WHOLE,
+    Cuts,
+    SplitMuon,
+    cut_of,
+    entries_by_parameter,
+    entries_of,
+    is_hidden,
+    matrices_of,
+    outside_layers,
+)
+from fire_core.weights.entry import Entry
+from fire_core.weights.layout import listed
+from fire_core.weights.masters import find_masters
+from fire_core.weights.matrices import Matrices, aligned, matrices
+from fire_core.weights.optimizers import held_optimizers, is_optimizer, parameters_of
+from fire_core.weights.overlap import overlapping
+from fire_core.weights.topology import clean_name, is_named_table
+
+WIDTH = 120  # columns of a printed report
+DOUBTFUL = ("fused", "changed", "unused", "other")  # roles of weights whose matrices the reader does not know
+
+# ----------------------------------------------------------------------------------------------------------- the report
+
+
+@dataclass(frozen=True)
+class MuonProblem:
+    """One thing that is wrong with one parameter.
+
+    Attributes:
+        rank: "error", a wrong update; or "note", a choice or what could not be read.
+        kind: of errors "fused", "stack", "transposed", "cut", "outside" (a head, an embedding, a router, an input
+            layer), "vector", "unknown" (it looks fused, and how is not known), "missing" (from all groups), "twice"; of
+            notes "adam", "heads", "raw", "foreign".
+        name: the parameter's name in `named_parameters()`, without those of wrappers.
+        message: what is wrong, the end of a sentence that begins with the name.
+        line: Python that mends it, in the names `model` and those of the call: `optimizer`, `optimizers` or `groups`.
+    """
+
+    rank: str
+    kind: str
+    name: str
+    message: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.rank}: {self.name} {self.message}. {self.line}"
+
+
+@dataclass
+class MuonReport:
+    """What `check_muon` found. `print(report)` shows it as a table.
+
+    Attributes:
+        problems: errors first, each rank in the order of the model's parameters.
+        muon: names of the parameters that Muon trains.
+        count: how many matrices these hold.
+        other: names of those that another optimizer trains.
+    """
+
+    problems: list[MuonProblem] = field(default_factory=list)
+    muon: list[str] = field(default_factory=list)
+    count: int = 0
+    other: list[str] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[MuonProblem]:
+        """Wrong updates."""
+        return [problem for problem in self.problems if problem.rank == "error"]
+
+    @property
+    def notes(self) -> list[MuonProblem]:
+        """Choices, and what could not be read."""
+        return [problem for problem in self.problems if problem.rank == "note"]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error."""
+        return not self.errors
+
+    def __str__(self) -> str:
+        first = (
+            f"{len(self.errors)} errors, {len(self.notes)} notes; Muon trains {len(self.muon)} parameters with "
+            f"{self.count} matrices, another optimizer {len(self.other)}"
+        )
+        if not self.problems:
+            return first
+        alike: dict[tuple[str, str, str], list[MuonProblem]] = {}  # layers that differ by their number together
+        for problem in self.problems:
+            alike.setdefault((problem.rank, _numberless(problem.name), problem.message), []).append(problem)
+        rows, lines = [], dict[str, list[str]]()
+        for (rank, pattern, message), several in alike.items():
+            label = several[0].name if len(several) == 1 else f"{pattern} ({len(several)})"
+            rows.append((rank, label, message))
+            lines.setdefault(several[0].line, []).append(label)
+        table = aligned(("rank", "parameter", "what is wrong"), rows)
+        mend = [textwrap.fill(f"{listed(labels)}:", WIDTH) + f"\n    {line}" for line, labels in lines.items()]
+        return "\n".join([first, "", table, "", "The lines that mend it:", *mend])
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+# ------------------------------------------------------------------------------------------------------------ the check
+
+
+def check_muon(
+    model: nn.Module,
+    optimizer_or_groups: Optimizer | Iterable[Optimizer] | Mapping[str, Optimizer] | Iterable[Mapping[str, Any]],
+    **options: Any,
+) -> MuonReport:
+    """Compare what Muon takes for a matrix with the matrices that a model holds.
+
+    Understood are `torch.optim.Muon`, `SplitMuon`, classes with Muon in their names, and any optimizer or list of
+    groups that say `use_muon=True` or `algorithm="muon"`; `split_sizes` and `param_split_fn` too. How an optimizer of
+    another package takes a stack and scales its rate is tried out by a new one of its class on small parameters; not in
+    a process group, where a step of one rank alone would wait for the others. Nothing that is given changes.
+
+    Args:
+        model: the module whose parameters are trained; wrappers are looked through, the meta device will do.
+        optimizer_or_groups: an optimizer, several (in a list, or by name), the groups for one, or the result of
+            `muon_groups`. Give all that train the model, since a parameter in none of them is an error.
+            An optimizer that sorts its parameters itself, as timm's Muon, says how after its first step.
+        **options: of `resolve`, as for `matrices`; give those that you gave to `muon_groups`, as `blocks=`.
+
+    Returns:
+        The report: `ok`, `problems`, and a table when it is printed. Frozen parameters are never a problem.
+
+    Raises:
+        TypeError: `model` is no module, or what should be an optimizer or a group is none.
+        ValueError: groups that do not say which of them Muon trains, or an option that `resolve` refuses.
+    """
+    read = matrices(model, **options)
+    holders = list(_holders(optimizer_or_groups))
+    checker = _Checker(model, read, holders, _masters(model, optimizer_or_groups, holders))
+    return checker.report()
+
+
+class Holder(NamedTuple):
+    """One group of parameters, and who trains it.
+
+    Attributes:
+        parameters: of the group.
+        group: its options.
+        optimizer: the optimizer itself, inside all wrappers; None where groups alone are given.
+        place: Python for the list of its parameters, in the names of the call: `optimizer.param_groups[0]["params"]`.
+    """
+
+    parameters: list[Tensor]
+    group: Mapping[str, Any]
+    optimizer: Optimizer | None
+    place: str
+
+    def trains_by_muon(self, parameter: Tensor) -> bool:
+        """Whether Muon trains a parameter of the group: as its state, else the group, else the class says."""
+        if self.optimizer is not None:
+            says = self.optimizer.state.get(parameter, {})
+            if isinstance(says, Mapping) and isinstance(says.get("use_muon"), bool):
+                return bool(says["use_muon"])
+        if (said := is_marked(self.group)) is not None:
+            return said
+        if self.optimizer is None:
+            return True  # `_of_groups` has asked whether the other groups say who trains them
+        return is_muon_class(type(self.optimizer)) and parameter.ndim > 1
+
+
+_FLAGS = ("use_muon", "is_muon")
+_WORDS = ("algorithm", "kind", "optimizer", "optim", "type")  # entries whose word says who trains a group
+
+
+def is_marked(group: Mapping[str, Any]) -> bool | None:
+    """Whether a group says that Muon trains it, or that something else does; None if it does not say."""
+    for key in _FLAGS:
+        if group.get(key) is not None:
+            return bool(group[key])
+    if group.get("use_fallback") is True:  # timm's
+        return False
+    for key in _WORDS:
+        if isinstance(group.get(key), str):
+            return _is_muon_word(group[key])
+    if "cuts" in group or group.get("split_sizes") is not None or group.get("param_split_fn") is not None:
+        return True
+    return None
+
+
+def is_muon_class(kind: type) -> bool:
+    """Whether a class of optimizers is Muon or one of its kin, by the names of it and of those that it extends."""
+    return any(_is_muon_word(base.__name__) for base in kind.__mro__)
+
+
+def _is_muon_word(word: str) -> bool:
+    return re.search(r"muon|(^|_)dion", word.lower()) is not None
+
+
+def _holders(given: Any) -> Iterator[Holder]:
+    """All groups that are given.
+
+    Raises:
+        TypeError: something that is no optimizer and no group.
+        ValueError: groups that do not say which of them Muon trains.
+    """
+    if _is_trainer(given):
+        yield from _of_optimizer(given, "optimizer")
+    elif isinstance(given, Mapping) and "params" not in given:
+        for key, optimizer in given.items():
+            yield from _of_optimizer(optimizer, f"optimizers[{key!r}]")
+    elif isinstance(given, tuple) and len(given) == 2 and _is_muon_groups(*given):
+        muon, adam = given
+        for i, group in enumerate(muon):
+            yield Holder(_parameters(group, i), group | {"use_muon": True}, None, f'muon[{i}]["params"]')
+        yield Holder(list(adam), {"use_muon": False}, None, "adam")
+    else:
+        several = [given] if isinstance(given, Mapping) else given
+        if isinstance(given, nn.Module | Tensor) or not isinstance(given, Iterable):
+            raise TypeError(f"expected an optimizer, several, or groups of parameters, got {type(given).__name__}")
+        if isinstance(several, Iterator):
+            raise TypeError("expected a list: an iterator could be read only once, here")
+        parts = list(several)
+        if parts and all(isinstance(part, Mapping) for part in parts):
+            yield from _of_groups(parts)
+            return
+        for i, part in enumerate(parts):
+            yield from _of_optimizer(part, f"optimizers[{i}]")
+
+
+def _is_trainer(thing: Any) -> bool:
+    """Whether it is an optimizer, or holds some as one, without a state of its own."""
+    return is_optimizer(thing) or (hasattr(thing, "param_groups") and bool(held_optimizers(thing)))
+
+
+def _is_muon_groups(muon: Any, adam: Any) -> bool:
+    """Whether these are the two lists of `muon_groups`."""
+    if not isinstance(muon, list) or not isinstance(adam, list) or not muon:
+        return False
+    return all(isinstance(group, Mapping) for group in muon) and all(isinstance(p, Tensor) for p in adam)
+
+
+def _of_optimizer(optimizer: Any, place: str) -> Iterator[Holder]:
+    """The groups of an optimizer; inside a wrapper those of what it holds."""
+    if not _is_trainer(optimizer):
+        kind = type(optimizer).__name__
+        raise TypeError(f"{place}: expected an optimizer (with param_groups and state), got {kind}")
+    visited: set[int] = set()
+
+    def walk(part: Optimizer, path: str) -> Iterator[Holder]:
+        visited.add(id(part))
+        inner = {name: held for name, held in held_optimizers(part).items() if id(held) not in visited}
+        below = parameters_of(inner.values())
+        for name, held in inner.items():
+            if id(held) not in visited:  # a wrapper may hold one under two names
+                yield from walk(held, f"{path}.{name}")
+        for i, group in enumerate(part.param_groups):
+            parameters = [p for p in group["params"] if id(p) not in below]
+            if parameters:
+                yield Holder(parameters, group, part, f'{path}.param_groups[{i}]["params"]')
+
+    yield from walk(optimizer, place)
+
+
+def _of_groups(groups: Sequence[Mapping[str, Any]]) -> Iterator[Holder]:
+    says = [is_marked(group) for group in groups]
+    # dion and muonium take a group for Muon's unless its algorithm says otherwise; others insist on use_muon.
+    by_algorithm = any("algorithm" in group for group in groups)
+    if None in says and not by_algorithm:
+        raise ValueError(
+            f"group {says.index(None)} does not say whether Muon trains it: give the optimizer itself, or write "
+            "use_muon=True or use_muon=False into each group"
+        )
+    for i, group in enumerate(groups):
+        yield Holder(_parameters(group, i), group, None, f'groups[{i}]["params"]')
+
+
+def _parameters(group: Mapping[str, Any], number: int) -> list[Tensor]:
+    """The parameters of a group as somebody wrote it: a tensor, or several, with or without their names."""
+    params = group.get("params")
+    if isinstance(params, Tensor):
+        return [params]
+    if params is None or isinstance(params, Iterator) or not isinstance(params, Iterable):
+        what = (
+            "has no params" if params is None else f"has a {type(params).__name__} as params, which is read only once"
+        )
+        raise TypeError(f"group {number} {what}: give a list of parameters")
+    tensors = [item[1] if isinstance(item, tuple) and len(item) == 2 else item for item in params]
+    if wrong := [type(item).__name__ for item in tensors if not isinstance(item, Tensor)]:
+        raise TypeError(f"group {number} holds a {wrong[0]}, which is no parameter")
+    return tensors
+
+
+def _masters(model: nn.Module, given: Any, holders: list[Holder]) -> dict[int, Tensor]:
+    """`id` of a copy of full precision that an optimizer trains in a weight's place -> the weight."""
+    own = {id(p) for p in model.parameters()}
+    if all(id(p) in own for holder in holders for p in holder.parameters):
+        return {}
+    optimizers = {id(holder.optimizer): holder.optimizer for holder in holders if holder.optimizer is not None}
+    try:
+        return {id(m.tensor): m.weight for m in find_masters(model, [*optimizers.values()]) if m.start is None}
+    except ValueError:  # some are unclear: they are then foreign, and their weights missing
+        return {}
+
+
+class _Checker:
+    """Finds the problems of one model and its groups.
+
+    Args:
+        model: the module.
+        read: its matrices.
+        holders: all groups.
+        masters: of `_masters`.
+    """
+
+    def __init__(self, model: nn.Module, read: Matrices, holders: list[Holder], masters: Mapping[int, Tensor]) -> None:
+        self.model, self.holders = model, holders
+        self.entries = entries_by_parameter(read)
+        self.unread = dict(line.split(": ", 1) for line in read.unread)
+        self.paths = {id(p): name for name, p in model.named_parameters()}  # as `get_parameter` takes them
+        self.layers = {id(layer.weight) for layer in linear_layers(model).values()}
+        self.outside = self._outside()
+        self.places: dict[int, list[tuple[Holder, bool]]] = {}  # of a parameter: who holds it, and whether by Muon
+        self.foreign: list[tuple[Holder, Tensor]] = []
+        for holder in holders:
+            for held in holder.parameters:
+                parameter = masters.get(id(held), held)
+                if id(parameter) in self.paths:
+                    place = holder, holder.trains_by_muon(held)
+                    self.places.setdefault(id(parameter), []).append(place)
+                else:
+                    self.foreign.append((holder, held))
+        # The groups that something else than Muon trains.
+        self.others = [h for h in holders if h.parameters and not any(map(h.trains_by_muon, h.parameters))]
+        self._behaviours: dict[tuple[int, int], Behaviour] = {}
+
+    def _outside(self) -> dict[int, str]:
+        """The layers that are not hidden. The last layer of a network without a head is none of them if it is one of
+        many alike, in a block that recurs: such a network is a body whose head is elsewhere."""
+        outside = outside_layers(self.model)
+        counts = Counter((_numberless(self.paths[id(p)]), p.shape) for p in self.model.parameters())
+        for p in self.model.parameters():
+            name = clean_name(self.paths[id(p)])
+            is_in_block = any(part.isdigit() for part in name.split(".")[:-2])
+            is_head = any(entry.role == "head" for entry in self.entries.get(p, []))
+            recurs = counts[_numberless(self.paths[id(p)]), p.shape] > 1
+            if outside.get(id(p)) == "an output layer" and is_in_block and recurs and not is_head:
+                del outside[id(p)]
+        return outside
+
+    def report(self) -> MuonReport:
+        """The problems, errors first."""
+        report, problems = MuonReport(), list[MuonProblem]()
+        for p in self.model.parameters():
+            if not p.requires_grad or p.numel() == 0:
+                continue
+            places = self.places.get(id(p), [])
+            by_muon = [holder for holder, is_muon in places if is_muon]
+            problems += self._membership(p, places)
+            for holder in {id(holder.group): holder for holder in by_muon}.values():
+                problems += self._under_muon(p, holder)
+            if places and not by_muon and is_hidden(p, self.entries.get(p, []), self.outside):
+                message = "is a hidden matrix, and Muon does not train it"
+                problems.append(self._problem("note", "adam", p, message, self._to_muon(p, places[0][0])))
+            if places:
+                (report.muon if by_muon else report.other).append(clean_name(self.paths[id(p)]))
+            report.count += sum(_size(entry)[0] for entry in self.entries.get(p, [])) if by_muon else 0
+        problems += self._shared_memory()
+        for holder, stranger in self.foreign:
+            shape = " x ".join(map(str, stranger.shape))
+            message = "is trained, and is no parameter of the model"
+            line = f"{holder.place}[:] = [p for p in {holder.place} if any(p is q for q in model.parameters())]"
+            problems.append(MuonProblem("note", "foreign", f"a tensor of {shape}", message, line))
+        report.problems = sorted(dict.fromkeys(problems), key=lambda problem: problem.rank != "error")
+        return report
+
+    # ------------------------------------------------------------------------------------------------- in which groups
+
+    def _membership(self, p: Tensor, places: list[tuple[Holder, bool]]) -> Iterator[MuonProblem]:
+        if not places:
+            yield self._problem("error", "missing", p, "is in no group, so that nothing trains it", self._to_add(p))
+        elif len(places) > 1:
+            where = listed(holder.place.removesuffix('["params"]') for holder, _ in places)
+            message = f"is trained {len(places)} times in each step: it is in {where}"
+            yield self._problem("error", "twice", p, message, self._to_remove(p, places))
+
+    def _shared_memory(self) -> Iterator[MuonProblem]:
+        """Two parameters in one memory are one weight with two updates."""
+        named = {clean_name(name): p for name, p in self.model.named_parameters() if p.requires_grad}
+        for first, second in overlapping(named.items()):
+            if self.places.get(id(named[first])) and self.places.get(id(named[second])):
+                other = f"model.{second}"
+                line = f"{_attribute(other)} = {_attribute(f'model.{first}')}  # then build the groups anew"
+                message = f"shares its memory with {first}, so that one weight is trained twice in each step"
+                yield MuonProblem("error", "twice", second, message, line)
+
+    # ------------------------------------------------------------------------------------------------------ under Muon
+
+    def _under_muon(self, p: Tensor, holder: Holder) -> Iterator[MuonProblem]:
+        """What is wrong with a parameter that Muon trains."""
+        entries = self.entries.get(p, [])
+        if (reason := self._not_for_muon(p, entries)) is not None:
+            kind, message = reason
+            yield self._problem("error", kind, p, message, self._to_other(p, holder))
+        elif not entries or entries[0].role in DOUBTFUL:
+            yield from self._doubts(p, entries, holder)
+        else:
+            yield from self._taken_wrongly(p, entries, holder)
+
+    def _not_for_muon(self, p: Tensor, entries: list[Entry]) -> tuple[str, str] | None:
+        """The kind and the words for a parameter that Muon is not for."""
+        name = clean_name(self.paths[id(p)])
+        roles = {entry.role for entry in entries}
+        kind = self.outside.get(id(p), "")
+        if is_named_table(name):
+            return "outside", "is a table of positions or tokens, which are vectors; Muon is for hidden matrices"
+        if "embedding" in roles:
+            return "outside", "is an embedding, a table of vectors; Muon is for hidden matrices"
+        if "head" in roles and (kind or id(p) not in self.layers):
+            others = [alias for alias in entries[0].aliases if alias != entries[0].name]
+            tied = f", tied to {listed(others)}" if others else ""
+            return "outside", f"is the head{tied}; Muon is for hidden matrices"
+        if "router" in roles:
+            return "outside", "is a router, not a map between hidden layers; Muon is for hidden matrices"
+        if kind:
+            return "outside", f"is {kind}; Muon is for hidden matrices"
+        if not entries and p.ndim < 4 and name not in self.unread:
+            return "vector", "holds no matrix: it is a bias, a scale, or a stack of these"
+        return None
+
+    def _doubts(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
+        """Parameters of which the reader does not know what matrices they hold."""
+        name = clean_name(self.paths[id(p)])
+        declare = f"check_muon(model, {holder.place.partition('.')[0].partition('[')[0]}, blocks={{{name!r}: (...)}})"
+        declare = f"{declare}  # and the same blocks= for muon_groups"
+        if not entries:
+            message = f"is not read: {self.unread.get(name, 'a raw parameter of more than three dimensions')}"
+            yield self._problem("note", "raw", p, message, self._to_other(p, holder))
+        elif entries[0].role == "fused":
+            if len(self._cuts(p, holder) or ()) < 2:  # else the caller has declared its parts
+                message = f"{entries[0].reason}; how its {entries[0].d_out} rows divide is not known"
+                yield self._problem("error", "unknown", p, message, declare)
+        elif entries[0].role in ("changed", "unused"):
+            message = f"is trained as it is stored, but {entries[0].reason}"
+            yield self._problem("note", "raw", p, message, self._to_other(p, holder))
+        elif entries[0].role == "other" and self._cuts(p, holder) == (WHOLE,):
+            message = "is a raw parameter that no rule knows: which matrices it holds is not known"
+            yield self._problem("note", "raw", p, message, declare)
+
+    def _taken_wrongly(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
+        """Where what Muon takes for a matrix is none, or is scaled as another one."""
+        behaviour, cuts = self._behaviour(p, holder), self._cuts(p, holder)
+        truth = tuple(map(cut_of, entries))
+        if cuts is None:
+            yield from self._by_function(p, entries, holder)
+            return
+        if set(cuts) == set(truth) and cuts != (WHOLE,):
+            return
+        if set(map(_uncut_by_head, cuts)) == set(map(_uncut_by_head, truth)) and cuts != (WHOLE,):
+            message = "is cut by head; its matrices hold all heads"
+            yield self._problem("note", "heads", p, message, self._rebuild(holder))
+            return
+        wrong = self._as_one(p, entries, behaviour) if _is_whole(cuts) else self._cut_elsewhere(entries, cuts)
+        if wrong is not None:
+            yield self._problem("error", wrong[0], p, wrong[1], self._rebuild(holder))
+
+    def _as_one(self, p: Tensor, entries: list[Entry], behaviour: Behaviour) -> tuple[str, str] | None:
+        """What is wrong with a parameter that no cut divides: the kind and the words, or nothing."""
+        first, shape = entries[0], " x ".join(map(str, p.shape))
+        if first.kind == "conv_transpose":
+            return (
+                "transposed",
+                f"is a transposed convolution, stored (c_in, c_out, ...), and Muon takes it as {shape}",
+            )
+        if len(entries) > 1:
+            taken = f"trains them as one matrix ({shape})" if p.ndim != 3 else f"does not cut it ({shape})"
+            return "fused", f"holds {_parts(entries)}, and Muon {taken}"
+        if first.kind == "conv":
+            if first.groups > 1:
+                return (
+                    "stack",
+                    f"holds {first.groups} matrices, one a group, and Muon takes it for one matrix ({shape})",
+                )
+            taken = behaviour.stack if p.ndim == 3 else behaviour.kernel
+            if taken in (JOINED, REFUSED):
+                return None
+            what = "each kernel for a matrix" if taken == SEPARATE else f"its kernels {taken}"
+            return "stack", f"is a convolution, one matrix (c_out, c_in times the kernel), and Muon takes {what}"
+        if first.count > 1 and (p.ndim == 2 or first.heads > 1):
+            return "stack", f"holds {_parts(entries)}, and Muon trains them as one matrix ({shape})"
+        if p.ndim == 3 and behaviour.stack != SEPARATE:
+            unknown = behaviour.stack == UNKNOWN
+            hint = "; give the optimizer itself, before the process group begins" if unknown else ""
+            return "stack", f"holds {_parts(entries)}, and Muon takes them {behaviour.stack}{hint}"
+        if first.transposed and not behaviour.scales_alike(*first.shape):
+            m, n = first.shape
+            wrong = f"is stored (d_in, d_out): the rate is scaled as that of a {n} x {m} matrix"
+            if behaviour.factor is None:
+                return "transposed", f"{wrong}, and its matrix is {m} x {n}"
+            wrong = f"{wrong}, by {behaviour.factor(n, m):.3g}"
+            return "transposed", f"{wrong}, and that of its {m} x {n} matrix is {behaviour.factor(m, n):.3g}"
+        return None
+
+    def _cut_elsewhere(self, entries: list[Entry], cuts: Cuts) -> tuple[str, str]:
+        shown = ", ".join(_shown(dict(zip(FIELDS, cut, strict=True))) for cut in cuts)
+        truth = ", ".join(_shown({name: getattr(entry, name) for name in FIELDS}) for entry in entries)
+        return "cut", f"is cut into {shown}, and its matrices are {truth}"
+
+    def _by_function(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
+        """Try the function that cuts a weight on its positions, and compare them with those of its matrices."""
+        positions = torch.arange(p.numel(), device="cpu").view(p.shape)
+        try:
+            parts = holder.group["param_split_fn"](positions)
+            taken = [matrix for part in parts for matrix in part.reshape(-1, *part.shape[-2:])]
+        except Exception as error:  # whatever the user's function raises
+            said = f"cannot be cut by its param_split_fn ({type(error).__name__})"
+            yield self._problem("error", "cut", p, said, self._rebuild(holder))
+            return
+        truth = [matrix for entry in entries for matrix in matrices_of(entry, positions)]
+        if not _are_same(taken, truth):
+            one = "as one matrix" if len(taken) == 1 else f"cut into {len(taken)} others"
+            kind = "fused" if len(taken) == 1 else "cut"
+            message = f"holds {_parts(entries)}, and its param_split_fn gives it {one}"
+            yield self._problem("error", kind, p, message, self._rebuild(holder))
+
+    def _cuts(self, p: Tensor, holder: Holder) -> Cuts | None:
+        """How the group says that a parameter is cut; None where a function says it."""
+        group = holder.group
+        if group.get("cuts"):
+            return tuple(tuple(cut) for cut in group["cuts"])
+        if isinstance(holder.optimizer, SplitMuon) or "cuts" in group:
+            return tuple(map(cut_of, entries_of(p, ())))
+        if sizes := group.get("split_sizes"):
+            ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+            return tuple(("matrix", (end - size, end), *WHOLE[2:]) for size, end in zip(sizes, ends, strict=True))
+        if group.get("param_split_fn") is not None:
+            return None
+        return (WHOLE,)
+
+    def _behaviour(self, p: Tensor, holder: Holder) -> Behaviour:
+        key = id(holder.optimizer), id(holder.group)
+        if key not in self._behaviours:
+            self._behaviours[key] = behaviour_of(holder.optimizer, holder.group, p)
+        return self._behaviours[key]
+
+    # ------------------------------------------------------------------------------------------- the lines that mend it
+
+    def _problem(self, rank: str, kind: str, p: Tensor, message: str, line: str) -> MuonProblem:
+        return MuonProblem(rank, kind, clean_name(self.paths[id(p)]), message, line)
+
+    def _parameter(self, p: Tensor) -> str:
+        return f'model.get_parameter("{self.paths[id(p)]}")'
+
+    def _to_other(self, p: Tensor, holder: Holder) -> str:
+        """Out of Muon's list and into another."""
+        if not self.others or isinstance(holder.optimizer, SplitMuon | torch.optim.Muon):
+            return self._rebuild(holder)
+        remove = f"p = {self._parameter(p)}; {holder.place}[:] = [q for q in {holder.place} if q is not p]"
+        is_there = any(q is p for other in self.others for q in other.parameters)
+        return remove if is_there else f"{remove}; {self.others[0].place}.append(p)"
+
+    def _to_muon(self, p: Tensor, holder: Holder) -> str:
+        muon = next((h for h in self.holders if any(map(h.trains_by_muon, h.parameters))), None)
+        return self._rebuild(muon if muon is not None else holder)
+
+    def _to_add(self, p: Tensor) -> str:
+        hidden = is_hidden(p, self.entries.get(p, []), self.outside)
+        if self.others and not hidden:
+            return f"{self.others[0].place}.append({self._parameter(p)})"
+        return self._rebuild(self.holders[0]) if self.holders else _rebuilt({}, {})
+
+    def _to_remove(self, p: Tensor, places: list[tuple[Holder, bool]]) -> str:
+        """Out of all lists but one: Muon's for a hidden matrix, another for what else there is."""
+        hidden = is_hidden(p, self.entries.get(p, []), self.outside)
+        right = next((holder for holder, is_muon in places if is_muon == hidden), places[0][0])
+        wrong = list(dict.fromkeys(holder.place for holder, _ in places if holder.place != right.place))
+        if [holder.place for holder, _ in places].count(right.place) > 1:
+            wrong.append(right.place)
+        lines = [f"{place}[:] = [q for q in {place} if q is not p]" for place in wrong]
+        again = f"; {right.place}.append(p)" if right.place in wrong else ""
+        return f"p = {self._parameter(p)}; {'; '.join(lines)}{again}"
+
+    def _rebuild(self, holder: Holder) -> str:
+        """All groups anew: as the package of the optimizer has words for cuts, else for `SplitMuon`."""
+        package = type(holder.optimizer).__module__.partition(".")[0]
+        rate = _number(holder.group.get("lr"), 0.02)
+        if package == "muonium":
+            return f"optimizer = muonium.Muon(muonium_groups(model), lr={rate})"
+        if package == "gram_newton_schulz":
+            return (
+                f"muon, adam = gram_newton_schulz_groups(model); optimizer = gram_newton_schulz.Muon(muon, lr={rate})"
+            )
+        is_other = any(holder is other for other in self.others)
+        return _rebuilt({} if is_other else holder.group, self.others[0].group if self.others else {})
+
+
+def _rebuilt(muon: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The two optimizers anew, with the options that differ from their defaults."""
+    options = [f"lr={_number(muon.get('lr'), 0.02)}"]
+    for name, default in (("weight_decay", 0.1), ("momentum", 0.95), ("nesterov", True), ("adjust_lr_fn", None)):
+        value = muon.get(name, default)
+        if isinstance(value, bool | int | float | str) and value != default:
+            options.append(f"{name}={value!r}")
+    adam = f"torch.optim.AdamW(adam, lr={_number(other.get('lr'), 3e-4)})"
+    return f"muon, adam = muon_groups(model); optimizers = SplitMuon(muon, {', '.join(options)}), {adam}"
+
+
+def _number(value: Any, default: float) -> str:
+    return f"{float(value):g}" if isinstance(value, int | float | Tensor) else f"{default:g}"
+
+
+def _attribute(path: str) -> str:
+    """A dotted path with numbers as indices: model.h.0.weight -> model.h[0].weight."""
+    return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", path)
+
+
+def _is_whole(cuts: Cuts) -> bool:
+    """Whether there is one cut, and it divides nothing."""
+    return len(cuts) == 1 and cuts[0][1:] == WHOLE[1:]
+
+
+def _uncut_by_head(cut: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The cut of all heads together."""
+    options = dict(zip(FIELDS, cut, strict=True)) | {"heads": 1, "columns": False}
+    return tuple(options[name] for name in FIELDS)
+
+
+def _parts(entries: Sequence[Entry]) -> str:
+    """The matrices of a weight in words: 3 matrices (q, k, v) of 32 x 32 each."""
+    names = ", ".join(entry.block for entry in entries if entry.block)
+    sizes = [_size(entry) for entry in entries]
+    total, named = sum(count for count, _, _ in sizes), f" ({names})" if names else ""
+    if len({(m, n) for _, m, n in sizes}) == 1:
+        return f"{total} matrices{named} of {sizes[0][1]} x {sizes[0][2]} each"
+    listing = ", ".join(f"{entry.block} {m} x {n}" for entry, (_, m, n) in zip(entries, sizes, strict=True))
+    return f"{total} matrices ({listing})"
+
+
+def _size(entry: Entry) -> tuple[int, int, int]:
+    """How many matrices an entry has for Muon, and their rows and columns: of a convolution one a group."""
+    return tuple(matrices_of(entry, torch.empty(entry.parameter.shape, device="meta")).shape)  # type: ignore[return-value]
+
+
+def _shown(cut: Mapping[str, Any]) -> str:
+    """One cut in words: rows 0:32 of each of 4."""
+    words = "the whole" if cut["rows"] is None else f"rows {cut['rows'][0]}:{cut['rows'][1]}"
+    words += f" of each of {cut['repeats']}" if cut["repeats"] > 1 else ""
+    words += f" in {cut['groups']} groups" if cut["groups"] > 1 else ""
+    words += f", {cut['heads']} heads" if cut["heads"] > 1 else ""
+    return words + (" (stored d_in, d_out)" if cut["transposed"] else "")
+
+
+def _are_same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether two lists of matrices of positions hold the same ones, in any order, their rows and columns too."""
+    pairs = [sorted(several, key=lambda matrix: int(matrix.min())) for several in (some, others)]
+    return len(some) == len(others) and all(
+        a.shape == b.shape and torch.equal(a.flatten().sort().values, b.flatten().sort().values)
+        for a, b in zip(*pairs, strict=True)
+    )

@@ -1,0 +1,144 @@
+"""What a Muon optimizer takes for one matrix of a parameter with more than two dimensions, and how it scales the rate.
+
+Packages differ here: of a stack (experts, m, n) one takes every matrix alone, another flattens it to (experts, m n).
+What is known of a class or written in its group is taken from there. Any other optimizer is tried, by a new one on
+small parameters: whether the update of one part depends on the gradient of another says whether both are one matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fire_core.split_muon import ADJUST, SplitMuon
+from fire_core.weights.new_optimizer import Builder, CannotBuildError, quiet
+
+SEPARATE, JOINED, REFUSED, UNKNOWN = "one by one", "as one matrix", "not at all", "in a way that is not known"
+SPLITS = ("split_sizes", "param_split_fn", "param_recombine_fn")  # entries that fit the true parameter alone
+# Small shapes that are tried; not too small, since timm's Muon leaves sides below four to AdamW.
+STACK, KERNELS, TALL = (8, 12, 10), (12, 10, 3, 3), (32, 8)
+DELAYED = 3  # optimizers may take no step of their own before they have taken so many
+
+
+class Behaviour(NamedTuple):
+    """How an optimizer takes parameters.
+
+    Attributes:
+        stack: how the matrices of a parameter (count, m, n) are taken: `SEPARATE`, `JOINED`, `REFUSED`, `UNKNOWN`.
+        kernel: how the kernels of a convolution (c_out, c_in, k_h, k_w) are taken: joined to one matrix they are right.
+        has_sides: whether the rate of an m x n matrix is another than that of an n x m matrix.
+        factor: (m, n) -> the factor on the rate; None where it is not known.
+    """
+
+    stack: str
+    kernel: str
+    has_sides: bool
+    factor: Callable[[int, int], float] | None = None
+
+    def scales_alike(self, rows: int, columns: int) -> bool:
+        """Whether a matrix has the same rate as its transpose."""
+        if rows == columns or not self.has_sides:
+            return True
+        return self.factor is not None and math.isclose(self.factor(rows, columns), self.factor(columns, rows))
+
+
+def behaviour_of(optimizer: Optimizer | None, group: Mapping[str, Any], parameter: Tensor) -> Behaviour:
+    """How the optimizer of a group takes parameters.
+
+    Args:
+        optimizer: stays as it is; None where a group alone is given.
+        group: one of its groups.
+        parameter: one of the group, for its device and for what the optimizer knows of it.
+    """
+    if isinstance(optimizer, SplitMuon | torch.optim.Muon) or "cuts" in group:
+        factor = ADJUST.get(group.get("adjust_lr_fn"), ADJUST[None])
+        if isinstance(optimizer, torch.optim.Muon):
+            return Behaviour(REFUSED, REFUSED, True, factor)
+        return Behaviour(SEPARATE, JOINED, True, factor)
+    if isinstance(group.get("flatten"), bool):  # dion and muonium
+        taken = JOINED if group["flatten"] else SEPARATE
+        return Behaviour(taken, taken, _has_sides(optimizer, group, parameter))
+    if optimizer is None:
+        by_algorithm = SEPARATE if "algorithm" in group else UNKNOWN  # where `flatten` is False unless it is written
+        return Behaviour(by_algorithm, by_algorithm if "algorithm" in group else JOINED, _says_sides(group))
+    return Behaviour(
+        _taken(optimizer, parameter, STACK, (0,), (1,)),
+        _taken(optimizer, parameter, KERNELS, (0, 0), (1, 1)),
+        _has_sides(optimizer, group, parameter),
+    )
+
+
+def _taken(
+    optimizer: Optimizer, parameter: Tensor, shape: tuple[int, ...], here: tuple[int, ...], there: tuple[int, ...]
+) -> str:
+    """Whether the update of the part `there` of a parameter depends on the gradient of the part `here`."""
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    other = gradient.clone()
+    other[here] = gradient[here].flip(-1) * 3
+    try:
+        update, changed = (_update(optimizer, parameter, values)[there] for values in (gradient, other))
+    except Exception:  # whatever a foreign class may raise
+        return REFUSED if _takes_matrices(optimizer, parameter) else UNKNOWN
+    return SEPARATE if torch.allclose(update, changed, rtol=1e-3, atol=1e-6 * float(update.norm())) else JOINED
+
+
+def _takes_matrices(optimizer: Optimizer, parameter: Tensor) -> bool:
+    """Whether an optimizer can be tried at all, here on a matrix."""
+    try:
+        return bool(_update(optimizer, parameter, torch.ones(TALL)).any())
+    except Exception:  # whatever a foreign class may raise
+        return False
+
+
+def _has_sides(optimizer: Optimizer | None, group: Mapping[str, Any], parameter: Tensor) -> bool:
+    """Whether the updates of a gradient and of its transpose differ by more than the transpose."""
+    if optimizer is None:
+        return _says_sides(group)
+    gradient = torch.randn(TALL, generator=torch.Generator().manual_seed(0))
+    try:
+        tall, flat = (_update(optimizer, parameter, values).norm() for values in (gradient, gradient.T))
+    except Exception:  # whatever a foreign class may raise
+        return _says_sides(group)
+    return not torch.allclose(tall, flat, rtol=1e-2)
+
+
+def _says_sides(group: Mapping[str, Any]) -> bool:
+    """What the options of a group say: a rate by the root mean square, as Adam's, is the same for a transpose."""
+    says = [str(group[key]) for key in ("adjust_lr", "adjust_lr_fn", "scale_mode") if key in group]
+    return not any("rms" in word for word in says) and group.get("use_adjusted_lr") is not True
+
+
+def _is_possible() -> bool:
+    """Not among several processes: a step of one alone would wait for the others."""
+    return not (torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def _update(optimizer: Optimizer, parameter: Tensor, gradient: Tensor) -> Tensor:
+    """What a step of a new optimizer of the same class and options adds to a small parameter of zeros.
+
+    Raises:
+        CannotBuildError: no new optimizer can be built.
+        Exception: whatever its step raises.
+    """
+    if not _is_possible():
+        raise CannotBuildError("a step among several processes")
+    device = "cpu" if parameter.device.type == "meta" else parameter.device
+    with quiet():
+        small = nn.Parameter(torch.zeros(gradient.shape, device=device))
+        vars(small).update(vars(parameter))  # DeepSpeed writes there whether Muon trains it
+        builder = Builder(optimizer)
+        builder.records, builder.passes_options_alone = {*SPLITS}, False
+        new = builder.build({id(parameter): small})
+        for options in new.param_groups:  # a warm-up may begin at 0
+            options["lr"] = torch.full_like(lr, 0.1) if isinstance(lr := options.get("lr"), Tensor) else 0.1
+        for _ in range(DELAYED):
+            small.grad = gradient.to(device)
+            new.step()
+            if bool(small.any()):
+                return small.detach().cpu()
+    raise CannotBuildError("a new one takes no step")
