@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.errors import FireWarning
 from fire_core.methods.layers import input_layers, output_layers
-from fire_core.weights import distributed
+from fire_core.weights import distributed, exchange
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import listed
 from fire_core.weights.matrices import matrices
@@ -84,7 +84,8 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
         else:
             rest.append(parameter)
     if not groups:
-        raise ValueError("the model has no hidden matrix that Muon could train")
+        why = f": {read.unread[0]}" if read.unread else ""
+        raise ValueError(f"the model has no hidden matrix that Muon could train{why}")
     return MuonGroups([{"params": parameters, "cuts": cut} for cut, parameters in groups.items()], rest)
 
 
@@ -142,6 +143,10 @@ class SplitMuon(torch.optim.Optimizer):
     its own orthogonalised direction, and the rate is scaled by the block's shape. A convolution is one matrix
     (c_out, c_in k_h k_w) a group, as in the first public code (KellerJordan/Muon).
 
+    Under FSDP2 and tensor parallelism a step is called on every rank, as always. Momentum stays sharded; of weights of
+    one shape each rank orthogonalises some, whole, and sends the directions back (docs/sharded.md). A weight must have
+    a gradient on all ranks or on none.
+
     The momentum buffer of a half-precision weight is never worked on in place: torch's own step with `nesterov=False`
     overwrites a bfloat16 buffer with its direction (pytorch #194664).
 
@@ -158,7 +163,8 @@ class SplitMuon(torch.optim.Optimizer):
             "match_rms_adamw" by 0.2 sqrt(max(m, n)), "spectral_unclamped" by sqrt(m / n).
 
     Raises:
-        ValueError: an option outside of its range, a parameter that is no matrix or is sharded over ranks.
+        ValueError: an option outside of its range, a parameter that is no matrix, or one that is sharded in another way
+            than FSDP2 and tensor parallelism do.
     """
 
     def __init__(
@@ -201,9 +207,7 @@ class SplitMuon(torch.optim.Optimizer):
         group = self.param_groups.pop()
         for parameter in group["params"]:
             if distributed.is_sharded(parameter):
-                raise ValueError(
-                    f"a parameter of shape {tuple(parameter.shape)} is sharded: each rank needs whole matrices"
-                )
+                exchange.divisions_of(parameter)
             if parameter.is_complex():
                 raise ValueError(f"a parameter of shape {tuple(parameter.shape)} is complex, which Muon does not train")
             if parameter.ndim < 2 or (parameter.ndim == 3 and not group["cuts"]):
@@ -213,11 +217,19 @@ class SplitMuon(torch.optim.Optimizer):
         self.param_groups.append(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in every optimizer; how weights are cut stays as it is here, so `torch.optim.Muon`'s states load too."""
+        """As in every optimizer; how weights are cut stays as it is here, so `torch.optim.Muon`'s states load too.
+
+        The momentum of a whole weight loads into a sharded one and the reverse: call it on every rank.
+        """
         cuts = [group["cuts"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, own in zip(self.param_groups, cuts, strict=True):
             group["cuts"] = own
+        for parameter, state in self.state.items():
+            buffer = state["momentum_buffer"]
+            if distributed.is_sharded(parameter) != distributed.is_sharded(buffer):
+                state["momentum_buffer"] = torch.empty_like(parameter, dtype=buffer.dtype, requires_grad=False)
+                distributed.write_(state["momentum_buffer"], distributed.full(buffer))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -231,18 +243,28 @@ class SplitMuon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in parameters:
+                if not distributed.is_sharded(parameter):
+                    self._update(parameter, group)
+            for alike in _rounds([parameter for parameter in parameters if distributed.is_sharded(parameter)]):
+                self._update_sharded(alike, group)
         return loss
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
-        state, momentum = self.state[parameter], group["momentum"]
+    def _direction(self, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
+        """Update the momentum with the gradient; what is to be orthogonalised: of a sharded weight, this rank's."""
+        state, momentum, gradient = self.state[parameter], group["momentum"], cast(Tensor, parameter.grad)
+        if distributed.is_sharded(gradient):  # tensor parallelism may leave sums over ranks to be made
+            gradient = cast(Any, gradient).redistribute(placements=cast(Any, parameter).placements)
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
-        buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        direction = gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
-        lr = float(group["lr"])
+        gradient = distributed.local(gradient)
+        buffer = distributed.local(state["momentum_buffer"]).lerp_(gradient, 1 - momentum)
+        return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
+
+    def _update(self, parameter: Tensor, group: Mapping[str, Any]) -> None:
+        """Update a weight that this process holds whole."""
+        direction, lr = self._direction(parameter, group), float(group["lr"])
         parameter.mul_(1 - lr * group["weight_decay"])
         for entry in entries_of(parameter, group["cuts"]):
             new = matrices_of(entry, parameter)
@@ -251,6 +273,70 @@ class SplitMuon(torch.optim.Optimizer):
                 step = orthogonalised(step, group["ns_coefficients"], group["ns_steps"], group["eps"])
                 matrix.add_(step, alpha=-lr * scale)
             write_matrices(entry, parameter, new)
+
+    def _update_sharded(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
+        """Update weights of one shape, sharded alike: each rank orthogonalises some of them, whole."""
+        lr, divisions = float(group["lr"]), exchange.divisions_of(parameters[0])
+        # Only `DTYPE` travels: the steps begin with it and end with it, so nothing is rounded for the way.
+        shard = distributed.local(parameters[0])
+        stack = torch.empty(len(parameters), *shard.shape, dtype=DTYPE, device=_mesh_device(parameters[0]))
+        for at, parameter in enumerate(parameters):
+            stack[at] = self._direction(parameter, group)
+        stack = exchange.to_owners(stack, divisions)
+        for weight in stack:
+            _orthogonalise_(weight, group)
+        stack = exchange.to_shards(stack, len(parameters), divisions)
+        scales = exchange.local_part(_scales(parameters[0], group["cuts"], group["adjust_lr_fn"]), divisions).to(
+            stack.device
+        )
+        for parameter, step in zip(parameters, stack, strict=True):
+            shard = distributed.local(parameter)
+            shard.mul_(1 - lr * group["weight_decay"]).add_((step * scales).to(shard.device), alpha=-lr)
+
+
+def _orthogonalise_(weight: Tensor, group: Mapping[str, Any]) -> None:
+    """Put each matrix's orthogonal direction in its place."""
+    for entry in entries_of(weight, group["cuts"]):
+        matrices = matrices_of(entry, weight)
+        for matrix in matrices:
+            matrix.copy_(orthogonalised(matrix, group["ns_coefficients"], group["ns_steps"], group["eps"]))
+        _write(entry, weight, matrices)
+
+
+ROUND_ELEMENTS = 2**21  # of small weights a rank orthogonalises as many in one round: fewer, larger messages
+
+
+def _rounds(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Sharded weights of one shape and layout, as many as the ranks take at once."""
+    alike: dict[Any, list[Tensor]] = {}
+    for parameter in parameters:
+        sharded = cast(Any, parameter)
+        alike.setdefault((parameter.shape, sharded.device_mesh, sharded.placements), []).append(parameter)
+    for (shape, _, _), several in alike.items():
+        ranks = math.prod(len(division.lengths) for division in exchange.divisions_of(several[0]))
+        size = ranks * max(1, ROUND_ELEMENTS // max(1, shape.numel()))
+        yield from (several[at : at + size] for at in range(0, len(several), size))
+
+
+def _mesh_device(parameter: Tensor) -> torch.device:
+    """Where its processes can exchange it: on the GPU, also if FSDP2 keeps the weight on the CPU."""
+    device, kind = distributed.local(parameter).device, cast(Any, parameter).device_mesh.device_type
+    return device if device.type == kind else torch.device(kind)
+
+
+def _scales(parameter: Tensor, cuts: Iterable[tuple[Any, ...]], adjust: str | None) -> Tensor:
+    """What the rate of each number of a sharded weight is multiplied by: a view of the whole shape, float32.
+
+    The matrices' own shapes tell it, whatever part of them a shard holds. It is 0 for rows that no matrix has.
+    """
+    whole = torch.empty(parameter.shape, device="meta")
+    entries = entries_of(whole, cuts)
+    shape = [1] * whole.ndim
+    shape[entries[0].row_dim] = -1
+    rows = torch.zeros(whole.shape[entries[0].row_dim], dtype=torch.float32, device="cpu")
+    for entry in entries:
+        rows[entry.where] = ADJUST[adjust](*matrices_of(entry, whole).shape[-2:])
+    return rows.view(shape).expand(whole.shape)
 
 
 def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

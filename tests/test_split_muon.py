@@ -195,12 +195,6 @@ def test_a_fused_weight_that_is_not_known_is_left_to_the_other_optimizer() -> No
     assert len(group["cuts"]) == 3
 
 
-def test_sharded_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fire_core.weights.distributed.is_sharded", lambda tensor: True)
-    with pytest.raises(ValueError, match="is sharded: each rank needs whole matrices"):
-        SplitMuon([nn.Parameter(torch.zeros(4, 4))])
-
-
 def test_states_of_torch_load_and_what_muon_does_not_train_is_refused() -> None:
     model = nn.Sequential(nn.Embedding(9, 6), nn.MultiheadAttention(6, 2), nn.Linear(6, 6))
     groups, _ = muon_groups(model)

@@ -343,7 +343,7 @@ def lock_of(use: Use, parameter: Tensor) -> str:
     if parameter.dtype.itemsize == 1:
         return f"{words}: eight bits hold no isometry, and its scale lies elsewhere"
     flat = isinstance(owner, nn.Linear) and name == "weight" and parameter.ndim < 2
-    if flat or kind.__name__ == "FlatParameter":
+    if flat or getattr(parameter, "_is_flat_param", False):  # a plain Parameter by its type
         return "a flat shard (FSDP1): wrap with fully_shard (FSDP2), whose weights keep their shape"
     if name == "weight" and _STANDARDISED.fullmatch(layer):
         return f"{layer} standardises its weight in each forward pass"
