@@ -300,7 +300,7 @@ def _orthogonalise_(weight: Tensor, group: Mapping[str, Any]) -> None:
         matrices = matrices_of(entry, weight)
         for matrix in matrices:
             matrix.copy_(orthogonalised(matrix, group["ns_coefficients"], group["ns_steps"], group["eps"]))
-        _write(entry, weight, matrices)
+        write_matrices(entry, weight, matrices)
 
 
 ROUND_ELEMENTS = 2**21  # of small weights a rank orthogonalises as many in one round: fewer, larger messages

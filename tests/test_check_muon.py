@@ -1,7 +1,10 @@
 """check_muon on groups as public scripts build them, each as it is and with each error planted; its lines mend them."""
 
 import copy
+import importlib.util
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,9 +151,9 @@ def errors(report: MuonReport) -> Found:
     return {(problem.kind, problem.name) for problem in report.errors}
 
 
-def torchs(groups: list[dict[str, Any]]) -> list[torch.optim.Optimizer]:
+def torchs(groups: list[dict[str, Any]], adam_lr: float = 3e-4) -> list[torch.optim.Optimizer]:
     muon, rest = (group["params"] for group in groups)
-    return [torch.optim.Muon(muon, lr=0.02), torch.optim.AdamW(rest, lr=3e-4)]
+    return [torch.optim.Muon(muon, lr=0.02), torch.optim.AdamW(rest, lr=adam_lr)]
 
 
 def by_algorithm(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -595,3 +598,15 @@ def test_nothing_changes_and_gradients_stay() -> None:
     assert torch.equal(torch.get_rng_state(), draws)
     assert not optimizer.state
     assert matrices(model)
+
+
+def test_the_page_s_code_runs_and_its_report_is_printed() -> None:
+    page = (Path(__file__).parents[1] / "docs/muon.md").read_text()
+    model = GPT()
+    names: dict[str, Any] = {"torch": torch, "model": model}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        package = re.search(r"^import (muonium|gram_newton_schulz)$", code, re.MULTILINE)
+        if package is None or importlib.util.find_spec(package[1]):
+            exec(code.replace("lr=0.02, scalar", "lr=0.02, ns_use_kernels=False, scalar"), names)
+    assert names["text"] == matrices(model).to_json()
+    assert str(check_muon(model, torchs(groups_of(model, by_ndim), adam_lr=1e-3))) in page
