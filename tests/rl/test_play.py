@@ -12,6 +12,7 @@ import harness
 from harness.config.errors import ConfigError
 from rl import play
 from rl.common.film import Film, enlarged, save_strip
+from scripts import strips
 from tests.programs import ATARI, DQN, SAC, VISION, Program
 
 av = pytest.importorskip("av", reason='pip install -e ".[video]"')
@@ -110,3 +111,13 @@ def test_what_it_plays_is_the_agent_that_was_trained(tmp_path: Path, capsys: pyt
         env.send(trained.model(trained.preprocess(env.observations)).argmax(1))
         ended = env.recv().returns
     assert shown == ended[0]
+
+
+def test_strips_of_several_agents_stand_below_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(DQN.run(tmp_path, *options)) for options in ((), ("method=fire",))]
+    out = tmp_path / "both.png"
+    strips.main([*folders, f"out={out}"])
+    with Image.open(out) as both:
+        assert 3 < both.size[0] / both.size[1] < 6  # two strips of eight frames of 600 x 400, and their titles
+    with pytest.raises(SystemExit, match="out="):
+        strips.main(folders)
