@@ -2,8 +2,6 @@
 
 import gc
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -20,21 +18,10 @@ PROGRAMS += ("rl.dqn.train", "rl.sac.train", "gymnasium.envs.mujoco", "torch.dis
 
 def pytest_configure(config: pytest.Config) -> None:
     """Of pytest's processes, that which only hands out tests imports nothing."""
-    if "COMPOSED" not in os.environ:
-        os.environ["COMPOSED"] = tempfile.mkdtemp(prefix="composed-")
     if config.option.dist == "no":
         import torch
 
-        from tests.composed import compose_once
-
         torch.set_num_threads(1)
-        compose_once()
-
-
-def pytest_unconfigure() -> None:
-    """The process that began ends last."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        shutil.rmtree(os.environ["COMPOSED"], ignore_errors=True)  # a pytest within a test may have been first
 
 
 def pytest_collection_finish() -> None:

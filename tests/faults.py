@@ -26,7 +26,7 @@ def little_memory() -> None:
 
 def traces_only() -> None:
     """`torch.compile` traces and guards as ever, but runs the traced operations one by one: no minutes of C++."""
-    torch.compile = functools.partial(torch.compile, backend="eager")  # type: ignore[assignment]
+    torch.compile = functools.partial(torch.compile, backend="eager")
 
 
 def forks_workers() -> None:
@@ -46,7 +46,7 @@ def holds() -> None:
         if next(rows) in at:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    Run.log = held  # type: ignore[method-assign]
+    Run.log = held  # type: ignore[method-assign,assignment]
 
 
 def log_is_full() -> None:

@@ -3,6 +3,8 @@
 `tests.zygote` runs them in processes of their own, which may be killed.
 """
 
+import copy
+import functools
 import importlib
 import json
 import time
@@ -54,7 +56,11 @@ class Program:
 
     def run(self, runs: Path, *overrides: str) -> Path:
         """Train in this process to the end; the run's folder."""
-        config = self.compose(*overrides, f"paths.runs={runs}")
+        return self.run_composed(runs, self.compose(*overrides))
+
+    def run_composed(self, runs: Path, config: Any) -> Path:
+        """The same of a configuration; its runs go to this folder."""
+        config.paths.runs = str(runs)
         self.run_to_end(config)
         (folder,) = (runs / self.name).glob(f"*-{config.method.name}-s{config.seed}-*")
         return folder
@@ -113,9 +119,19 @@ SAC = Program(
 
 
 def compose(program: str, *overrides: str) -> Any:
-    """The resolved configuration of a program (or of `watch`) for these overrides."""
-    importlib.import_module(SCHEMAS[program])
+    """The configuration of a program for these overrides, a copy of its own; Hydra composes each once in a process."""
+    return copy.deepcopy(_composed(program, overrides))
+
+
+@functools.cache
+def _composed(program: str, overrides: tuple[str, ...]) -> Any:
+    import_program(program)
     return groups.compose(program, overrides)
+
+
+def import_program(program: str) -> None:
+    """Make the types of a program's options known to Hydra."""
+    importlib.import_module(SCHEMAS[program])
 
 
 def only_run(runs: Path) -> Path:

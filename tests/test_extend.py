@@ -117,5 +117,5 @@ def test_in_a_clone_new_files_are_enough(tmp_path: Path) -> None:
 
 def environment(root: Path) -> dict[str, str]:
     """That of this process, with the copy on Python's path and a session of tests of its own."""
-    kept = {key: value for key, value in os.environ.items() if key != "COMPOSED" and not key.startswith("PYTEST")}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     return kept | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}

@@ -23,7 +23,6 @@ from harness.config import groups
 from harness.config.checks import check_options
 from harness.run.programs import MODULES
 from tests import faults
-from tests.composed import compose_once
 
 ROOT = Path(__file__).parents[1]
 # What a script finds as `python`: it passes its arguments on, and ends as the child that had them. Each has a pipe of
@@ -146,8 +145,6 @@ def serve() -> None:
     gc.disable()
     for module in sys.argv[1:]:
         __import__(module)
-    if "COMPOSED" in os.environ:
-        compose_once()
     for program in (name for name, module in MODULES.items() if module in sys.modules):
         check_options(groups.compose(program, ["scale=smoke"]))  # Hydra's grammar and tables of choices fill by use
     gc.freeze()  # children do not look at what was imported, nor copy its memory
@@ -192,7 +189,7 @@ def be_program(request: dict[str, Any]) -> None:
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,6 +2,8 @@
 
 Hydra accepts `+epoch=3`, which no program reads, and says of a value that it cannot read where its parser stopped. Here
 an option that is not declared is refused with whatever sign it is given, and the message says what to write instead.
+Plain values of a single run are left to Hydra: composing them beforehand would take as long as Hydra does, and only
+where it refuses them does `refuse_unknown` look for the reason.
 """
 
 import contextlib
@@ -16,7 +18,7 @@ from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, QuotedString
+from hydra.core.override_parser.types import Glob, Override, OverrideType, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -61,10 +63,32 @@ def read_arguments(config_name: str, words: Sequence[str] | None = None) -> Name
     arguments.parts, arguments.notes = [arguments.overrides], list[str]()
     overrides = [parse(text) for text in arguments.overrides]
     _check_choices(overrides, config_name, arguments.config_dir)
-    _check_options(overrides, config_name, arguments)
+    if not _hydra_refuses(overrides, arguments):
+        _check_options(overrides, config_name, arguments)
     _check_parts(overrides)
     list_parts_of_chain(arguments.overrides, Path(arguments.config_dir) if arguments.config_dir else None)
     return arguments
+
+
+def refuse_unknown(config_name: str, arguments: Namespace) -> None:
+    """Refuse options that name nothing, with the nearest names; for those of `read_arguments` that it left to Hydra.
+
+    Raises:
+        ConfigError: an option is unknown.
+    """
+    _check_options([parse(text) for text in arguments.overrides], config_name, arguments)
+
+
+def _hydra_refuses(overrides: Sequence[Override], arguments: Namespace) -> bool:
+    """Whether Hydra itself refuses all that `_check_options` would: plain values, and a single run for certain."""
+    plain = all(
+        override.type == OverrideType.CHANGE
+        and override.package is None
+        and not override.is_sweep_override()
+        and override.key_or_group not in ("hydra.mode", "hydra.searchpath")
+        for override in overrides
+    )
+    return plain and not arguments.multirun and arguments.config_dir is None
 
 
 def parse(text: str) -> Override:

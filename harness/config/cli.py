@@ -15,6 +15,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib import metadata
@@ -27,7 +28,7 @@ from hydra.conf import RuntimeConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -35,7 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.ranges import problem
 from fire_core.tools.output import keep_output
-from harness.config.arguments import read_arguments
+from harness.config.arguments import read_arguments, refuse_unknown
 from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import choices, compose_with_hydra, groups_of, without_hydra
 from harness.run.lock import Owner, machine
@@ -198,7 +199,9 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
     outcomes: list[Outcome] = []
     try:
         _take_joblib_as_cores()
-        _run_sweeps(main, _read_command_line(config_name), outcomes)
+        arguments = read_arguments(config_name)
+        with _refusals_explained(config_name, arguments):
+            _run_sweeps(main, _command_lines(config_name, arguments), outcomes)
     except Exception as error:
         if is_lost_job(error):
             _wait_for_children()  # the other jobs, which would leave with this process
@@ -213,6 +216,16 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
         raise SystemExit(130) from None
     finally:
         _show_table(outcomes)
+
+
+@contextlib.contextmanager
+def _refusals_explained(config_name: str, arguments: Namespace) -> Iterator[None]:
+    """Raise the project's own message where Hydra refuses to compose an option that names nothing."""
+    try:
+        yield
+    except ConfigCompositionException:
+        refuse_unknown(config_name, arguments)
+        raise
 
 
 def _run_sweeps(main: Callable[[], object], command_lines: Sequence[list[str]], outcomes: list[Outcome]) -> None:
@@ -293,13 +306,12 @@ def user_facing(error: Exception) -> bool:
     )
 
 
-def _read_command_line(config_name: str) -> list[list[str]]:
-    """Show the help, refuse what cannot be right, and put flags before options, where Hydra takes them.
+def _command_lines(config_name: str, arguments: Namespace) -> list[list[str]]:
+    """Show the help, or put flags before options, where Hydra takes them.
 
     Returns:
         What Hydra is to run: one list of words, or several of a sweep in which a choice lacks an option.
     """
-    arguments = read_arguments(config_name)
     if arguments.help:
         print(help_text(config_name, arguments.overrides, arguments.config_dir))
         raise SystemExit(0)

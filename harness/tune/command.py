@@ -40,7 +40,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from harness.config.arguments import parse as parse_option
-from harness.config.arguments import read_arguments
+from harness.config.arguments import read_arguments, refuse_unknown
 from harness.config.cli import EXIT_CONFIG, EXIT_TRAINING, one_line, user_facing
 from harness.config.direction import better
 from harness.config.errors import ConfigError, TrainingError, near
@@ -224,7 +224,7 @@ def check_given(program: str, method: str, given: Sequence[str]) -> None:
         if parse_option(option).is_sweep_override():
             raise ConfigError(f"{option} has several values: a search takes one, or searches the option itself")
     try:
-        read_arguments(program, [*options_of_method(method), *given])
+        refuse_unknown(program, read_arguments(program, [*options_of_method(method), *given]))
     except ConfigError as error:
         raise ConfigError(f"{error} (method={method})" if "method." in str(error) else str(error)) from error
 

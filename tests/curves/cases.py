@@ -80,7 +80,7 @@ GPT = (
     "model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.block_size=32", "batch_size=4",
     "benchmark.iterations=[24,24]", "benchmark.checkpoints=[12]", "lr=1e-3",
 )  # fmt: skip
-LANGUAGE = {
+LANGUAGE: dict[str, tuple[str, ...]] = {
     "base": ("method=base", *GPT),
     "fire": ("method=fire", *GPT),
     "full_reset": ("method=full_reset", *GPT),

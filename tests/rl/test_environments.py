@@ -33,11 +33,11 @@ TASKS = {"dqn": DqnTask, "sac": SacTask}
 ROOT = Path(__file__).parents[2]
 
 
-def options(program: Program, name: str, *more: str) -> tuple[str, ...]:
-    """That make a program's environment the one of this name."""
-    if program is DQN:
-        return "env=cartpole", f"env.game={name}", *more
-    return "env=mujoco", f"env.task={name}", *more
+def composed(program: Program, name: str, *more: str) -> Any:
+    """The configuration of a smallest run in the environment of this name; a program is composed once for all names."""
+    config = program.compose("env=cartpole" if program is DQN else "env=mujoco", *more)
+    config.env["game" if program is DQN else "task"] = name
+    return config
 
 
 def keeping(made: list[Own], make: Callable[[], Own]) -> Callable[[], Own]:
@@ -54,7 +54,7 @@ def refusal(program: Program, make: Callable[..., Any], *more: str, limit: int |
     """The line with which a program refuses an environment before the first step."""
     name = register(make, limit)
     with pytest.raises(ConfigError) as error:
-        TASKS[program.name].from_config(program.compose(*options(program, name, *more)))
+        TASKS[program.name].from_config(composed(program, name, *more))
     line = str(error.value)
     assert line.startswith(f"env.{'game' if program is DQN else 'task'}={name}"), line
     assert "\n" not in line
@@ -141,7 +141,7 @@ def test_observations_of_every_type_of_number_are_taken_as_float32(kind: type[An
 @pytest.mark.parametrize("kind", [np.float64, np.int64, np.bool_], ids=lambda kind: kind.__name__)
 def test_a_run_with_these_observations_ends_well(program: Program, kind: type[Any], tmp_path: Path) -> None:
     name = register(lambda: Own(ACTIONS[program.name], Box(0, 1, (4,), kind)), 100)
-    folder = program.run(tmp_path, *options(program, name))
+    folder = program.run_composed(tmp_path, composed(program, name))
     assert summary(folder)["eval/return"] == 20.0
 
 
@@ -160,7 +160,7 @@ def test_an_environment_gets_the_actions_of_its_own_space(space: Discrete, tmp_p
             return np.zeros(3, np.float32), float(action == best), *rest
 
     name = register(keeping(made, lambda: Rewarding(space)), 100)
-    folder = DQN.run(tmp_path, *options(DQN, name, "eval.epsilon=0", "lr=0.01", "gamma=0.5"))
+    folder = DQN.run_composed(tmp_path, composed(DQN, name, "eval.epsilon=0", "lr=0.01", "gamma=0.5"))
     sent = [action for environment in made for action in environment.sent]
     assert {int(action) for action in sent} == {best - 2, best - 1, best}
     assert all(action in space for action in sent)
@@ -301,7 +301,7 @@ def test_what_an_environment_does_wrong_is_one_line(program: Program, fault: str
     after, said = FAULTS[fault]
     name = register(lambda: Own(ACTIONS[program.name], after=after, length=None), 50)
     with pytest.raises(TrainingError, match=said) as error:
-        program.run(tmp_path, *options(program, name, "cache=off"))
+        program.run_composed(tmp_path, composed(program, name, "cache=off"))
     line = str(error.value)
     assert line.startswith(f"env.{'game' if program is DQN else 'task'}={name}: ")
     assert "\n" not in line
@@ -350,7 +350,7 @@ def test_an_environment_that_cannot_be_closed_ends_no_run(program: Program, tmp_
         def close(self) -> None:
             raise OSError("it is closed already")
 
-    folder = program.run(tmp_path, *options(program, register(lambda: Stuck(ACTIONS[program.name]), 50)))
+    folder = program.run_composed(tmp_path, composed(program, register(lambda: Stuck(ACTIONS[program.name]), 50)))
     assert summary(folder)["eval/return"] == 20.0
 
 
@@ -404,7 +404,7 @@ def test_what_gymnasium_s_check_finds_is_one_line(program: Program, caplog: pyte
     wide = Box(-np.inf, np.inf, (3,), np.float32)
     name = register(lambda: Own(ACTIONS[program.name], wide, show=lambda steps: np.zeros(3, np.float64)), 50)
     for _ in range(2):
-        TASKS[program.name].from_config(program.compose(*options(program, name)))
+        TASKS[program.name].from_config(composed(program, name))
     (line,) = remarks(caplog)
     assert line.startswith(f"env.{'game' if program is DQN else 'task'}={name}: gymnasium says: ")
     assert "A Box observation space minimum value is -infinity. This is probably too low." in line
@@ -416,7 +416,7 @@ def test_what_gymnasium_s_check_finds_is_one_line(program: Program, caplog: pyte
 @PROGRAMS
 def test_an_environment_as_it_should_be_needs_no_word(program: Program, caplog: pytest.LogCaptureFixture) -> None:
     name = register(lambda: Own(ACTIONS[program.name]), 50)
-    TASKS[program.name].from_config(program.compose(*options(program, name)))
+    TASKS[program.name].from_config(composed(program, name))
     TASKS[program.name].from_config(program.compose())
     assert remarks(caplog) == []
 
@@ -436,12 +436,12 @@ def test_an_old_version_is_named_by_gymnasium(caplog: pytest.LogCaptureFixture) 
         ("Hoper-v5", "Environment `Hoper` doesn't exist. Did you mean: `Hopper`?"),
         ("no_such_module:Hopper-v5", "No module named 'no_such_module'. Environment registration via importing"),
         ("two:colons:Hopper-v5", "ValueError: too many values to unpack"),
-        ("''", "Malformed environment ID"),
+        ("", "Malformed environment ID"),
     ],
 )
 def test_what_gymnasium_says_of_an_id_is_the_line(program: Program, name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^env.*: {said.replace('?', '.')}") as error:
-        TASKS[program.name].from_config(program.compose(*options(program, name)))
+        TASKS[program.name].from_config(composed(program, name))
     assert "\n" not in str(error.value)
 
 
@@ -510,10 +510,8 @@ def test_without_a_time_limit_sac_needs_one_and_takes_it_from_the_options() -> N
         SAC, lambda: Own(ACTIONS["sac"], length=None), limit=None
     )
     name = register(lambda: Own(ACTIONS["sac"], length=None), None)
-    task = SacTask.from_config(SAC.compose(*options(SAC, name, "env.options={max_episode_steps:40}")))
-    assert (
-        task.gamma == SacTask.from_config(SAC.compose(*options(SAC, register(lambda: Own(ACTIONS["sac"]), 40)))).gamma
-    )
+    task = SacTask.from_config(composed(SAC, name, "env.options={max_episode_steps:40}"))
+    assert task.gamma == SacTask.from_config(composed(SAC, register(lambda: Own(ACTIONS["sac"]), 40))).gamma
 
 
 class Lasting(Own):
@@ -561,7 +559,7 @@ def test_an_episode_without_end_is_no_return(
     monkeypatch.setattr("rl.dqn.evaluation.PATIENCE", 50)
     assert played(lambda: Lasting(0.5), 4, 40, None) == {}
     assert "episodes did not end within 60 steps; set a time limit" in caplog.text
-    folder = DQN.run(tmp_path, *options(DQN, register(lambda: Own(Discrete(2), length=None))))
+    folder = DQN.run_composed(tmp_path, composed(DQN, register(lambda: Own(Discrete(2), length=None))))
     assert not any(key.startswith("eval/") for row in rows(folder) for key in row)
     done = json.loads((folder / "DONE").read_text())
     assert "eval/return" not in done

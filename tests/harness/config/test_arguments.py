@@ -8,7 +8,7 @@ import pytest
 from harness.config import groups
 from harness.config.arguments import parse, read_arguments, values
 from harness.config.errors import ConfigError
-from tests.programs import compose
+from tests.programs import import_program
 
 FOREIGN = [
     (program, group, name)
@@ -23,7 +23,7 @@ FOREIGN = [
 def test_a_choice_of_another_program_is_refused(
     program: str, group: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compose(program)
+    import_program(program)
     monkeypatch.setattr(sys, "argv", ["program", f"{group}={name}"])
     with pytest.raises(ConfigError, match=f"^{group}={name} is not for {program}; accepted: "):
         read_arguments(program)
