@@ -1,9 +1,9 @@
 """The methods, one file each, and the protocol between them and the trainers.
 
-To add one: a class derived from `Method` in a file here (or anywhere importable), a yaml in `conf/method/` that names
-it in `_target_`, and a test. Named here are the protocol and the methods that act at a boundary, which
-`fire_core.integrations` take; all others are imported from their files. Rivals since 2023 that the figures of the FIRE
-paper lack stand in `contrib`.
+To add one, write a class derived from `Method` in a file here (or anywhere importable), a yaml in `conf/method/` that
+names it in `_target_`, and a test. This module exports the protocol and the methods that act at a boundary, which
+`fire_core.integrations` accept; all others are imported from their files. Rivals since 2023 that the figures of the
+FIRE paper lack are in `contrib`.
 """
 
 from fire_core.methods.chain import Chain

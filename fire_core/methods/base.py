@@ -4,4 +4,4 @@ from fire_core.methods.protocol import Method
 
 
 class Base(Method):
-    """No intervention."""
+    """The baseline: every hook does nothing."""

@@ -28,16 +28,17 @@ class ContinualBackprop(Method):
     h is the unit's activation as its consumers read it; the model declares its units (`fire_core.units.graph`).
 
     The division corrects the bias of the running average, as the public code does; without it a unit just past
-    `maturity` would seem useless. Its `accumulate=True` carries the debt over as here.
+    `maturity` would seem useless. The debt is carried over from step to step, as in the public code with
+    `accumulate=True`.
 
-    No step synchronises with a GPU: it chooses the units, and the mature ones are counted on the CPU.
+    No step waits for a GPU: the GPU itself chooses the units, and the CPU counts how many are mature.
 
     `variant=fire_paper` does what the FIRE authors' code does, see `fire_paper.FirePaperCBP`.
 
     Args:
-        rate: part of the mature units that is replaced in a step.
+        rate: share of the mature units that is replaced at each step.
         maturity: steps for which a new unit is not replaced.
-        decay: of the running utility.
+        decay: decay factor of the running utility.
         variant: original or fire_paper.
     """
 
@@ -57,7 +58,7 @@ class ContinualBackprop(Method):
 
     def check(self, net: Net) -> None:
         if self.variant == "original":
-            unit_graph(net.modules, say=True)
+            unit_graph(net.modules, log_omitted=True)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
@@ -67,7 +68,7 @@ class ContinualBackprop(Method):
                 yield
             return
         self.graph = unit_graph(net.modules)
-        self.seen = Watch(self.graph, mean_magnitude)
+        self.unit_watch = Watch(self.graph, mean_magnitude)
         self.draw = initial_draw(net.modules, net.init)
         if not self.state:
             device = weight(self.graph[0].producers[0].layer).device
@@ -78,10 +79,10 @@ class ContinualBackprop(Method):
                 "utility": torch.zeros(count, dtype=torch.float32, device=device),
                 "debt": [0.0 for _ in self.graph],
                 "mature": [0 for _ in self.graph],
-                # (step at which they began, how many), oldest first
+                # the units of each layer that are not mature yet: (step at which they began, how many), oldest first
                 "young": [[(0, units.count)] for units in self.graph],
             }
-        with self.seen.on():
+        with self.unit_watch.on():
             yield
 
     @torch.no_grad()
@@ -92,25 +93,28 @@ class ContinualBackprop(Method):
         state = self.state
         state["steps"] += 1
         state["age"] += 1
-        used = torch.cat([seen * outgoing(units) for seen, units in zip(self.seen.read(), self.graph, strict=True)])
-        state["utility"].mul_(self.decay).add_(used, alpha=1 - self.decay)
+        contributions = [
+            magnitude * mean_outgoing_weight(units)
+            for magnitude, units in zip(self.unit_watch.read(), self.graph, strict=True)
+        ]
+        state["utility"].mul_(self.decay).add_(torch.cat(contributions), alpha=1 - self.decay)
         counts = [units.count for units in self.graph]
-        ages, utilities = state["age"].split(counts), state["utility"].split(counts)  # views
-        chosen = []
+        ages, utilities = state["age"].split(counts), state["utility"].split(counts)  # views, written in place below
+        replaced = []
         for i, units in enumerate(self.graph):
-            number = self._due(i)
+            number = self._replacements_due(i)
             if number:
                 utility = utilities[i] / (1 - self.decay ** ages[i])
                 utility = utility.masked_fill(ages[i] <= self.maturity, torch.inf)
                 index = utility.topk(number, largest=False).indices
                 ages[i].scatter_(0, index, 0)
                 utilities[i].scatter_(0, index, 0)
-                chosen.append((units, index))
-        if chosen:
-            recycle_(chosen, self.draw, context.generator, context.optimizers)
+                replaced.append((units, index))
+        if replaced:
+            recycle_(replaced, self.draw, context.generator, context.optimizers)
 
-    def _due(self, i: int) -> int:
-        """How many units of group i are to be replaced now."""
+    def _replacements_due(self, i: int) -> int:
+        """Return how many units of layer i are replaced at this step, and take them off its debt and mature units."""
         young, debt, mature = self.state["young"][i], self.state["debt"], self.state["mature"]
         while young and self.state["steps"] - young[0][0] > self.maturity:
             mature[i] += young.pop(0)[1]
@@ -123,14 +127,16 @@ class ContinualBackprop(Method):
         return number
 
 
-def outgoing(units: Units) -> Tensor:
-    """Mean absolute outgoing weight of each unit, (units,)."""
-    return torch.cat([_columns(consumer) for consumer in units.consumers]).mean(0)
+def mean_outgoing_weight(units: Units) -> Tensor:
+    """Return the mean absolute outgoing weight of each unit over all layers that read it, (units,)."""
+    return torch.cat([_outgoing_weights(consumer) for consumer in units.consumers]).mean(0)
 
 
-def _columns(consumer: Consumer) -> Tensor:
-    """Mean absolute outgoing weights to each reader, (readers, units)."""
-    size = weight(consumer.layer).abs()
-    if size.ndim > 2:
-        size = size.flatten(2).mean(2)  # over the kernel
-    return size if consumer.columns is None else size[:, consumer.columns.to(size.device)].mean(-1)
+def _outgoing_weights(consumer: Consumer) -> Tensor:
+    """Return the mean absolute weight from each unit to each output of one layer that reads it, (outputs, units)."""
+    magnitude = weight(consumer.layer).abs()
+    if magnitude.ndim > 2:
+        magnitude = magnitude.flatten(2).mean(2)  # over the kernel
+    if consumer.columns is None:
+        return magnitude
+    return magnitude[:, consumer.columns.to(magnitude.device)].mean(-1)  # over the columns that hold one unit

@@ -11,18 +11,20 @@ from torch import Tensor, nn
 from fire_core.methods.full_reset import FullReset
 from fire_core.methods.protocol import BoundaryReport, Context, MakeOptimizer, Method, Net
 
-ALONE = {"base": "does nothing", "pi": "puts new modules into the network, which no other method knows"}
+# Methods that cannot be combined with others, each with the reason that the error message gives.
+NOT_COMBINABLE = {"base": "does nothing", "pi": "puts new modules into the network, which no other method knows"}
 
 
 class Chain(Method):
-    """Every method's hooks, one after the other in the order given: FIRE and Muon, FIRE and ReDo, S&P and CBP.
+    """Several methods in one run, such as FIRE and Muon, FIRE and ReDo, or S&P and CBP.
 
-    Penalties add up. One method at most may replace the optimizer.
+    Each hook of the chain calls that hook of every method in the order given. Penalties add up. One method at most may
+    replace the optimizer.
 
     Args:
-        methods: by name.
-        apart: what methods do at a boundary spares the weights that the replaced optimizer trains in a way of its own:
-            Muon's hidden weights.
+        methods: the methods by name, in the order in which they act.
+        apart: at a boundary, leave unchanged the weights that a replaced optimizer trains in a way of its own: with
+            Muon, the hidden weights.
 
     Raises:
         ValueError: the methods conflict, or `apart` has no effect.
@@ -32,23 +34,24 @@ class Chain(Method):
         if not methods:
             raise ValueError("of must name at least one method")
         for name in methods:
-            if name in ALONE and len(methods) > 1:
-                raise ValueError(f"of={list(methods)}: {name} cannot be combined, it {ALONE[name]}")
+            if name in NOT_COMBINABLE and len(methods) > 1:
+                raise ValueError(f"of={list(methods)}: {name} cannot be combined, it {NOT_COMBINABLE[name]}")
         for name, method in list(methods.items())[1:]:
             if isinstance(method, FullReset):
                 raise ValueError(f"of={list(methods)}: {name} undoes the methods before it, so it must be the first")
-        replacing = [name for name, method in methods.items() if method.overrides("optimizer")]
-        if len(replacing) > 1:
-            raise ValueError(f"of={list(methods)}: {' and '.join(replacing)} each replace the optimizer")
-        writing = [name for name, method in methods.items() if method.overrides("after_step")]
-        if "trac" in writing[1:]:
+        replacing_optimizer = [name for name, method in methods.items() if method.overrides("optimizer")]
+        if len(replacing_optimizer) > 1:
+            raise ValueError(f"of={list(methods)}: {' and '.join(replacing_optimizer)} each replace the optimizer")
+        acting_after_steps = [name for name, method in methods.items() if method.overrides("after_step")]
+        if "trac" in acting_after_steps[1:]:
             raise ValueError(
                 f"of={list(methods)}: trac takes what has happened since the last step for the optimizer's, so it must "
-                f"come before {writing[0]}, which acts after steps"
+                f"come before {acting_after_steps[0]}, which acts after steps"
             )
         self.methods, self.apart = dict(methods), apart
-        self.replacing = methods[replacing[0]] if replacing else Method()
-        if apart and not (self.replacing.overrides("owned") and self.overrides("at_boundary")):
+        # The method that chooses the optimizer; `Method()` leaves the trainer's own.
+        self.optimizer_method = methods[replacing_optimizer[0]] if replacing_optimizer else Method()
+        if apart and not (self.optimizer_method.overrides("owned") and self.overrides("at_boundary")):
             raise ValueError(
                 "apart=true has no effect: it needs a method that acts at boundaries, and one whose optimizer trains "
                 "some of the weights in a way of its own"
@@ -73,26 +76,28 @@ class Chain(Method):
         return any(method.overrides(hook) for method in self.methods.values())
 
     def spared(self, net: Net) -> frozenset[nn.Parameter]:
-        """What its methods must leave alone at a boundary."""
-        return frozenset(self.replacing.owned(net) if self.apart else ())
+        """Return the parameters that no method of the chain may change at a boundary; none unless `apart`."""
+        return frozenset(self.optimizer_method.owned(net) if self.apart else ())
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         acting = [method for method in self.methods.values() if method.overrides("at_boundary")]
         context = replace(context, spared=context.spared | self.spared(net))
         report = BoundaryReport()
         for method in acting:
-            done = method.at_boundary(net, context)
-            part = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
+            returned = method.at_boundary(net, context)
+            its_report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
             # What one method measured of the weights is only true at the end if no other acted.
-            weights = part.weights if len(acting) == 1 else {}
-            report = BoundaryReport(report.numbers | part.numbers, weights, report.measuring + part.measuring)
+            weights = its_report.weights if len(acting) == 1 else {}
+            numbers = report.numbers | its_report.numbers
+            report = BoundaryReport(numbers, weights, report.measuring + its_report.measuring)
         for method in self.methods.values():
-            if any(other is not method for other in acting):
+            another_acted = any(other is not method for other in acting)
+            if another_acted:
                 method.forget_weights()
         return report
 
     def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
-        return self.replacing.optimizer(net, default)
+        return self.optimizer_method.optimizer(net, default)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:

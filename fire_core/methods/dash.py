@@ -19,12 +19,13 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 class Dash(Method):
     """Shrink weights misaligned with the negative gradient.
 
-    `variant=original`. The next phase's data come in chunks, the oldest first, unshuffled. Without a step, for each
-    chunk in order
-        G <- (1 - alpha) G - alpha g          g: gradient of the chunk's mean loss, G from 0
-    then every filter w (the slice of one output and one input channel), every row of a linear layer and every bias
-    vector of the two becomes w * clip(cos(w, G_w), minimum, 1). Norms, embeddings and buffers stay. A chunk is as large
-    as the first phase's data. Where a trainer has no chunks (agents, language), each batch counts as one.
+    `variant=original`: the next phase's data come in chunks, the oldest first, unshuffled. Without an optimizer step,
+    each chunk in order updates a smoothed direction of descent G, which starts from 0:
+        G <- (1 - alpha) G - alpha g          g: gradient of the chunk's mean loss
+    Then every filter w of a convolution (the slice of one output and one input channel), every row w of a linear layer
+    and every bias vector w of either becomes w * clip(cos(w, G_w), minimum, 1), G_w being the same entries of G. Norms,
+    embeddings and buffers stay. A chunk is as large as the first phase's data. Where a trainer has no chunks (agents,
+    language), each batch counts as one.
 
     `variant=fire_paper`: the same with g of each shuffled minibatch of one pass over the data, so that only the last
     1 / alpha of them count.
@@ -33,9 +34,9 @@ class Dash(Method):
         alpha: weight of the newest gradient.
         minimum: the DASH paper's lambda, the strongest shrinking. The default is the public code's; the FIRE paper has
             0.05 to 0.3.
-        mode: of the network while the gradients are taken: eval or train. The public code is in eval mode. In train
-            mode a convolution's bias in front of a batch norm has no gradient but rounding noise, and its factor is
-            arbitrary; the FIRE authors' code is in train mode in `warm_start` and in eval mode elsewhere.
+        mode: mode of the network while the gradients are taken, eval or train. The public code uses eval mode. In train
+            mode a convolution's bias in front of a batch norm has no gradient but rounding noise, so that its factor is
+            arbitrary; the FIRE authors' code uses train mode in `warm_start` and eval mode elsewhere.
         variant: original or fire_paper.
     """
 
@@ -60,7 +61,7 @@ class Dash(Method):
         with net.mode(training=self.mode == "train"):
             descent = smoothed_descent(parameters, context, self.alpha, in_chunks=self.variant == "original")
         with torch.no_grad():
-            for buffer, value in buffers.items():  # running statistics moved in train mode
+            for buffer, value in buffers.items():  # train mode has moved the running statistics of batch norms
                 buffer.copy_(value)
         shrink_(descent, self.minimum)
         reset_optimizer_state(context.optimizers, descent)
@@ -68,19 +69,19 @@ class Dash(Method):
 
 
 def shrinkable(net: Net, spared: Set[Tensor] = frozenset()) -> list[Tensor]:
-    """Weights and biases of linear layers and convolutions that are trained and not spared, shared ones once."""
-    found = dict.fromkeys(p for layer in layers_of(net) for p in (layer.weight, layer.bias) if p is not None)
-    return [p for p in found if p.requires_grad and p not in spared]
+    """Return the trainable weights and biases of linear layers and convolutions, except `spared`, shared ones once."""
+    parameters = dict.fromkeys(p for layer in layers_of(net) for p in (layer.weight, layer.bias) if p is not None)
+    return [p for p in parameters if p.requires_grad and p not in spared]
 
 
 def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, in_chunks: bool) -> dict[Tensor, Tensor]:
-    """The negative gradient over one pass of the data, exponentially smoothed, by parameter.
+    """Return the negative gradient of each parameter, exponentially smoothed over one pass of the next phase's data.
 
     Args:
-        parameters: those whose gradients are taken.
-        context: with batches, chunks and the loss.
+        parameters: the parameters to differentiate by.
+        context: gives the batches, the chunks and the loss.
         alpha: weight of the newest gradient.
-        in_chunks: one gradient for each chunk, if the trainer has chunks; else one for each batch.
+        in_chunks: take one gradient for each chunk, if the trainer has chunks; otherwise one for each batch.
 
     Raises:
         ValueError: the trainer gives no batches.
@@ -88,8 +89,11 @@ def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, i
     if context.batches is None or context.loss is None:
         raise ValueError("DASH needs batches of the next phase, which this trainer does not give")
     descent = [torch.zeros_like(p) for p in parameters]
-    single = (iter([batch]) for batch in context.batches())
-    for chunk in context.chunks() if in_chunks and context.chunks is not None else single:
+    if in_chunks and context.chunks is not None:
+        chunks = context.chunks()
+    else:
+        chunks = (iter([batch]) for batch in context.batches())
+    for chunk in chunks:
         gradients = mean_gradients(parameters, context.loss, chunk)
         for direction, gradient in zip(descent, gradients, strict=True):
             direction.mul_(1 - alpha).add_(gradient, alpha=-alpha)
@@ -99,27 +103,28 @@ def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, i
 def mean_gradients(
     parameters: list[Tensor], loss: Callable[[Tensor, Tensor], Tensor], batches: Batches
 ) -> list[Tensor]:
-    """The gradient of the mean loss over all samples of some batches."""
-    total: list[Tensor] = []
+    """Return the gradient of the mean loss over all samples of these batches, one tensor for each parameter."""
+    means: list[Tensor] = []
     samples = 0
     for inputs, targets in batches:
         size = len(targets)
         gradients = torch.autograd.grad(loss(inputs, targets), parameters, materialize_grads=True)
-        if total:
+        if means:
             share = size / (samples + size)
-            for mean, gradient in zip(total, gradients, strict=True):
+            for mean, gradient in zip(means, gradients, strict=True):
                 mean.mul_(1 - share).add_(gradient, alpha=share)
         else:
-            total = list(gradients)
+            means = list(gradients)
         samples += size
-    return total
+    return means
 
 
 @torch.no_grad()
 def shrink_(descent: dict[Tensor, Tensor], minimum: float) -> None:
     """Multiply each filter, row and bias by its clipped cosine with the direction of descent."""
     for parameter, direction in descent.items():
-        first = {1: 0, 2: 1}.get(parameter.ndim, 2)  # bias: one vector; linear: d_out rows; filters: (c_out, c_in)
-        shape = parameter.shape[:first]
+        # A bias is one vector; a linear layer has d_out rows; a convolution has (c_out, c_in) filters.
+        leading_dims = {1: 0, 2: 1}.get(parameter.ndim, 2)
+        shape = parameter.shape[:leading_dims]
         cosine = F.cosine_similarity(parameter.reshape(*shape, -1), direction.reshape(*shape, -1), dim=-1)
-        parameter.mul_(cosine.clamp(minimum, 1).view(*shape, *[1] * (parameter.ndim - first)))
+        parameter.mul_(cosine.clamp(minimum, 1).view(*shape, *[1] * (parameter.ndim - leading_dims)))

@@ -12,17 +12,17 @@ from fire_core.weights.optimizers import holding
 
 
 class Fire(Method):
-    """Every weight matrix of the layout to the nearest isometry, times sqrt(d_out/d_in) / (k_h k_w).
+    """Replace every weight matrix of the layout by the nearest isometry, times sqrt(d_out/d_in) / (k_h k_w).
 
     The defaults are the paper's: ten cubic Newton-Schulz steps from W / ||W||_F, which end short of isometry on trained
-    weights. `solver="exact"` is the paper's aim, the nearest isometry itself. The log has what was reached,
-    `boundary/dfi_after`.
+    weights. `solver="exact"` is the paper's aim, the nearest isometry itself. The deviation from isometry (DfI) that
+    was reached is logged as `boundary/dfi_after`.
 
     Args:
         solver: newton_schulz or exact.
         iterations: Newton-Schulz steps.
-        norm_init: frobenius, spectral, power or schatten4.
-        layout: which weights, see `fire_core.weights.layout`; None: the network's own.
+        norm_init: norm by which a matrix is divided before the first step: frobenius, spectral, power or schatten4.
+        layout: which weights are projected, see `fire_core.weights.layout`; None takes the network's own layout.
         scale: modular, orthogonal, match_init, init_norm, keep_norm or variance_factor; docs/scales.md.
         blend: in [0, 1], how far to go; 1 is the full projection. Below 1 the result is exact, whatever steps
             solver, iterations, norm_init and tol ask for: the programs refuse these on the command line.
@@ -67,7 +67,7 @@ class Fire(Method):
             name: fire_(
                 module,
                 layout=self.layout or net.layout,
-                optimizer=holding(context.optimizers, module.parameters()),  # none of a target network
+                optimizer=holding(context.optimizers, module.parameters()),  # empty for a target network
                 init=net.init[name],
                 exclude=net.left_alone(name, context.spared),
                 trainable_only=self.trainable_only,

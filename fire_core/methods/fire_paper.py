@@ -1,8 +1,8 @@
 """What the authors' reference code does in ReDo, SNR and CBP where it departs from the papers that it cites.
 
-The figures of the FIRE paper come from that code, so `variant=fire_paper` repeats its behaviour: docs/paper.md lists it
-(A1 to A13), and tests/parity compares with that code's numbers. A method's file holds the algorithm, this one the
-difference.
+The figures of the FIRE paper come from that code, so `variant=fire_paper` repeats its behaviour: docs/paper.md lists
+the differences (A1 to A13), and tests/parity compares with that code's numbers. A method's own file holds the algorithm
+as its authors wrote it; this file holds the differences.
 """
 
 import contextlib
@@ -27,24 +27,31 @@ from fire_core.weights.topology import unwrap
 
 
 def uniform(layer: nn.Module, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Uniform in +-1/sqrt(fan_in): torch's default initialisation of linear layers and convolutions."""
+    """Draw a tensor of `shape` uniformly in +-1/sqrt(fan_in of the layer), torch's default initialisation."""
     draw = torch.rand(*shape, generator=generator, dtype=torch.float32, device=generator.device)
     return (draw * 2 - 1) / math.sqrt(weight(layer)[0].numel())
 
 
 def he_normal(layer: nn.Module, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Normal with variance 2 / fan_in (He et al., arXiv 1502.01852)."""
+    """Draw a tensor of `shape` from a normal distribution of variance 2 / fan_in of the layer (He et al., 2015)."""
     draw = torch.randn(*shape, generator=generator, dtype=torch.float32, device=generator.device)
     return draw * math.sqrt(2 / weight(layer)[0].numel())
 
 
-SIDE_BRANCHES = ("shortcut", "downsample")
-PROJECTIONS = ("to_q", "to_k", "to_v")
+SIDE_BRANCHES = ("shortcut", "downsample")  # parts of module names that the reference code leaves out of its chain
+PROJECTIONS = ("to_q", "to_k", "to_v")  # names of the layers that make queries, keys and values
 
 
 @dataclass
 class Link:
-    """A layer of the chain, with the batch norm and the max-pool that follow it."""
+    """One linear layer or convolution of a chain, with the batch norm and the max-pool that follow it.
+
+    Attributes:
+        name: the layer's name in its network.
+        layer: the linear layer or convolution.
+        norm: the first batch norm after it, None if there is none before the next layer.
+        pool: the first max-pool after it, None if there is none before the next layer.
+    """
 
     name: str
     layer: nn.Module
@@ -53,15 +60,16 @@ class Link:
 
     @property
     def projects(self) -> bool:
-        """Whether it makes queries, keys or values."""
+        """Whether the layer makes queries, keys or values."""
         return self.name.rpartition(".")[2] in PROJECTIONS
 
 
 def chain(root: nn.Module) -> list[Link]:
-    """A network's linear layers and convolutions in the order in which they run, side branches left out.
+    """Return a network's linear layers and convolutions in the order of registration, without side branches.
 
-    Each one is taken to be read by the next one, whatever the skips and the attention between them. The network's
-    modules are registered in the order in which they run. Of heads side by side (SAC's actor) only the first is in it.
+    As in the reference code, each layer counts as read by the next one, whatever the skips and the attention between
+    them, and the order of registration counts as the order in which they run. Of heads that stand side by side (SAC's
+    actor), the chain has the first only.
     """
     links: list[Link] = []
     heads = output_layers(unwrap(root))
@@ -80,7 +88,7 @@ def chain(root: nn.Module) -> list[Link]:
 
 
 def chains(modules: Mapping[str, nn.Module]) -> list[list[Link]]:
-    """The chain of each network: no layer of one is read by a layer of the next one."""
+    """Return the chain of each network. They stay separate, as no layer of a network reads one of another network."""
     return [chain(root) for root in modules.values()]
 
 
@@ -88,30 +96,30 @@ def chains(modules: Mapping[str, nn.Module]) -> list[list[Link]]:
 def recycle_rows_(
     networks: Sequence[Sequence[Link]], masks: Sequence[Tensor], context: Context, spared: int = 1
 ) -> None:
-    """Redraw the incoming weights of masked units.
+    """Redraw the incoming weights and biases of masked units, and restart the step counters of their weights.
 
-    Outgoing weights and moments stay, for the reference changes copies of them. Step counters of all weights that it
-    touches, or means to touch, start again.
+    Outgoing weights and moments stay, because the reference code changes only copies of them. The step counters of
+    incoming and outgoing weights restart, as there.
 
     Args:
-        networks: the chain of each.
-        masks: for each layer of each chain, one after the other, which of its units are recycled, (units,).
-        context: of the method.
+        networks: the chain of each network.
+        masks: which units of each layer are recycled, (units,) bool; the layers of the first chain, then of the second.
+        context: gives the generator and the optimizers.
         spared: how many of each chain's last layers are left alone.
     """
-    left = iter(masks)
+    remaining_masks = iter(masks)
     for links in networks:
-        of_network = list(itertools.islice(left, len(links)))
-        for link, after, mask in zip(links, links[1:], of_network[: len(links) - spared], strict=False):
-            _recycle_rows_of_(link, after, mask, context)
+        network_masks = list(itertools.islice(remaining_masks, len(links)))
+        for link, reader, mask in zip(links, links[1:], network_masks[: len(links) - spared], strict=False):
+            _recycle_rows_of_layer_(link, reader, mask, context)
 
 
-def _recycle_rows_of_(link: Link, after: Link, mask: Tensor, context: Context) -> None:
+def _recycle_rows_of_layer_(link: Link, reader: Link, mask: Tensor, context: Context) -> None:
     index = mask.nonzero().flatten()
     if not len(index):
         return
     redraw_rows_(link.layer, index, uniform, context.generator, draw_bias=True)
-    touched = [link.layer.weight, link.layer.bias, after.layer.weight]
+    touched = [link.layer.weight, link.layer.bias, reader.layer.weight]
     for optimizer in context.optimizers:
         for parameter in touched:
             if isinstance(parameter, Tensor) and "step" in optimizer.state.get(parameter, {}):
@@ -119,11 +127,11 @@ def _recycle_rows_of_(link: Link, after: Link, mask: Tensor, context: Context) -
 
 
 class OutputWatch:
-    """As `units.watch.Watch`, but of the layers' own outputs, before norm and nonlinearity.
+    """Measure each unit by its layer's own output, before norm and nonlinearity; `units.watch.Watch` measures after.
 
     Args:
-        links: the layers, of all networks.
-        reduce: (layer, outputs, all dimensions but the units') -> a number for each unit.
+        links: the layers of all networks.
+        reduce: (layer, outputs, all dimensions but the units') -> one number for each unit, (units,).
         only_training: ignore layers in evaluation mode.
     """
 
@@ -132,48 +140,54 @@ class OutputWatch:
     ) -> None:
         self.links, self.reduce, self.only_training = links, reduce, only_training
         self.samples = 0
-        self._seen: dict[nn.Module, Tensor] = {}  # not by name: several networks share names
+        self._statistics: dict[nn.Module, Tensor] = {}  # not by name: several networks share names
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Hooks on the layers within this block."""
+        """Measure the passes within this block, by hooks that are removed at its end."""
         with contextlib.ExitStack() as hooks:
             for link in self.links:
-                hooks.callback(link.layer.register_forward_hook(functools.partial(self._look, link)).remove)
+                hooks.callback(link.layer.register_forward_hook(functools.partial(self._measure, link)).remove)
             yield
 
     @torch.no_grad()
-    def _look(self, link: Link, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+    def _measure(self, link: Link, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         if is_trained(layer) or not self.only_training:
             x = output.detach()
             channel = x.ndim - (weight(layer).ndim - 1 if isinstance(layer, _ConvNd) else 1)
-            self._seen[layer] = self.reduce(link, x, [d for d in range(x.ndim) if d != channel])
+            self._statistics[layer] = self.reduce(link, x, [d for d in range(x.ndim) if d != channel])
             self.samples = len(x)
 
     def read(self) -> list[Tensor]:
-        """(units,) for each layer."""
-        return [self._seen[link.layer] for link in self.links]
+        """Return the statistic of the last pass, one (units,) tensor for each layer."""
+        return [self._statistics[link.layer] for link in self.links]
 
 
 def rectified(link: Link, x: Tensor, dims: Sequence[int]) -> Tensor:
-    """ReDo's measure: mean rectified outputs, of projections mean absolute ones."""
+    """Return ReDo's measure of a unit: its mean rectified output; for queries, keys and values its mean |output|."""
     return mean_magnitude(x if link.projects else x.relu(), dims)
 
 
 class FirePaperCBP:
     """Continual backpropagation as in the reference code.
 
-    Against `ContinualBackprop`: magnitudes are sums that never decay (A6) and are kept when the unit is replaced (A7);
-    debts grow by all units once one is mature; a linear layer that reads a convolution makes units of its inputs, whole
-    channels are redrawn for one of them and the wrong ages are cleared (A8, A9); a layer before or among projections
-    has no reader, and utility is its magnitude; layers are processed front to back, so a row drawn in the next layer
-    overwrites zeroed columns; the optimizer keeps its state. Where the reference would crash because too few units are
-    mature (A10), all mature ones are replaced.
+    Differences from `ContinualBackprop`:
+        - magnitudes are sums that never decay (A6) and are kept when the unit is replaced (A7)
+        - a debt grows by all units of its layer as soon as one of them is mature
+        - where a linear layer reads a convolution, each of its inputs counts as a unit: the whole channel is redrawn
+          for one of them, and the wrong ages are cleared (A8, A9)
+        - a layer before or among queries, keys and values has no reader; the utility of its units is their magnitude
+        - layers are processed front to back, so that a row drawn in the next layer overwrites zeroed columns
+        - the optimizer keeps its state
+    Where the reference would crash because too few units are mature (A10), all mature ones are replaced.
 
     Args:
         networks: the chain of each network.
-        rate, maturity, decay: see `ContinualBackprop`.
-        state: filled here, or from a checkpoint: lists with an entry for each layer but each network's last.
+        rate: see `ContinualBackprop`.
+        maturity: see `ContinualBackprop`.
+        decay: see `ContinualBackprop`.
+        state: "age", "magnitude" and "debt", each a list with one entry for each layer except each network's last.
+            An empty dict is filled with zeros; one from a checkpoint is taken as it is. It is updated in place.
     """
 
     def __init__(
@@ -182,48 +196,67 @@ class FirePaperCBP:
         self.rate, self.maturity, self.decay, self.state = rate, maturity, decay, state
         self.links: list[Link] = []
         self.readers: list[nn.Module | None] = []
-        for link, after in itertools.chain(*map(itertools.pairwise, networks)):
-            self.links.append(link)
-            self.readers.append(None if link.projects or after.projects else after.layer)
+        for links in networks:
+            for link, next_link in itertools.pairwise(links):
+                self.links.append(link)
+                self.readers.append(None if link.projects or next_link.projects else next_link.layer)
         self.watch = OutputWatch(self.links, self.reduce)
         if not state:
-            sizes = [self._count(i) for i in range(len(self.links))]
-            devices = [weight(link.layer).device for link in self.links]
-            for key in ("age", "magnitude"):
-                state[key] = [
-                    torch.zeros(size, dtype=torch.float32, device=at) for size, at in zip(sizes, devices, strict=True)
-                ]
-            state["debt"] = [0.0 for _ in sizes]
+            state["age"] = [self._zeros(i) for i in range(len(self.links))]
+            state["magnitude"] = [self._zeros(i) for i in range(len(self.links))]
+            state["debt"] = [0.0 for _ in self.links]
         self.utility: list[Tensor | None] = [None for _ in self.links]  # as of the last replacement
 
-    def _flattens(self, i: int) -> bool:
+    def _zeros(self, i: int) -> Tensor:
+        return torch.zeros(self._unit_count(i), dtype=torch.float32, device=weight(self.links[i].layer).device)
+
+    def _is_flattened(self, i: int) -> bool:
+        """Return whether layer i is a convolution whose map a linear layer reads flattened."""
         return isinstance(self.links[i].layer, _ConvNd) and isinstance(self.readers[i], nn.Linear)
 
-    def _count(self, i: int) -> int:
+    def _unit_count(self, i: int) -> int:
+        """Return how many units the reference counts in layer i: inputs of its reader if flattened, else outputs."""
         reader = self.readers[i]
-        return weight(reader).shape[1] if reader is not None and self._flattens(i) else len(weight(self.links[i].layer))
+        if reader is not None and self._is_flattened(i):
+            return weight(reader).shape[1]
+        return len(weight(self.links[i].layer))
 
     def reduce(self, link: Link, x: Tensor, dims: Sequence[int]) -> Tensor:
-        """Mean |output| of a layer's units; before a linear layer, rows of its width mix channels and positions."""
+        """Return the mean |output| of a layer's units, (units,).
+
+        A map that a linear layer reads is reshaped to rows of that layer's width. As in the reference code these rows
+        are not aligned with samples: they mix channels and positions.
+        """
         i = self.links.index(link)
         if link.pool is not None:
             x = link.pool(x)
-        return mean_magnitude(x.reshape(-1, self._count(i)), [0]) if self._flattens(i) else mean_magnitude(x, dims)
+        if self._is_flattened(i):
+            return mean_magnitude(x.reshape(-1, self._unit_count(i)), [0])
+        return mean_magnitude(x, dims)
 
     def step(self, context: Context) -> None:
-        """After an optimizer step."""
+        """Update ages and utilities by the last training pass and replace units; called after an optimizer step."""
         self.update(self.watch.read(), context.generator)
 
     @torch.no_grad()
     def update(self, features: list[Tensor], generator: torch.Generator) -> list[Tensor]:
-        """One step from the mean |feature| of every layer's units; the indices of the replaced ones."""
-        chosen = [self._choose(i, feature) for i, feature in enumerate(features)]
-        for i, index in enumerate(chosen):
+        """Make one step of the algorithm.
+
+        Args:
+            features: mean |output| of each layer's units, (units,).
+            generator: for the new weights.
+
+        Returns:
+            Indices of the replaced units of each layer.
+        """
+        replaced = [self._choose(i, feature) for i, feature in enumerate(features)]
+        for i, index in enumerate(replaced):
             if len(index):
                 self._replace_(i, index, generator)
-        return chosen
+        return replaced
 
     def _choose(self, i: int, feature: Tensor) -> Tensor:
+        """Update the state of layer i by the mean |output| of its units, and return the indices of those to replace."""
         age: Tensor = self.state["age"][i]
         magnitude: Tensor = self.state["magnitude"][i]
         debt = self.state["debt"]
@@ -245,10 +278,11 @@ class FirePaperCBP:
         return index
 
     def _replace_(self, i: int, index: Tensor, generator: torch.Generator) -> None:
+        """Zero the outgoing weights of these units of layer i, redraw their rows and reset their norm's entries."""
         link, reader = self.links[i], self.readers[i]
         rows = index
-        if self._flattens(i):
-            rows = torch.unique(index // (self._count(i) // len(weight(link.layer))))
+        if self._is_flattened(i):
+            rows = torch.unique(index // (self._unit_count(i) // len(weight(link.layer))))  # units -> their channels
         if reader is not None:
             weight(reader)[:, index] = 0
         redraw_rows_(link.layer, rows, he_normal, generator)
@@ -260,12 +294,15 @@ class FirePaperCBP:
 
 
 class UnitSilences(Saved):
-    """For how many samples each unit has been silent, and from how many on that is too long.
+    """The age of each unit's current silence, and the threshold at which the unit is recycled, both in samples.
 
     Args:
-        units: how many.
-        percentile, every, max_age, growth: see `SelfNormalizedResets`.
-        device: of the state.
+        units: number of units.
+        percentile: see `SelfNormalizedResets`.
+        every: see `SelfNormalizedResets`.
+        max_age: see `SelfNormalizedResets`.
+        growth: see `SelfNormalizedResets`.
+        device: device of the state.
     """
 
     def __init__(
@@ -283,42 +320,59 @@ class UnitSilences(Saved):
 
 
 class FirePaperSilences(UnitSilences):
-    """How long each unit has been silent, in samples, and from when on that is too long; as the FIRE authors' code.
+    """Silences and thresholds as the FIRE authors' code keeps them; `snr.Silences` keeps them as SNR's authors do.
 
-    Thresholds move every `every` steps, at the very first one too: to the percentile of the silences since the last
-    time if it is smaller, else by `growth`, within a window and `max_age`; a unit without a silence has a percentile
-    of 1. A step uses a window, the last `WINDOW` samples (whole batches), which ages the unit by all of it. At most
-    one silence ends in a step, so `every` numbers for each unit hold all of them.
+    Thresholds move every `every` steps, and at the very first step too. A threshold goes to the percentile of the
+    unit's silences since the last move if that is smaller, else it grows by the factor `growth`; it stays between the
+    samples of a window and `max_age`. A unit that had no silence has a percentile of 1. Each step looks at a window of
+    the last `WINDOW` samples (whole batches) and ages a silent unit by all of them. At most one silence of a unit ends
+    in a step, so that `every` numbers for each unit hold them all.
     """
 
     FIELDS = ("age", "threshold", "ended", "steps", "window")
-    WINDOW = 512
+    WINDOW = 512  # samples
 
     def __init__(self, *options: Any, **more: Any) -> None:
         super().__init__(*options, **more)
         self.steps = 0
-        self.ended = self.age.new_zeros(
-            self.every + 1, len(self.age)
-        )  # silences since the last update; 0: none. Row 0: right at it
-        self.window: list[tuple[Tensor, int]] = []  # (fired, samples) of the batches before
+        # (every + 1, units): lengths of the silences that ended in each step since thresholds last moved, 0 where none
+        # did. Row 0 takes those that end in the step that moves the thresholds.
+        self.ended = self.age.new_zeros(self.every + 1, len(self.age))
+        self.window: list[tuple[Tensor, int]] = []  # (which units fired, samples) of the last batches, oldest first
 
     @torch.no_grad()
     def step(self, fired: Tensor, samples: int) -> Tensor:
-        """One batch: (units,) whether each unit fired -> (units,) whether it has been silent for too long."""
+        """Process a batch.
+
+        Args:
+            fired: (units,) bool, whether each unit fired anywhere in the batch.
+            samples: samples of the batch.
+
+        Returns:
+            (units,) bool, whether each unit has been silent for too long.
+        """
         self.window.append((fired, samples))
         while sum(n for _, n in self.window[1:]) >= self.WINDOW:
             self.window.pop(0)
-        whole = min(sum(n for _, n in self.window), max(self.WINDOW, samples))
-        return self.look(torch.stack([flags for flags, _ in self.window]).any(0), whole)
+        window_samples = min(sum(n for _, n in self.window), max(self.WINDOW, samples))
+        return self.step_window(torch.stack([flags for flags, _ in self.window]).any(0), window_samples)
 
     @torch.no_grad()
-    def look(self, fired: Tensor, samples: int) -> Tensor:
-        """As `step`, of one window."""
+    def step_window(self, fired: Tensor, samples: int) -> Tensor:
+        """Process a window of batches.
+
+        Args:
+            fired: (units,) bool, whether each unit fired anywhere in the window.
+            samples: samples of the window.
+
+        Returns:
+            (units,) bool, whether each unit has been silent for too long.
+        """
         row = (self.steps - 1) % self.every + 1
         self.ended[row] = torch.where(fired, self.age, 0)
         self.age = torch.where(fired, 0, self.age + samples)
         if self.steps % self.every == 0:
-            self._update(samples)
+            self._move_thresholds(samples)
             row = 0
         silent = self.age >= self.threshold
         self.ended[row] = torch.where(silent, self.age, self.ended[row])
@@ -326,8 +380,9 @@ class FirePaperSilences(UnitSilences):
         self.steps += 1
         return silent
 
-    def _update(self, samples: int) -> None:
-        silences = self.ended.clamp(max=self.max_age).sort(dim=0).values  # (every + 1, units), no silence first
+    def _move_thresholds(self, samples: int) -> None:
+        """Move each threshold to the percentile of its unit's silences or by `growth`, and forget the silences."""
+        silences = self.ended.clamp(max=self.max_age).sort(dim=0).values  # (every + 1, units), zeros (none) first
         count = (silences > 0).sum(dim=0)  # (units,)
         rank = torch.arange(1, len(silences) + 1, device=count.device)[:, None] - (len(silences) - count)
         reached = (rank > 0) & (rank / (count + 1e-8) >= self.percentile)

@@ -8,11 +8,12 @@ from fire_core.weights.optimizer_state import reset_optimizer_state
 
 
 class FullReset(Method):
-    """Weights and buffers (batch-norm statistics too) back to initial ones; the optimizer forgets all of them.
+    """Set all weights and buffers (batch-norm statistics too) back to initial ones, and reset the optimizer's state.
 
     Args:
-        weights: initial: those at the start of the run, the same at each boundary. new: those of a network that is
-            built anew at each boundary, as the program builds it at the start, from a seed of the run and the boundary.
+        weights: `initial` takes those at the start of the run, the same at each boundary. `new` takes those of a
+            network that is built anew at each boundary, as the program builds it at the start, from a seed of the run
+            and the boundary.
     """
 
     @checked
@@ -21,17 +22,17 @@ class FullReset(Method):
         self.builds_networks = weights == "new"
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        start = net.init if self.weights == "initial" else new_weights(context)
+        reset_to = net.init if self.weights == "initial" else new_weights(context)
         for name, module in net.modules.items():
-            named = module.named_parameters(remove_duplicate=False)
-            spared = {key: p.detach() for key, p in named if p in context.spared}
-            module.load_state_dict(start[name] | spared)  # copies in place: ties and optimizer references stay
+            parameters = module.named_parameters(remove_duplicate=False)
+            spared = {key: p.detach() for key, p in parameters if p in context.spared}
+            module.load_state_dict(reset_to[name] | spared)  # copies in place: ties and optimizer references stay
         reset_optimizer_state(context.optimizers, net.parameters(context.spared))
         return {}
 
 
 def new_weights(context: Context) -> dict[str, Weights]:
-    """The weights and buffers of newly built networks.
+    """Return the weights and buffers of newly built networks, by the network's name.
 
     Raises:
         ValueError: the trainer cannot build networks.

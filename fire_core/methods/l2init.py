@@ -9,12 +9,12 @@ from fire_core.ranges import NonNegative, checked
 
 
 class L2Init(Method):
-    """Loss + coef / 2 * sum ||theta - theta_0||^2 over every parameter, theta_0 being the run's initial weights.
+    """Add coef / 2 * sum ||theta - theta_0||^2 over every parameter to the loss; theta_0: the run's initial weights.
 
-    The gradient is coef * (theta - theta_0), clipped together with that of the task.
+    Its gradient is coef * (theta - theta_0), which is clipped together with the task's gradient.
 
     Args:
-        coef: at least 0.
+        coef: strength of the regularisation, at least 0.
     """
 
     @checked
@@ -22,10 +22,10 @@ class L2Init(Method):
         self.coef = coef
 
     def penalty(self, net: Net) -> Tensor:
-        start: dict[nn.Parameter, Tensor] = {}
+        initial: dict[nn.Parameter, Tensor] = {}
         for key, module in net.modules.items():
-            for name, parameter in module.named_parameters():  # shared ones once
-                start.setdefault(parameter, net.init[key][name])
+            for name, parameter in module.named_parameters():
+                initial.setdefault(parameter, net.init[key][name])  # a parameter that two modules share counts once
         # One kernel launch for all weights on a GPU; torch has no public call for it.
-        distances = torch._foreach_sub(tuple(start), tuple(start.values()))
-        return self.coef / 2 * norms(distances).square().sum()
+        differences = torch._foreach_sub(tuple(initial), tuple(initial.values()))
+        return self.coef / 2 * norms(differences).square().sum()

@@ -15,31 +15,32 @@ from fire_core.weights.layout import PRESETS, resolve
 
 
 def preset(option: str, value: Any) -> str | None:
-    """What is wrong with the name of a layout; one's own mapping is checked on the network."""
+    """Check the name of a layout: return what is wrong, else None. A mapping is checked later, on the network."""
     return one_of(*PRESETS)(option, value) if isinstance(value, str) else None
 
 
-ChosenLayout = Annotated[str | Mapping[str, str] | None, preset]  # None: the network's own
+ChosenLayout = Annotated[str | Mapping[str, str] | None, preset]  # None: the network's own layout
 
 
 Layer = nn.Linear | _ConvNd
 
 
 def linear_layers(module: nn.Module) -> dict[str, Layer]:
-    """Linear layers and convolutions by name, in the order of registration, shared ones once."""
+    """Return a module's linear layers and convolutions by name, in the order of registration, shared ones once."""
     return {name: m for name, m in module.named_modules() if isinstance(m, Layer)}
 
 
 def layers_of(net: Net) -> list[Layer]:
-    """All linear layers and convolutions of all networks."""
+    """Return all linear layers and convolutions of all networks, in the order of registration."""
     return [layer for root in net.modules.values() for layer in linear_layers(root).values()]
 
 
 def check_plain(net: Net, layers: Iterable[Layer]) -> None:
-    """For a method that writes into the weights and biases of these layers.
+    """Check that a method may write into the weights and biases of these layers.
 
     Raises:
-        ValueError: one is no parameter: a layer that computes it from others would lose what is written there.
+        ValueError: a weight or bias is no parameter. A parametrised layer (spectral norm, weight norm) computes it from
+            other tensors at each pass, so that what is written there would be lost.
     """
     names = {layer: name for root in net.modules.values() for name, layer in linear_layers(root).items()}
     for layer in layers:
@@ -49,7 +50,10 @@ def check_plain(net: Net, layers: Iterable[Layer]) -> None:
 
 
 def input_layers(module: nn.Module) -> set[Layer]:
-    """The layer that reads the network's input: the first one registered; none where another module reads it."""
+    """Return the layer that reads the network's input, which is the first one registered, as a set of one.
+
+    The set is empty where an embedding, a recurrent or an attention module comes before it and reads the input.
+    """
     for layer in module.modules():
         if isinstance(layer, (nn.Embedding, nn.RNNBase, nn.MultiheadAttention)):
             return set()
@@ -58,56 +62,56 @@ def input_layers(module: nn.Module) -> set[Layer]:
     return set()
 
 
-# Of networks whose layers were looked through: these, and the output layers among them. Penalties ask at each step.
-_OUTPUTS = WeakKeyDictionary[nn.Module, tuple[list[Layer], set[Layer]]]()
+# Cache of `output_layers`, since penalties ask for them at each step: all layers of a network -> its output layers.
+_OUTPUT_LAYERS = WeakKeyDictionary[nn.Module, tuple[list[Layer], set[Layer]]]()
 
 
 def output_layers(module: nn.Module) -> set[Layer]:
-    """The layers whose outputs are the network's: those of its heads, of a head with several layers the last one.
+    """Return the layers whose outputs are the network's outputs: the last layer of each of its heads.
 
     A network without anything that is called a head has one output layer: the last one registered.
     """
     if isinstance(module, Layer):
         return {module}
     layers = linear_layers(module)
-    known, found = _OUTPUTS.get(module, ([], set[Layer]()))
-    if known != [*layers.values()]:
-        found = _output_layers(module, layers)
-        _OUTPUTS[module] = [*layers.values()], found
-    return found
+    cached_layers, outputs = _OUTPUT_LAYERS.get(module, ([], set[Layer]()))
+    if cached_layers != [*layers.values()]:
+        outputs = _find_output_layers(module, layers)
+        _OUTPUT_LAYERS[module] = [*layers.values()], outputs
+    return outputs
 
 
-def _output_layers(module: nn.Module, layers: Mapping[str, Layer]) -> set[Layer]:
-    heads = {entry.parameter for entry in resolve(module, "all") if entry.role == "head"}
-    named = {name: layer for name, layer in layers.items() if layer.weight in heads}
-    if not named:
+def _find_output_layers(module: nn.Module, layers: Mapping[str, Layer]) -> set[Layer]:
+    head_weights = {entry.parameter for entry in resolve(module, "all") if entry.role == "head"}
+    head_layers = {name: layer for name, layer in layers.items() if layer.weight in head_weights}
+    if not head_layers:
         return set(list(layers.values())[-1:])
-    last = {}  # of each Sequential; a layer outside of one counts alone
-    for name, layer in named.items():
+    last_layers = {}  # the last layer of each Sequential; a layer outside of a Sequential is a head of its own
+    for name, layer in head_layers.items():
         parent = name.rpartition(".")[0]
-        inside = isinstance(module.get_submodule(parent), nn.Sequential)
-        last[parent if inside else name] = layer
-    return set(last.values())
+        in_sequential = isinstance(module.get_submodule(parent), nn.Sequential)
+        last_layers[parent if in_sequential else name] = layer
+    return set(last_layers.values())
 
 
 def hidden_layers(module: nn.Module) -> list[Layer]:
-    """All linear layers and convolutions but the output layers, in the order of registration."""
-    last = output_layers(module)
-    return [layer for layer in linear_layers(module).values() if layer not in last]
+    """Return all linear layers and convolutions except the output layers, in the order of registration."""
+    outputs = output_layers(module)
+    return [layer for layer in linear_layers(module).values() if layer not in outputs]
 
 
 def hidden_layers_of(net: Net) -> list[Layer]:
-    """Those of all networks."""
+    """Return the hidden layers of all networks, in the order of registration."""
     return [layer for root in net.modules.values() for layer in hidden_layers(root)]
 
 
 def matrices(layers: Iterable[nn.Module]) -> list[Tensor]:
-    """Each layer's weight as a matrix (d_out, d_in k_h k_w), shared ones once; a vector stays one."""
+    """Return each layer's weight as a matrix (d_out, d_in k_h k_w), shared ones once; a 1-d weight stays a vector."""
     distinct = dict.fromkeys(weight(layer) for layer in layers)
     return [W if W.ndim == 1 else W.flatten(1) for W in distinct]
 
 
 def norms(tensors: Iterable[Tensor]) -> Tensor:
-    """The Euclidean norm of each of n tensors, (n,)."""
-    # One kernel launch for all tensors on a GPU. The public get_total_norm uses it too, but gives their common norm.
+    """Return the Euclidean norm of each of n tensors, (n,)."""
+    # One kernel launch for all tensors on a GPU. The public get_total_norm uses it too, but returns their joint norm.
     return torch.stack(torch._foreach_norm(tuple(tensors)))

@@ -18,9 +18,9 @@ from fire_core.weights.layout import resolve
 class MuonOptimizer(Method):
     """Orthogonalised momentum for hidden weights, Adam for the rest (input layer, head, biases, norms, embeddings).
 
-    Hidden weights are those of the linear layers and convolutions but the output layers' and the one that reads the
+    Hidden weights are those of all linear layers and convolutions except the output layers and the layer that reads the
     network's input (the first convolution, a patch embedding). In a head of several layers, such as DQN's, only the
-    last one is an output layer. A convolution is the matrix (c_out, c_in k_h k_w). The direction of an m x n matrix is
+    last one is an output layer. A convolution is the matrix (c_out, c_in k_h k_w). The update of an m x n matrix is
     multiplied by sqrt(max(1, m/n)), that of a convolution, as in the public code, by sqrt(max(1, k_h/k_w)), which is 1
     for square kernels.
 
@@ -31,11 +31,11 @@ class MuonOptimizer(Method):
     embedding of a vision transformer are trained by Muon too, no layer of a head is, and a fused weight is one matrix.
 
     Args:
-        lr: of the hidden weights.
-        adam_lr: of the rest.
-        momentum: of Muon, Nesterov's.
-        betas: of Adam.
-        eps: of Adam.
+        lr: Muon's learning rate, for the hidden weights.
+        adam_lr: Adam's learning rate, for the rest.
+        momentum: Muon's Nesterov momentum.
+        betas: Adam's betas.
+        eps: Adam's epsilon.
         variant: original or fire_paper.
         split: whether each part of a fused weight is a matrix of its own; never with fire_paper.
     """
@@ -68,53 +68,67 @@ class MuonOptimizer(Method):
         rest = [p for p in net.parameters() if p not in hidden]
         groups: dict[tuple[float, Cuts], list[nn.Parameter]] = {}
         for parameter, cuts in hidden.items():
-            groups.setdefault((_factor(parameter, cuts), cuts), []).append(parameter)
+            groups.setdefault((_rate_factor(parameter, cuts), cuts), []).append(parameter)
         parts: list[torch.optim.Optimizer] = []
         if groups:
-            muon = [{"params": p, "lr": self.lr * factor, "cuts": cuts} for (factor, cuts), p in groups.items()]
-            parts.append(SplitMuon(muon, weight_decay=0.0, momentum=self.momentum))
+            muon_param_groups = [
+                {"params": parameters, "lr": self.lr * factor, "cuts": cuts}
+                for (factor, cuts), parameters in groups.items()
+            ]
+            parts.append(SplitMuon(muon_param_groups, weight_decay=0.0, momentum=self.momentum))
         if rest:
             parts.append(torch.optim.AdamW(rest, lr=self.adam_lr, betas=self.betas, eps=self.eps, weight_decay=0.0))
         return CombinedOptimizer(*parts)
 
     def owned(self, net: Net) -> Iterable[nn.Parameter]:
-        """The weights that Muon itself trains."""
+        """Return the hidden weights, which Muon trains; Adam trains the rest."""
         return hidden_weights(net, self.variant)
 
 
-def _factor(parameter: nn.Parameter, cuts: Cuts) -> float:
-    """The public code's factor over that of `SplitMuon`: it reads a convolution's off the kernel's sides."""
+def _rate_factor(parameter: nn.Parameter, cuts: Cuts) -> float:
+    """Return the public code's update factor of a weight divided by that of `SplitMuon`; 1 but for convolutions.
+
+    For a convolution the public code takes sqrt(max(1, k_h/k_w)) of the kernel's sides, `SplitMuon` takes
+    sqrt(max(1, m/n)) of the m x n matrix. The quotient goes into the learning rate.
+    """
     (entry, *_) = entries_of(parameter, cuts)
     if not entry.kind.startswith("conv"):
         return 1.0
     rows, columns = matrices_of(entry, parameter).shape[-2:]
-    sides = parameter.shape[-2] / parameter.shape[-1] if parameter.ndim > 3 else 1
-    return math.sqrt(max(1, sides) / max(1, rows / columns))
+    side_ratio = parameter.shape[-2] / parameter.shape[-1] if parameter.ndim > 3 else 1
+    return math.sqrt(max(1, side_ratio) / max(1, rows / columns))
 
 
 def hidden_weights(net: Net, variant: str = "original", split: bool = True) -> dict[nn.Parameter, Cuts]:
-    """What Muon trains, and how each weight is cut into matrices; see `MuonOptimizer`."""
-    found: dict[nn.Parameter, Cuts] = {}
+    """Return the weights that Muon trains, each with how it is cut into matrices.
+
+    Args:
+        net: the networks.
+        variant: see `MuonOptimizer`.
+        split: see `MuonOptimizer`.
+    """
+    cuts: dict[nn.Parameter, Cuts] = {}
     paper = variant == "fire_paper"
     for module in net.modules.values():
-        layers = {m.weight for m in linear_layers(module).values()}
+        layer_weights = {layer.weight for layer in linear_layers(module).values()}
         if not paper:
-            layers -= {m.weight for m in input_layers(module) | output_layers(module)}
+            layer_weights -= {layer.weight for layer in input_layers(module) | output_layers(module)}
         for entry in resolve(module, "all"):
-            free = paper and entry.role == "other" and entry.parameter.ndim > 1
-            if free or (entry.parameter in layers and not (paper and entry.role == "head")):
+            is_embedding = paper and entry.role == "other" and entry.parameter.ndim > 1  # class token, positions
+            if is_embedding or (entry.parameter in layer_weights and not (paper and entry.role == "head")):
                 assert isinstance(entry.parameter, nn.Parameter)
-                whole = (paper and entry.parameter.ndim < 4) or (not split and entry.parameter.ndim == 2)
-                cut = WHOLE if whole else cut_of(entry)
-                found[entry.parameter] = tuple(dict.fromkeys((*found.get(entry.parameter, ()), cut)))
-    return found
+                uncut = (paper and entry.parameter.ndim < 4) or (not split and entry.parameter.ndim == 2)
+                cut = WHOLE if uncut else cut_of(entry)
+                # A fused weight has an entry for each of its parts, and a cut for each.
+                cuts[entry.parameter] = tuple(dict.fromkeys((*cuts.get(entry.parameter, ()), cut)))
+    return cuts
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers as one; each keeps its own parameters.
+    """Several optimizers behind one interface; each trains its own parameters.
 
     Args:
-        *parts: the optimizers.
+        *parts: the optimizers, whose parameters do not overlap.
     """
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
@@ -122,21 +136,21 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups of all parts."""
+        """The parameter groups of all parts, in their order."""
         return [group for part in self.parts for group in part.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in every optimizer."""
+        """Reset the gradients of all parts' parameters."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of each part."""
+        """Make one step of each part."""
         for part in self.parts:
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Those of the parts."""
+        """Return the state of each part, as a list under "parts"."""
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

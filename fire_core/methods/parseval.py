@@ -12,23 +12,23 @@ from fire_core.methods.layers import hidden_layers_of, matrices
 from fire_core.methods.protocol import Method, Net, Variant
 from fire_core.ranges import NonNegative, Positive, checked
 
-WIDTH = 64  # for which the public code's coefficients are tuned
+WIDTH = 64  # width of the layers for which the public code's coefficients are tuned
 
 
 class Parseval(Method):
-    """Loss + coef * sum over hidden layers of (64 / d_out)^2 ||W W^T - s I||_F^2, with s the gain of ReLU squared, 2.
+    """Add coef * sum over hidden layers of (64 / d_out)^2 ||W W^T - s I||_F^2 to the loss; s = 2, ReLU's squared gain.
 
-    Hidden are all linear layers and convolutions but the output layers; a convolution is the matrix
-    (c_out, c_in k_h k_w). The factor makes one `coef` fit several widths: the public code has it for its networks' one
-    width, here each layer has its own. Biases, norms, embeddings and free parameters do not count.
+    Hidden layers are all linear layers and convolutions except the output layers; a convolution is the matrix
+    (c_out, c_in k_h k_w). The factor makes one `coef` fit several widths: the public code computes it from the one
+    width of its networks, here each layer has its own. Biases, norms, embeddings and free parameters do not count.
 
-    `variant=fire_paper`, as the FIRE authors' code: every linear layer and convolution, the output layer too, without
-    the factor and with s = 1, and + coef * sum ||g * g - s||^2 over the scales g of norms. (Its code takes a group
-    norm's scale for an n x 1 matrix; none of the paper's networks has one, so that is not repeated.)
+    `variant=fire_paper` does what the FIRE authors' code does: it takes every linear layer and convolution, the output
+    layer too, without the factor and with s = 1, and adds coef * sum ||g * g - s||^2 over the scales g of norms. (That
+    code takes a group norm's scale for an n x 1 matrix; none of the paper's networks has one, so that is not repeated.)
 
     Args:
-        coef: at least 0.
-        scale: s, the squared singular value that rows are drawn to; None: 2 (original), 1 (fire_paper).
+        coef: strength of the regularisation, at least 0.
+        scale: s, the squared singular value that the penalty pulls to; None takes 2 (original) or 1 (fire_paper).
         variant: original or fire_paper.
     """
 
@@ -40,7 +40,7 @@ class Parseval(Method):
     def penalty(self, net: Net) -> Tensor:
         original = self.variant == "original"
         groups: dict[tuple[int, ...], list[Tensor]] = {}  # equal shapes go through one batched product
-        for weight in matrices(hidden_layers_of(net)) if original else weights(net):
+        for weight in matrices(hidden_layers_of(net)) if original else fire_paper_weights(net):
             groups.setdefault((weight.device.index or 0, *weight.shape), []).append(weight)
         terms = []
         for group in groups.values():
@@ -56,21 +56,21 @@ class Parseval(Method):
             raise ValueError("it has no hidden layer")
 
 
-def weights(net: Net) -> list[Tensor]:
-    """What the FIRE authors' code counts: the matrices of linear layers and convolutions, the scales (d,) of norms."""
+def fire_paper_weights(net: Net) -> list[Tensor]:
+    """Return what the FIRE authors' code counts: matrices of linear layers and convolutions, scales (d,) of norms."""
 
-    def counts(module: nn.Module) -> bool:
+    def is_counted(module: nn.Module) -> bool:
         weight = getattr(module, "weight", None)
         return isinstance(weight, Tensor) and (isinstance(module, (nn.Linear, _ConvNd)) or weight.ndim == 1)
 
-    return matrices(module for root in net.modules.values() for module in root.modules() if counts(module))
+    return matrices(module for root in net.modules.values() for module in root.modules() if is_counted(module))
 
 
 class _Distance(torch.autograd.Function):
-    """sum ||W W^T - s I||_F^2 over W (b, m, n), with its gradient 4 (W W^T - s I) W.
+    """The sum of ||W W^T - s I||_F^2 over the matrices of W (b, m, n), with its gradient 4 (W W^T - s I) W.
 
-    Autograd would take three products where these are two; with the shorter side's Gram matrix they are small too:
-    ||W W^T - s I||^2 = ||W^T W - s I||^2 + s^2 (m - n), and both have the same gradient.
+    Autograd would take three matrix products, this takes two. For a tall W they are made smaller by the other Gram
+    matrix: ||W W^T - s I||^2 = ||W^T W - s I||^2 + s^2 (m - n), and both have the same gradient.
     """
 
     @staticmethod

@@ -29,20 +29,20 @@ class Injected(nn.Module):
 
     @property
     def heads(self) -> list[nn.Module]:
-        """All three; each reads the same features."""
+        """The new, the old and the frozen head; all three read the same features."""
         return [self.new, self.old, self.frozen]
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Of the shape of one head's output."""
-        out: Tensor = self.old(*inputs) + (self.new(*inputs) - self.frozen(*inputs))
-        return out
+        """Return old(x) + (new(x) - frozen(x)), which has the shape of one head's output."""
+        output: Tensor = self.old(*inputs) + (self.new(*inputs) - self.frozen(*inputs))
+        return output
 
 
 class PlasticityInjection(Method):
     """Replace every head by the frozen old head plus a new head minus a frozen copy of the new one.
 
-    Outputs do not change at that moment. A target network gets the same around its own old head. The optimizer must be
-    rebuilt, as it holds parameters that are now frozen (the trainers do so for this method).
+    Outputs do not change at that moment. A target network gets the same two new heads around its own old head. The
+    optimizer must be rebuilt, as it holds parameters that are now frozen (the trainers do so for this method).
 
     `variant=original`: both new heads start from a fresh draw, from the distribution of the head's own initial entries.
     `variant=fire_paper`: they start from the run's initial head.
@@ -54,7 +54,7 @@ class PlasticityInjection(Method):
     """
 
     FIELDS = ("injections",)
-    # The outputs stay, hence the target and the temperature; the old optimizer lacks the new heads.
+    # The outputs stay, so target and temperature stay valid; the old optimizer does not know the new heads.
     restarts: Mapping[str, str] = {"optimizer": "new", "temperature": "keep", "target": "keep"}
 
     @checked
@@ -77,31 +77,35 @@ class PlasticityInjection(Method):
 
     def reshape(self, net: Net) -> None:
         for _ in range(self.injections):
-            self._inject(net, torch.Generator())  # the weights are loaded afterwards
+            self._inject(net, torch.Generator())  # any generator will do: the weights are loaded afterwards
 
     def _inject(self, net: Net, generator: torch.Generator) -> None:
         for name, module in net.modules.items():
             init = net.init[name]
             if self.variant == "original":
-                heads = tuple(f"{path}." for path in cast(tuple[str, ...], module.injectable))
-                init = {k: resample(v, v.shape, generator) for k, v in init.items() if k.startswith(heads)}
-            for each in filter(None, (module, net.targets.get(name))):
+                head_prefixes = tuple(f"{path}." for path in cast(tuple[str, ...], module.injectable))
+                init = {
+                    key: resample(value, value.shape, generator)
+                    for key, value in init.items()
+                    if key.startswith(head_prefixes)
+                }
+            for network in filter(None, (module, net.targets.get(name))):
                 for path in cast(tuple[str, ...], module.injectable):
-                    inject(each, path, init)
+                    inject(network, path, init)
 
 
 @torch.no_grad()
 def inject(module: nn.Module, path: str, init: dict[str, Tensor]) -> None:
-    """Put an `Injected` in the place of the submodule `path`.
+    """Replace the head `path` of a network by an `Injected` around it.
 
     Args:
-        module: a network.
-        path: the head's name in it.
+        module: the network, changed in place.
+        path: the head's name in the network.
         init: weights of a new head, by their names in the network.
     """
     old = module.get_submodule(path)
     template = old
-    while isinstance(template, Injected):  # injected before
+    while isinstance(template, Injected):  # an earlier injection is around the plain head
         template = template.new
     new = copy.deepcopy(template)
     for name, parameter in new.named_parameters():

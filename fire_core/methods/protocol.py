@@ -1,4 +1,4 @@
-"""What a method sees of a trainer, and when it is asked to act."""
+"""The interface between methods and trainers: what a method is given, and at which points of training it may act."""
 
 import copy
 import itertools
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fire_core.ranges import one_of
 from fire_core.reinit.report import Report
 
-# Two forms of a method: as its own authors wrote it, and as the FIRE authors' code does it.
+# Two forms of a method: as its own authors wrote it (original), and as the FIRE authors' code does it (fire_paper).
 Variant = Annotated[str, one_of("original", "fire_paper")]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-Weights = dict[str, Tensor]  # of a module, by name: parameters and buffers
+Weights = dict[str, Tensor]  # name -> parameter or buffer, as a module's state_dict
 
 
 @dataclass
@@ -24,10 +24,10 @@ class Net:
     """The networks of a run.
 
     Attributes:
-        modules: what is trained, by name (`{"model": ...}`; `{"actor": ..., "critic": ...}`).
-        init: for each module its `state_dict` (parameters and buffers) at the start of the run.
-        layout: which weights a projection touches, by name (see `fire_core.weights.layout`).
-        targets: target networks (slowly updated copies), by their module's name, where training has such.
+        modules: the networks that are trained, by name (`{"model": ...}`; `{"actor": ..., "critic": ...}`).
+        init: the `state_dict` (parameters and buffers) of each network at the start of the run, by the same names.
+        layout: name of the layout that says which weights a projection touches (see `fire_core.weights.layout`).
+        targets: target networks (slowly updated copies), by the name of the network that they follow.
     """
 
     modules: dict[str, nn.Module]
@@ -37,7 +37,7 @@ class Net:
 
     @classmethod
     def of(cls, modules: dict[str, nn.Module], layout: str = "all") -> "Net":
-        """Networks as they are now, with copies of their weights as the initial ones."""
+        """Return a `Net` of these networks that takes copies of their present weights as the initial ones."""
         init = {
             name: {key: x.detach().clone() for key, x in module.state_dict().items() if isinstance(x, Tensor)}
             for name, module in modules.items()
@@ -45,7 +45,7 @@ class Net:
         return cls(modules, init, layout)
 
     def parameters(self, spared: Collection[Tensor] = ()) -> Iterator[nn.Parameter]:
-        """Every parameter of every module but those that are spared, shared ones once."""
+        """Yield every parameter of every network except `spared`, shared ones once."""
         seen: set[Tensor] = set(spared)
         for module in self.modules.values():
             for parameter in module.parameters():
@@ -54,45 +54,50 @@ class Net:
                     yield parameter
 
     def left_alone(self, name: str, spared: Collection[Tensor] = ()) -> list[nn.Parameter]:
-        """Parameters of a module that are spared, or that an act on an earlier module has changed: a common body."""
-        seen = set(spared)
+        """Return the parameters of the network `name` that a method must not change when it acts on that network.
+
+        These are the `spared` ones and those that it shares with a network that comes before it (a common body), on
+        which the method has acted already.
+        """
+        untouchable = set(spared)
         for module in itertools.takewhile(lambda module: module is not self.modules[name], self.modules.values()):
-            seen.update(module.parameters())
-        return [parameter for parameter in self.modules[name].parameters() if parameter in seen]
+            untouchable.update(module.parameters())
+        return [parameter for parameter in self.modules[name].parameters() if parameter in untouchable]
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
-        """All modules in training or evaluation mode within this block, and as they were after it."""
-        before = {module: module.training for root in self.modules.values() for module in root.modules()}
+        """Set all networks to training or evaluation mode within this block, and restore their modes after it."""
+        modes = {module: module.training for root in self.modules.values() for module in root.modules()}
         for root in self.modules.values():
             root.train(training)
         try:
             yield
         finally:
-            for module, was in before.items():
-                module.training = was
+            for module, was_training in modes.items():
+                module.training = was_training
 
 
 @dataclass
 class Context:
-    """When a method acts, and what it may use.
+    """The moment at which a method acts, and what the trainer gives it to work with.
 
     Attributes:
-        phase: the phase about to begin (at a boundary) or running, from 0.
+        phase: number of the phase that is about to begin (at a boundary) or runs, counted from 0.
         step: optimizer steps since the start of the run.
         generator: CPU generator for the method's own draws, seeded by run, purpose and phase.
-        batches: the next phase's training batches `(inputs, targets)`, one pass.
-        chunks: the next phase's training data in the order in which they came, oldest first, in pieces of the size of
-            the first phase's data; each piece in batches, unshuffled. None where the trainer has no such order.
+        batches: returns an iterator over the next phase's training batches `(inputs, targets)`, for one pass.
+        chunks: returns an iterator over the next phase's training data in the order in which they came, oldest first,
+            in chunks of the size of the first phase's data; each chunk is an iterator over unshuffled batches. None
+            where the trainer has no such order.
         last_tested: (n) -> the last n samples of the phase's test data, in batches. None where there are none.
-        step_loss: after a step, the task's mean loss of that step, on the device, without a gradient.
-        loss: mean loss of the task for a batch.
-        optimizers: those of the phase that ends; a method resets their state of the weights that it changes.
-        new_networks: builds each module of `Net` anew, as at the start of the run but from a seed of this boundary or
-            firing, and gives their weights by the module's name; the same each time that it is called. None where the
-            trainer cannot build them.
-        spared: parameters that an act must not change: in a chain, those that another of its methods trains in a way of
-            its own; in the loops of others, those to keep.
+        step_loss: after a step, the task's mean loss of that step, a scalar on the device, without a gradient.
+        loss: (inputs, targets) -> mean loss of the task for a batch, a scalar.
+        optimizers: the optimizers of the phase that ends; a method resets their state of the weights that it changes.
+        new_networks: builds each network of `Net` anew, as at the start of the run but from a seed of this boundary or
+            firing, and returns their weights by the network's name; the same at each call. None where the trainer
+            cannot build them.
+        spared: parameters that a method must not change: in a chain, those that another of its methods trains in a way
+            of its own; in the loops of others, those that the user asked to keep.
     """
 
     phase: int
@@ -113,10 +118,10 @@ class BoundaryReport:
     """What a method did at a boundary.
 
     Attributes:
-        numbers: for the log, by name without prefix.
-        weights: of a method that projects: `fire_`'s report of each module, by the module's name. If they hold the DfI
-            and SFE of all weight matrices, the trainer does not measure these again.
-        measuring: seconds of the call that went into measuring; they are not counted as the method's.
+        numbers: numbers for the log, by name without prefix.
+        weights: `fire_`'s report of each network, by the network's name; empty if the method does not project. If the
+            reports hold the DfI and SFE of all weight matrices, the trainer does not measure these again.
+        measuring: seconds of the call that went into measuring; they are not counted as the method's time.
     """
 
     numbers: dict[str, float] = field(default_factory=dict)
@@ -130,12 +135,12 @@ class BoundaryReport:
 
 
 class Saved:
-    """Something whose attributes `FIELDS` go into a checkpoint."""
+    """Base class of objects whose attributes named in `FIELDS` go into a checkpoint."""
 
     FIELDS: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs: nested dicts and lists of tensors, numbers and strings."""
+        """Return what a resume needs: nested dicts and lists of tensors, numbers and strings."""
         values = {name: getattr(self, name) for name in self.FIELDS}
         return {name: value.state_dict() if isinstance(value, Saved) else value for name, value in values.items()}
 
@@ -149,17 +154,18 @@ class Saved:
 
 
 class Method(Saved):
-    """Base class and the method `base`: every hook does nothing.
+    """Base class of all methods. Every hook does nothing; a method overrides those that it needs.
 
-    A wrong option is a ValueError when a method is made, networks that it cannot work on are one in `check`.
+    A wrong option raises ValueError when the method is constructed; networks on which it cannot work raise ValueError
+    in `check`.
 
     Attributes:
-        follows_gradients: whether it acts at a boundary by gradients of the loss, which a target network does not have.
-        builds_networks: whether it needs newly built networks at a boundary.
-        acts_on_optimizer_alone: whether all that it does at a boundary is to the optimizers' state. Programs refuse it
-            where a boundary brings a new optimizer anyway.
-        restarts: what a boundary of an agent does to `optimizer`, `temperature` and `target`, where the method needs
-            something else than all others have (`boundary.*` of `rl`).
+        follows_gradients: whether the method uses gradients of the loss at a boundary, which a target network lacks.
+        builds_networks: whether the method needs newly built networks at a boundary.
+        acts_on_optimizer_alone: whether the method changes nothing but the optimizers' state at a boundary. Programs
+            refuse it where a boundary brings a new optimizer anyway.
+        restarts: what becomes of an agent's `optimizer`, `temperature` and `target` at a boundary, where the method
+            needs something else than the program's default (`boundary.*` of `rl`).
     """
 
     restarts: Mapping[str, str] = {}
@@ -175,19 +181,19 @@ class Method(Saved):
         """
 
     def idle_options(self) -> dict[str, str]:
-        """Options that differ from their defaults but have no effect, each with the option that makes it idle."""
+        """Return the options that have no effect, each with the other option that takes its effect away."""
         return {}
 
     def overrides(self, hook: str) -> bool:
-        """Whether the method does something in this hook."""
+        """Return whether the method does something in the hook of this name."""
         return getattr(type(self), hook) is not getattr(Method, hook)
 
     @property
     def acts_within_phases(self) -> bool:
-        """Whether any hook but `at_boundary` does something.
+        """Whether any hook besides `at_boundary` does something.
 
-        These hooks are called in phases in which the benchmark lets methods act. A first phase in which they are is
-        not shared with other methods.
+        Such hooks are called only in phases in which the benchmark lets methods act. If that includes the first phase,
+        its result cannot be shared with other methods.
         """
         return any(map(self.overrides, ("optimizer", "watch", "penalty", "before_step", "after_step", "after_epoch")))
 
@@ -195,35 +201,40 @@ class Method(Saved):
         """Act between two phases, in place.
 
         Returns:
-            Numbers for the log, by name without prefix; or a report. DfI and SFE need not be among them: the trainer
-            measures every method by the same rule, outside the method's time.
+            Numbers for the log, by name without prefix, or a `BoundaryReport`. DfI and SFE need not be among them: the
+            trainer measures every method by the same rule, outside the method's time.
         """
         return {}
 
     def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
-        """The optimizer of the phase that begins; `default` makes the trainer's own for given parameters."""
+        """Return the optimizer of the phase that begins.
+
+        Args:
+            net: the networks.
+            default: makes the trainer's own optimizer for given parameters.
+        """
         return default(net.parameters())
 
     def owned(self, net: Net) -> Iterable[nn.Parameter]:
-        """Weights that its optimizer trains in a way of its own, which other methods of a chain may spare."""
+        """Return the weights that the method's optimizer trains in a way of its own; a chain may spare them."""
         return ()
 
     def watch(self, net: Net) -> AbstractContextManager[None]:
-        """Around the training steps of a phase: hooks that a method registers are removed at its end."""
+        """Return a context for the training steps of a phase, which removes the forward hooks that it registers."""
         return nullcontext()
 
     def penalty(self, net: Net) -> Tensor | None:
-        """A term to add to the loss of the current step."""
+        """Return a scalar to add to the loss of the current step, or None."""
         return None
 
     def before_step(self, net: Net, context: Context) -> None:
-        """Act right before an optimizer step; gradients are those of the step."""
+        """Act right before an optimizer step; `.grad` holds the gradients of the step."""
 
     def after_step(self, net: Net, context: Context) -> None:
-        """Act after an optimizer step, in place; gradients are still those of the step."""
+        """Act right after an optimizer step, in place; `.grad` still holds the gradients of the step."""
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
-        """Act after a displayed epoch and its evaluation, in place.
+        """Act after each epoch that is logged, once it is evaluated, in place.
 
         Returns:
             Numbers for the epoch's row, by name without prefix.
@@ -231,7 +242,7 @@ class Method(Saved):
         return {}
 
     def forget_weights(self) -> None:
-        """Drop copies of earlier weights: another method of a chain has changed the networks at a boundary."""
+        """Drop copies of earlier weights; called when another method of a chain has changed the networks."""
 
     def reshape(self, net: Net) -> None:
         """Insert into newly built networks the modules that this method has added.

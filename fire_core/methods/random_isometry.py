@@ -22,25 +22,25 @@ Redraws = Literal["both", "left", "right"]
 class RandomIsometry(Fire):
     """Every weight matrix that FIRE would project becomes a random isometry, uniformly drawn, at FIRE's scale.
 
-    W <- scale * polar(G), the entries of G being independent standard normal numbers. Rotating G changes nothing of its
-    distribution and rotates the polar factor alike, so that this one has the Haar distribution: of all isometries of
-    its shape none is likelier than another. The factor is exact (DfI = 0).
+    W <- scale * polar(G), the entries of G being independent standard normal numbers. A rotation of G does not change
+    its distribution and rotates its polar factor in the same way, so that the polar factor has the Haar distribution:
+    all isometries of its shape are equally likely. The factor is exact (DfI = 0).
 
-    With W = U S V^T, `redraws="left"` turns U alone, W <- scale * Q polar(W), and `redraws="right"` V alone, Q a Haar
-    rotation. A wide matrix then keeps the space of its rows, or a tall one that of its columns; of a square one nothing
-    is left either way, as its polar factor U V^T is no more than how U and V belong together.
+    With W = U S V^T and Q a Haar rotation, `redraws="left"` replaces U alone, W <- scale * Q polar(W), and
+    `redraws="right"` replaces V alone. With `left` a wide matrix keeps its row space, with `right` a tall one keeps its
+    column space. A square matrix keeps nothing either way, because its polar factor U V^T only pairs U with V.
 
-    A matrix is what FIRE takes for one: a convolution has one for each kernel position, fused projections one for each
-    of their parts. What the layout re-initialises goes back to its initial values, as with FIRE, and the optimizer
-    forgets what it knows of the changed weights. Biases, norms and all else stay.
+    The matrices are those of FIRE: a convolution has one for each kernel position, a fused projection one for each of
+    its parts. What the layout re-initialises goes back to its initial values, as with FIRE, and the optimizer's state
+    of the changed weights is reset. Biases, norms and all else stay.
 
     Args:
-        layout: which weights, see `fire_core.weights.layout`; None: the network's own.
+        layout: which weights are replaced, see `fire_core.weights.layout`; None takes the network's own layout.
         scale: modular, orthogonal, match_init, init_norm, keep_norm (of the weights that are replaced) or
             variance_factor; docs/scales.md.
         variance_factor: for the scale of that name; refused with another.
         trainable_only: leave frozen weights alone.
-        redraws: both, left (U) or right (V).
+        redraws: which singular vectors are drawn anew: both, left (U) or right (V).
     """
 
     @checked
@@ -67,28 +67,28 @@ class RandomIsometry(Fire):
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
         for name in net.modules:
             for entry in self._matrices(net, name, net.left_alone(name, context.spared)):
-                fill_(entry, generator, self.redraws, keep_norm=self.projection.scale == "keep_norm")
-        projected = super().at_boundary(net, context)
-        # What FIRE reports is of the Gaussians: the trainer measures.
-        return BoundaryReport(measuring=projected.measuring)
+                randomise_(entry, generator, self.redraws, keep_norm=self.projection.scale == "keep_norm")
+        projection_report = super().at_boundary(net, context)
+        # FIRE's numbers compare with the Gaussian matrices, not with the trained ones; left out, the trainer measures.
+        return BoundaryReport(measuring=projection_report.measuring)
 
     def _matrices(self, net: Net, name: str, spared: Sequence[nn.Parameter] = ()) -> list[Entry]:
-        """What is drawn anew of one network."""
+        """Return the entries of one network whose matrices are drawn anew."""
         layout, trainable_only = self.layout or net.layout, self.trainable_only
         entries = resolve(net.modules[name], layout, exclude=spared, trainable_only=trainable_only)
         return [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
 
 
-def fill_(entry: Entry, generator: torch.Generator, redraws: Redraws, keep_norm: bool) -> None:
-    """Fill the matrices of an entry with standard normal numbers, or rotate them at random.
+def randomise_(entry: Entry, generator: torch.Generator, redraws: Redraws, keep_norm: bool) -> None:
+    """Fill the matrices of an entry with standard normal numbers, or multiply them by random rotations, in place.
 
     Args:
-        entry: count matrices (d_out, d_in).
-        generator: on the CPU.
-        redraws: both: Gaussians; left, right: W is multiplied by a rotation from there.
+        entry: the `entry.count` matrices (d_out, d_in) of a weight.
+        generator: a CPU generator.
+        redraws: `both` fills with standard normal numbers; `left` and `right` multiply by a rotation from that side.
         keep_norm: give each matrix the Frobenius norm that it had.
     """
-    weight = distributed.full(entry.parameter).clone()  # of a fused weight other rows stay
+    weight = distributed.full(entry.parameter).clone()  # a clone, since the other rows of a fused weight stay
     old = stack([(entry, weight)])  # (count, d_out, d_in)
     d_out, d_in = {"both": (-2, -1), "left": (-2, -2), "right": (-1, -1)}[redraws]
     shape = (len(old), old.shape[d_out], old.shape[d_in])

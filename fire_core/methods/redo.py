@@ -31,9 +31,9 @@ class ReDo(Method):
     training samples are used.
 
     Args:
-        threshold: of the score; 0: only units that are exactly silent.
-        every: epochs between two times.
-        samples: how many are measured, of the training data (fire_paper: the last ones of the test data).
+        threshold: largest score of a dormant unit; with 0 only units that are exactly silent are recycled.
+        every: epochs between two recyclings.
+        samples: how many samples of the training data are measured (fire_paper: the last ones of the test data).
         variant: original or fire_paper.
     """
 
@@ -52,7 +52,7 @@ class ReDo(Method):
 
     def check(self, net: Net) -> None:
         if self.variant == "original":
-            unit_graph(net.modules, say=True)
+            unit_graph(net.modules, log_omitted=True)
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         self.epochs += 1
@@ -62,7 +62,7 @@ class ReDo(Method):
             networks = chains(net.modules)
             watch = OutputWatch([*itertools.chain(*networks)], rectified, only_training=False)
             masks = self._dormant(net, context, watch)
-            recycle_rows_(networks, masks, context, spared=2)  # the last hidden layer too
+            recycle_rows_(networks, masks, context, spared=2)  # the output layer and, as there, the last hidden layer
         else:
             graph = unit_graph(net.modules)
             masks = self._dormant(net, context, Watch(graph, mean_magnitude, only_training=False))
@@ -72,21 +72,21 @@ class ReDo(Method):
 
     @torch.no_grad()
     def _dormant(self, net: Net, context: Context, watch: Watch | OutputWatch) -> list[Tensor]:
-        """Which units of each layer are dormant, by `samples` samples in evaluation mode."""
+        """Return which units of each layer are dormant, (units,) bool, on `samples` samples in evaluation mode."""
         if context.batches is None or context.loss is None:
             raise ValueError("ReDo needs batches of the phase, which this trainer does not give")
         batches = context.batches
         if self.variant == "fire_paper" and context.last_tested is not None:
             batches = functools.partial(context.last_tested, self.samples)
-        total: list[Tensor] = []
-        seen = 0
+        sums: list[Tensor] = []  # of |activation| over the samples, (units,) for each layer
+        count = 0
         with net.mode(training=False), watch.on():
             for inputs, targets in batches():
-                inputs, targets = inputs[: self.samples - seen], targets[: self.samples - seen]
-                context.loss(inputs, targets)
-                part = [activity * len(inputs) for activity in watch.read()]
-                total = [a + b for a, b in zip(total, part, strict=True)] if total else part
-                seen += len(inputs)
-                if seen >= self.samples:
+                inputs, targets = inputs[: self.samples - count], targets[: self.samples - count]
+                context.loss(inputs, targets)  # called for its forward pass, which `watch` measures
+                batch_sums = [mean * len(inputs) for mean in watch.read()]
+                sums = [a + b for a, b in zip(sums, batch_sums, strict=True)] if sums else batch_sums
+                count += len(inputs)
+                if count >= self.samples:
                     break
-        return [dormant(activity[None] / seen, self.threshold) for activity in total]
+        return [dormant(layer_sums[None] / count, self.threshold) for layer_sums in sums]

@@ -21,12 +21,12 @@ class ShrinkAndPerturb(Method):
     the public code adds the weights of a newly built network. `variant=fire_paper`: P is the run's own initial weights.
 
     Args:
-        coef: in [0, 1]: how much the weights shrink. The default is the public code's, which shrinks to 0.4 W; the FIRE
+        coef: how much the weights shrink, in [0, 1]. The default is the public code's, which shrinks to 0.4 W; the FIRE
             paper's is 0.8.
-        layout: what this layout re-initialises gets coef 1, for DQN (where that is known as SR-DQN, shrink and reset:
-            D'Oro et al., ICLR 2023) the linear layers; None: the same coef everywhere.
-        perturb: in [0, 1]. The default is the public code's. None: the same as coef, so that 0 changes nothing and 1
-            is a full reset, as in the FIRE paper.
+        layout: the weights that this layout re-initialises get coef 1. For DQN these are the linear layers, which is
+            known as SR-DQN (shrink and reset: D'Oro et al., ICLR 2023). None takes the same coef everywhere.
+        perturb: weight of P, in [0, 1]. The default is the public code's. None takes the same as coef, so that 0
+            changes nothing and 1 is a full reset, as in the FIRE paper.
         variant: original or fire_paper.
     """
 
@@ -50,19 +50,20 @@ class ShrinkAndPerturb(Method):
         # The same draws for a trained network and for its target network, on which an agent lets the method act next.
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
         for name, module in net.modules.items():
-            init = net.init[name]
+            perturbation = net.init[name]
             if self.variant == "original":
-                init = {
+                perturbation = {
                     key: resample(value, value.shape, generator) if value.numel() else value
-                    for key, value in init.items()
+                    for key, value in perturbation.items()
                 }
-            scaled = init
-            if self.perturb != self.coef:
-                scaled = {key: value * (self.perturb / self.coef) for key, value in init.items()}
-            kept = net.left_alone(name, context.spared)
-            shrink_and_perturb_(module, scaled, self.coef, kept)
-            entries = resolve(module, self.layout, exclude=kept) if self.layout else []
-            for entry in (entry for entry in entries if entry.action == "reinit"):
-                reinitialise(entry, initial_weights(init, [entry]))
+            scaled = perturbation
+            if self.perturb != self.coef:  # shrink_and_perturb_ multiplies by coef
+                scaled = {key: value * (self.perturb / self.coef) for key, value in perturbation.items()}
+            excluded = net.left_alone(name, context.spared)
+            shrink_and_perturb_(module, scaled, self.coef, excluded)
+            entries = resolve(module, self.layout, exclude=excluded) if self.layout else []
+            for entry in entries:
+                if entry.action == "reinit":
+                    reinitialise(entry, initial_weights(perturbation, [entry]))
         reset_optimizer_state(context.optimizers, net.parameters(context.spared))
         return {}

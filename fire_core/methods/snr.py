@@ -12,7 +12,7 @@ from torch import Tensor
 from fire_core.methods.fire_paper import FirePaperSilences, OutputWatch, UnitSilences, chains, recycle_rows_
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Count, at_least, checked, within
-from fire_core.units.recycle import at_hand, initial_draw, recycle_
+from fire_core.units.recycle import initial_draw, is_cpu, recycle_
 from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, peak
 
@@ -20,24 +20,24 @@ from fire_core.units.watch import Watch, peak
 class SelfNormalizedResets(Method):
     """Recycle a unit once it has been silent for longer than a percentile of its own silences.
 
-    After each step, for every unit: it fires if it is above 0 anywhere in the batch, which ends its silence; a silence
-    that reaches the unit's threshold recycles it. Every `every` epochs thresholds follow the silences since the last
-    time (see `Silences`). A recycled unit gets incoming weights from the layer's initial distribution, bias and
+    After each step, for every unit: a unit that is above 0 anywhere in the batch fires, which ends its silence; a unit
+    whose silence reaches its threshold is recycled. Every `every` epochs thresholds follow the silences since the last
+    update (see `Silences`). A recycled unit gets incoming weights from the layer's initial distribution, bias and
     outgoing weights of zero, and no history in the optimizer. The model declares its units and which layers read them
     (`fire_core.units.graph`).
 
-    The public code moves thresholds every 16 passes over the data, so that a percentile is one of thousands of
-    silences. The FIRE authors' code takes the 16 for steps; of at most 16 silences the percentiles .94 to .99 are all
-    the largest one. `variant=fire_paper` repeats this: thresholds are also moved, to one window, at the very first
+    The public code moves thresholds every 16 passes over the data, so that a percentile is taken over thousands of
+    silences. The FIRE authors' code takes the 16 for steps; among at most 16 silences the percentiles .94 to .99 are
+    all the largest one. `variant=fire_paper` repeats this: thresholds are also moved, to one window, at the very first
     step, units are measured before normalisation in layers chained in execution order, ages grow by a sliding window
     of the last 512 samples, new weights and biases are uniform in +-1/sqrt(fan_in), outgoing weights and moments stay,
-    Adam's step counter of every touched weight restarts.
+    and Adam's step counter of every touched weight restarts.
 
     Args:
-        percentile: of a unit's silences, in (0, 1).
+        percentile: percentile of a unit's silences that its threshold follows, in (0, 1).
         every: epochs (fire_paper: steps) between two updates of the thresholds.
-        max_age: largest threshold, in samples; half of it is the first.
-        growth: factor of a threshold that no percentile lies below.
+        max_age: largest threshold, in samples; a threshold starts at half of it.
+        growth: factor by which a threshold grows when the percentile is not below it.
         variant: original or fire_paper.
     """
 
@@ -56,39 +56,40 @@ class SelfNormalizedResets(Method):
 
     def check(self, net: Net) -> None:
         if self.variant == "original":
-            unit_graph(net.modules, say=True)
+            unit_graph(net.modules, log_omitted=True)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
-        self.seen: Watch | OutputWatch
+        self.unit_watch: Watch | OutputWatch
         if self.variant == "fire_paper":
             self.chains = chains(net.modules)
-            self.seen = OutputWatch([*itertools.chain(*self.chains)], lambda link, x, dims: peak(x, dims))
+            self.unit_watch = OutputWatch([*itertools.chain(*self.chains)], lambda link, x, dims: peak(x, dims))
         else:
-            self.seen, self.draw = Watch(unit_graph(net.modules), peak), initial_draw(net.modules, net.init)
-        with self.seen.on():
+            self.unit_watch = Watch(unit_graph(net.modules), peak)
+            self.draw = initial_draw(net.modules, net.init)
+        with self.unit_watch.on():
             yield
 
     def after_step(self, net: Net, context: Context) -> None:
-        peaks = self.seen.read()
-        fired = torch.cat(peaks) > 0  # (all units,)
+        peaks = self.unit_watch.read()
+        fired = torch.cat(peaks) > 0  # (units of all layers,)
         if self.silences is None:
-            self.silences = self._new(len(fired), self.seen.samples, fired.device)
-        silent = self.silences.step(fired, self.seen.samples)
-        if at_hand(silent.device) and not silent.any():
+            self.silences = self._new_silences(len(fired), self.unit_watch.samples, fired.device)
+        silent = self.silences.step(fired, self.unit_watch.samples)
+        if is_cpu(silent.device) and not silent.any():  # on a GPU `any` would wait for it
             return
         masks = torch.split(silent, [len(peaks_of_layer) for peaks_of_layer in peaks])
-        if isinstance(self.seen, OutputWatch):
+        if isinstance(self.unit_watch, OutputWatch):
             recycle_rows_(self.chains, masks, context)
         else:
-            recycle_(zip(self.seen.graph, masks, strict=True), self.draw, context.generator, context.optimizers)
+            recycle_(zip(self.unit_watch.graph, masks, strict=True), self.draw, context.generator, context.optimizers)
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         if isinstance(self.silences, Silences):
             self.silences.end_epoch()
         return {}
 
-    def _new(self, units: int, batch: int, device: torch.device) -> "Silences | FirePaperSilences":
+    def _new_silences(self, units: int, batch: int, device: torch.device) -> "Silences | FirePaperSilences":
         options = (self.percentile, self.every, self.max_age, self.growth)
         if self.variant == "fire_paper":
             return FirePaperSilences(units, *options, device=device)
@@ -99,23 +100,25 @@ class SelfNormalizedResets(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
-            self.silences = self._new(len(state["age"]), state.get("batch", 1), state["age"].device)
+            self.silences = self._new_silences(len(state["age"]), state.get("batch", 1), state["age"].device)
             self.silences.load_state_dict(state)
 
 
 class Silences(UnitSilences):
-    """How long each unit has been silent, in samples, and from when on that is too long.
+    """Silences and thresholds as SNR's authors keep them: thresholds move at the end of an epoch.
 
     At an update a threshold goes to the percentile of the unit's silences since the last update if that is smaller,
-    else it grows by `growth`; it stays within a batch and `max_age`. A unit that had no silence has a percentile of 0,
-    hence a threshold of one batch: the next batch in which it is silent recycles it. So does the public code.
+    else it grows by the factor `growth`; it stays between the samples of a batch and `max_age`. A unit that had no
+    silence has a percentile of 0, hence a threshold of one batch: the next batch in which it is silent recycles it. The
+    public code does the same.
 
-    The public code counts silences in a histogram over samples (20,001 numbers a unit); here over batches, which is the
-    same as long as all batches have one size.
+    The public code counts silences in a histogram over samples (20,001 numbers for each unit). This histogram is over
+    batches, which is the same as long as all batches have one size.
 
     Args:
-        *options, **more: of `UnitSilences`.
+        *options: see `UnitSilences`.
         batch: samples of a batch.
+        **more: see `UnitSilences`.
     """
 
     FIELDS = ("age", "threshold", "counts", "epochs", "batch")
@@ -123,21 +126,30 @@ class Silences(UnitSilences):
     def __init__(self, *options: Any, batch: int, **more: Any) -> None:
         super().__init__(*options, **more)
         self.epochs, self.batch = 0, batch
-        # [unit, n]: silences of n batches since the last update; column 0 takes units that fire again at once
+        # counts[unit, n]: number of silences of n batches since the last update. Column 0 takes the units that fire
+        # again at once, which is no silence.
         self.counts = torch.zeros(len(self.age), self.max_age // batch + 2, dtype=torch.int32, device=self.age.device)
 
     @torch.no_grad()
     def step(self, fired: Tensor, samples: int) -> Tensor:
-        """One batch: (units,) whether each unit fired -> (units,) whether it has been silent for too long."""
-        self._count(fired)
+        """Process a batch.
+
+        Args:
+            fired: (units,) bool, whether each unit fired anywhere in the batch.
+            samples: samples of the batch.
+
+        Returns:
+            (units,) bool, whether each unit has been silent for too long.
+        """
+        self._count_silences(fired)
         self.age = torch.where(fired, 0, self.age + samples)
         silent = self.age >= self.threshold
-        self._count(silent)
+        self._count_silences(silent)
         self.age = torch.where(silent, 0, self.age)
         return silent
 
-    def _count(self, ended: Tensor) -> None:
-        """Count the silences of these units, (units,), as ended."""
+    def _count_silences(self, ended: Tensor) -> None:
+        """Add the present silences of the units that `ended` marks, (units,) bool, to the histogram."""
         length = (self.age / self.batch).round().long().clamp(max=self.counts.shape[1] - 1)
         self.counts.scatter_add_(1, length[:, None], ended[:, None].to(self.counts.dtype))
 
@@ -148,9 +160,9 @@ class Silences(UnitSilences):
         if self.epochs % self.every:
             return
         counts = self.counts[:, 1:]
-        share = counts.cumsum(1) / counts.sum(1, keepdim=True)  # nan without a silence
+        share = counts.cumsum(1) / counts.sum(1, keepdim=True)  # (units, n): share that lasted at most n batches
         percentile = ((share >= self.percentile).int().argmax(1) + 1) * self.batch
-        percentile = torch.where(share[:, 0].isnan(), 0, percentile)
+        percentile = torch.where(share[:, 0].isnan(), 0, percentile)  # NaN: 0 / 0, the unit had no silence
         grown = (self.threshold * self.growth).long()
         moved = torch.where(percentile < self.threshold, percentile, grown)
         self.threshold = moved.clamp(self.batch, max(self.max_age, self.batch))

@@ -8,10 +8,10 @@ from fire_core.methods.protocol import Net
 
 
 class WeightDecay(L2Init):
-    """Loss + coef / 2 * sum ||theta||^2 over every parameter.
+    """Add coef / 2 * sum ||theta||^2 over every parameter to the loss.
 
     Args:
-        coef: at least 0.
+        coef: strength of the regularisation, at least 0.
     """
 
     def penalty(self, net: Net) -> Tensor:

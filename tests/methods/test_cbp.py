@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fire_core.methods import Net
-from fire_core.methods.cbp import ContinualBackprop, outgoing
+from fire_core.methods.cbp import ContinualBackprop, mean_outgoing_weight
 from fire_core.units.trace import unit_graph
 from tests.methods.small import moment, perceptron
 from tests.units.test_graph import MODELS
@@ -22,7 +22,7 @@ def test_outgoing_weights_through_any_graph(name: str) -> None:
                 w = consumer.layer.weight.detach().double()
                 columns = [j] if consumer.columns is None else consumer.columns[j].tolist()
                 rows.append(torch.stack([w[:, c].abs().reshape(len(w), -1).mean(1) for c in columns]).mean(0))
-            assert outgoing(units)[j].item() == pytest.approx(torch.cat(rows).mean().item(), rel=1e-5)
+            assert mean_outgoing_weight(units)[j].item() == pytest.approx(torch.cat(rows).mean().item(), rel=1e-5)
 
 
 def test_more_than_are_mature_are_never_asked_for() -> None:

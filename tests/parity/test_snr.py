@@ -45,7 +45,7 @@ def test_every_step(layer: str) -> None:
         firing, samples = fired(layer, t)
         at_once += (firing & (silences.age == 0)).numpy()
         at_once *= t % META["threshold_reset_freq"] > 0
-        mask = silences.look(firing, samples)
+        mask = silences.step_window(firing, samples)
         np.testing.assert_array_equal(mask.numpy(), DATA[f"mask.{layer}.t{t}"], f"mask at {t}")
         np.testing.assert_array_equal(silences.age.numpy(), DATA[f"ages.{layer}.t{t}"], f"age at {t}")
         np.testing.assert_array_equal(silences.threshold.numpy(), DATA[f"tau.{layer}.t{t}"], f"threshold at {t}")

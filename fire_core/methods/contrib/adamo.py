@@ -13,23 +13,23 @@ from fire_core.ranges import Decay, NonNegative, Positive, checked
 
 
 class AdamO(Method):
-    """Instead of the trainer's optimizer: Adam, and beside it a step of each weight matrix towards isometry.
+    """Replace the trainer's optimizer by Adam with a step of each weight matrix towards isometry beside it.
 
     With the task's gradient g at step t:
         m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2
         theta <- theta - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) - lr coef r
-    where r, of the weights before the step, is the gradient of the sum over layers of
+    where r, taken at the weights before the step, is the gradient of the sum over layers of
         ||W^T W - I||_F^2 if d_out >= d_in, else ||W W^T - I||_F^2
-    As AdamW's decay, r is not part of the moments and is not divided by them.
+    Like AdamW's decay, r is not part of the moments and is not divided by them.
 
-    W are the weights of all linear layers and convolutions, a convolution being the matrix (c_out, c_in k_h k_w), and a
-    fused projection one matrix. A weight that a step does not train stays, as with Adam.
+    W is the weight of each linear layer and convolution; a convolution is the matrix (c_out, c_in k_h k_w), and a fused
+    projection is one matrix. A weight without a gradient stays as it is, as with Adam.
 
     Args:
-        lr: of both steps; the trainer's schedule applies.
+        lr: learning rate of both steps; the trainer's schedule applies.
         coef: strength of the isometry regularisation.
-        betas: of Adam.
-        eps: of Adam.
+        betas: Adam's betas.
+        eps: Adam's epsilon.
     """
 
     @checked
@@ -54,13 +54,13 @@ class AdamO(Method):
 
 
 class IsometricAdam(torch.optim.Adam):
-    """The update of `AdamO`.
+    """The optimizer that makes the update of `AdamO`.
 
     Args:
         params: all parameters.
-        layers: those of them that are weights of layers.
+        layers: the parameters among them that are pulled towards isometry, the weights of layers.
         coef: strength of the isometry regularisation.
-        **options: of `torch.optim.Adam`.
+        **options: options of `torch.optim.Adam`.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], layers: Set[Tensor], coef: float, **options: Any) -> None:
@@ -69,20 +69,20 @@ class IsometricAdam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step."""
-        pulls = [
-            (group, p, pull(p.flatten(1)).view_as(p))
-            for group in self.param_groups
-            for p in group["params"]
-            if p in self.layers and p.grad is not None
-        ]
+        """Make Adam's step, and the step towards isometry from the weights as they were before it."""
+        isometry_steps = []
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter in self.layers and parameter.grad is not None:
+                    gradient = isometry_gradient(parameter.flatten(1)).view_as(parameter)
+                    isometry_steps.append((parameter, gradient, group["lr"]))
         super().step()
-        for group, parameter, gradient in pulls:
-            parameter.sub_(gradient, alpha=group["lr"] * self.coef)
+        for parameter, gradient, lr in isometry_steps:
+            parameter.sub_(gradient, alpha=lr * self.coef)
 
 
-def pull(W: Tensor) -> Tensor:
-    """The gradient of ||W^T W - I||_F^2, or of ||W W^T - I||_F^2 where W is wide: (d_out, d_in) -> the same."""
+def isometry_gradient(W: Tensor) -> Tensor:
+    """Return the gradient of ||W^T W - I||_F^2, or of ||W W^T - I||_F^2 where W is wide; (d_out, d_in) as W."""
     wide = W.shape[-2] < W.shape[-1]
     gram = W @ W.mT if wide else W.mT @ W
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
@@ -90,5 +90,5 @@ def pull(W: Tensor) -> Tensor:
 
 
 def layer_weights(net: Net) -> set[Tensor]:
-    """The weights of all linear layers and convolutions."""
+    """Return the weights of all linear layers and convolutions."""
     return {layer.weight for layer in layers_of(net)}

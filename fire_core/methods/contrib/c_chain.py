@@ -16,21 +16,21 @@ from fire_core.units.watch import own_pass
 
 
 class ChurnReduction(Method):
-    """Loss + c * mean squared churn: how far the last update moved the outputs for inputs that it was not made on.
+    """Add c * churn to the loss: the squared change that the last update made to outputs for inputs outside its batch.
 
     For a step with the weights theta_t, reference inputs x and theta_t-1 the weights before the last update:
         churn = mean (f(x; theta_t) - f(x; theta_t-1))^2, without a gradient through the second term
         c = coef in the first `warmup` steps, then scale * mean |loss| / mean churn over the last `window` steps
-    Meant for agents (f: the action values). The public code draws x from the replay; here x are the inputs of the
-    second step before (under gradient accumulation its last micro-batch), which neither this update nor the last one is
-    made on. With batch norm both outputs are those of the batch; running statistics stay.
+    The method is meant for agents (f: the action values). The public code draws x from the replay; here x is the batch
+    of two steps ago (under gradient accumulation its last micro-batch), which neither this update nor the last one was
+    computed from. With batch norm both outputs use the statistics of the batch; running statistics stay.
 
-    In a chain, the weights before the last update and the kept inputs are dropped at a boundary at which another method
-    has acted: its act is no churn.
+    In a chain, the weights before the last update and the stored inputs are dropped at a boundary at which another
+    method has acted, because what that method does to the weights is no churn.
 
     Args:
-        scale: of the churn's part of the loss in the task's.
-        coef: c at first.
+        scale: size of the churn term relative to the task's loss, once c follows the losses.
+        coef: c in the first `warmup` steps.
         warmup: steps until c follows the losses.
         window: steps over which means are taken.
     """
@@ -43,7 +43,7 @@ class ChurnReduction(Method):
     ) -> None:
         self.scale, self.coef, self.warmup = scale, coef, warmup
         self.losses, self.churns = Window(window), Window(window)
-        self.inputs = InputWatch(2)  # of the two steps before
+        self.inputs = InputWatch(2)  # the inputs of the last two steps; `penalty` uses those of the older one
         self.before: dict[str, dict[str, Tensor]] = {}  # the weights before the last update
         self.churn: Tensor | None = None
 
@@ -51,12 +51,13 @@ class ChurnReduction(Method):
         return self.inputs.on(net)
 
     def penalty(self, net: Net) -> Tensor | None:
-        kept, self.churn = self.inputs.kept, None
-        if self.before and all(len(kept.get(name, [])) == self.inputs.steps for name in net.modules):
+        inputs, self.churn = self.inputs.kept, None
+        if self.before and all(len(inputs.get(name, [])) == self.inputs.steps for name in net.modules):
             self.churn = torch.stack([self._churn(net, name) for name in net.modules]).mean()
         return None if self.churn is None else self._coefficient() * self.churn
 
     def _churn(self, net: Net, name: str) -> Tensor:
+        """Return the mean squared churn of one network's outputs for the inputs of two steps ago, a scalar."""
         module, inputs = net.modules[name], self.inputs.kept[name][0]
 
         def outputs(weights: dict[str, Any]) -> Tensor:
@@ -64,12 +65,13 @@ class ChurnReduction(Method):
             return first_tensor(functional_call(module, weights | buffers, inputs))
 
         with own_pass():
-            now = outputs(dict(module.named_parameters()))
+            outputs_now = outputs(dict(module.named_parameters()))
             with torch.no_grad():
-                then = outputs(self.before[name])
-        return (now - then).square().mean()
+                outputs_before = outputs(self.before[name])
+        return (outputs_now - outputs_before).square().mean()
 
     def _coefficient(self) -> Tensor | float:
+        """Return c, by which the churn is multiplied in the loss."""
         if self.losses.count < self.warmup or not self.churns.count:
             return self.coef
         return self.scale * self.losses.mean() / (self.churns.mean() + 1e-8)
@@ -93,10 +95,10 @@ class ChurnReduction(Method):
 
 
 class Window(Saved):
-    """The last numbers of a series and their mean, on a device, which nobody waits for.
+    """The mean over the last numbers of a series, kept on the numbers' device so that the host never waits for it.
 
     Args:
-        size: how many are kept.
+        size: over how many numbers the mean is taken.
     """
 
     FIELDS = ("values", "count")
@@ -105,11 +107,11 @@ class Window(Saved):
         self.values, self.count = torch.zeros(size, dtype=torch.float32, device="cpu"), 0
 
     def add(self, value: Tensor) -> None:
-        """Keep one more."""
+        """Append a scalar; the oldest one is overwritten once there are more than `size`."""
         self.values = self.values.to(value.device, non_blocking=True)
         self.values[self.count % len(self.values)].copy_(value)
         self.count += 1
 
     def mean(self) -> Tensor:
-        """Of what is kept; 0 of nothing."""
+        """Return the mean of the last `size` numbers, a scalar; 0 before the first number."""
         return self.values.sum() / max(1, min(self.count, len(self.values)))

@@ -18,7 +18,7 @@ from fire_core.units.graph import Units, weight
 from fire_core.units.recycle import Draw, initial_draw
 from fire_core.units.trace import unit_graph
 
-# d = sharpness (u - threshold) -> the share before it is multiplied by the rate
+# Each maps d = sharpness (utility - threshold) to the share of a unit that is reset, before the rate multiplies it.
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": lambda d: (2 * torch.sigmoid(-d)).clamp(max=1),
     "exp": lambda d: (-d).exp().clamp(max=1),
@@ -28,22 +28,22 @@ TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class CalibratedPartialResets(Method):
-    """Every `every` steps, move each unit towards a new one, the more the smaller its gradients have been.
+    """Every `every` steps, move each unit towards a new one; the smaller its gradients have been, the farther.
 
-    After each step, the utility u of a unit is a running mean of its mean |gradient| of incoming weights over that of
-    its layer. At a reset, with r = rate * min(2 sigmoid(-sharpness (u - threshold)), 1):
+    The utility u of a unit is the running mean, over steps, of its mean |gradient| of incoming weights divided by its
+    layer's mean. At a reset, with r = rate * min(2 sigmoid(-sharpness (u - threshold)), 1):
         incoming weights <- (1 - r) W + r P;  outgoing weights <- (1 - r) W;  u <- 1
-    P being drawn from the layer's initial distribution. Biases and the optimizer's state stay. With d = sharpness
-    (u - threshold), other transforms are min(exp(-d), 1), min(softplus(-d) / log 2, 1) and 1 - d within [0, 1]. CCBP
-    was `transform=exp`, `rate=0.012`, `threshold=0.95`.
+    where P is drawn from the layer's initial distribution. Biases and the optimizer's state stay. With d = sharpness
+    (u - threshold), the other transforms are min(exp(-d), 1), min(softplus(-d) / log 2, 1) and 1 - d within [0, 1].
+    CCBP was `transform=exp`, `rate=0.012`, `threshold=0.95`.
 
     Args:
         rate: largest share of a unit that is reset.
         sharpness: how steeply the share falls with the utility.
         threshold: utility up to which the share is the largest.
-        decay: of the running utility.
+        decay: decay factor of the running utility.
         every: steps between two resets.
-        transform: sigmoid, exp, softplus or linear.
+        transform: how the share falls with the utility: sigmoid, exp, softplus or linear.
     """
 
     FIELDS = ("steps", "utility")
@@ -64,7 +64,7 @@ class CalibratedPartialResets(Method):
         self.utility: list[Tensor] = []
 
     def check(self, net: Net) -> None:
-        unit_graph(net.modules, say=True)
+        unit_graph(net.modules, log_omitted=True)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
@@ -75,9 +75,10 @@ class CalibratedPartialResets(Method):
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
         scores = [gradient_scores(units) for units in self.graph]
+        if not self.utility:
+            self.utility = [torch.ones_like(score) for score in scores]
         self.utility = [
-            self.decay * old + (1 - self.decay) * score
-            for old, score in zip(self.utility or [torch.ones_like(s) for s in scores], scores, strict=True)
+            self.decay * utility + (1 - self.decay) * score for utility, score in zip(self.utility, scores, strict=True)
         ]
         self.steps += 1
         if self.steps > 1 and (self.steps - 1) % self.every == 0:
@@ -88,15 +89,24 @@ class CalibratedPartialResets(Method):
 
 
 def reset_partly_(units: Units, share: Tensor, draw: Draw, generator: torch.Generator) -> None:
-    """Move units towards new ones by shares (units,) in [0, 1], in place."""
+    """Move units towards new ones, in place.
+
+    Args:
+        units: a group of units.
+        share: how far each unit moves, (units,) in [0, 1]; at 1 it is a new unit with outgoing weights of zero.
+        draw: draws the new incoming weights.
+        generator: a CPU generator.
+    """
     for producer in units.producers:
         rows = weight(producer.layer)[producer.start : producer.start + units.count]
         new = draw(producer.layer, rows.shape, generator).to(rows)
-        part = share.view(-1, *[1] * (rows.ndim - 1)).to(rows)
-        rows.copy_((1 - part) * rows + part * new)
+        row_share = share.view(-1, *[1] * (rows.ndim - 1)).to(rows)
+        rows.copy_((1 - row_share) * rows + row_share * new)
     for consumer in units.consumers:
         kernel = weight(consumer.layer)
-        keep = torch.ones(kernel.shape[1], dtype=torch.float32, device=kernel.device)
-        every = torch.arange(units.count, device=kernel.device)
-        keep[every[:, None] if consumer.columns is None else consumer.columns] = (1 - share)[:, None]
-        kernel.mul_(keep.view(1, -1, *[1] * (kernel.ndim - 2)))
+        column_factor = torch.ones(kernel.shape[1], dtype=torch.float32, device=kernel.device)
+        columns = consumer.columns  # (units, k)
+        if columns is None:
+            columns = torch.arange(units.count, device=kernel.device)[:, None]
+        column_factor[columns] = (1 - share)[:, None]
+        kernel.mul_(column_factor.view(1, -1, *[1] * (kernel.ndim - 2)))

@@ -6,15 +6,15 @@ from fire_core.ranges import Decay, checked
 
 
 class Fuse(ShrinkAndPerturb):
-    """Every parameter moves towards that of a base model: W <- keep W + (1 - keep) W_base.
+    """Move every parameter towards that of a base model: W <- keep W + (1 - keep) W_base.
 
-    Biases, norms, embeddings and frozen weights too; buffers stay, and the optimizer forgets what it knows of all. The
-    base is the run's own initial weights: this is `snp` with `variant=fire_paper` and
-    coef = perturb = 1 - keep. The paper's base
-    is the model before its fine-tuning; for weights of one's own call `fire_core.shrink_and_perturb_`.
+    Biases, norms, embeddings and frozen weights move too; buffers stay, and the optimizer's state of all of them is
+    reset. The base is the run's own initial weights, so that this is `snp` with `variant=fire_paper` and
+    coef = perturb = 1 - keep. In the paper the base is the model before its fine-tuning; to move towards other weights
+    call `fire_core.shrink_and_perturb_`.
 
     Args:
-        keep: in [0, 1): the share of the trained weights that is kept, the paper's alpha. At 1 nothing would change.
+        keep: the share of the trained weights that is kept, in [0, 1); the paper's alpha. At 1 nothing would change.
     """
 
     @checked

@@ -9,17 +9,17 @@ from fire_core.ranges import Count, Decay, checked
 
 
 class HareTortoise(Method):
-    """A slow copy of the network follows it; every `every` epochs the network goes back to the copy.
+    """Let a slow copy follow the network, and set the network back to the copy every `every` epochs.
 
     After each step, for parameters and buffers: slow <- momentum slow + (1 - momentum) fast. The optimizer's state
-    stays. What is evaluated is the network that trains, the hare; the paper also evaluates the slow copy.
+    stays. The network that trains, the hare, is the one that is evaluated; the paper also evaluates the slow copy.
 
-    In a chain, the copy starts again after a boundary at which another method has acted: FIRE's isometries would
-    otherwise be gone at the next return.
+    In a chain, the copy starts anew after a boundary at which another method has acted. Otherwise what that method did,
+    such as FIRE's isometries, would be gone when the network is next set back.
 
     Args:
-        momentum: of the slow copy.
-        every: epochs between two returns.
+        momentum: how much of itself the slow copy keeps at each step.
+        every: epochs after which the network is set back to the copy.
     """
 
     FIELDS = ("epochs", "slow")
@@ -39,7 +39,7 @@ class HareTortoise(Method):
                 slow = self.slow[key][name]
                 if slow.is_floating_point():
                     slow.mul_(self.momentum).add_(fast, alpha=1 - self.momentum)
-                else:  # a counter
+                else:  # a counter, as batch norm's number of batches
                     slow.copy_(fast)
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:

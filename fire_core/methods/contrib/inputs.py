@@ -1,4 +1,4 @@
-"""What the networks were given in training steps, for methods that pass it through them once more."""
+"""Record the inputs of the networks in training steps, for methods that pass them through the networks once more."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,24 +14,28 @@ Inputs = tuple[Tensor, ...]
 
 
 class InputWatch(Saved):
-    """Copies of the arguments with which each network ran in training mode, one entry for a step, oldest first.
+    """Copies of the arguments with which each network ran in the last training steps.
 
-    Of a step's several passes (gradient accumulation) the last is kept, as all of them in one pass may not fit into
-    memory.
+    Of a step's several passes (gradient accumulation) only the last is recorded, because all of them in one pass may
+    not fit into memory.
 
     Args:
-        steps: of how many.
+        steps: over how many steps inputs are kept.
+
+    Attributes:
+        kept: the inputs of each network by its name, one tuple of arguments for each step, oldest first.
     """
 
     FIELDS = ("kept",)
 
     def __init__(self, steps: int) -> None:
-        self.steps, self.kept = steps, dict[str, list[Inputs]]()
-        self._last = dict[str, Inputs]()  # of each network's last pass
+        self.steps = steps
+        self.kept: dict[str, list[Inputs]] = {}
+        self._last_inputs: dict[str, Inputs] = {}  # the arguments of each network's last pass
 
     @contextmanager
     def on(self, net: Net) -> Iterator[None]:
-        """Hooks on the networks within this block."""
+        """Record the inputs of training passes within this block, by hooks that are removed at its end."""
         handles = [module.register_forward_pre_hook(self._hook(name)) for name, module in net.modules.items()]
         try:
             yield
@@ -40,23 +44,23 @@ class InputWatch(Saved):
                 handle.remove()
 
     def _hook(self, name: str) -> Callable[[nn.Module, Any], None]:
-        def look(module: nn.Module, inputs: Any) -> None:
+        def record(module: nn.Module, inputs: Any) -> None:
             if is_trained(module):
-                self._last[name] = inputs
+                self._last_inputs[name] = inputs
 
-        return look
+        return record
 
     def end_step(self) -> None:
-        """The optimizer has stepped: the last passes are those of the step."""
-        for name, inputs in self._last.items():
-            # Laid out as a checkpoint gives them back: kernels round by the layout.
-            copies = tuple(part.clone(memory_format=torch.contiguous_format) for part in inputs)
+        """Keep the inputs of the last passes as those of the step; called after each optimizer step."""
+        for name, inputs in self._last_inputs.items():
+            # Contiguous, as a checkpoint gives them back: how kernels round depends on the memory layout.
+            copies = tuple(argument.clone(memory_format=torch.contiguous_format) for argument in inputs)
             self.kept[name] = [*self.kept.get(name, []), copies][-self.steps :]
-        self._last = {}
+        self._last_inputs = {}
 
 
 def first_tensor(output: Any) -> Tensor:
-    """A network's output, of several the first: the logits of language's GPT."""
-    found = output if isinstance(output, Tensor) else output[0]
-    assert isinstance(found, Tensor)
-    return found
+    """Return a network's output tensor; if it returns several, the first (the logits of language's GPT)."""
+    tensor = output if isinstance(output, Tensor) else output[0]
+    assert isinstance(tensor, Tensor)
+    return tensor

@@ -15,24 +15,24 @@ from fire_core.units.graph import Units
 from fire_core.units.trace import unit_graph
 from fire_core.units.watch import own_pass
 
-EPS = 1e-8
+EPS = 1e-8  # keeps the gradient of the effective rank finite where a singular value is 0
 
 
 class L2EffectiveRank(Method):
     """L2 regularisation, and every `every` steps a step of gradient ascent on the effective rank of the features.
 
-    Loss + weight_decay / 2 * ||theta||^2. After every `every`-th step, with the inputs of these steps in one batch
-    (under gradient accumulation, each step's last micro-batch):
+    The penalty is weight_decay / 2 * ||theta||^2. After every `every`-th step, the inputs of the last `every` steps are
+    passed through the networks in one batch (under gradient accumulation, each step's last micro-batch), and
         p = singular values of a layer's features (samples, units), divided by their sum
         rank = exp(-sum p log p), averaged over the layers;  theta <- theta + lr * gradient of the rank
-    without the optimizer; the pass moves batch norm's running statistics once more. Features are the inputs of the
-    linear layers that read hidden units
-    (`fire_core.units.graph`), after norm and nonlinearity; a token counts as a sample. Maps of convolutions are left
-    out: the public code takes the last two layers of its convolutional networks, which are linear.
+    The ascent does not go through the optimizer, and its pass moves batch norm's running statistics once more. Features
+    are the inputs of the linear layers that read hidden units (`fire_core.units.graph`), after norm and nonlinearity; a
+    token counts as a sample. Maps of convolutions are left out: the public code takes the last two layers of its
+    convolutional networks, which are linear.
 
     Args:
-        weight_decay: at least 0.
-        lr: of the ascent, at least 0.
+        weight_decay: strength of the L2 regularisation, at least 0.
+        lr: learning rate of the ascent, at least 0.
         every: steps between two ascents.
     """
 
@@ -44,11 +44,11 @@ class L2EffectiveRank(Method):
         self.inputs = InputWatch(every)
 
     def check(self, net: Net) -> None:
-        if not readers(unit_graph(net.modules, say=True)):
+        if not feature_readers(unit_graph(net.modules, log_omitted=True)):
             raise ValueError("no linear layer reads hidden units, so there are no features to take the rank of")
 
     def watch(self, net: Net) -> AbstractContextManager[None]:
-        self.readers = readers(unit_graph(net.modules))
+        self.readers = feature_readers(unit_graph(net.modules))
         return self.inputs.on(net)
 
     def penalty(self, net: Net) -> Tensor:
@@ -60,9 +60,10 @@ class L2EffectiveRank(Method):
         if self.steps % self.every:
             return
         features: list[Tensor] = []
-        with own_pass(), collected(self.readers, features):
+        with own_pass(), collect_inputs(self.readers, features):
             for name, module in net.modules.items():
-                module(*(torch.cat(argument) for argument in zip(*self.inputs.kept[name], strict=True)))
+                arguments_by_step = self.inputs.kept[name]
+                module(*(torch.cat(argument) for argument in zip(*arguments_by_step, strict=True)))
         self.inputs.kept = {}
         parameters = [p for p in net.parameters() if p.requires_grad]
         rank = torch.stack([effective_rank(x) for x in features]).mean()
@@ -74,32 +75,37 @@ class L2EffectiveRank(Method):
 
 
 def effective_rank(features: Tensor) -> Tensor:
-    """exp of the entropy of the singular values of features (samples, units) divided by their sum (Roy and Vetterli,
-    2007), as a number with a gradient; between 1 and the smaller dimension.
+    """Return the effective rank of features as a scalar with a gradient, between 1 and the smaller dimension.
 
-    `metrics.effective_rank` is the same without `EPS`, which keeps the gradient finite where a singular value is 0; the
-    last digits differ.
+    It is exp of the entropy of the singular values divided by their sum (Roy and Vetterli, 2007).
+    `metrics.effective_rank` is the same without `EPS` and differs in the last digits.
+
+    Args:
+        features: (samples, units).
     """
-    sizes = torch.linalg.svdvals(features.float())
-    p = sizes / sizes.sum().clamp(min=EPS)
+    values = torch.linalg.svdvals(features.float())
+    p = values / values.sum().clamp(min=EPS)
     entropy: Tensor = -(p * (p + EPS).log()).sum()
     return entropy.exp()
 
 
-def readers(graph: list[Units]) -> list[nn.Module]:
-    """The linear layers that read units, one for each tensor of features."""
-    found = {consumer.layer: None for units in graph for consumer in units.consumers if consumer.probed}
-    return [layer for layer in found if isinstance(layer, nn.Linear)]
+def feature_readers(graph: list[Units]) -> list[nn.Module]:
+    """Return the linear layers that read hidden units, one for each tensor of features."""
+    layers = {consumer.layer: None for units in graph for consumer in units.consumers if consumer.probed}
+    return [layer for layer in layers if isinstance(layer, nn.Linear)]
 
 
 @contextmanager
-def collected(layers: list[nn.Module], into: list[Tensor]) -> Iterator[None]:
-    """The inputs of these layers (samples, units), with their gradients, in the order in which they run."""
+def collect_inputs(layers: list[nn.Module], features: list[Tensor]) -> Iterator[None]:
+    """Within this block, append the input of each of these layers to `features` when it runs.
 
-    def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        into.append(inputs[0].flatten(0, -2))
+    The inputs are appended as (samples, units), attached to the graph of gradients, in the order in which layers run.
+    """
+
+    def append_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        features.append(inputs[0].flatten(0, -2))
 
     with ExitStack() as hooks:
         for layer in layers:
-            hooks.callback(layer.register_forward_pre_hook(look).remove)
+            hooks.callback(layer.register_forward_pre_hook(append_input).remove)
         yield

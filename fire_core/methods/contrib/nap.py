@@ -12,17 +12,17 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm
 
 
 class NormalizeAndProject(Method):
-    """In a network with a norm before each nonlinearity, keep the weights' norms as they were at the start.
+    """In a network with a norm before each nonlinearity, keep the sizes of the weights as they were at the start.
 
-    Every `every` steps, after the step:
+    After every `every`-th step:
         W <- ||W_0|| / ||W|| W  for the weight W of each hidden layer (Frobenius norm)
         (g, b) <- ||(g_0, b_0)|| / ||(g, b)|| (g, b)  for the scale g and the shift b of each norm, jointly
-    Behind a norm a weight's size changes nothing but the effective learning rate, which is so held at what the
-    schedule says. The output layers, whose size matters, are left alone, and so are biases and embeddings. The norms
-    are the network's own: `model.norm=layer` of vision's mlp, `model.norm=true` of DQN's networks.
+    In front of a norm the size of a weight changes nothing but the effective learning rate, which is thereby held at
+    what the schedule says. The output layers, whose size matters, stay as they are, and so do biases and embeddings.
+    The network must have norms: `model.norm=layer` of vision's mlp, `model.norm=true` of DQN's networks.
 
-    There is no public code of the authors. Which weights are projected and how often (each update and each 1000th gave
-    nearly the same) is the paper's; that scale and shift are projected jointly is one of the ways that it gives.
+    The authors have published no code. Which weights are projected and how often (each update and each 1000th gave
+    nearly the same) is as in the paper; projecting scale and shift jointly is one of the ways that it describes.
 
     Args:
         every: steps between two projections.
@@ -33,7 +33,7 @@ class NormalizeAndProject(Method):
     @checked
     def __init__(self, every: Count = 1) -> None:
         self.every, self.steps = every, 0
-        self.targets: list[tuple[list[Tensor], Tensor]] = []  # what is projected, and the norm that it keeps
+        self.initial_norms: list[tuple[list[Tensor], Tensor]] = []  # tensors that are projected jointly, their norm
 
     def check(self, net: Net) -> None:
         check_plain(net, hidden_layers_of(net))
@@ -49,24 +49,31 @@ class NormalizeAndProject(Method):
         self.steps += 1
         if self.steps % self.every:
             return
-        self.targets = self.targets or [
-            (held, nn.utils.get_total_norm([net.init[key][name] for name in names]))
-            for key, root in net.modules.items()
-            for names, held in projected(root)
-        ]
-        for tensors, target in self.targets:
-            factor = (target / nn.utils.get_total_norm(tensors).clamp(min=1e-12)).to(tensors[0].dtype)
+        if not self.initial_norms:
+            for key, root in net.modules.items():
+                for group in projected_groups(root):
+                    initial = [net.init[key][name] for name in group]
+                    self.initial_norms.append((list(group.values()), nn.utils.get_total_norm(initial)))
+        for tensors, initial_norm in self.initial_norms:
+            factor = (initial_norm / nn.utils.get_total_norm(tensors).clamp(min=1e-12)).to(tensors[0].dtype)
             for tensor in tensors:
                 tensor.mul_(factor)
 
 
-def projected(root: nn.Module) -> list[tuple[list[str], list[Tensor]]]:
-    """What keeps its norm: each hidden layer's weight, and each norm's scale and shift together, with their names."""
-    found = []
+def projected_groups(root: nn.Module) -> list[dict[str, Tensor]]:
+    """Return the groups of parameters that keep their joint norm, each group by name.
+
+    A group is the weight of a hidden layer, or the scale and the shift of a norm.
+    """
+    groups = []
     hidden = hidden_layers(root)
     for path, module in root.named_modules():
-        kinds = ("weight",) if module in hidden else ("weight", "bias") if isinstance(module, NORMS) else ()
-        held = {f"{path}.{kind}": getattr(module, kind) for kind in kinds if getattr(module, kind, None) is not None}
-        if held:
-            found.append((list(held), list(held.values())))
-    return found
+        kinds: tuple[str, ...] = ()
+        if module in hidden:
+            kinds = ("weight",)
+        elif isinstance(module, NORMS):
+            kinds = ("weight", "bias")
+        group = {f"{path}.{kind}": getattr(module, kind) for kind in kinds if getattr(module, kind, None) is not None}
+        if group:
+            groups.append(group)
+    return groups

@@ -14,15 +14,15 @@ from fire_core.units.trace import unit_graph
 class ReGraMa(Method):
     """Every `every` steps, recycle the units whose incoming weights have next to no gradient.
 
-    The score of a unit is the mean |gradient| of its incoming weights over that of its layer; at most `threshold` is
-    inactive. An inactive unit gets incoming weights from the layer's initial distribution, bias and outgoing weights of
-    zero, and no history in the optimizer. As implemented by the authors of CPR (public code: LucMc/continual-learning,
-    `optim/regrama.py`). The authors' own code (torressliu/grad-based-plasticity-metrics) has this score and resets
-    other things: docs/methods.md.
+    The score of a unit is the mean |gradient| of its incoming weights divided by its layer's mean; a unit with a score
+    of at most `threshold` is inactive. An inactive unit gets incoming weights from the layer's initial distribution,
+    bias and outgoing weights of zero, and no history in the optimizer. This follows the authors of CPR (public code:
+    LucMc/continual-learning, `optim/regrama.py`). ReGraMa's own code (torressliu/grad-based-plasticity-metrics) has
+    this score and resets other things, see docs/methods.md.
 
     Args:
-        threshold: of the score.
-        every: steps between two times.
+        threshold: largest score of an inactive unit.
+        every: steps between two recyclings.
     """
 
     FIELDS = ("steps",)
@@ -32,7 +32,7 @@ class ReGraMa(Method):
         self.threshold, self.every, self.steps = threshold, every, 0
 
     def check(self, net: Net) -> None:
-        unit_graph(net.modules, say=True)
+        unit_graph(net.modules, log_omitted=True)
 
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
@@ -47,11 +47,11 @@ class ReGraMa(Method):
 
 
 def gradient_scores(units: Units) -> Tensor:
-    """Mean |gradient| of each unit's incoming weights over the layer's mean, (units,)."""
-    parts = []
+    """Return the mean |gradient| of each unit's incoming weights divided by the mean over its layer, (units,)."""
+    magnitudes = []
     for producer in units.producers:
         kernel = weight(producer.layer)
         gradient = torch.zeros_like(kernel) if kernel.grad is None else kernel.grad
-        parts.append(gradient[producer.start : producer.start + units.count].flatten(1).abs())
-    size = torch.cat(parts, 1).mean(1)
-    return size / (size.mean() + 1e-8)
+        magnitudes.append(gradient[producer.start : producer.start + units.count].flatten(1).abs())
+    unit_means = torch.cat(magnitudes, 1).mean(1)
+    return unit_means / (unit_means.mean() + 1e-8)

@@ -8,24 +8,24 @@ from fire_core.methods.layers import linear_layers, matrices, norms
 from fire_core.methods.protocol import Method, Net
 from fire_core.ranges import Count, NonNegative, checked
 
-TINY = 1e-12
-START = 20  # power iterations at the first step; from then on the vectors follow the weights
+TINY = 1e-12  # a vector of at most this length is not normalised
+FIRST_ITERATIONS = 20  # power iterations at the first step; from then on the vectors follow the weights
 
 
 class SpectralRegularisation(Method):
-    """Loss + coef * sum over layers of (s^k - 1)^2 + ||b||^(2k), s being the weight's largest singular value.
+    """Add coef * sum over layers of (s^k - 1)^2 + ||b||^(2k) to the loss; s: the weight's largest singular value.
 
     At each step, for the weight W of every linear layer and convolution (c_out, c_in k_h k_w) with its vector v:
         v <- W^T W v / ||W^T W v||, `iterations` times;  s = ||W v||, whose gradient is that of the singular value
-    and for the bias b of every layer ||b||^(2k). A norm's shift counts as a bias; its scale g adds ||g - 1||^2.
-    Embeddings and free parameters do not count.
+    The bias b of every layer adds ||b||^(2k). A norm's shift counts as a bias; its scale g adds ||g - 1||^2. Embeddings
+    and free parameters do not count.
 
-    The authors' code was not found. Weights and scales are held to KevinGuo27/lop-jax (of arXiv 2509.22335), which
-    takes ||b||^2 for biases; their exponent here follows another third party's code, which cites the paper, and could
-    not be checked.
+    The authors' code was not found. The terms of weights and scales agree with KevinGuo27/lop-jax (of arXiv
+    2509.22335), which takes ||b||^2 for biases; the exponent 2k of biases here follows another third party's code,
+    which cites the paper, and could not be checked.
 
     Args:
-        coef: at least 0.
+        coef: strength of the regularisation, at least 0.
         k: exponent of the singular value, at least 1.
         iterations: power iterations of a step.
     """
@@ -35,7 +35,7 @@ class SpectralRegularisation(Method):
     @checked
     def __init__(self, coef: NonNegative = 1e-3, k: Count = 2, iterations: Count = 1) -> None:
         self.coef, self.k, self.iterations = coef, k, iterations
-        self.vectors: dict[str, Tensor] = {}  # right singular vectors of equally shaped matrices of a network
+        self.vectors: dict[str, Tensor] = {}  # "network MxN" -> top right singular vectors (b, n) of its m x n matrices
 
     def penalty(self, net: Net) -> Tensor:
         terms = []
@@ -44,32 +44,41 @@ class SpectralRegularisation(Method):
             for matrix in matrices(linear_layers(root).values()):
                 groups.setdefault(tuple(matrix.shape[-2:]), []).append(matrix)
             for (m, n), group in groups.items():
-                sizes = self._largest(f"{key} {m}x{n}", torch.stack(group))
-                terms.append((sizes**self.k - 1).square().sum())
-            biases, scales = vectors(root)
+                singular_values = self._largest_singular_values(f"{key} {m}x{n}", torch.stack(group))
+                terms.append((singular_values**self.k - 1).square().sum())
+            biases, scales = biases_and_scales(root)
             if biases:
                 terms.append((norms(biases) ** (2 * self.k)).sum())
             terms += [(scale - 1).square().sum() for scale in scales]
         return torch.stack(terms).sum() * self.coef
 
-    def _largest(self, key: str, W: Tensor) -> Tensor:
-        """Estimates of the largest singular values of W (b, m, n), (b,); their vectors are kept for the next step."""
+    def _largest_singular_values(self, key: str, W: Tensor) -> Tensor:
+        """Estimate the largest singular value of each matrix by power iteration from the vectors of the last step.
+
+        Args:
+            key: where `self.vectors` holds the singular vectors of these matrices.
+            W: (b, m, n).
+
+        Returns:
+            (b,), with gradients.
+        """
         with torch.no_grad():
             v, iterations = self.vectors.get(key), self.iterations
             if v is None:
-                first = torch.arange(W.shape[-1], device=W.device).cos().to(W.dtype)  # like random, the same everywhere
-                v = self.vectors.setdefault(key, first.expand(len(W), -1).clone())
-                iterations = max(START, iterations)
+                # cos(0), cos(1), ... looks random, is the same on every machine and draws no random number
+                start = torch.arange(W.shape[-1], device=W.device).cos().to(W.dtype)
+                v = self.vectors.setdefault(key, start.expand(len(W), -1).clone())
+                iterations = max(FIRST_ITERATIONS, iterations)
             for _ in range(iterations):
-                moved = (W.mT @ (W @ v[..., None]))[..., 0]  # (b, n)
-                size = moved.norm(dim=-1, keepdim=True)
-                v.copy_(torch.where(size > TINY, moved / size.clamp(min=TINY), v))  # of a zero matrix it waits
-        sizes: Tensor = torch.linalg.vector_norm(W @ v[..., None].clone(), dim=(-2, -1))
-        return sizes
+                product = (W.mT @ (W @ v[..., None]))[..., 0]  # (b, n)
+                length = product.norm(dim=-1, keepdim=True)
+                v.copy_(torch.where(length > TINY, product / length.clamp(min=TINY), v))  # a zero matrix leaves v as is
+        singular_values: Tensor = torch.linalg.vector_norm(W @ v[..., None].clone(), dim=(-2, -1))
+        return singular_values
 
 
-def vectors(root: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """All biases and the scales of norms, shared ones once."""
+def biases_and_scales(root: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Return all biases (shifts of norms too) and all scales of norms, shared ones once."""
     biases: dict[Tensor, None] = {}
     scales: dict[Tensor, None] = {}
     for module in root.modules():

@@ -13,20 +13,19 @@ from fire_core.units.recycle import generator_on, resample
 
 
 class SelectiveWeightReinitialization(Method):
-    """Every `every` steps, single weights of little utility get new values.
+    """Every `every` steps, give new values to single weights of little utility.
 
     A weight w with gradient g has, after the optimizer's step, the utility u = |g w| (gradient) or |w| (magnitude).
-    With `decay` it is a running mean of that over all steps, u <- decay u + (1 - decay) |g w|. Of each parameter by
-    itself, be it a matrix, a bias or a norm's scale, those weights are replaced
-        whose u <= factor * mean(u) over the parameter               pruning=threshold
-        which are the factor * n of its n weights with the least u   pruning=proportional
-    and the part of a weight that is left over of a share is one more weight with that probability.
+    With `decay` it is a running mean over all steps, u <- decay u + (1 - decay) |g w|. Each parameter (a matrix, a
+    bias, a norm's scale) is treated by itself. With `pruning=threshold` its weights with u <= factor * mean(u) are
+    replaced; with `pruning=proportional`, the factor * n of its n weights with the least u. If factor * n is not whole,
+    its fraction is the probability that one weight more is replaced.
 
-    A new value of a weight is drawn from the distribution of the parameter's own initial entries (`reinit=resample`),
+    The new value of a weight is drawn from the distribution of the parameter's own initial entries (`reinit=resample`),
     or is the mean of its initialiser (`reinit=mean`). A bias always gets that mean, as in the public code's
-    perceptrons. The mean of a parameter that began with one value, as a norm's scales with 1, is this value; all others
-    are taken to be symmetric about 0. A parameter of which weights were replaced begins its running mean anew. The
-    optimizer keeps its state.
+    perceptrons. If all initial entries of a parameter are equal, as a norm's scales are 1, that value is the mean; all
+    other initialisers are taken to be symmetric about 0. If weights of a parameter were replaced, its running mean
+    starts anew. The optimizer keeps its state.
 
     An embedding has no gradient for a word that the batch does not hold, so that `utility=gradient` replaces all such
     rows; take magnitude there.
@@ -34,10 +33,10 @@ class SelectiveWeightReinitialization(Method):
     Args:
         utility: gradient or magnitude.
         pruning: threshold or proportional.
-        factor: of the mean utility (threshold), or the share of the weights, at most 1 (proportional).
-        every: steps between two times.
-        reinit: resample or mean, of all but biases.
-        decay: of the running utility; 0 takes that of the step itself.
+        factor: multiple of the mean utility (threshold), or share of the weights, at most 1 (proportional).
+        every: steps between two replacements.
+        reinit: resample or mean, for all parameters except biases.
+        decay: decay factor of the running utility; 0 takes the utility of the step itself.
     """
 
     FIELDS = ("steps", "means")
@@ -71,35 +70,36 @@ class SelectiveWeightReinitialization(Method):
                 u = self.means.setdefault(name, torch.zeros_like(u)).mul_(self.decay).add_(u, alpha=1 - self.decay)
             if due:
                 useless = self._useless(u, context.generator)
-                new = self._new(name, initial, context.generator)
-                parameter.copy_(torch.where(useless, new, parameter))
+                new_values = self._new_values(name, initial, context.generator)
+                parameter.copy_(torch.where(useless, new_values, parameter))
                 if self.decay > 0:
-                    u.mul_(~useless.any())
+                    u.mul_(~useless.any())  # the running mean starts anew if any weight was replaced
 
     def _useless(self, utility: Tensor, generator: torch.Generator) -> Tensor:
-        """Which weights are to be replaced, a mask of the parameter's shape."""
+        """Return which weights of a parameter are replaced, a mask of the shape of their utility."""
         if self.pruning == "threshold":
             return utility <= self.factor * utility.mean()
-        share = self.factor * utility.numel()
-        number = int(share) + int(torch.rand((), generator=generator, dtype=torch.float64) < share % 1)
+        expected = self.factor * utility.numel()
+        number = int(expected) + int(torch.rand((), generator=generator, dtype=torch.float64) < expected % 1)
         least = utility.flatten().topk(number, largest=False).indices
         mask = torch.zeros(utility.numel(), dtype=torch.bool, device=utility.device)
         return mask.index_fill_(0, least, True).view(utility.shape)
 
-    def _new(self, name: str, initial: Tensor, generator: torch.Generator) -> Tensor:
-        """New values for every weight of a parameter, of its shape."""
-        is_bias = "bias" in name.rpartition(".")[2]  # in_proj_bias too
+    def _new_values(self, name: str, initial: Tensor, generator: torch.Generator) -> Tensor:
+        """Return new values for every weight of a parameter, a tensor of the shape of its initial value."""
+        is_bias = "bias" in name.rpartition(".")[2]  # matches in_proj_bias too
         if self.reinit == "resample" and not is_bias:
             return resample(initial, initial.shape, generator_on(initial.device, generator))
-        return initial * (initial == initial.flatten()[0]).all()
+        is_constant = (initial == initial.flatten()[0]).all()
+        return initial * is_constant  # the mean: the constant itself, or 0
 
 
 def just_trained(net: Net) -> list[tuple[str, nn.Parameter, Tensor, Tensor]]:
-    """Name, value, gradient and initial value of each parameter that the step has trained, shared ones once."""
-    found: dict[nn.Parameter, tuple[str, nn.Parameter, Tensor, Tensor]] = {}
+    """Return name, parameter, gradient and initial value of each parameter that has a gradient, shared ones once."""
+    trained: dict[nn.Parameter, tuple[str, nn.Parameter, Tensor, Tensor]] = {}
     for key, module in net.modules.items():
         for name, parameter in module.named_parameters():
             if parameter.grad is not None and parameter.numel():
                 initial = net.init[key][name].to(parameter)
-                found.setdefault(parameter, (f"{key}.{name}", parameter, parameter.grad, initial))
-    return list(found.values())
+                trained.setdefault(parameter, (f"{key}.{name}", parameter, parameter.grad, initial))
+    return list(trained.values())

@@ -14,20 +14,20 @@ BETAS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 
 
 class Trac(Method):
-    """After each step of the trainer's optimizer, scale how far weights are from where they began.
+    """After each step of the trainer's optimizer, scale the distance of the weights from where they began.
 
-    With theta_0 the weights when TRAC began, and the base optimizer's own path theta_0 + d:
+    With theta_0 the weights when TRAC began, and d the displacement from there by the base optimizer's own steps:
         h = <d, gradient>;  for each beta: v <- beta^2 v + h^2;  sigma <- beta sigma - h
         s = scale / erfi(1 / sqrt 2) * sum over betas of erfi(sigma / (sqrt(2 v) + eps))
         d <- d + the base optimizer's step;  theta <- theta_0 + max(s, 0) d
 
     The base optimizer's step is what happens to the weights between `before_step` and `after_step`. What other methods
-    do outside of it (recycled units, weights clipped after TRAC) belongs to the path at the next step, as in the public
+    do outside of it (recycled units, weights clipped after TRAC) counts as part of d at the next step, as in the public
     code, which looks at the weights right before each step.
 
     Args:
         scale: the first scale, which the paper calls s_prev; its value hardly matters.
-        eps: in denominators.
+        eps: added to denominators.
     """
 
     FIELDS = ("start", "s", "variance", "sigma")
@@ -41,34 +41,35 @@ class Trac(Method):
 
     def watch(self, net: Net) -> AbstractContextManager[None]:
         self.start = self.start or [p.detach().clone() for p in net.parameters()]
-        for name in ("betas", "s", "variance", "sigma"):  # once: a GPU waits for it
+        for name in ("betas", "s", "variance", "sigma"):  # moved here, as a copy at each step would wait for the GPU
             setattr(self, name, getattr(self, name).to(self.start[0].device))
         return nullcontext()
 
     @torch.no_grad()
     def before_step(self, net: Net, context: Context) -> None:
         starts = zip(net.parameters(), self.start, strict=True)
-        self.moving = [(p, start, p.clone()) for p, start in starts if p.grad is not None]
-        inverse = (1 / (self.s.sum() + self.eps)).float()
-        self.d = [(before - start).mul_(inverse.to(before.dtype)) for _, start, before in self.moving]
-        gradients = [p.grad for p, _, _ in self.moving if p.grad is not None]
+        # (parameter, its theta_0, its value before the step), for each parameter that the step trains
+        self.trained = [(p, start, p.clone()) for p, start in starts if p.grad is not None]
+        inverse_scale = (1 / (self.s.sum() + self.eps)).float()
+        self.d = [(before - start).mul_(inverse_scale.to(before.dtype)) for _, start, before in self.trained]
+        gradients = [p.grad for p, _, _ in self.trained if p.grad is not None]
         h = torch.stack([(d * g).sum().double() for d, g in zip(self.d, gradients, strict=True)]).sum()
         self.variance = self.betas**2 * self.variance + h**2
         self.sigma = self.betas * self.sigma - h
-        self.s = self.scale / UNIT * erfi(self.sigma / (math.sqrt(2) * self.variance.sqrt() + self.eps))
+        self.s = self.scale / ERFI_OF_ROOT_HALF * erfi(self.sigma / (math.sqrt(2) * self.variance.sqrt() + self.eps))
 
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
-        factor = self.s.sum().clamp(min=0)
-        for (p, start, before), d in zip(self.moving, self.d, strict=True):
-            path = d.add_(p - before).mul_(factor.to(d.dtype))
-            p.copy_(path.add_(start))
+        scale = self.s.sum().clamp(min=0)
+        for (p, start, before), d in zip(self.trained, self.d, strict=True):
+            displacement = d.add_(p - before).mul_(scale.to(d.dtype))
+            p.copy_(displacement.add_(start))
 
 
 def erfi(x: Tensor) -> Tensor:
-    """The imaginary error function, 2/sqrt(pi) times the integral of exp(t^2) from 0 to x, in float64.
+    """Return the imaginary error function, 2/sqrt(pi) times the integral of exp(t^2) from 0 to x, in float64.
 
-    By its power series, whose terms all have one sign, up to |x| = 6, and by its asymptotic series beyond.
+    Up to |x| = 6 its power series is summed, whose terms all have one sign; beyond that its asymptotic series.
     """
     near = x.clamp(-6, 6)
     term, series, square = near.clone(), near.clone(), near.square()
@@ -81,4 +82,4 @@ def erfi(x: Tensor) -> Tensor:
     return torch.where(x.abs() > 6, beyond, 2 / math.sqrt(math.pi) * series)
 
 
-UNIT = erfi(torch.tensor(math.sqrt(0.5), dtype=torch.float64, device="cpu"))
+ERFI_OF_ROOT_HALF = erfi(torch.tensor(math.sqrt(0.5), dtype=torch.float64, device="cpu"))

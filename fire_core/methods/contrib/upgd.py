@@ -10,7 +10,7 @@ from fire_core.ranges import Decay, NonNegative, Positive, checked
 
 
 class UPGD(Method):
-    """Instead of the trainer's optimizer: large, noisy steps for weights of little use, small ones for useful weights.
+    """Replace the trainer's optimizer: weights of little use take large, noisy steps, useful weights small ones.
 
     For every weight w with gradient g (first-order global UPGD):
         u <- beta u - (1 - beta) g w                               running utility
@@ -19,8 +19,8 @@ class UPGD(Method):
 
     Args:
         lr: learning rate.
-        weight_decay: decay.
-        beta: of the running utility.
+        weight_decay: weight decay, `decay` above.
+        beta: decay factor of the running utility.
         sigma: standard deviation of the noise.
     """
 
@@ -35,26 +35,29 @@ class UPGD(Method):
 
 
 class PerturbedDescent(torch.optim.Optimizer):
-    """The update of `UPGD`."""
+    """The optimizer that makes the update of `UPGD`.
+
+    Its constructor takes the parameters or groups of them, and a dict of the options lr, weight_decay, beta and sigma.
+    """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step."""
-        active = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        largest = []
-        for p, group in active:
+        """Make one step of all parameters that have a gradient."""
+        trained = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        largest_utilities = []
+        for p, group in trained:
             state: dict[str, Any] = self.state[p]
             if not state:
                 state["step"], state["utility"] = 0, torch.zeros_like(p)
             state["step"] += 1
             state["utility"].mul_(group["beta"]).addcmul_(p.grad, p, value=group["beta"] - 1)
-            largest.append(state["utility"].max())
-        if not active:
+            largest_utilities.append(state["utility"].max())
+        if not trained:
             return
-        top = torch.stack(largest).max()
-        for p, group in active:
+        largest_utility = torch.stack(largest_utilities).max()
+        for p, group in trained:
             state = self.state[p]
-            corrected = state["utility"] / (1 - group["beta"] ** state["step"])
-            useless = 1 - (corrected / top).sigmoid()
-            noise = torch.randn_like(p).mul_(group["sigma"]).add_(p.grad).mul_(useless)
-            p.mul_(1 - group["lr"] * group["weight_decay"]).add_(noise, alpha=-group["lr"])
+            utility = state["utility"] / (1 - group["beta"] ** state["step"])
+            uselessness = 1 - (utility / largest_utility).sigmoid()
+            update = torch.randn_like(p).mul_(group["sigma"]).add_(p.grad).mul_(uselessness)
+            p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])

@@ -13,8 +13,8 @@ from fire_core.ranges import Positive, checked
 class WeightClipping(Method):
     """After each step, clip weights and biases to zeta / sqrt(fan_in), the bound of their uniform initialisation.
 
-    Of linear layers and convolutions; norms and embeddings stay. (The public code clips the one-dimensional parameters
-    of norms as if they were biases; its paper has networks without norms.)
+    Linear layers and convolutions are clipped; norms and embeddings stay. (The public code clips the one-dimensional
+    parameters of norms as if they were biases; its paper has networks without norms.)
 
     Args:
         zeta: factor of the bound.
@@ -26,17 +26,18 @@ class WeightClipping(Method):
         self.zeta, self.clip_last_layer = zeta, clip_last_layer
 
     def check(self, net: Net) -> None:
-        check_plain(net, self.clipped(net))
+        check_plain(net, self.clipped_layers(net))
 
-    def clipped(self, net: Net) -> list[Layer]:
-        """The layers that it clips."""
-        roots = () if self.clip_last_layer else net.modules.values()
-        spared = {layer for root in roots for layer in output_layers(root)}
-        return [layer for layer in layers_of(net) if layer not in spared]
+    def clipped_layers(self, net: Net) -> list[Layer]:
+        """Return the layers whose weights and biases are clipped."""
+        if self.clip_last_layer:
+            return layers_of(net)
+        outputs = {layer for root in net.modules.values() for layer in output_layers(root)}
+        return [layer for layer in layers_of(net) if layer not in outputs]
 
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
-        for layer in self.clipped(net):
+        for layer in self.clipped_layers(net):
             bound = self.zeta / math.sqrt(math.prod(layer.weight.shape[1:]))
             for parameter in (layer.weight, layer.bias):
                 if parameter is not None:
