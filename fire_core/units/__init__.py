@@ -1,1 +1,1 @@
-"""Hidden units: which there are, what they do, how to recycle them."""
+"""Hidden units: find them in a network (graph, trace), measure their activations (watch), recycle them (recycle)."""

@@ -17,7 +17,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Producer:
-    """A linear layer or convolution whose output row `start + j` is (a summand of) unit j."""
+    """A linear layer or convolution that writes units: its output row `start + j` is unit j, or a summand of it.
+
+    Attributes:
+        layer: the layer.
+        start: its first row that belongs to the units.
+    """
 
     layer: nn.Module
     start: int = 0
@@ -25,12 +30,12 @@ class Producer:
 
 @dataclass(frozen=True)
 class Consumer:
-    """A linear layer or convolution that reads unit j.
+    """A linear layer or convolution that reads units.
 
     Attributes:
-        layer: the reader.
-        columns: (units, k) which of its inputs hold each unit; None: input j holds unit j.
-        probed: whether its input is measured; False where another consumer reads the same tensor.
+        layer: the layer.
+        columns: (units, k), the inputs of the layer that hold each unit; None if input j holds unit j.
+        probed: whether the layer's input is measured; False where another consumer reads the same tensor.
     """
 
     layer: nn.Module
@@ -40,16 +45,16 @@ class Consumer:
 
 @dataclass(frozen=True)
 class Units:
-    """Units that are interchangeable: permuting them, with their rows and columns, does not change the function.
+    """A group of units that are interchangeable: permuting them, with their rows and columns, keeps the function.
 
-    (The values of an attention layer: within their head.)
+    (The values of an attention layer are interchangeable within their head only.)
 
     Attributes:
-        name: for state and messages, unique within a graph.
-        count: how many.
-        producers: all layers that write them; several for a residual stream.
-        consumers: all layers that read them. A unit's activation is what they see: after norm and nonlinearity.
-        norms: batch norms and layer norms with an entry for each unit between the two.
+        name: name for state and messages, unique within a graph.
+        count: number of units.
+        producers: all layers that write the units; several for a residual stream.
+        consumers: all layers that read them. A unit's activation is what they read: after norm and nonlinearity.
+        norms: batch norms and layer norms between producers and consumers, which have an entry for each unit.
     """
 
     name: str
@@ -62,31 +67,31 @@ class Units:
 def between(
     name: str, producer: nn.Module, consumer: nn.Module, norm: nn.Module | None = None, copies: int = 1
 ) -> Units:
-    """The units from one layer to the next; a linear layer may read a flattened map of a convolution.
+    """Return the units that one layer writes and another reads; a linear layer may read a flattened convolution map.
 
     Args:
         name: see `Units`.
-        producer: the first layer.
-        consumer: the next one.
-        norm: between the two.
-        copies: features of each unit, first those of all units, then the next ones (`fire_core.activations`).
+        producer: the layer that writes them.
+        consumer: the layer that reads them.
+        norm: the norm between the two, if there is one.
+        copies: features that the activation makes of each unit (`fire_core.activations`). The inputs of the consumer
+            hold the first feature of all units, then the second of all units.
 
     Raises:
-        ValueError: the consumer's inputs are no multiple of the features.
+        ValueError: the number of the consumer's inputs is no multiple of the features.
     """
     count, inputs = len(weight(producer)), weight(consumer).shape[1]
     if inputs % (count * copies):
         raise ValueError(f"{name}: {count * copies} units do not divide the {inputs} inputs of their consumer")
-    columns = (
-        None
-        if inputs == count
-        else torch.arange(inputs, device="cpu").view(copies, count, -1).transpose(0, 1).flatten(1)
-    )
+    columns = None
+    if inputs != count:
+        # inputs in the order (feature, unit, position) -> for each unit, the inputs of its features and positions
+        columns = torch.arange(inputs, device="cpu").view(copies, count, -1).transpose(0, 1).flatten(1)
     return Units(name, count, (Producer(producer),), (Consumer(consumer, columns),), () if norm is None else (norm,))
 
 
 def weight(layer: nn.Module) -> Tensor:
-    """A layer's weight, (outputs, inputs, ...)."""
-    found = layer.weight
-    assert isinstance(found, Tensor)
-    return found
+    """Return a layer's weight, (outputs, inputs, ...), typed as a tensor."""
+    tensor = layer.weight
+    assert isinstance(tensor, Tensor)
+    return tensor

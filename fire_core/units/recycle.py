@@ -1,7 +1,7 @@
 """Recycle units in place: new incoming weights, outgoing weights of zero, no history in the optimizer.
 
-Which units are recycled is decided where the weights are. On a GPU a list of them would have to be waited for, so there
-a mask says which, every unit is drawn anew, and what the mask does not mark stays as it is.
+On a CPU the units to recycle are a list of indices. On a GPU the host would have to wait for such a list, so there they
+are a boolean mask: new weights are drawn for every unit, and only those that the mask marks are written.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,47 +13,57 @@ from torch.optim import Optimizer
 from fire_core.units.graph import Units, weight
 from fire_core.weights.optimizer_state import fill_rows_, reset_optimizer_state
 
-# (layer, shape, generator, of the CPU or of the layer's device) -> new entries of this shape for its weight or bias
+# (layer, shape, generator) -> new entries of this shape for the layer's weight or bias. The generator is one of the CPU
+# or of the layer's device.
 Draw = Callable[[nn.Module, Sequence[int], torch.Generator], Tensor]
-NEW_NORM = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}  # a norm's entries at the start
+NEW_NORM = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}  # the entries of a newly built norm
 
 
 def resample(values: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Entries of `values` in a tensor of `shape`, drawn with replacement by a CPU generator.
+    """Draw a tensor of `shape` from the entries of `values`, with replacement.
 
-    Of a weight at initialisation these follow the distribution that its initialiser drew from, whichever it was; of an
-    orthogonal one they have its entries' distribution, but are independent.
+    If `values` is a weight at initialisation, the draws follow the distribution that its initialiser drew from,
+    whichever it was. The entries of an orthogonal weight depend on each other; draws from it have the same
+    distribution, but are independent.
+
+    Args:
+        values: the entries to draw from, of any shape.
+        shape: shape of the result.
+        generator: of the CPU or of the device of `values`.
+
+    Returns:
+        A tensor of `shape` on the device of `values`.
     """
     index = torch.randint(values.numel(), tuple(shape), generator=generator, device=generator.device)
-    if values.is_cuda and not index.is_cuda:  # the GPU takes it when it gets there, and nobody waits
+    if values.is_cuda and not index.is_cuda:  # from pinned memory the copy to the GPU does not make the host wait
         index = index.pin_memory()
     return values.flatten()[index.to(values.device, non_blocking=True)]
 
 
-def at_hand(device: torch.device) -> bool:
-    """Whether the numbers of tensors there can be had at once."""
+def is_cpu(device: torch.device) -> bool:
+    """Return whether the numbers of tensors on a device can be read without waiting for it."""
     return device.type == "cpu"
 
 
 def initial_draw(modules: Mapping[str, nn.Module], init: Mapping[str, Mapping[str, Tensor]]) -> Draw:
-    """Draws new weights from the distribution of a layer's own weights at the start of the run.
+    """Return a `Draw` from the entries of a layer's own weight at the start of the run.
 
     Args:
         modules: the networks by name.
-        init: their weights at the start, by the same names.
+        init: their weights at the start of the run, by the same names.
     """
-    initial = {
-        layer: found
-        for key, root in modules.items()
-        for name, layer in root.named_modules()
-        if (found := init[key].get(f"{name}.weight" if name else "weight")) is not None
-    }
+    initial: dict[nn.Module, Tensor] = {}
+    for key, root in modules.items():
+        for name, layer in root.named_modules():
+            initial_weight = init[key].get(f"{name}.weight" if name else "weight")
+            if initial_weight is not None:
+                initial[layer] = initial_weight
     return lambda layer, shape, generator: resample(initial[layer], shape, generator)
 
 
 @torch.no_grad()
 def recycle_(
-    chosen: Iterable[tuple[Units, Tensor]],
+    selections: Iterable[tuple[Units, Tensor]],
     draw: Draw,
     generator: torch.Generator,
     optimizers: Iterable[Optimizer] = (),
@@ -64,35 +74,37 @@ def recycle_(
     weights are not zero. Optimizer state of exactly these rows and columns is reset. Outgoing weights of all groups
     are zeroed after all drawing, because drawing a row for a unit of the next layer would undo a zero in it.
 
-    On a CPU masks become indices. Elsewhere no number is read from the device: it draws for every unit, there, from a
-    generator that the given one seeds; the same distribution, other numbers.
+    On a CPU masks become indices. On other devices no number is read from the device: new weights are drawn there, for
+    every unit, from a generator that the given one seeds. Their distribution is the same, the numbers differ.
 
     Args:
-        chosen: groups of units, each with the indices (k,) of those to recycle, or with a (units,) boolean mask.
-        draw: for the incoming weights.
-        generator: on the CPU.
-        optimizers: those that train the weights.
+        selections: groups of units, each with the units to recycle: indices (k,) or a boolean mask (units,).
+        draw: draws the incoming weights.
+        generator: a CPU generator.
+        optimizers: the optimizers that train the weights.
     """
     optimizers = list(optimizers)
-    indexed = [
-        (units, which.nonzero().flatten() if which.dtype == torch.bool and at_hand(which.device) else which)
-        for units, which in chosen
-    ]
-    chosen = [(units, which) for units, which in indexed if len(which)]
-    for units, which in chosen:
+    nonempty: list[tuple[Units, Tensor]] = []
+    for units, selected in selections:
+        if selected.dtype == torch.bool and is_cpu(selected.device):
+            selected = selected.nonzero().flatten()
+        if len(selected):
+            nonempty.append((units, selected))
+    for units, selected in nonempty:
         for producer in units.producers:
-            places = torch.arange(units.count, device=which.device)[:, None] + producer.start
-            rows = _placed(which, places, len(weight(producer.layer)))
+            row_of_unit = torch.arange(units.count, device=selected.device)[:, None] + producer.start
+            rows = _expand(selected, row_of_unit, len(weight(producer.layer)))
             redraw_rows_(producer.layer, rows, draw, generator, optimizers)
         for norm in units.norms:
             for name, value in NEW_NORM.items():
                 if (tensor := getattr(norm, name, None)) is not None:
-                    _renew_(tensor, which, value, optimizers)
-    for units, which in chosen:
+                    _overwrite_(tensor, selected, value, optimizers)
+    for units, selected in nonempty:
         for consumer in units.consumers:
-            kernel, columns = weight(consumer.layer), consumer.columns
-            inputs = which if columns is None else _placed(which, columns.to(which.device), kernel.shape[1])
-            _renew_(kernel, inputs, 0, optimizers, dim=1)
+            kernel, inputs = weight(consumer.layer), selected
+            if consumer.columns is not None:
+                inputs = _expand(selected, consumer.columns.to(selected.device), kernel.shape[1])
+            _overwrite_(kernel, inputs, 0, optimizers, dim=1)
 
 
 @torch.no_grad()
@@ -108,39 +120,51 @@ def redraw_rows_(
 
     Args:
         layer: a linear layer or convolution.
-        rows: indices (k,), or a boolean mask of all outputs, with which every output is drawn and no number is read.
-        draw: for the new weights.
-        generator: on the CPU.
-        optimizers: whose state of these rows is reset.
-        draw_bias: draw the biases too.
+        rows: indices (k,) of outputs, or a boolean mask (outputs,). With a mask, weights are drawn for every output on
+            the layer's device, and no number is read from the device.
+        draw: draws the new weights.
+        generator: a CPU generator.
+        optimizers: the optimizers whose state of these rows is reset.
+        draw_bias: draw the biases too instead of setting them to zero.
     """
     kernel, bias = weight(layer), layer.bias
-    masked = rows.dtype == torch.bool
-    count, source = (len(kernel), generator_on(kernel.device, generator)) if masked else (len(rows), generator)
-    _renew_(kernel, rows, draw(layer, (count, *kernel.shape[1:]), source).to(kernel, non_blocking=True), optimizers)
+    count = len(rows)  # of a mask: all outputs
+    if rows.dtype == torch.bool:
+        generator = generator_on(kernel.device, generator)
+    new_rows = draw(layer, (count, *kernel.shape[1:]), generator).to(kernel, non_blocking=True)
+    _overwrite_(kernel, rows, new_rows, optimizers)
     if isinstance(bias, Tensor):
-        _renew_(bias, rows, draw(layer, (count,), source).to(bias) if draw_bias else 0, optimizers)
+        _overwrite_(bias, rows, draw(layer, (count,), generator).to(bias) if draw_bias else 0, optimizers)
 
 
-def _renew_(
-    tensor: Tensor, which: Tensor, value: Tensor | float, optimizers: Iterable[Optimizer], dim: int = 0
+def _overwrite_(
+    tensor: Tensor, selected: Tensor, value: Tensor | float, optimizers: Iterable[Optimizer], dim: int = 0
 ) -> None:
-    """Write a value where indices or a mask along `dim` say, and let the optimizers forget what was there."""
-    fill_rows_(tensor, which, value, dim)
-    reset_optimizer_state(optimizers, [tensor], which, dim)
+    """Write a value at the indices or the mask along `dim`, and reset the optimizers' state there."""
+    fill_rows_(tensor, selected, value, dim)
+    reset_optimizer_state(optimizers, [tensor], selected, dim)
 
 
-def _placed(which: Tensor, places: Tensor, length: int) -> Tensor:
-    """Rows or columns of a layer from units: indices from indices, a mask (length,) from a mask; places (units, k)."""
-    if which.dtype != torch.bool:
-        return places[which].flatten()
-    mask = which.new_zeros(length)
-    mask[places] = which[:, None].expand(places.shape)
+def _expand(selected: Tensor, positions: Tensor, length: int) -> Tensor:
+    """Turn a selection of units into a selection of a layer's rows or columns.
+
+    Args:
+        selected: indices (k,) of units, or a boolean mask (units,).
+        positions: (units, p), the rows or columns of each unit.
+        length: number of the layer's rows or columns.
+
+    Returns:
+        Indices (k p,) from indices, a mask (length,) from a mask.
+    """
+    if selected.dtype != torch.bool:
+        return positions[selected].flatten()
+    mask = selected.new_zeros(length)
+    mask[positions] = selected[:, None].expand(positions.shape)
     return mask
 
 
 def generator_on(device: torch.device, generator: torch.Generator) -> torch.Generator:
-    """A generator of a device that this one seeds; on its own device itself."""
+    """Return a generator of this device, seeded by a draw from `generator`; `generator` itself if it is there."""
     if device == generator.device:
         return generator
     return torch.Generator(device).manual_seed(

@@ -27,51 +27,53 @@ from fire_core.weights.topology import is_linear, unwrap
 
 log = logging.getLogger(__name__)
 
-# Names of functions, methods and modules, in lower case without underscores. Of one number each, so a unit stays one:
+# Functions, methods and modules by name, in lower case without underscores.
+# These act on each number by itself, so that each unit stays one unit:
 ELEMENTWISE = {
     "relu", "relu6", "leakyrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus",
     "softsign", "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "dropout", "dropout1d", "dropout2d", "dropout3d",
     "alphadropout", "featurealphadropout", "identity", "contiguous", "clone", "detach", "float", "stochasticdepth",
     "clamp", "abs", "neg", "square", "sqrt", "exp", "erf",
 }  # fmt: skip
-# Within one channel each; the digit says for maps of how many dimensions:
+# These act within each channel; the digit is the number of dimensions of the map:
 SPATIAL = {f"{adaptive}{kind}pool{d}d" for adaptive in ("", "adaptive") for kind in ("avg", "max") for d in (1, 2, 3)}
 SPATIAL |= {f"{kind}pad{d}d" for kind in ("zero", "constant", "reflection", "replication") for d in (1, 2, 3)}
 BINARY = {"add", "iadd", "sub", "isub", "mul", "imul", "div", "truediv"}
 ARGUMENTS = {"flatten": ("input", "start_dim", "end_dim"), "mean": ("input", "dim", "keepdim")}
-SHAPES = {"shape", "ndim", "dtype", "device"}  # attributes that do not depend on the numbers
-LAYERS = {nn.Linear: 0, nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}  # dimensions of a map that they take; 0: vectors
+SHAPES = {"shape", "ndim", "dtype", "device"}  # attributes of a tensor that do not depend on its numbers
+# The spatial dimensions of the maps that a layer or norm takes; 0 stands for vectors.
+LAYERS = {nn.Linear: 0, nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 NORMS = {nn.BatchNorm1d: (0, 1), nn.BatchNorm2d: (2,), nn.BatchNorm3d: (3,)}
 
 
-def unit_graph(modules: Mapping[str, nn.Module], say: bool = False) -> list[Units]:
-    """The units that the modules declare; those of a module that declares none are read off a trace of it.
+def unit_graph(modules: Mapping[str, nn.Module], log_omitted: bool = False) -> list[Units]:
+    """Return the hidden units of all networks: those that a network declares, else those read off a trace of it.
 
     Args:
-        modules: by name.
-        say: in the log, what a trace left out.
+        modules: the networks by name.
+        log_omitted: log which layers a trace has left out.
 
     Raises:
         ValueError: a module has neither a `unit_graph()` nor a `forward` that can be traced, or there are no units.
     """
     roots = [unwrap(module) for module in modules.values()]
-    users = Counter(id(p) for root in roots for p in root.parameters())
-    shared = {key for key, count in users.items() if count > 1}
+    networks_of_parameter = Counter(id(p) for root in roots for p in root.parameters())
+    shared = {key for key, count in networks_of_parameter.items() if count > 1}
     graph: list[Units] = []
     for root in roots:
         declare = getattr(root, "unit_graph", None)
-        graph += traced_units(root, shared, say) if declare is None else declare()
+        graph += traced_units(root, shared, log_omitted) if declare is None else declare()
     if not graph:
         kinds = ", ".join(type(unwrap(module)).__name__ for module in modules.values())
         raise ValueError(
             f"no hidden units of {kinds} are declared or can be traced: give it a method unit_graph() "
             "(see fire_core.units.graph), or take one of this project's own models"
         )
-    return [replace(units, consumers=tuple(map(_on_device, units.consumers))) for units in graph]
+    return [replace(units, consumers=tuple(map(_with_columns_on_device, units.consumers))) for units in graph]
 
 
-def _on_device(consumer: Consumer) -> Consumer:
-    """The same, its columns where its weight is: no step has to send them there."""
+def _with_columns_on_device(consumer: Consumer) -> Consumer:
+    """Return the consumer with its columns on the device of its weight, so that no step has to copy them there."""
     if consumer.columns is None:
         return consumer
     return replace(consumer, columns=consumer.columns.to(weight(consumer.layer).device, non_blocking=True))
@@ -79,7 +81,15 @@ def _on_device(consumer: Consumer) -> Consumer:
 
 @dataclass(eq=False)
 class _Stream:
-    """Units of which not all may be known yet: the names of the layers that write them, and the rest of `Units`."""
+    """Units while the trace is being read: producers and consumers are added as they are met.
+
+    Attributes:
+        count: number of units.
+        producers: names of the layers that write them.
+        consumers: the layers that read them.
+        norms: norms between producers and consumers.
+        opaque: whether they also flow into something that is not understood, so that they are left out.
+    """
 
     count: int
     producers: list[str]
@@ -89,19 +99,25 @@ class _Stream:
 
 
 class _Flow(NamedTuple):
-    """What the channels of a tensor hold: a stream, in a map of some dimensions, or (0) in vectors, maybe flattened."""
+    """What a tensor of the trace holds.
+
+    Attributes:
+        stream: the units in its channels.
+        dims: spatial dimensions of the map; 0 for vectors.
+        flat: whether the vectors are flattened maps, with several neighbouring columns for each unit.
+    """
 
     stream: _Stream
     dims: int
     flat: bool = False
 
 
-class _Reader:
-    """Walks through a trace of a copy and notes who writes and reads each stream.
+class _TraceReader:
+    """Walks through a trace of a copy of a network and collects which layers write and read each stream of units.
 
     Args:
-        model: stays as it is.
-        shared: ids of parameters that are used elsewhere too.
+        model: the network, which is not changed.
+        shared: ids of parameters that other networks use too.
     """
 
     def __init__(self, model: nn.Module, shared: Set[int]) -> None:
@@ -113,154 +129,165 @@ class _Reader:
             self.graph = Tracer().trace(clone.train(), concrete_args=defaults)
         self.flows: dict[Node, _Flow | None] = {}
         self.streams: list[_Stream] = []
-        self.probed: set[Node] = set()  # tensors that a consumer reads: another one reads the same
+        self.probed: set[Node] = set()  # tensors that a consumer reads; further consumers of them are not probed
         called = [self.modules[str(node.target)] for node in self.graph.nodes if node.op == "call_module"]
-        read = [str(node.target).rpartition(".") for node in self.graph.nodes if node.op == "get_attr"]
+        accessed = [str(node.target).rpartition(".") for node in self.graph.nodes if node.op == "get_attr"]
         owned = [p for module in set(self.modules.values()) for p in module.parameters(recurse=False)]
-        self.bad = {id(getattr(self.modules[owner], name, None)) for owner, _, name in read} | shared
-        self.bad |= {key for key, count in Counter(map(id, [*called, *owned])).items() if count > 1}
+        # ids of modules and parameters that are used more than once, or outside of their layer's own call
+        self.reused = {id(getattr(self.modules[owner], name, None)) for owner, _, name in accessed} | shared
+        self.reused |= {key for key, count in Counter(map(id, [*called, *owned])).items() if count > 1}
 
     def read(self) -> list[Units]:
-        """The units whose writers and readers are all known."""
+        """Return the units whose producers and consumers are all known."""
         for node in self.graph.nodes:
-            asked = node.op == "call_method" and node.target in ("size", "dim", "numel")
-            asked |= node.target is getattr and node.args[1] in SHAPES
-            self.flows[node] = None if asked else self.follow(node)
-            if self.flows[node] is None and not asked:
-                self.close(node)
-        return [
-            Units(
-                " + ".join(stream.producers),
-                stream.count,
-                tuple(Producer(self.modules[name]) for name in stream.producers),
-                tuple(stream.consumers),
-                tuple(stream.norms),
-            )
-            for stream in self.streams
-            if not stream.opaque and stream.consumers
-        ]
+            reads_shape_only = node.op == "call_method" and node.target in ("size", "dim", "numel")
+            reads_shape_only |= node.target is getattr and node.args[1] in SHAPES
+            self.flows[node] = None if reads_shape_only else self.follow(node)
+            if self.flows[node] is None and not reads_shape_only:
+                self.mark_inputs_opaque(node)
+        graph = []
+        for stream in self.streams:
+            if not stream.opaque and stream.consumers:
+                name = " + ".join(stream.producers)
+                producers = tuple(Producer(self.modules[layer]) for layer in stream.producers)
+                graph.append(Units(name, stream.count, producers, tuple(stream.consumers), tuple(stream.norms)))
+        return graph
 
-    def close(self, node: Node) -> None:
+    def mark_inputs_opaque(self, node: Node) -> None:
         """Mark every stream that flows into a node as not understood."""
         for flow in filter(None, map(self.flows.get, node.all_input_nodes)):
             flow.stream.opaque = True
 
-    def closed(self, module: nn.Module) -> bool:
-        """Whether a layer is called or used elsewhere too, or does more than torch's own, as with a gain."""
+    def is_opaque(self, module: nn.Module) -> bool:
+        """Return whether a layer is used elsewhere too, or does more than torch's own layer, as one with a gain."""
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        more = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
-        if more or "forward" in vars(module) or module._forward_hooks:
+        further_parameters = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
+        if further_parameters or "forward" in vars(module) or module._forward_hooks:
             return True
-        return any(id(thing) in self.bad for thing in (module, *tensors))
+        return any(id(thing) in self.reused for thing in (module, *tensors))
 
     def follow(self, node: Node) -> _Flow | None:
-        """What a node's value holds, None if that is not known."""
+        """Return what a node's value holds, None if that is not known."""
         sources = [self.flows[source] for source in node.all_input_nodes]
         source = sources[0] if len(sources) == 1 else None
         if node.op == "call_module":
             module = self.modules[str(node.target)]
             if type(module) in LAYERS or type(module) in NORMS:
-                if self.closed(module) or node.kwargs:
+                if self.is_opaque(module) or node.kwargs:
                     return None
-                return self.norm(module, source) if type(module) in NORMS else self.layer(node, source)
-            name, given = type(module).__name__, dict(vars(module))
+                if type(module) in NORMS:
+                    return self.through_norm(module, source)
+                return self.through_layer(node, source)
+            name, arguments = type(module).__name__, dict(vars(module))
         elif node.op in ("call_function", "call_method") and "out" not in node.kwargs:
             name = getattr(node.target, "__name__", str(node.target))
-            given = dict(zip(ARGUMENTS.get(name, ()), node.args, strict=False)) | dict(node.kwargs)
+            arguments = dict(zip(ARGUMENTS.get(name, ()), node.args, strict=False)) | dict(node.kwargs)
         else:
             return None
         name = name.replace("_", "").lower()
         if name in BINARY:
-            return self.combined(sources)
+            return self.merge(sources)
         if name in ("view", "reshape") and len(node.args) == 3 and node.args[2] == -1 and _is_batch(*node.args[:2]):
-            name, given, source = "flatten", {"start_dim": 1}, sources[0]
-        return None if source is None else passed(source, name, given)
+            name, arguments, source = "flatten", {"start_dim": 1}, sources[0]
+        return None if source is None else through_function(source, name, arguments)
 
-    def layer(self, node: Node, source: _Flow | None) -> _Flow | None:
+    def through_layer(self, node: Node, source: _Flow | None) -> _Flow | None:
+        """Add a layer as a consumer of what it reads, and return the new stream that it writes."""
         module = self.modules[str(node.target)]
         assert isinstance(module, (nn.Linear, _ConvNd))
         dims, inputs = LAYERS[type(module)], module.weight.shape[1]
         if isinstance(module, _ConvNd) and module.groups > 1:
             return None
         if source is not None:
-            each = inputs // source.stream.count if source.flat else 1
-            if source.dims == dims and each * source.stream.count == inputs:
-                columns = None if each == 1 else torch.arange(inputs, device="cpu").view(-1, each)
+            columns_per_unit = inputs // source.stream.count if source.flat else 1
+            if source.dims == dims and columns_per_unit * source.stream.count == inputs:
+                columns = None
+                if columns_per_unit > 1:
+                    columns = torch.arange(inputs, device="cpu").view(-1, columns_per_unit)
                 tensor = node.all_input_nodes[0]
                 source.stream.consumers.append(Consumer(module, columns, tensor not in self.probed))
                 self.probed.add(tensor)
             else:
-                self.close(node)
+                self.mark_inputs_opaque(node)
         self.streams.append(_Stream(len(module.weight), [str(node.target)]))
         return _Flow(self.streams[-1], dims)
 
-    def norm(self, module: Any, source: _Flow | None) -> _Flow | None:
+    def through_norm(self, module: Any, source: _Flow | None) -> _Flow | None:
+        """Add a batch norm to the stream that it normalises, which flows on."""
         if source is None or source.flat or source.dims not in NORMS[type(module)]:
             return None
         source.stream.norms.append(module)
         return source if source.stream.count == module.num_features else None
 
-    def combined(self, sources: list[_Flow | None]) -> _Flow | None:
-        """A sum or product, number by number, of streams that become one."""
+    def merge(self, sources: list[_Flow | None]) -> _Flow | None:
+        """Merge streams that are added or multiplied element by element into the first of them."""
         known = [flow for flow in sources if flow is not None]
         if len(known) < len(sources) or len({(flow.stream.count, *flow[1:]) for flow in known}) != 1:
             return None
-        one = known[0].stream
-        for other in {id(flow.stream): flow.stream for flow in known if flow.stream is not one}.values():
-            one.opaque |= other.opaque
-            one.producers += other.producers
-            one.consumers += other.consumers
-            one.norms += other.norms
+        merged = known[0].stream
+        for other in {id(flow.stream): flow.stream for flow in known if flow.stream is not merged}.values():
+            merged.opaque |= other.opaque
+            merged.producers += other.producers
+            merged.consumers += other.consumers
+            merged.norms += other.norms
             self.streams.remove(other)
             for node, flow in self.flows.items():
                 if flow is not None and flow.stream is other:
-                    self.flows[node] = flow._replace(stream=one)
+                    self.flows[node] = flow._replace(stream=merged)
         return known[0]
 
 
-def passed(source: _Flow, name: str, given: Mapping[str, Any]) -> _Flow | None:
-    """Through a function or module, in lower case without underscores, that leaves each channel to itself."""
+def through_function(source: _Flow, name: str, arguments: Mapping[str, Any]) -> _Flow | None:
+    """Return what is left of a flow behind a function or module that does not mix channels; None if it is not known.
+
+    Args:
+        source: the flow into it.
+        name: its name, in lower case without underscores.
+        arguments: its arguments besides the tensor, or its attributes, by name.
+    """
     dims = source.dims
-    if name == "flatten":  # from (1, -1) on each unit may have several neighbouring columns; of (N, T, C) it has not
-        between = given.get("start_dim", 0), given.get("end_dim", -1)
-        return _Flow(source.stream, 0, flat=True) if between == (1, -1) and (dims or source.flat) else None
-    if name == "mean":  # over all of a map
-        over = given.get("dim")
-        if not dims or not isinstance(over, (tuple, list)) or "dtype" in given:
+    if name == "flatten":
+        # From dimension 1 to the last each unit gets several neighbouring columns. Only maps have units in dimension 1:
+        # vectors of sequences, (N, T, C), have them last.
+        flattened = arguments.get("start_dim", 0), arguments.get("end_dim", -1)
+        return _Flow(source.stream, 0, flat=True) if flattened == (1, -1) and (dims or source.flat) else None
+    if name == "mean":  # only a mean over all positions of a map is followed
+        averaged = arguments.get("dim")
+        if not dims or not isinstance(averaged, (tuple, list)) or "dtype" in arguments:
             return None
-        if {d % (dims + 2) for d in over} != set(range(2, dims + 2)):
+        if {d % (dims + 2) for d in averaged} != set(range(2, dims + 2)):
             return None
-        return source if given.get("keepdim") else _Flow(source.stream, 0)
-    spatial = dims > 0 and (name == "upsample" or (name in SPATIAL and dims == int(name[-2])))
-    return source if spatial or name in ELEMENTWISE else None
+        return source if arguments.get("keepdim") else _Flow(source.stream, 0)
+    is_spatial = dims > 0 and (name == "upsample" or (name in SPATIAL and dims == int(name[-2])))
+    return source if is_spatial or name in ELEMENTWISE else None
 
 
 def _is_batch(tensor: object, number: object) -> bool:
-    """Whether a node is the batch size, `x.size(0)` or `x.shape[0]` of this tensor or of an input."""
+    """Return whether a node is the batch size: `x.size(0)` or `x.shape[0]` of this tensor or of an input."""
     if not isinstance(number, Node):
         return False
-    first = number.target == "size" and number.args[1:] == (0,)
+    is_first = number.target == "size" and number.args[1:] == (0,)
     if number.target is operator.getitem and number.args[1] == 0 and isinstance(number.args[0], Node):
         number = number.args[0]
-        first = number.target is getattr and bool(number.args[1] == "shape")
+        is_first = number.target is getattr and bool(number.args[1] == "shape")
     source = number.args[0] if number.args else None
-    return first and (source is tensor or (isinstance(source, Node) and source.op == "placeholder"))
+    return is_first and (source is tensor or (isinstance(source, Node) and source.op == "placeholder"))
 
 
-def traced_units(model: nn.Module, shared: Set[int] = frozenset(), say: bool = False) -> list[Units]:
-    """The units of a network whose `forward` can be traced, as far as all who write and read them are known.
+def traced_units(model: nn.Module, shared: Set[int] = frozenset(), log_omitted: bool = False) -> list[Units]:
+    """Return the units of a network whose `forward` can be traced, those whose producers and consumers are all known.
 
     Args:
-        model: stays as it is.
-        shared: ids of parameters that are used outside of it too.
-        say: in one line of the log, which layers' outputs are none, where that is more than the last layer.
+        model: the network, which is not changed.
+        shared: ids of parameters that other networks use too.
+        log_omitted: log, in one line, the layers whose outputs are no units, if there are more than the last layer.
 
     Raises:
         ValueError: the network cannot be traced.
     """
     kind = type(model).__name__
     try:
-        graph = _Reader(model, shared).read()
+        graph = _TraceReader(model, shared).read()
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
@@ -269,8 +296,8 @@ def traced_units(model: nn.Module, shared: Set[int] = frozenset(), say: bool = F
         ) from error
     written = {producer.layer for units in graph for producer in units.producers}
     layers = {name: module for name, module in model.named_modules() if is_linear(module)}
-    without = [name for name, layer in layers.items() if layer not in written]
-    if say and graph and len(without) > 1:
-        shown = ", ".join(without[:4]) + (", ..." if len(without) > 4 else "")
-        log.info(f"units of {kind} by tracing: {len(without)} of {len(layers)} layers are left alone: {shown}")
+    omitted = [name for name, layer in layers.items() if layer not in written]
+    if log_omitted and graph and len(omitted) > 1:
+        shown = ", ".join(omitted[:4]) + (", ..." if len(omitted) > 4 else "")
+        log.info(f"units of {kind} by tracing: {len(omitted)} of {len(layers)} layers are left alone: {shown}")
     return graph

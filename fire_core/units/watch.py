@@ -13,22 +13,22 @@ from fire_core.units.graph import Consumer, Units
 
 
 def mean_magnitude(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Mean absolute value over `dims`, in float32."""
+    """Return the mean absolute value over `dims`, in float32."""
     total: Tensor = torch.linalg.vector_norm(x, ord=1, dim=list(dims), dtype=torch.float32)  # one pass, no copy of x
     return total * (total.numel() / x.numel())
 
 
 def peak(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """The largest value over `dims`, and 0 at least."""
+    """Return the largest value over `dims`, or 0 if that is larger, in float32."""
     return x.amax(dim=list(dims)).float().clamp(min=0)
 
 
-_OWN_PASSES: list[None] = []  # one for each block of `own_pass` that is open
+_OWN_PASSES: list[None] = []  # one entry for each block of `own_pass` that is open
 
 
 @contextlib.contextmanager
 def own_pass() -> Iterator[None]:
-    """A pass within this block is a method's own: whatever watches the passes of training does not see it."""
+    """Mark the forward passes within this block as a method's own, so that watches of training passes ignore them."""
     _OWN_PASSES.append(None)
     try:
         yield
@@ -37,17 +37,17 @@ def own_pass() -> Iterator[None]:
 
 
 def is_trained(layer: nn.Module) -> bool:
-    """Whether a pass through the layer is one of training."""
+    """Return whether a pass through the layer now is a training pass: in training mode, and not a method's own."""
     return layer.training and not _OWN_PASSES
 
 
 class Watch:
-    """A statistic of every unit in the last forward pass; the activations themselves are not kept.
+    """A statistic of every unit's activation in the last forward pass; the activations themselves are not stored.
 
     Args:
         graph: the units.
-        reduce: (activations, all dimensions but the units') -> a number for each unit, (inputs of the consumer,).
-        only_training: ignore layers in evaluation mode.
+        reduce: (activations, all dimensions but the channels') -> one number for each channel, (channels,).
+        only_training: ignore layers in evaluation mode, and passes that are a method's own.
     """
 
     def __init__(
@@ -55,48 +55,53 @@ class Watch:
     ) -> None:
         self.graph, self.reduce, self.only_training = graph, reduce, only_training
         self.samples = 0  # in the last pass
-        self._seen: list[dict[nn.Module, Tensor]] = [{} for _ in graph]
+        # For each group of units: consumer -> statistic of the units as this consumer read them, (units,)
+        self._statistics: list[dict[nn.Module, Tensor]] = [{} for _ in graph]
 
     @contextlib.contextmanager
     def on(self) -> Iterator[Watch]:
-        """Hooks on the consumers within this block."""
+        """Measure the passes within this block, by hooks that are removed at its end."""
         with contextlib.ExitStack() as hooks:
-            for units, seen in zip(self.graph, self._seen, strict=True):
+            for units, statistics in zip(self.graph, self._statistics, strict=True):
                 for consumer in units.consumers:
                     if consumer.probed:
-                        hooks.callback(consumer.layer.register_forward_pre_hook(self._hook(consumer, seen)).remove)
+                        hook = self._hook(consumer, statistics)
+                        hooks.callback(consumer.layer.register_forward_pre_hook(hook).remove)
             yield self
 
-    def _hook(self, consumer: Consumer, seen: dict[nn.Module, Tensor]) -> Callable[[nn.Module, tuple[Tensor]], None]:
+    def _hook(
+        self, consumer: Consumer, statistics: dict[nn.Module, Tensor]
+    ) -> Callable[[nn.Module, tuple[Tensor]], None]:
         columns = consumer.columns
 
-        def look(layer: nn.Module, inputs: tuple[Tensor]) -> None:
+        def measure(layer: nn.Module, inputs: tuple[Tensor]) -> None:
             if self.only_training and not is_trained(layer):
                 return
             with torch.no_grad():
                 x = inputs[0].detach()
                 channel = x.ndim - (layer.weight.ndim - 1 if isinstance(layer, _ConvNd) else 1)
-                value = self.reduce(x, [d for d in range(x.ndim) if d != channel])  # (inputs,)
-                seen[layer] = value if columns is None else value[columns].mean(-1)  # (units,)
+                per_channel = self.reduce(x, [d for d in range(x.ndim) if d != channel])  # (channels,)
+                statistics[layer] = per_channel if columns is None else per_channel[columns].mean(-1)  # (units,)
                 self.samples = len(x)
 
-        return look
+        return measure
 
-    def read(self, unused: bool = False) -> list[Tensor]:
-        """For each group of units a (units,) tensor, the mean over its consumers.
+    def read(self, skip_unused: bool = False) -> list[Tensor]:
+        """Return the statistic of each group of units, the mean over its consumers, (units,).
 
         Args:
-            unused: leave out groups whose layers no pass has used, instead of raising.
+            skip_unused: leave out groups whose layers no pass has used, instead of raising.
 
         Raises:
             RuntimeError: there was no forward pass since the hooks were registered, or none through some layer.
         """
-        if not any(self._seen):
+        if not any(self._statistics):
             raise RuntimeError(
                 "no pass was seen: a network that torch.compile compiled before the hooks were put on does not run them"
             )
-        if not unused and not all(self._seen):
-            missing = next(units for units, seen in zip(self.graph, self._seen, strict=True) if not seen)
-            layer = missing.consumers[0].layer
-            raise RuntimeError(f"no pass went through {layer}, which reads units that are to be measured")
-        return [torch.stack(list(seen.values())).mean(0) for seen in self._seen if seen]
+        if not skip_unused:
+            for units, statistics in zip(self.graph, self._statistics, strict=True):
+                if not statistics:
+                    layer = units.consumers[0].layer
+                    raise RuntimeError(f"no pass went through {layer}, which reads units that are to be measured")
+        return [torch.stack(list(statistics.values())).mean(0) for statistics in self._statistics if statistics]

@@ -93,7 +93,7 @@ def steps(method: Method, model: nn.Module, forbidden: Callable[[], Any], device
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are treated as those of a GPU."""
     for module in (recycle, snr):
-        monkeypatch.setattr(module, "at_hand", lambda device: False)
+        monkeypatch.setattr(module, "is_cpu", lambda device: False)
 
 
 @pytest.mark.usefixtures("elsewhere")
