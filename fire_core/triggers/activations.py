@@ -1,4 +1,4 @@
-"""Triggers that look at activations: of the training's own passes, or of a fixed batch."""
+"""Triggers that measure activations, either in passes of training or on a fixed batch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, is_trained, mean_magnitude
 from fire_core.weights.topology import unwrap
 
-SAMPLES = 256
-Read = Callable[[], Tensor | None]  # the number of the pass that was seen; None if there was none
+SAMPLES = 256  # of a batch, whose features are kept for an effective rank
+Read = Callable[[], Tensor | None]  # returns the number of the last measured pass; None if there was no pass
 
 
 class ActivationTrigger(Measured):
-    """Measures what passes through the model.
+    """Base class of triggers whose number comes from activations.
 
-    When a measurement is due, hooks go onto the model, see the next training pass, and are taken off at the next `ask`:
-    no further pass, no hooks in between. With a `probe` (see `start`) that batch is passed through the model instead.
+    When a measurement is due, hooks are registered on the model, measure the next training pass, and are removed at the
+    next `ask`. So no pass is added, and between measurements the model has no hooks. With a `probe` (see `start`) the
+    probe's batch is passed through the model instead.
     """
 
     missing = (
         "no training pass was seen since the hooks are on. A model that torch.compile compiled does not run them: "
         "call start(model, probe=...) with a pass of the model before compilation"
     )
-    most = 1.0  # shares
+    upper_bound = 1.0  # the numbers are shares
     _hooks: ExitStack | None = None
     _net: Net | None = None
     _probe: Callable[[], object] | None = None
@@ -43,21 +44,21 @@ class ActivationTrigger(Measured):
         super().prepare(net, metrics, probe)
         assert net is not None
         self._net, self._probe = net, probe or self._probe
-        with self.watch(net, only_training=True):  # refuses a model that has nothing to watch
+        with self.watch(net, only_training=True):  # raises for a model that has nothing to watch
             pass
-        self._go_on()
+        self._restore_hooks()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._go_on()
+        self._restore_hooks()
 
-    def _go_on(self) -> None:
-        """On a resume between the step at which a measurement was due and the one that is to be seen."""
+    def _restore_hooks(self) -> None:
+        """Register the hooks again if the run was resumed while a measurement was due."""
         if self.due and self._net is not None and self._probe is None and self._hooks is None:
-            self._put_on(self._net)
+            self._register_hooks(self._net)
 
-    def _put_on(self, net: Net) -> None:
-        # A model that is trained in evaluation mode is seen in it.
+    def _register_hooks(self, net: Net) -> None:
+        # If all networks are in evaluation mode, they are trained in it, and passes in that mode are measured.
         only_training = any(root.training for root in net.modules.values())
         self._hooks = ExitStack()
         self._read = self._hooks.enter_context(self.watch(net, only_training))
@@ -68,7 +69,7 @@ class ActivationTrigger(Measured):
                 self._probe()
                 return read()
         if self._hooks is None:
-            self._put_on(net)
+            self._register_hooks(net)
             return None
         measured = self._read()
         if measured is not None:
@@ -77,7 +78,11 @@ class ActivationTrigger(Measured):
         return measured
 
     def watch(self, net: Net, only_training: bool) -> AbstractContextManager[Read]:
-        """Hooks on the model as long as the context is open; it gives what reads the number.
+        """Return a context within which hooks measure the passes of the model; its value is a function that reads.
+
+        Args:
+            net: the networks.
+            only_training: ignore passes in evaluation mode.
 
         Raises:
             ValueError: the model has nothing to watch.
@@ -86,14 +91,16 @@ class ActivationTrigger(Measured):
 
 
 class Dormancy(ActivationTrigger):
-    """The share of dormant units (Sokar et al., ICML 2023) in one training batch, over all hidden layers.
+    """Fires when the share of dormant units in one training batch, over all hidden layers, passes a threshold.
+
+    Dormant units are those of Sokar et al., ICML 2023.
 
     Args:
-        above: threshold of the share, in [0, 1].
+        above: the trigger fires above this share, in [0, 1].
         every: steps between two measurements.
         rearm: see `Measured`.
         cooldown: steps after an action in which it does not fire.
-        threshold: of a dormant unit's score: its mean |activation| divided by the layer's mean.
+        threshold: largest score of a dormant unit; the score is its mean |activation| divided by the layer's mean.
     """
 
     name = "dormancy"
@@ -109,7 +116,7 @@ class Dormancy(ActivationTrigger):
     ) -> None:
         super().__init__(above, None, every, rearm, cooldown)
         self.dormant = threshold
-        self._graph: tuple[list[nn.Module], list[Units]] | None = None
+        self._graph: tuple[list[nn.Module], list[Units]] | None = None  # all modules, and the units found in them
 
     @contextmanager
     def watch(self, net: Net, only_training: bool) -> Iterator[Read]:
@@ -121,7 +128,7 @@ class Dormancy(ActivationTrigger):
         def read() -> Tensor | None:
             if not watch.samples:
                 return None
-            means = [layer[None] for layer in watch.read(unused=True)]  # (1, units): of |activation| over the batch
+            means = [layer[None] for layer in watch.read(skip_unused=True)]  # (1, units) mean |activation| each
             return torch.tensor(dormant_ratio(means, self.dormant), dtype=torch.float32, device=means[0].device)
 
         with watch.on():
@@ -129,13 +136,13 @@ class Dormancy(ActivationTrigger):
 
 
 class EffectiveRank(ActivationTrigger):
-    """The effective rank (Roy and Vetterli, EUSIPCO 2007) of the features that the last linear layer in use reads.
+    """Fires when the effective rank of the features that the last linear layer reads falls below a threshold.
 
-    It is given as a share of the largest that is possible, min(samples, features), and averaged over the networks. At
-    most 256 samples of a batch are taken, evenly spaced.
+    The effective rank (Roy and Vetterli, EUSIPCO 2007) is divided by the largest that is possible, min(samples,
+    features), and averaged over the networks. At most 256 samples of a batch are taken, evenly spaced.
 
     Args:
-        below: threshold of the share, in [0, 1].
+        below: the trigger fires below this share of the largest rank, in [0, 1].
         every: steps between two measurements.
         rearm: see `Measured`.
         cooldown: steps after an action in which it does not fire.
@@ -149,22 +156,30 @@ class EffectiveRank(ActivationTrigger):
 
     @contextmanager
     def watch(self, net: Net, only_training: bool) -> Iterator[Read]:
-        linear = [[m for m in unwrap(root).modules() if isinstance(m, nn.Linear)] for root in net.modules.values()]
-        if not any(linear):
+        linear_layers = [  # of each network
+            [module for module in unwrap(root).modules() if isinstance(module, nn.Linear)]
+            for root in net.modules.values()
+        ]
+        if not any(linear_layers):
             raise ValueError("EffectiveRank: the model has no linear layer, whose inputs would be its features")
         features: dict[nn.Module, Tensor] = {}
 
-        def look(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-            if given and given[0].ndim > 1 and (is_trained(layer) or not only_training):
-                rows = given[0].detach().flatten(0, -2)
+        def store_features(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if inputs and inputs[0].ndim > 1 and (is_trained(layer) or not only_training):
+                rows = inputs[0].detach().flatten(0, -2)
                 features[layer] = rows[:: -(-len(rows) // SAMPLES)].float()  # (samples, features)
 
         def read() -> Tensor | None:
-            last = [[features[layer] for layer in layers if layer in features][-1:] for layers in linear]
-            shares = [effective_rank(rows) / min(rows.shape) for group in last for rows in group]
+            shares = []
+            for layers in linear_layers:
+                used = [layer for layer in layers if layer in features]
+                if used:
+                    last = features[used[-1]]
+                    shares.append(effective_rank(last) / min(last.shape))
             return torch.stack(shares).mean() if shares else None
 
         with ExitStack() as hooks:
-            for layer in {layer for layers in linear for layer in layers}:  # the last one may be a spare
-                hooks.callback(layer.register_forward_pre_hook(look).remove)
+            # All layers are watched, because the last one registered may not be used by the forward pass.
+            for layer in {layer for layers in linear_layers for layer in layers}:
+                hooks.callback(layer.register_forward_pre_hook(store_features).remove)
             yield read

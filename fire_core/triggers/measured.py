@@ -1,4 +1,4 @@
-"""Triggers that measure the model every few steps and fire when the number passes a threshold."""
+"""Triggers that measure a number of the model every few steps and fire when it passes a threshold."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from fire_core.weights.distributed import full, mean_over_ranks
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve
 
-REARM = 0.9
+REARM = 0.9  # default of `rearm`, relative to the threshold
 Steps = Annotated[int, at_least(0)]
 
 
 class Measured(Trigger):
     """Fires when a number of the model, measured every `every` steps, passes a threshold.
 
-    Hysteresis: after an action that it asked for it fires again only once the number has come back past `rearm`. An
-    action that does not help is thus not repeated for ever.
+    Hysteresis: after it has fired, it fires again only once the number has come back past `rearm`. So an action that
+    does not help is not repeated for ever.
 
     Args:
-        above: fire when the number lies above this.
-        below: or below this; one of the two.
+        above: fire when the number lies above this. Give exactly one of `above` and `below`.
+        below: fire when the number lies below this.
         every: steps between two measurements.
-        rearm: default: 0.9 of `above`, or `below` / 0.9, at most halfway to the number's largest.
+        rearm: the number past which the trigger may fire again. None takes 0.9 of `above`, or `below` / 0.9 but at most
+            halfway from `below` to the number's upper bound.
         cooldown: steps after any action in which it does not fire.
 
     Raises:
-        ValueError: not exactly one threshold; `rearm` on its wrong side; a number out of range.
+        ValueError: not exactly one threshold is given, `rearm` lies on the wrong side of it, or a number is out of
+            range.
     """
 
     FIELDS: ClassVar[tuple[str, ...]] = ("last", "due", "armed", "value", "acted_at")
-    missing = "there is nothing to measure"
-    most: ClassVar[float] = math.inf  # that the number can be
+    missing = "there is nothing to measure"  # what the error says if no number comes
+    upper_bound: ClassVar[float] = math.inf  # the largest value that the number can have
 
     @checked
     def __init__(
@@ -58,14 +60,17 @@ class Measured(Trigger):
             raise ValueError(f"{type(self).__name__}: give either above or below")
         self.sign, self.side = (1, "above") if below is None else (-1, "below")
         self.threshold, self.every, self.cooldown = threshold, every, cooldown
-        self.rearm = min(threshold * REARM**self.sign, (threshold + self.most) / 2) if rearm is None else rearm
+        if rearm is None:
+            self.rearm = min(threshold * REARM**self.sign, (threshold + self.upper_bound) / 2)
+        else:
+            self.rearm = rearm
         if self.sign * (self.rearm - threshold) > 0:
             raise ValueError(f"{type(self).__name__}: rearm={rearm} must not lie {self.side} the threshold {threshold}")
-        self.due = False  # a measurement
-        self.armed = True
-        self.value: float | None = None  # that was measured last
-        self.acted_at: int | None = None
-        self._waiting = 0  # steps since the measurement is due
+        self.due = False  # whether a measurement is due
+        self.armed = True  # whether it may fire
+        self.value: float | None = None  # the last measured number
+        self.acted_at: int | None = None  # the step of the last action
+        self._steps_overdue = 0  # steps for which a measurement has been due without a number
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.side}={self.threshold:g}, every={self.every})"
@@ -79,18 +84,19 @@ class Measured(Trigger):
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
         assert net is not None
-        was_due = self.due  # else the hooks are put on now, and there is nothing yet to see
+        was_due = self.due  # if not, hooks are registered in this call, and there cannot be a number yet
         self.due |= step // self.every > last // self.every
         measured = self.measure(net) if self.due else None
         if measured is None:
-            self._waiting += (step - last) * was_due
-            if self._waiting > self.every:
+            self._steps_overdue += (step - last) * was_due
+            if self._steps_overdue > self.every:
                 raise ValueError(f"{type(self).__name__}: {self.missing}")
             return None
-        self.due, self._waiting, self.value = False, 0, mean_over_ranks(measured)
-        cooling = self.acted_at is not None and step - self.acted_at <= self.cooldown
+        self.due, self._steps_overdue, self.value = False, 0, mean_over_ranks(measured)
+        cooling_down = self.acted_at is not None and step - self.acted_at <= self.cooldown
         self.armed |= self.sign * (self.value - self.rearm) < 0 or self.value == self.rearm == 0
-        if cooling or not self.armed or not self.sign * (self.value - self.threshold) > 0:  # NaN: no
+        past_threshold = self.sign * (self.value - self.threshold) > 0  # false for NaN
+        if cooling_down or not self.armed or not past_threshold:
             return None
         self.armed = False
         reason = f"{self.name} {self.value:.4g} {self.side} {self.threshold:g}"
@@ -100,22 +106,23 @@ class Measured(Trigger):
         self.acted_at = step
 
     def measure(self, net: Net) -> Tensor | None:
-        """The number, a scalar; None if it is not there yet: asked for again after the next step."""
+        """Return the number, a scalar tensor; or None if it is not known yet, to be asked again after the next step."""
         raise NotImplementedError
 
 
 class Drift(Measured):
-    """How much farther the weights are from isometries than after the last action (DfI; Han et al., ICLR 2026).
+    """Fires when the weights have moved away from isometries since the last action (DfI; Han et al., ICLR 2026).
 
-    The number is the mean over all singular values of (sigma^2 / s^2 - 1)^2, s FIRE's target, minus the same number at
-    the first step after the last action, or of the run. Frozen weights do not count.
+    The measured number is the increase of the weights' deviation since the first step after the last action, or the
+    first step of the run. The deviation is the mean of (sigma^2 / s^2 - 1)^2 over all singular values, s being FIRE's
+    target. Frozen weights do not count.
 
     Args:
-        above: threshold of the increase.
+        above: the trigger fires above this increase.
         every: steps between two measurements.
         rearm: see `Measured`.
         cooldown: steps after an action in which it does not fire.
-        layout: which weights, see `fire_core.weights.layout`; None: the network's own.
+        layout: which weights are measured, see `fire_core.weights.layout`; None takes the network's own layout.
     """
 
     name = "drift"
@@ -133,7 +140,7 @@ class Drift(Measured):
         super().__init__(above, None, every, rearm, cooldown)
         self.layout = layout
         self.baseline: float | None = None
-        self._found: tuple[list[int], list[Entry]] | None = None
+        self._cached_entries: tuple[list[int], list[Entry]] | None = None  # ids of all parameters, and their entries
 
     def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
         super().prepare(net, metrics, probe)
@@ -156,18 +163,23 @@ class Drift(Measured):
         self.baseline = None
 
     def _entries(self, net: Net) -> list[Entry]:
-        parameters = [id(p) for p in net.parameters()]
-        if self._found is None or self._found[0] != parameters:
-            entries = [e for m in net.modules.values() for e in resolve(m, self.layout or net.layout)]
-            self._found = parameters, [e for e in entries if e.action == "project"]
-        return self._found[1]
+        """Return the weights that FIRE would project, read anew only when the networks have other parameters."""
+        parameter_ids = [id(p) for p in net.parameters()]
+        if self._cached_entries is None or self._cached_entries[0] != parameter_ids:
+            entries = []
+            for module in net.modules.values():
+                entries += [e for e in resolve(module, self.layout or net.layout) if e.action == "project"]
+            self._cached_entries = parameter_ids, entries
+        return self._cached_entries[1]
 
     @torch.no_grad()
     def _deviation(self, net: Net) -> Tensor:
+        """Return the mean of (sigma^2 / s^2 - 1)^2 over all singular values, a scalar on the device."""
         entries = self._entries(net)
-        values = sum(entry.count * min(entry.shape) for entry in entries)
+        singular_values = sum(entry.count * min(entry.shape) for entry in entries)
         sums = []
         for entry in entries:
             matrices = entry.view(full(entry.parameter.detach()))  # (..., d_out, d_in)
             sums.append(dfi(matrices, scale_of(entry, "modular", 1.0, {})).sum())
-        return torch.stack([total.to(sums[0].device) for total in sums]).sum() / values  # waits for nothing
+        # Nothing is read from the device here, so the host does not wait.
+        return torch.stack([total.to(sums[0].device) for total in sums]).sum() / singular_values

@@ -1,4 +1,4 @@
-"""A trigger that follows a loss or score which training has anyway."""
+"""A trigger that follows a loss or score which training computes anyway."""
 
 import math
 import warnings
@@ -16,25 +16,25 @@ from fire_core.weights.distributed import mean_over_ranks
 
 
 class Plateau(Trigger):
-    """When the mean of a metric over windows of steps has not improved for some windows.
+    """Fires when the mean of a metric over a window of steps has not improved for `patience` windows.
 
-    A window ends after `every` steps, or at the first value after that. An improvement is one over the best window
-    since the last action. After an action the best one is forgotten, and the next whole window after `cooldown` steps
-    is the first.
+    A window ends after `every` steps, or at the first value after that. A window improves if its mean is better than
+    that of the best window since the last action. After an action the best window is forgotten, and the first complete
+    window after `cooldown` steps is the first to count.
 
-    A mean that is not finite is said once, as a RuntimeWarning. Tensors are added up on their device and read at the
-    end of a window.
+    The first mean that is not finite is reported as a RuntimeWarning. Tensors are added up on their device and read
+    only at the end of a window.
 
     Args:
-        metric: its name, as the loop gives it to `ask`.
+        metric: name of the metric, as the loop gives it to `ask`.
         every: steps of a window.
-        patience: windows without improvement.
-        min_delta: an improvement is at least this share of the best value.
+        patience: windows without improvement after which it fires.
+        min_delta: an improvement is more than this share of the best mean.
         mode: min for a loss, max for a score.
         cooldown: steps after an action that do not count.
 
     Raises:
-        ValueError: a number out of range, or an unknown mode.
+        ValueError: a number is out of range, or the mode is unknown.
     """
 
     name = "plateau"
@@ -53,14 +53,14 @@ class Plateau(Trigger):
         super().__init__()
         self.metric, self.every, self.patience = metric, every, patience
         self.min_delta, self.mode, self.cooldown = min_delta, mode, cooldown
-        self.sum: Tensor | float = 0.0
-        self.count = 0
-        self.due = False
-        self.best: float | None = None
+        self.sum: Tensor | float = 0.0  # of the metric's values in the present window
+        self.count = 0  # of these values
+        self.due = False  # whether the window ends at the next value
+        self.best: float | None = None  # mean of the best window since the last action
         self.value: float | None = None  # mean of the last window
-        self.waited = 0
-        self.warned = False  # of a mean that is not finite; once
-        self.begin: int | None = None  # of the first window: steps up to there do not count
+        self.waited = 0  # windows since the best one
+        self.warned = False  # whether the warning about a mean that is not finite has been given
+        self.begin: int | None = None  # the step after which the first window begins
 
     def __str__(self) -> str:
         return f"Plateau({self.metric!r}, every={self.every}, patience={self.patience})"
@@ -74,20 +74,20 @@ class Plateau(Trigger):
         return {self.metric}
 
     def earliest(self, after: int = 0) -> float:
-        return self._next(after) + (self.patience + 1) * self.every
+        return self._next_window(after) + (self.patience + 1) * self.every
 
-    def _next(self, step: int) -> int:
-        """Where the first whole window begins."""
+    def _next_window(self, step: int) -> int:
+        """Return the first multiple of `every` that is at least `step`: the next window begins after that step."""
         return -(-step // self.every) * self.every
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
         if self.begin is None:
-            self.begin = self._next(self.last or 0)
+            self.begin = self._next_window(self.last or 0)
         if step <= self.begin:
             return None
-        given = metrics.get(self.metric)
-        if given is not None:
-            self._add(given)
+        value = metrics.get(self.metric)
+        if value is not None:
+            self._add(value)
         self.due |= step // self.every > max(last, self.begin) // self.every
         if self.due and self.count:
             self._end_window(step)
@@ -99,18 +99,20 @@ class Plateau(Trigger):
         reason = f"{self.metric} {self.value:.4g} not {better} {self.best:.4g} for {self.waited} x {self.every} steps"
         return Firing(step, self.name, reason, {self.metric: self.value, "best": self.best})
 
-    def _add(self, given: Tensor | float) -> None:
-        if isinstance(given, Tensor):
-            given = given.detach().float().reshape(())
+    def _add(self, value: Tensor | float) -> None:
+        """Add a value to the present window."""
+        if isinstance(value, Tensor):
+            value = value.detach().float().reshape(())
             if isinstance(self.sum, Tensor):
-                self.sum.add_(given)
+                self.sum.add_(value)
             else:
-                self.sum = given + self.sum  # a tensor of our own
+                self.sum = value + self.sum  # a new tensor, so that the loop's is not written to
         else:
-            self.sum += given
+            self.sum += value
         self.count += 1
 
     def _end_window(self, step: int) -> None:
+        """Compare the mean of the present window with the best one, and begin a new window."""
         total = self.sum if isinstance(self.sum, Tensor) else torch.tensor(self.sum, dtype=torch.float64, device="cpu")
         self.value = mean_over_ranks(total / self.count)
         self.sum, self.count, self.due = 0.0, 0, False
@@ -131,14 +133,14 @@ class Plateau(Trigger):
 
     def _improved(self, value: float, best: float) -> bool:
         gain = best - value if self.mode == "min" else value - best
-        return gain > self.min_delta * abs(best)  # of NaN: False
+        return gain > self.min_delta * abs(best)  # false for NaN
 
     def acted(self, step: int) -> None:
-        self.begin, self.best, self.waited = self._next(step + self.cooldown), None, 0
+        self.begin, self.best, self.waited = self._next_window(step + self.cooldown), None, 0
         self.sum, self.count, self.due = 0.0, 0, False
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"sum": float(self.sum)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict({"begin": 0, **state})  # earlier states have none
+        super().load_state_dict({"begin": 0, **state})  # older checkpoints have no "begin"

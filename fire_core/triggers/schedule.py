@@ -1,4 +1,4 @@
-"""Triggers that follow the number of the step."""
+"""Triggers that fire at given steps, whatever the model does."""
 
 import math
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from fire_core.triggers.trigger import Firing, Metrics, Trigger
 
 
 class At(Trigger):
-    """After given steps. A step that the loop leaves out counts at the next one that it asks about.
+    """Fires after given steps; if the loop does not ask about one of them, at the next step that it asks about.
 
     Args:
-        steps: after which optimizer steps, counted from 1.
+        steps: the optimizer steps after which it fires, counted from 1.
 
     Raises:
-        ValueError: there are none, or one is no whole number or lies below 1.
+        ValueError: there are no steps, or one is no whole number or lies below 1.
     """
 
     name = "at"
@@ -39,13 +39,13 @@ class At(Trigger):
 
 
 class Every(Trigger):
-    """After each step whose number is a multiple of `steps`.
+    """Fires after each step whose number is a multiple of `steps`.
 
     Args:
-        steps: the period.
+        steps: the period, in optimizer steps.
 
     Raises:
-        ValueError: it is no whole number from 1 up.
+        ValueError: the period is no whole number from 1 up.
     """
 
     name = "every"

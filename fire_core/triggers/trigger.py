@@ -1,4 +1,4 @@
-"""What every trigger has, and how triggers combine."""
+"""The base class of triggers, what a firing says, and how triggers combine."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from fire_core.methods.protocol import Net
 
-Metrics = Mapping[str, Tensor | float | None]
+Metrics = Mapping[str, Tensor | float | None]  # name -> the step's value; None: no new value in this step
 
 
 @dataclass(frozen=True)
 class Firing:
-    """That a trigger fired.
+    """A trigger's answer that it is time to act.
 
     Attributes:
-        step: after which optimizer step.
-        trigger: which one, in one word ("every", "plateau", ...); of several, joined by "|".
-        reason: in words, for a log.
-        numbers: what it measured, by name.
+        step: the optimizer step after which it fired.
+        trigger: the trigger in one word ("every", "plateau", ...); several are joined by "|".
+        reason: the reason in words, for a log.
+        numbers: what the trigger measured, by name.
     """
 
     step: int
@@ -36,13 +36,15 @@ class Trigger:
     A loop calls `ask` after each optimizer step, and acts where the answer is a `Firing`. Under distributed training
     all processes must ask; what is measured is averaged over them, so that all get the same answer.
 
+    A new kind of trigger defines `look`, and `acted`, `prepare`, `earliest` and `needs` where it needs to.
+
     Attributes:
-        name: in one word.
+        name: the kind of trigger in one word.
         last: the last step that was asked about.
     """
 
     name: ClassVar[str]
-    FIELDS: ClassVar[tuple[str, ...]] = ("last",)  # of the state
+    FIELDS: ClassVar[tuple[str, ...]] = ("last",)  # names of the attributes that make up the state
 
     def __init__(self) -> None:
         self.last: int | None = None
@@ -67,16 +69,17 @@ class Trigger:
         """Check before the first step that the trigger can work in this run. Without this call the first `ask` does it.
 
         Args:
-            model: what is trained.
-            metrics: names of all numbers that the loop will give to `ask`; None: not known, and not checked.
-            total_steps: of the run. A new trigger that cannot fire before is refused. The last step is not looked at,
-                because nothing would be trained after an action; if training is extended later, what was due there
-                comes at the first step.
-            after: steps made before the run, about which nobody asks: what is due after them counts at the first `ask`,
-                however late it comes. None: not known; the first `ask` looks at its own step alone.
-            probe: passes a fixed batch through the model. Triggers that look at activations then use it, in evaluation
-                mode and without gradients, instead of the training's own passes: for a compiled model, and for numbers
-                that compare over time.
+            model: the model that is trained.
+            metrics: names of all numbers that the loop will give to `ask`; None if they are not known, and then they
+                are not checked.
+            total_steps: steps of the run; a new trigger that cannot fire within them is refused. The trigger does not
+                fire at the last step, because nothing would be trained after an action. If training is extended later,
+                what was due at that step fires at the first step of the extension.
+            after: steps that were made before the loop begins to ask. What is due after them counts at the first `ask`,
+                however late it comes. None if that is not known; the first `ask` then considers its own step alone.
+            probe: passes a fixed batch through the model. Triggers that measure activations then call it, in evaluation
+                mode and without gradients, instead of measuring passes of training. Give it for a compiled model, or to
+                get numbers that can be compared over time.
 
         Raises:
             ValueError: the trigger can never fire, follows a metric that the loop does not give, or cannot measure
@@ -93,17 +96,17 @@ class Trigger:
     def ask(
         self, step: int, model: nn.Module | Net | None = None, /, **metrics: Tensor | float | None
     ) -> Firing | None:
-        """Whether to act now. To be called once after each optimizer step, before gradients are set to zero.
+        """Return a `Firing` if it is time to act. Call it after each optimizer step, before gradients are set to zero.
 
         Args:
-            step: optimizer steps made so far, 1 after the first. Steps may be left out; a step that was asked about
-                gives None.
-            model: what is trained; triggers that follow step numbers or metrics alone do not need it.
+            step: optimizer steps made so far, 1 after the first. Steps may be left out; asking again about the same
+                step returns None.
+            model: the model that is trained; triggers that follow step numbers or metrics alone do not need it.
             metrics: numbers of this step, such as the loss. Tensors stay on their device and are read only when a
-                measurement is due. None: no new value in this step.
+                measurement is due. None stands for no new value in this step.
 
         Returns:
-            A `Firing`, after which the trigger takes it that the caller acts; or None.
+            A `Firing`, upon which the trigger assumes that the caller acts; or None.
 
         Raises:
             ValueError: the step lies before the last one; or see `start`.
@@ -126,20 +129,19 @@ class Trigger:
         return firing
 
     def needs(self) -> set[str]:
-        """The metrics that it follows."""
+        """Return the names of the metrics that the trigger follows."""
         return set()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs: dicts and lists of numbers and strings.
+        """Return what a resume needs: dicts and lists of numbers and strings.
 
-        Of metrics given as tensors, it reads what has added up.
-
-        Under distributed training each process has its own, as it has its own losses.
+        Sums of metrics that were given as tensors are read from their device. Under distributed training each process
+        has a state of its own, because it has its own losses.
         """
         return {name: getattr(self, name) for name in self.FIELDS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         for name in self.FIELDS:
             setattr(self, name, state[name])
 
@@ -149,26 +151,35 @@ class Trigger:
     # --------------------------------------------------------------------------------- what a kind of trigger defines
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
-        """Whether the condition holds after `step`, when it was looked at after `last` before."""
+        """Return a `Firing` if the condition holds after `step`.
+
+        Args:
+            last: the step of the call before; the steps between it and `step` were not asked about.
+            step: optimizer steps made so far.
+            net: the networks; None if the loop gives no model.
+            metrics: numbers of this step.
+        """
         raise NotImplementedError
 
     def acted(self, step: int) -> None:
-        """Note that the caller acts after this step, for this trigger's or another reason."""
+        """Note that the caller acts after this step, whether because of this trigger or another one."""
 
     def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
-        """The kind's own part of `start`."""
+        """Make the checks of `start` that this kind of trigger needs; see there for the arguments and errors."""
 
     def earliest(self, after: int = 0) -> float:
-        """The first step after `after` at which it might fire, if it is asked about the steps from there on."""
+        """Return the first step after `after` at which the trigger might fire, if it is asked from there on."""
         return after + 1
 
 
 class Either(Trigger):
-    """Fires when one of several triggers does: `a | b`. An action counts for all of them, whoever asked for it."""
+    """Fires when one of several triggers does: `a | b`. Each of them is told of every action, whichever fired."""
 
     def __init__(self, *triggers: Trigger) -> None:
         super().__init__()
-        self.parts: list[Trigger] = [part for t in triggers for part in (t.parts if isinstance(t, Either) else [t])]
+        self.parts: list[Trigger] = []
+        for trigger in triggers:
+            self.parts += trigger.parts if isinstance(trigger, Either) else [trigger]
 
     def __str__(self) -> str:
         return f"({' | '.join(map(str, self.parts))})"
@@ -207,5 +218,5 @@ class Either(Trigger):
 
 
 def as_net(model: nn.Module | Net | None) -> Net | None:
-    """A model as the trainers hold it."""
+    """Wrap a bare model in a `Net` named "model"; a `Net` and None are returned as they are."""
     return Net({"model": model}, {}) if isinstance(model, nn.Module) else model
