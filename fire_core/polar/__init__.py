@@ -1,1 +1,1 @@
-"""Polar factors of matrices: Newton-Schulz steps and exact solvers; knows no nn.Module."""
+"""Polar factors of batches of matrices, by Newton-Schulz steps and by exact solvers; nothing here knows nn.Module."""

@@ -8,7 +8,8 @@ about 6e-8 times the condition number, so the condition number is brought down i
   to about k^(1/3) / 1.6, the first in float64. Three of them settle condition 1e5, four condition 3e6.
 - tall, CPU: W (W^T W)^(-1/2) by an eigendecomposition of the small Gram matrix in float64.
 - GPU: minimax steps alone, in float64 (which data-centre GPUs multiply as fast as float32).
-- what does not arrive, everything rank-deficient and, on a CPU, of float64: QR and SVD in float64, one by one.
+- matrices that do not converge on these routes, rank-deficient ones and, on a CPU, those in float64: QR and SVD in
+  float64, one by one.
 """
 
 import torch
@@ -29,41 +30,44 @@ from fire_core.polar.steps import (
 )
 
 CPU_CHUNK, GPU_CHUNK = 2**18, 2**26  # entries handled at once: bounds the memory beyond input and output
-SETTLED_DFI = 2e-6  # a DfI below this before the last step is below 1e-11 after it (the step squares it)
-TALL = 3  # rows for each column from which on eigenvectors of the Gram matrix are faster than steps on X
-TALL_COND = 1e5  # beyond: the Gram matrix has lost the small singular values, even in float64
-LOW, LOWEST = 1e-5, 6.5e-7  # relative singular values that a first and a second try settle for certain
-WELL = 100  # a condition number of I + c X^T X that float32 can do with
-NEAR_DFI = 2e-4  # a DfI below this before the last step is below 1e-11 after it (the step cubes the errors)
-GPU_LOW = 1e-4  # relative singular value that the first pass on a GPU settles; smaller ones take a second
+SETTLED_DFI = 2e-6  # a DfI below this before the paper's step is below 1e-11 after it (the step squares it)
+TALL_RATIO = 3  # from this many rows for each column on, eigenvectors of the Gram matrix are faster than steps on X
+TALL_CONDITION = 1e5  # beyond it the Gram matrix has lost the small singular values, even in float64
+# The smallest singular values, relative to the largest, for which the first and the second try surely converge.
+LOW, LOWEST = 1e-5, 6.5e-7
+FLOAT32_CONDITION = 100  # a condition number of I + c X^T X up to which float32 is precise enough
+NEAR_DFI = 2e-4  # a DfI below this before `_polish` is below 1e-11 after it (it cubes the errors)
+GPU_LOW = 1e-4  # the smallest relative singular value for which the first pass on a GPU converges
 
 
 def launch(W: Tensor, out: Tensor) -> Tensor:
-    """Write the polar factors of W (B, m, n), m >= n, into `out`; on a GPU without waiting for the device.
+    """Write the polar factors of W into `out`; on a GPU without waiting for the device.
 
-    On a CPU, W must be finite.
+    Args:
+        W: (B, m, n), m >= n; on a CPU it must be finite.
+        out: (B, m, n), overwritten.
 
     Returns:
-        Which of them arrived, (B,) bool; the others go to `repair`.
+        (B,) bool, which matrices have converged; the others go to `repair`.
     """
     B, m, n = W.shape
     cpu = W.device.type == "cpu"
     if cpu and W.dtype == torch.float64:
         return torch.zeros(B, dtype=torch.bool, device="cpu")
-    fine = torch.ones(B, dtype=torch.bool, device=W.device)
+    converged = torch.ones(B, dtype=torch.bool, device=W.device)
     size = max(1, (CPU_CHUNK if cpu else GPU_CHUNK) // (m * n))
-    solve = matmul_only if not cpu else _halley if m < TALL * n else _tall
+    solve = matmul_only if not cpu else _halley if m < TALL_RATIO * n else _tall
     for i in range(0, B, size):
-        part = prepare(W[i : i + size])
-        X, good = solve(part)
+        chunk = prepare(W[i : i + size])
+        X, good = solve(chunk)
         if cpu and not good.all():
-            X[~good], good[~good] = _halley(part[~good], LOWEST)
-        out[i : i + size], fine[i : i + size] = X, good
-    return fine
+            X[~good], good[~good] = _halley(chunk[~good], LOWEST)
+        out[i : i + size], converged[i : i + size] = X, good
+    return converged
 
 
 def rank_tolerance(W: Tensor) -> float:
-    """How far below the largest a singular value of W (..., m, n) counts for the rank.
+    """Return the share of the largest singular value of W (..., m, n) above which others count for its rank.
 
     A product of float32 factors leaves 3e-8 to 1e-7 of the norm in its null space; condition 1e6 is full rank.
     """
@@ -71,47 +75,52 @@ def rank_tolerance(W: Tensor) -> float:
 
 
 def repair(W: Tensor, init: Tensor | None, seed: int) -> tuple[Tensor, int]:
-    """One polar factor (m, n), m >= n, by SVD in float64, its null space filled from `init`; and the rank.
+    """Return the polar factor of one matrix by SVD in float64, with its null space filled from `init`, and the rank.
 
     With U_r, V_r the singular vectors of the rank r that W has, the result is U_r V_r^T + polar(Z), where
     Z = (I - U_r U_r^T) init (I - V_r V_r^T). That does not depend on which basis of the null space LAPACK returns.
     Where Z is rank-deficient too (no init, or the same dead rows), a seeded Gaussian takes its place.
+
+    Args:
+        W: (m, n), m >= n.
+        init: (m, n), or None for the Gaussian alone.
+        seed: seed of the Gaussian.
     """
     if W.device.type != "cpu":
-        X, fine = matmul_only(prepare(W[None]), low=1e-5)
-        if bool(fine):
+        X, converged = matmul_only(prepare(W[None]), low=1e-5)
+        if bool(converged):
             return X[0].to(W.dtype), W.shape[1]
     W64 = prepare(W[None])[0].double()
     Q, R = torch.linalg.qr(W64) if W.shape[0] > W.shape[1] else (None, W64)
     U, S, Vh = torch.linalg.svd(R, full_matrices=False)
     U = U if Q is None else Q @ U
-    floor = rank_tolerance(W) * S[0]
-    rank = int((floor < S).sum())
+    smallest = rank_tolerance(W) * S[0]
+    rank = int((smallest < S).sum())
     X = U[:, :rank] @ Vh[:rank]
-    left, null = U[:, :rank], Vh[rank:].mT  # (m, r), (n, n - r)
+    image, null = U[:, :rank], Vh[rank:].mT  # (m, r), (n, n - r): bases of the image and of the null space
     generator = torch.Generator().manual_seed(seed)
     source = init
     while null.shape[1] > 0:
         if source is None:
             source = torch.randn(W.shape, generator=generator, dtype=torch.float64, device="cpu")
-        start = source.to(W64)
-        Z = start @ null  # (m, k): what the source does to the directions that W lost ...
+        filling = source.to(W64)
+        Z = filling @ null  # (m, k): the source on the null space, ...
         for _ in range(2):
-            Z = Z - left @ (left.mT @ Z)  # ... outside what W reaches (once leaves rounding, twice does not)
+            Z = Z - image @ (image.mT @ Z)  # ... without its part in the image (twice, as once leaves rounding)
         u, s, vh = torch.linalg.svd(Z, full_matrices=False)
-        k = int((s > 1e-7 * fro(start).squeeze()).sum())
+        k = int((s > 1e-7 * fro(filling).squeeze()).sum())
         X = X + u[:, :k] @ (vh[:k] @ null.mT)
-        left = torch.cat([left, u[:, :k]], dim=1)
+        image = torch.cat([image, u[:, :k]], dim=1)
         null = null @ vh[k:].mT
-        source = None  # what is still missing comes from a Gaussian
+        source = None  # a Gaussian fills what is still missing
     return X.to(W.dtype), rank
 
 
 def halley_weights(low: float, n: int) -> list[Step]:
-    """Weights (a, b, c) of steps x (a + b x^2) / (1 + c x^2) that take singular values from [low, 1] to nearly 1.
+    """Return the weights (a, b, c) of steps x (a + b x^2) / (1 + c x^2) that take singular values in [low, 1] near 1.
 
-    Each step's weights make its smallest result as large as can be, and its largest 1 (Nakatsukasa, Bai and Gygi, SIAM
-    J. Matrix Anal. Appl. 31(5), 2010). Nearly: n singular values give a DfI below `NEAR_DFI`.
+    Each step's weights make its smallest result as large as possible while its largest is 1 (Nakatsukasa, Bai and Gygi,
+    SIAM J. Matrix Anal. Appl. 31(5), 2010). The steps end when n such singular values give a DfI below `NEAR_DFI`.
     """
     weights = []
     while 1 - low > (1e-4 / n) ** 0.5:
@@ -125,21 +134,22 @@ def halley_weights(low: float, n: int) -> list[Step]:
 
 
 def _halley(W: Tensor, low: float = LOW) -> tuple[Tensor, Tensor]:
-    """Weighted Halley steps and a last polynomial one; and whether each matrix arrived, (B,).
+    """Return the polar factors of W (B, m, n) by weighted Halley steps, and which matrices have converged, (B,) bool.
 
-    Singular values from `low` times the largest on arrive, and none below 0.38 times that. The largest is known to 10 %
-    only; those that start above 1 come back to 1 like the others.
+    Matrices whose singular values are all at least `low` times the largest converge; those with one below 0.38 times
+    that do not. The largest singular value is estimated to 10 % only: those that start above 1 come back to 1 like the
+    others.
     """
     X = W.double()
     G = gram(X)
-    top = 1.1 * _top(G, 8).sqrt()[:, None, None]
-    unit = torch.where(top > 0, top, 1)
+    largest = 1.1 * _largest_eigenvalues(G, 8).sqrt()[:, None, None]
+    unit = torch.where(largest > 0, largest, 1)
     steps = halley_weights(low, X.shape[-1])
     for number, (a, b, c) in enumerate(steps, 1):
         # with x in multiples of the unit, x (a + b x^2) / (1 + c x^2) is (b / c) x + (a - b / c) x / (1 + c x^2)
         scale, weight = (a - b / c) / unit, c / unit.square()
         X = _quotient(X, G, weight, scale).add_(X.mul_(b / (c * unit)))
-        if number == len(steps) or steps[number][2] < WELL:
+        if number == len(steps) or steps[number][2] < FLOAT32_CONDITION:  # the rest can be done in float32
             X, unit = X.float(), unit.float()
         G, unit = gram(X), torch.ones_like(unit)
     X, dfi = _polish(X, G)
@@ -147,9 +157,13 @@ def _halley(W: Tensor, low: float = LOW) -> tuple[Tensor, Tensor]:
 
 
 def _polish(X: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
-    """X (15 I - 10 G + 3 G^2) / 8, which cubes errors, and the DfI before, (B,); G (Gram matrices of X) is overwritten.
+    """Return X (15 I - 10 G + 3 G^2) / 8, a step that cubes the errors, and the DfI before it, (B,).
 
-    As X + X (E / 2 + 3 E^2 / 8) with E = I - G, so that hardly anything but the result is rounded.
+    It is computed as X + X (E / 2 + 3 E^2 / 8) with E = I - G, so that hardly anything but the result is rounded.
+
+    Args:
+        X: (B, m, n).
+        G: (B, n, n), the Gram matrices of X, which are overwritten.
     """
     E = G.neg_()
     E.diagonal(dim1=-2, dim2=-1).add_(1)
@@ -159,11 +173,11 @@ def _polish(X: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _quotient(X: Tensor, G: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """scale X (I + weight G)^-1 for X (B, m, n) and its Gram matrices G, which are overwritten.
+    """Return scale X (I + weight G)^-1 for X (B, m, n) and its Gram matrices G, which are overwritten.
 
-    LAPACK wants what lies transposed in memory. From n = 128 on LU is faster than Cholesky, which torch follows by a
-    slow `tril`. One matrix at a time: with two threads or more, torch 2.15 (MKL) mixes up the pivots of a batch of
-    n >= 160 and returns wrong results without a word.
+    The transposes are there because LAPACK stores matrices by columns. From n = 128 on LU is faster than Cholesky,
+    after which torch runs a slow `tril`. The matrices are solved one at a time, because with two threads or more torch
+    2.15 (MKL) mixes up the pivots of a batch of n >= 160 and returns wrong results silently.
     """
     Z = G.mul_(weight / scale)
     Z.diagonal(dim1=-2, dim2=-1).add_(1 / scale[..., 0])
@@ -176,20 +190,20 @@ def _quotient(X: Tensor, G: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def _settle(X: Tensor, steps: list[Step]) -> tuple[Tensor, Tensor]:
-    """The `steps` and a last one of the paper's; and whether each matrix arrived, (B,)."""
+    """Take the `steps` and one step of the paper's; return the result and which matrices have converged, (B,) bool."""
     X, _ = iterate(X, steps)
     G = gram(X)
-    fine = gram_dfi(G) <= SETTLED_DFI  # false for NaN
+    converged = gram_dfi(G) <= SETTLED_DFI  # false for NaN
     X = take(X, G, PAPER, out=torch.empty_like(X))
     if X.dtype == torch.float64:
-        X, _ = iterate(X, [PAPER] * 2)  # errors 1e-3, 1e-6, 1e-12, rounding
-    return X, fine
+        X, _ = iterate(X, [PAPER] * 2)  # the errors go from 1e-3 to 1e-6, to 1e-12 and to rounding
+    return X, converged
 
 
-def _top(G: Tensor, rounds: int) -> Tensor:
-    """The largest eigenvalues of Gram matrices, (B, n, n) -> (B,), by power iteration, from below.
+def _largest_eigenvalues(G: Tensor, rounds: int) -> Tensor:
+    """Estimate the largest eigenvalue of each Gram matrix from below by power iteration, (B, n, n) -> (B,).
 
-    Rows, not columns: torch multiplies a batch by column vectors ten times more slowly.
+    The vectors are rows, as torch multiplies a batch by column vectors ten times more slowly.
     """
     n = G.shape[-1]
     v = torch.cos(torch.arange(n, dtype=G.dtype, device=G.device).square_() + 1).expand(len(G), 1, n)
@@ -201,28 +215,34 @@ def _top(G: Tensor, rounds: int) -> Tensor:
 
 
 def _tall(W: Tensor) -> tuple[Tensor, Tensor]:
+    """Return W (W^T W)^(-1/2) of tall W (B, m, n) by eigendecompositions, and which have converged, (B,) bool."""
     B, m, n = W.shape
     rows = max(n, CPU_CHUNK // (B * n))
     G = W.new_zeros(B, n, n, dtype=torch.float64)
     for i in range(0, m, rows):
         G += gram(W[:, i : i + rows].double())
     L, V = torch.linalg.eigh(G)
-    cond2 = L[:, -1] / L[:, 0]
-    fine = (cond2 > 0) & (cond2 < TALL_COND**2)
-    L = torch.where(fine[:, None], L, 1.0)
+    squared_condition = L[:, -1] / L[:, 0]
+    converged = (squared_condition > 0) & (squared_condition < TALL_CONDITION**2)
+    L = torch.where(converged[:, None], L, 1.0)
     P = (V * L.rsqrt()[:, None, :]) @ V.mT
     X = torch.empty(B, m, n, dtype=torch.float32, device=W.device)
     for i in range(0, m, rows):
         X[:, i : i + rows] = W[:, i : i + rows].double() @ P
-    rough = fine & (cond2 > 1e6)  # the Gram matrix squares rounding to 1e-16 * cond2: one cubic step more
-    if rough.any():
+    # Rounding of the Gram matrix leaves errors of 1e-16 * squared_condition, which one cubic step more removes.
+    inexact = converged & (squared_condition > 1e6)
+    if inexact.any():
         X, settled = _settle(X, [])
-        fine &= settled
-    return X, fine
+        converged &= settled
+    return X, converged
 
 
 def matmul_only(W: Tensor, low: float = GPU_LOW) -> tuple[Tensor, Tensor]:
+    """Return the polar factors of W (B, m, n) by matrix products in float64 alone, and which have converged, (B,) bool.
+
+    Matrices converge if all their singular values are at least about `low` times the largest.
+    """
     X = W.double()
     bound = upper_bound(X, 2)
-    X, fine = _settle(X / torch.where(bound > 0, bound, 1), minimax_steps(low))
-    return X.to(working_dtype(W)), fine
+    X, converged = _settle(X / torch.where(bound > 0, bound, 1), minimax_steps(low))
+    return X.to(working_dtype(W)), converged

@@ -1,4 +1,4 @@
-"""How to compute a polar factor: the options of every function in `factor`, described and checked once."""
+"""The options of all solvers of polar factors, described and checked in one place."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ SOLVERS = ("newton_schulz", "exact", "muon")
 
 @dataclass(frozen=True)
 class PolarOptions:
-    """How to compute polar factors.
+    """The solver of polar factors and its options.
 
     Attributes:
         solver: `exact`; `newton_schulz` (the paper's); `muon` (the quintic of Jordan et al., 2024, whose singular
             values keep moving within about 0.7 to 1.2: for comparison tables only).
         iterations: steps of `newton_schulz` and `muon`, at least 0.
-        norm_init: what W is divided by before the first step of `newton_schulz`. `frobenius`: ||W||_F, as in the
-            paper; up to log_1.5(sqrt(n)) steps late. `spectral`: the largest singular value, by eigenvalues of the
-            Gram matrix in float64. `schatten4`: ||W^T W||_F^(1/2), at most n^(1/4) above it. `power`: the Schatten
-            norm of order 16, by squaring the Gram matrix twice: at most n^(1/16) above it, an upper bound for
-            every matrix (a power iteration on a vector would bound it from below).
+        norm_init: the norm by which W is divided before the first step of `newton_schulz`. With s the largest singular
+            value and n the smaller side: `frobenius` is ||W||_F, as in the paper, which is up to sqrt(n) s and so costs
+            up to log_1.5(sqrt(n)) steps. `spectral` is s, by eigenvalues of the Gram matrix in float64. `schatten4` is
+            ||W^T W||_F^(1/2), at most n^(1/4) s. `power` is the Schatten norm of order 16, by squaring the Gram matrix
+            twice, at most n^(1/16) s; it is an upper bound for every matrix, where a power iteration on a vector would
+            give a lower bound.
         tol: stop `newton_schulz` as soon as every matrix handled together has ||X^T X - I||_F^2 <= tol; None takes
             all steps.
-        seed: of the Gaussian with which `exact` fills null spaces where no initial weights do.
+        seed: seed of the Gaussian with which `exact` fills null spaces if no initial weights are given.
 
     Raises:
         ValueError: an unknown word, or a number out of range.
@@ -54,7 +55,7 @@ def check_word(name: str, value: str, accepted: tuple[str, ...]) -> None:
 
 
 def check_number(name: str, value: Any, accepts: Callable[[Any], bool], words: str) -> None:
-    """Raise a ValueError for anything but a number that `accepts` takes; `words` say which those are."""
+    """Raise a ValueError unless `value` is a number that `accepts` accepts; `words` describe these numbers."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name}={value!r}: must be a number, {words}")
     if not accepts(value):
