@@ -1,1 +1,1 @@
-"""FIRE on a model: `fire_`, its report, shrink and perturb."""
+"""FIRE on a whole model: `fire_` and its report; shrink and perturb."""

@@ -1,4 +1,4 @@
-"""What `fire_` refuses before anything is changed, each in one line."""
+"""The checks that `fire_` makes before it changes anything; each failure is one line that says what to do."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,10 +12,10 @@ from fire_core.weights.topology import clean_name
 
 
 def check_module(model: object) -> nn.Module:
-    """A module whose weights can be written in place.
+    """Return `model` if it is a module whose weights can be written in place.
 
     Raises:
-        TypeError: a state_dict, a tensor, an exported program or a TorchScript module.
+        TypeError: it is a state_dict, a tensor, an exported program or a TorchScript module.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("the model is a TorchScript module: call it on the module that the script was made from")
@@ -30,11 +30,15 @@ def check_module(model: object) -> nn.Module:
 
 
 def check_weights(model: nn.Module, entries: Sequence[Entry]) -> None:
-    """Raise a ValueError that names a weight which is to change and cannot be computed with.
+    """Check that these weights can be changed, and that no other tensor of the model changes with them.
 
     Args:
-        model: a change must not write to the memory of another of its parameters, or of a buffer.
-        entries: what is to change.
+        model: the model, all of whose parameters and buffers are compared by memory.
+        entries: the weights that are to change.
+
+    Raises:
+        ValueError: a weight is on the meta device, complex, sparse, expanded or from inference mode, or shares memory
+            with another parameter or a buffer.
     """
     for entry in entries:
         if entry.parameter.device.type == "meta":
@@ -50,38 +54,46 @@ def check_weights(model: nn.Module, entries: Sequence[Entry]) -> None:
             how = "is expanded" if is_expanded else "is a view of overlapping windows"
             raise ValueError(f"{entry.name} {how}, many numbers in one place of memory: clone() it")
     changing = {entry.name: entry.parameter for entry in entries}
-    ids = {id(parameter) for parameter in changing.values()}
-    others = [*model.named_parameters(), *model.named_buffers()]
-    others = [(clean_name(name), tensor) for name, tensor in others if id(tensor) not in ids]
+    changing_ids = {id(parameter) for parameter in changing.values()}
+    others = [
+        (clean_name(name), tensor)
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        if id(tensor) not in changing_ids
+    ]
     for first, second in overlapping([*changing.items(), *others]):
         if first in changing or second in changing:
-            one, other = (first, second) if first in changing else (second, first)
+            changed, other = (first, second) if first in changing else (second, first)
             raise ValueError(
-                f"{one} and {other} are two tensors in the same memory, in whole or in part: a change of {one} would "
-                "change both. Make them one, as in head.weight = embedding.weight, give each its own memory, "
+                f"{changed} and {other} are two tensors in the same memory, in whole or in part: a change of {changed} "
+                "would change both. Make them one, as in head.weight = embedding.weight, give each its own memory, "
                 "clone(), or keep both (exclude=)"
             )
 
 
-def check_finite(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise a ValueError that names every parameter with a NaN or Inf; one host synchronisation for all.
+def check_finite(named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Check that no tensor holds NaN or Inf, on any rank; the host waits for the device once.
 
     Args:
-        named: (name, tensor) pairs.
+        named_tensors: pairs of a name for the message and a tensor.
+
+    Raises:
+        ValueError: with the names of all tensors that do.
     """
-    pairs = list(named)
+    pairs = list(named_tensors)
     if not pairs:
         return
-    device = pairs[0][1].device
-    flags = torch.stack([_finite(distributed.local(p)).to(device, torch.int32) for _, p in pairs])
-    found = distributed.all_true(flags, [p for _, p in pairs]).tolist()
-    bad = [name for (name, _), fine in zip(pairs, found, strict=True) if not fine]
+    tensors = [tensor for _, tensor in pairs]
+    device = tensors[0].device
+    flags = torch.stack([_is_finite(distributed.local(tensor)).to(device, torch.int32) for tensor in tensors])
+    finite_on_all_ranks = distributed.all_true(flags, tensors).tolist()
+    bad = [name for (name, _), is_finite in zip(pairs, finite_on_all_ranks, strict=True) if not is_finite]
     if bad:
         raise ValueError(f"NaN or Inf in {', '.join(dict.fromkeys(bad))}: the model is unchanged")
 
 
-def _finite(p: Tensor) -> Tensor:
+def _is_finite(p: Tensor) -> Tensor:
+    """Return whether a tensor is free of NaN and Inf, a scalar bool tensor on its device."""
     if p.numel() == 0:
         return torch.ones((), dtype=torch.bool, device=p.device)
-    low, high = p.aminmax()  # one pass; NaN spreads to both
+    low, high = p.aminmax()  # one pass, as NaN spreads to both extremes
     return low.isfinite() & high.isfinite()

@@ -56,9 +56,9 @@ def fire_(
 
     Each matrix W = U S V^T becomes scale * U V^T. The defaults are the paper's: ten cubic Newton-Schulz steps from
     W / ||W||_F, which on trained weights often end well short of an isometry; `solver="exact"` reaches it. The report
-    says which DfI each weight has really reached. Parameters keep their identity, so ties, optimizers, DDP and compiled
-    models keep working. Half precision is computed in float32 and rounded once. Nothing is random, but for what `seed`
-    fills.
+    says which deviation from isometry (DfI) each weight has reached. Parameters keep their identity, so ties,
+    optimizers, DDP and compiled models keep working. Half precision is computed in float32 and rounded once. Nothing is
+    random except the null spaces that are filled from `seed`.
 
     What happens to which weight, under `layout="all"`:
 
@@ -85,66 +85,70 @@ def fire_(
 
     Args:
         model: any module.
-        solver: "newton_schulz" (the paper), "exact" or "muon"; see `PolarOptions`. A `blend` below 1 is exact whichever
-            of the first two stands here, and "muon" is refused.
+        solver: "newton_schulz" (the paper), "exact" or "muon"; see `PolarOptions`. A `blend` below 1 is computed
+            exactly with either of the first two, and refused with "muon".
         iterations: steps of the iterative solvers, at least 1; refused with "exact" and a `blend` below 1 if it is not
             the default.
-        norm_init: what divides W before the first step of "newton_schulz", see `PolarOptions`; refused with another
-            solver and a `blend` below 1 if it is not the default.
-        layout: which weights, cut how; see `layout.resolve`.
+        norm_init: the norm by which W is divided before the first step of "newton_schulz", see `PolarOptions`; refused
+            with another solver and a `blend` below 1 if it is not the default.
+        layout: which weights are projected, and how each is cut into matrices; see `layout.resolve`.
         optimizer: optimizer(s) whose state of exactly the changed weights is reset. Give all that train the model. The
             float32 master copies of half-precision weights that they hold are found and changed too.
         init: copies of the initial weights by parameter name (`copy.deepcopy(model.state_dict())` at the start). Needed
             for `reinit` actions and the scales `match_init` and `init_norm`; with `solver="exact"` it fills the null
             space of rank-deficient and zero matrices.
-        scale: each singular value's target. d_out x d_in is the matrix, k its number of kernel positions.
-            "modular": sqrt(d_out / d_in) / k, the paper's. "orthogonal": 1. "match_init": such that the weight has the
-            root mean square it was initialised with, whatever the scheme (uniform, Kaiming, residual-scaled).
-            "init_norm": such that each matrix has the Frobenius norm it was initialised with, which is the same where
-            a weight is one matrix. "keep_norm": such that each matrix keeps its own Frobenius norm. "variance_factor":
-            such that for white input the mean square of the outputs is `variance_factor` times that of the inputs,
-            sqrt(variance_factor * max(d_out, d_in) / (d_in k)). Which to take when: docs/scales.md.
-        min_norm: matrices whose Frobenius norm lies below this are left alone.
-        blend: t in [0, 1] between the old spectrum and the isometric one: singular values sigma^(1-t) scale^t on the
-            old singular vectors. 1 is the projection itself. Below 1 the result is that of an SVD in float64 (to 1e-5
-            up to condition 1e6; see `polar.blend`). Directions that a weight has lost stay lost: the report has the
-            rank, and a warning names the weights. Which part of the way to go when: docs/scales.md.
-        include: selectors of weights to project beside the layout's.
+        scale: the value that every singular value is to have. d_out x d_in is the matrix, k its number of kernel
+            positions. "modular": sqrt(d_out / d_in) / k, the paper's. "orthogonal": 1. "match_init": the weight gets
+            the root mean square that it was initialised with, whatever the scheme (uniform, Kaiming, residual-scaled).
+            "init_norm": each matrix gets the Frobenius norm that it was initialised with, which is the same where a
+            weight is one matrix. "keep_norm": each matrix keeps its own Frobenius norm. "variance_factor":
+            sqrt(variance_factor * max(d_out, d_in) / (d_in k)), so that for white input the mean square of the outputs
+            is `variance_factor` times that of the inputs. docs/scales.md says which to take when.
+        min_norm: matrices whose Frobenius norm lies below this stay as they are.
+        blend: how far to go, t in [0, 1], from the old spectrum to the isometric one: the old singular vectors get the
+            singular values sigma^(1-t) scale^t. 1 is the projection itself. Below 1 the result is that of an SVD in
+            float64 (to 1e-5 up to condition 1e6; see `polar.blend`). Directions that a weight has lost stay lost: the
+            report has the rank, and a warning names the weights. docs/scales.md says how far to go when.
+        include: selectors of weights to project in addition to the layout's.
         exclude: selectors of weights to keep.
         blocks: how fused weights are cut, by pattern; see `layout.resolve`.
         transposed: pattern(s) of weights that are stored (d_in, d_out).
-        example: input for one forward pass off which cuts are read that nobody declares or knows (`layout.resolve`).
+        example: input for one forward pass, which shows how fused weights are cut where that is neither declared nor
+            known; see `layout.resolve`.
         strict: refuse a model with a weight that looks fused and is not known, instead of keeping it with a warning.
         trainable_only: keep frozen weights unless they are included by name. That is the default because FIRE restores
             the ability to train, which a frozen weight does not use, and training could not repair what the
             projection takes from it.
-        variance_factor: for the scale of that name; refused with another.
+        variance_factor: factor of the scale "variance_factor"; refused with another scale.
         tol: stop Newton-Schulz early once the largest DfI of a batch lies below this; refused with another solver and
             a `blend` below 1.
-        seed: of the Gaussian that fills the null space of a rank-deficient matrix when `init` cannot.
+        seed: seed of the Gaussian that fills the null space of a rank-deficient matrix when `init` cannot.
         measure: False leaves DfI, SFE and norms out of the report and saves about a tenth of the time.
         masters: master copies that the optimizers do not show, by parameter name: the copy, or (flat tensor, offset)
-            for a part of a flat one; see `masters.find_masters`. A step would write them over the weights again.
+            for a part of a flat one; see `masters.find_masters`. They must be changed too, because the next step writes
+            them over the weights.
 
     Returns:
         A `Report` with a row for each parameter or block.
 
     Raises:
-        TypeError: `model` is no module, or one without layers (TorchScript, export); an optimizer in another's place.
+        TypeError: `model` is no module, or one without layers (TorchScript, export); an optimizer is given as `solver`.
         ValueError: an option that is not accepted; optimizers that hold none of the model's weights; a NaN or Inf in
             a weight or its `init`; a meta, complex or sparse weight, or one made in inference mode; `init` that lacks a
             needed entry, has another shape or is the model's own memory. Names are given, and nothing is changed.
 
     Warns:
         FireWarning: nothing was projected, a matrix is zero, a blend leaves directions lost, a weight looks fused and
-            is not cut, an optimizer cannot be reset fully, a changed weight is in none of the optimizers. The same
-            lines are in `report.warnings`.
+            is not cut, an optimizer cannot be reset fully, or a changed weight is in none of the optimizers. The
+            warnings are in `report.warnings` too.
     """
     start = time.perf_counter()
     if isinstance(solver, Optimizer) or hasattr(solver, "param_groups"):
         raise TypeError(f"solver is an optimizer ({type(solver).__name__}): give it as optimizer=")
-    how = Projection(solver, iterations, norm_init, tol, seed, scale, min_norm, blend, variance_factor, measure=measure)
-    how.check_idle()
+    options = Projection(
+        solver, iterations, norm_init, tol, seed, scale, min_norm, blend, variance_factor, measure=measure
+    )
+    options.check_idle()
     optimizers = [] if optimizer is None else optimizers_of(optimizer)
     entries = resolve(
         check_module(model),
@@ -158,23 +162,25 @@ def fire_(
         trainable_only=trainable_only,
     )
     changing = [entry.parameter for entry in entries if entry.action != "keep"]
-    copies = find_masters(unwrap(model), optimizers, masters, changing)
-    trained = holding(optimizers, model.parameters()) or copies
-    if optimizers and any(True for _ in model.parameters()) and not trained:
+    all_masters = find_masters(unwrap(model), optimizers, masters, changing)
+    is_trained = bool(holding(optimizers, model.parameters()) or all_masters)
+    has_parameters = any(True for _ in model.parameters())
+    if optimizers and has_parameters and not is_trained:
         raise ValueError(
             "the optimizers hold none of the model's weights: give those that train it; if they train copies from "
             "which the weights are written, name them, masters={name: copy}"
         )
-    with copied_to_masters(copies):
-        report = _apply(model, entries, how, init)
-    changed = [row for row in report.rows if row.action != "skip"]
+    with copied_to_masters(all_masters):
+        report = _apply(model, entries, options, init)
+    changed_rows = [row for row in report.rows if row.action != "skip"]
     if optimizers:
-        labels = {row.name for row in changed}
-        report.optimizer_states_reset, notes = _reset(optimizers, entries, labels, copies)
-        report.warnings += [*notes, *_untrained(optimizers, entries, labels, copies)]
-    report.statistics = running_statistics(model) if changed else 0
+        changed_labels = {row.name for row in changed_rows}
+        report.optimizer_states_reset, notes = _reset(optimizers, entries, changed_labels, all_masters)
+        report.warnings += [*notes, *_untrained_warnings(optimizers, entries, changed_labels, all_masters)]
+    report.statistics = running_statistics(model) if changed_rows else 0
     report.warnings[:0] = entries.warnings
-    if not any(row.action == "project" for row in changed) and (isinstance(layout, str) or not changed):
+    # A layout of one's own may only re-initialise; that projects nothing, and on purpose.
+    if not any(row.action == "project" for row in changed_rows) and (isinstance(layout, str) or not changed_rows):
         report.warnings.insert(0, "nothing was projected; see report.kept for the reasons")
     report.seconds = time.perf_counter() - start
     for warning in report.warnings:
@@ -182,13 +188,16 @@ def fire_(
     return report
 
 
-def _untrained(
-    optimizers: list[Optimizer], entries: list[Entry], changed: set[str], masters: list[Master]
+def _untrained_warnings(
+    optimizers: list[Optimizer], entries: list[Entry], changed_labels: set[str], masters: list[Master]
 ) -> list[str]:
-    """A line if weights that were changed, and are not frozen, are in none of the optimizers."""
-    held = parameters_of(optimizers) | {id(master.weight) for master in masters}
-    found = [e for e in entries if e.label in changed and e.parameter.requires_grad and id(e.parameter) not in held]
-    names = list(dict.fromkeys(entry.name for entry in found))
+    """Return a warning, in a list, if changed weights that are not frozen are in none of the optimizers."""
+    trained_ids = parameters_of(optimizers) | {id(master.weight) for master in masters}
+    untrained = []
+    for entry in entries:
+        if entry.label in changed_labels and entry.parameter.requires_grad and id(entry.parameter) not in trained_ids:
+            untrained.append(entry.name)
+    names = list(dict.fromkeys(untrained))
     if not names:
         return []
     return [
@@ -199,51 +208,63 @@ def _untrained(
 
 
 @torch.no_grad()
-def _apply(model: nn.Module, entries: list[Entry], how: Projection, init: Mapping[str, Tensor] | None) -> Report:
-    """Check, project, reset, and report what was done; nothing is changed when a check fails."""
-    projected = [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
-    reset = [entry for entry in entries if entry.action == "reinit"]
-    check_weights(unwrap(model), [*projected, *reset])
-    initial = initial_weights(init, [*projected, *reset])
-    for entry in reset:
-        initial_of(entry, initial)
-    starts = [(f"init[{e.name!r}]", s) for e in projected if (s := given(e, initial)) is not None]
-    starts += [(f"init[{e.name!r}]", initial_of(e, initial).to(e.parameter.dtype)) for e in reset]  # as it is written
-    check_finite([*((entry.name, entry.parameter) for entry in projected), *starts])
-    scales = {entry.label: scale_of(entry, how.scale, how.variance_factor, initial) for entry in projected}
-    batches = make_batches(projected, distributed.ddp_group(model))
+def _apply(model: nn.Module, entries: list[Entry], options: Projection, init: Mapping[str, Tensor] | None) -> Report:
+    """Check, project and re-initialise the entries, and report what was done; if a check fails, nothing is changed."""
+    to_project = [entry for entry in entries if entry.action == "project" and entry.parameter.numel()]
+    to_reinitialise = [entry for entry in entries if entry.action == "reinit"]
+    check_weights(unwrap(model), [*to_project, *to_reinitialise])
+    initial = initial_weights(init, [*to_project, *to_reinitialise])
+    for entry in to_reinitialise:
+        initial_of(entry, initial)  # raises if it is missing
+    tensors = [(entry.name, entry.parameter) for entry in to_project]
+    for entry in to_project:
+        initial_value = given(entry, initial)
+        if initial_value is not None:
+            tensors.append((f"init[{entry.name!r}]", initial_value))
+    for entry in to_reinitialise:  # in the dtype in which it will be written, where it may overflow
+        tensors.append((f"init[{entry.name!r}]", initial_of(entry, initial).to(entry.parameter.dtype)))
+    check_finite(tensors)
+    scales = {entry.label: scale_of(entry, options.scale, options.variance_factor, initial) for entry in to_project}
+    batches = make_batches(to_project, distributed.ddp_group(model))
     rows: dict[str, Row] = {}
-    with full_precision(projected[0].parameter.device.type if projected else "cpu"):
-        check_results(batches, how, scales)
+    with full_precision(to_project[0].parameter.device.type if to_project else "cpu"):
+        check_results(batches, options, scales)
         for batch in batches:
-            rows |= project(batch, how, scales, initial)
-    for entry in reset:
+            rows |= project(batch, options, scales, initial)
+    for entry in to_reinitialise:
         rows[entry.label] = reinitialise(entry, initial)
-    ordered = [rows[entry.label] for entry in entries if entry.label in rows]
-    kept = {
-        e.label: Kept(tuple(e.parameter.shape), e.size, e.reason or "it is empty")
-        for e in entries
-        if e.label not in rows
-    }
-    changed = {id(e.parameter): e.parameter for e in entries if e.label in rows and rows[e.label].action != "skip"}
-    return Report(ordered, kept, list(changed.values()), warnings=[*_zeros(ordered, how), *_lost(ordered, how)])
+    ordered_rows = []
+    kept = {}
+    changed: dict[int, Tensor] = {}
+    for entry in entries:
+        if entry.label not in rows:
+            kept[entry.label] = Kept(tuple(entry.parameter.shape), entry.size, entry.reason or "it is empty")
+            continue
+        ordered_rows.append(rows[entry.label])
+        if rows[entry.label].action != "skip":
+            changed[id(entry.parameter)] = entry.parameter
+    warnings_of_rows = [*_zero_warnings(ordered_rows, options), *_rank_warnings(ordered_rows, options)]
+    return Report(ordered_rows, kept, list(changed.values()), warnings=warnings_of_rows)
 
 
-def _zeros(rows: list[Row], how: Projection) -> list[str]:
+def _zero_warnings(rows: list[Row], options: Projection) -> list[str]:
+    """Return a warning, in a list, if weights have zero matrices, which stay zero."""
     names = [f"{row.name} ({row.zeros})" if row.zeros < row.matrices else row.name for row in rows if row.zeros]
-    whole_way = "blend=1, " if how.blend < 1 else ""
-    way = f'{whole_way}solver="exact" with other values in init fills them'
-    if how.scale == "keep_norm":
-        way = (
+    if not names:
+        return []
+    full_blend = "blend=1, " if options.blend < 1 else ""
+    advice = f'{full_blend}solver="exact" with other values in init fills them'
+    if options.scale == "keep_norm":
+        advice = (
             'scale="keep_norm" keeps their norm, which is 0: '
-            f'{whole_way}another scale and solver="exact" fill them from init'
+            f'{full_blend}another scale and solver="exact" fill them from init'
         )
-    return [f"zero matrices have no nearest isometry and stay zero: {listed(names, 5)}; {way}"] if names else []
+    return [f"zero matrices have no nearest isometry and stay zero: {listed(names, 5)}; {advice}"]
 
 
-def _lost(rows: list[Row], how: Projection) -> list[str]:
-    """A line if part of the way has left weights rank-deficient; the whole way with `exact` fills their null space."""
-    if how.blend == 1:
+def _rank_warnings(rows: list[Row], options: Projection) -> list[str]:
+    """Return a warning, in a list, if a blend below 1 has left weights rank-deficient."""
+    if options.blend == 1:
         return []
     names = [
         f"{row.name} (rank {row.rank} of {min(row.shape)})"
@@ -253,57 +274,68 @@ def _lost(rows: list[Row], how: Projection) -> list[str]:
     if not names:
         return []
     return [
-        f"blend={how.blend:g} does not bring back directions that a weight has lost: {listed(names, 5)}; "
+        f"blend={options.blend:g} does not bring back directions that a weight has lost: {listed(names, 5)}; "
         'blend=1 with solver="exact" fills them'
     ]
 
 
 def reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
-    """Write the initial value of an entry's rows."""
+    """Set an entry's rows to their initial values, in place, and return a report of it.
+
+    Raises:
+        ValueError: `initial` lacks the weight, or has it in another shape.
+    """
     weight = distributed.full(entry.parameter)
-    changed = weight.to(working_dtype(weight), copy=True)
-    where = ... if entry.rows is None else (*[slice(None)] * entry.row_dim, entry.where)
-    target, source = changed[where], initial_of(entry, initial).to(changed.device, changed.dtype)[where]
-    moved, before, after = (float(x.double().square().sum()) for x in (source - target, target, source))
-    changed[where] = source
-    distributed.write_(entry.parameter, changed)
-    shape, count = (tuple(target.shape), 1) if entry.kind == "vector" else (entry.shape, entry.count)
+    result = weight.to(working_dtype(weight), copy=True)
+    rows = ... if entry.rows is None else (*[slice(None)] * entry.row_dim, entry.where)
+    old, new = result[rows], initial_of(entry, initial).to(result.device, result.dtype)[rows]
+    squares = [float(x.double().square().sum()) for x in (new - old, old, new)]
+    result[rows] = new
+    distributed.write_(entry.parameter, result)
+    shape, count = (tuple(old.shape), 1) if entry.kind == "vector" else (entry.shape, entry.count)
     return Row(
         entry.label,
         shape,
         count,
         "reinit",
-        sfe=moved,
-        norm_before=math.sqrt(before),
-        norm_after=math.sqrt(after),
+        sfe=squares[0],
+        norm_before=math.sqrt(squares[1]),
+        norm_after=math.sqrt(squares[2]),
         solver="init",
     )
 
 
 def _reset(
-    optimizers: list[Optimizer], entries: list[Entry], changed: set[str], masters: list[Master]
+    optimizers: list[Optimizer], entries: list[Entry], changed_labels: set[str], masters: list[Master]
 ) -> tuple[int, list[str]]:
-    """Reset the optimizer state of what was changed: whole parameters, or the changed blocks of a fused one.
+    """Reset the optimizer state of whole parameters that were changed, and of the changed blocks of fused ones.
 
-    The state of a weight with a master in an optimizer's groups is that of the master; of a part of a flat master it is
-    the whole weight's, whichever blocks were changed.
+    Where an optimizer holds a master copy of a weight, the state of the master is reset. If the master is a part of a
+    flat tensor, the state of the whole weight is reset, whichever blocks were changed.
+
+    Returns:
+        How many (optimizer, parameter) states were reset, and warnings.
     """
-    parts: dict[int, list[Entry]] = {}
+    changed_entries: dict[int, list[Entry]] = {}  # by the id of their parameter
     for entry in entries:
-        if entry.label in changed:
-            parts.setdefault(id(entry.parameter), []).append(entry)
-    sizes = {key: sum(entry.size for entry in siblings) for key, siblings in parts.items()}
-    copies = {id(master.weight): master for master in masters if master.start is None}
-    whole = [siblings[0].parameter for key, siblings in parts.items() if sizes[key] == siblings[0].parameter.numel()]
+        if entry.label in changed_labels:
+            changed_entries.setdefault(id(entry.parameter), []).append(entry)
+    masters_by_weight = {id(master.weight): master.tensor for master in masters if master.start is None}
+    whole_tensors: list[Tensor] = []
+    blocks: list[tuple[list[Tensor], Entry]] = []
+    for key, siblings in changed_entries.items():
+        parameter = siblings[0].parameter
+        if sum(entry.size for entry in siblings) == parameter.numel():
+            whole_tensors.append(parameter)
+        else:
+            tensors = [parameter, *([masters_by_weight[key]] if key in masters_by_weight else [])]
+            blocks += [(tensors, entry) for entry in siblings]
+    whole_tensors += [masters_by_weight[id(p)] for p in whole_tensors if id(p) in masters_by_weight]
     reset = StateReset(optimizers)
-    reset.whole([*whole, *(copies[id(p)].tensor for p in whole if id(p) in copies)])
-    done = {id(parameter) for parameter in whole}
-    for key, siblings in parts.items():
-        if key not in done:
-            held = [siblings[0].parameter, *([copies[key].tensor] if key in copies else [])]
-            for entry in siblings:
-                reset.rows(held, entry.where, entry.row_dim)
+    reset.whole(whole_tensors)
+    for tensors, entry in blocks:
+        reset.rows(tensors, entry.where, entry.row_dim)
     for master in masters:
-        if master.rows is not None and id(master.weight) in parts:
+        if master.rows is not None and id(master.weight) in changed_entries:
             reset.rows([master.tensor], master.rows)
     return reset.count, list(reset.notes)

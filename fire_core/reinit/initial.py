@@ -1,4 +1,4 @@
-"""The initial weights that a caller gives, by the names of the model's own parameters."""
+"""Look up the initial weights that a caller gives (`init=`) by the names of the model's own parameters."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,10 +11,10 @@ from fire_core.weights.topology import clean_name
 
 
 def initial_weights(init: Mapping[str, Tensor] | None, entries: Iterable[Entry]) -> dict[str, Tensor]:
-    """Initial weights by the names of the bare model, whatever wrapper the state_dict was taken from.
+    """Return initial weights by the names of the bare model, whatever wrapper the state_dict was taken from.
 
     Raises:
-        TypeError: not a mapping from names to tensors.
+        TypeError: `init` is no mapping from names to tensors.
         ValueError: a tensor shares its memory with the parameter whose initial value it is to hold.
     """
     if init is None:
@@ -34,13 +34,13 @@ def initial_weights(init: Mapping[str, Tensor] | None, entries: Iterable[Entry])
 
 
 def given(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
-    """The initial value of an entry's whole parameter, sharded as the parameter; None where `initial` has none.
+    """Return the initial value of an entry's whole parameter, sharded as `initial` has it; None if it has none.
 
     Raises:
-        ValueError: it has another shape.
+        ValueError: the initial value has another shape than the parameter.
     """
     names = [entry.name, *entry.aliases]
-    for name in [*names, *(name.removeprefix("module.") for name in names)]:  # of a model in DataParallel
+    for name in [*names, *(name.removeprefix("module.") for name in names)]:  # "module." is DataParallel's
         if name in initial:
             if initial[name].shape != entry.parameter.shape:
                 raise ValueError(
@@ -51,18 +51,18 @@ def given(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def find_initial(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
-    """The initial value of an entry's whole parameter, gathered from all ranks; None where `initial` has none."""
-    start = given(entry, initial)
-    return None if start is None else distributed.full(start)
+    """Return the initial value of an entry's whole parameter, gathered from all ranks; None if `initial` has none."""
+    value = given(entry, initial)
+    return None if value is None else distributed.full(value)
 
 
 def initial_of(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
-    """The initial value of an entry's whole parameter, which must be there.
+    """Return the initial value of an entry's whole parameter, gathered from all ranks.
 
     Raises:
-        ValueError: it is not, or has another shape.
+        ValueError: `initial` has none, or one of another shape.
     """
-    start = find_initial(entry, initial)
-    if start is None:
+    value = find_initial(entry, initial)
+    if value is None:
         raise ValueError(f"init has no {entry.name!r}: give the model's initial state_dict() as init")
-    return start
+    return value

@@ -1,4 +1,4 @@
-"""Shrink and perturb on a model."""
+"""Shrink and perturb on a whole model."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -27,42 +27,46 @@ def shrink_and_perturb_(
 ) -> None:
     """Shrink and perturb (Ash and Adams, NeurIPS 2020) as the FIRE paper uses it: W <- (1 - coef) W + coef W_init.
 
-    All parameters, biases, norms and frozen ones too, tied ones once; buffers stay. The perturbation is the stored
-    initial model, not a fresh draw.
+    All parameters change, biases, norms and frozen ones too, tied ones once; buffers stay. The perturbation is the
+    stored initial model, not a fresh draw.
 
     Args:
         model: any module.
         init: copies of the initial weights by parameter name.
         coef: 0 changes nothing, 1 restores the initial parameters exactly.
         exclude: parameters to keep.
-        optimizer: what trains the model: its float32 master copies of half-precision weights are changed too. Its state
-            stays.
-        masters: copies that the optimizers do not show, as for `fire_`.
+        optimizer: optimizer(s) that train the model. The float32 master copies of half-precision weights that they hold
+            are changed too; their state stays.
+        masters: master copies that the optimizers do not show, as for `fire_`.
 
     Raises:
-        TypeError: `model` is no module; `exclude` holds something else than parameters.
-        ValueError: `coef` outside [0, 1]; `init` lacks a parameter or is the model's own memory; a parameter is not
-            floating point, or shares its memory with another one; a NaN or Inf in what is mixed; master copies that
-            cannot be matched. Nothing is changed.
+        TypeError: `model` is no module, or `exclude` holds something other than parameters.
+        ValueError: `coef` lies outside [0, 1]; `init` lacks a parameter or is the model's own memory; a parameter is
+            not floating point, or shares its memory with another one; the weights or `init` hold NaN or Inf; master
+            copies cannot be matched. Nothing is changed then.
     """
     check_number("coef", coef, lambda share: 0 <= share <= 1, "between 0 and 1")
     if isinstance(exclude, (str, nn.Module, Tensor)) or not all(isinstance(p, Tensor) for p in exclude):
         raise TypeError("exclude: give a list of parameters; patterns and modules are for fire_")
-    named, kept = unwrap(check_module(model)).named_parameters(), set(exclude)
-    entries = [Entry(clean_name(name), parameter, "other") for name, parameter in named if parameter not in kept]
+    parameters, excluded = unwrap(check_module(model)).named_parameters(), set(exclude)
+    entries = [Entry(clean_name(name), p, "other") for name, p in parameters if p not in excluded]
     initial = initial_weights(init, entries)
-    starts = [initial_of(entry, initial) for entry in entries]
+    initial_values = [initial_of(entry, initial) for entry in entries]
     for entry in entries:
         if not entry.parameter.is_floating_point() or entry.parameter.dtype.itemsize == 1:
             raise ValueError(f"{entry.name} is {entry.parameter.dtype}: only floating-point weights can be mixed")
     check_weights(unwrap(model), entries)
-    pairs = zip(entries, starts, strict=True)
-    named_values = [(f"init[{entry.name!r}]", start.to(entry.parameter.dtype)) for entry, start in pairs]
-    check_finite(named_values + [(entry.name, entry.parameter) for entry in entries if coef < 1])
+    named_tensors = [
+        (f"init[{entry.name!r}]", value.to(entry.parameter.dtype))
+        for entry, value in zip(entries, initial_values, strict=True)
+    ]
+    if coef < 1:  # with coef=1 the old weights do not count, and may hold NaN
+        named_tensors += [(entry.name, entry.parameter) for entry in entries]
+    check_finite(named_tensors)
     with copied_to_masters(find_masters(unwrap(model), optimizer, masters, [entry.parameter for entry in entries])):
-        for entry, start in zip(entries, starts, strict=True):
+        for entry, value in zip(entries, initial_values, strict=True):
             weight = distributed.full(entry.parameter)
             dtype = working_dtype(weight)
-            start = start.to(weight.device, dtype)
-            mixed = start if coef == 1 else (1 - coef) * weight.to(dtype) + coef * start
+            value = value.to(weight.device, dtype)
+            mixed = value if coef == 1 else (1 - coef) * weight.to(dtype) + coef * value
             distributed.write_(entry.parameter, mixed)

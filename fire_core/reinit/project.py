@@ -1,4 +1,4 @@
-"""The engine of `fire_`: same-shape batches of a model's matrices, solved, scaled, measured and written."""
+"""The engine of `fire_`: it batches a model's matrices by shape, solves, scales and measures them, and writes them."""
 
 import math
 import time
@@ -18,26 +18,27 @@ from fire_core.reinit.report import Row
 from fire_core.weights import distributed
 from fire_core.weights.layout import Entry
 
-AT = {name: column for column, name in enumerate(COLUMNS)}
+COLUMN = {name: index for index, name in enumerate(COLUMNS)}
 # Elements that one batch holds at most, unless a single parameter has more: bounds the memory beyond the weights.
 BATCH_ELEMENTS = 2**21
 
 
 SCALES = ("modular", "orthogonal", "match_init", "init_norm", "keep_norm", "variance_factor")
+# The options that a solver does not read:
 IDLE = {
     "newton_schulz": (),
     "muon": ("norm_init",),
     "exact": ("iterations", "norm_init"),
-}  # what a solver does not read
-IDLE_IN_A_BLEND = ("iterations", "norm_init", "tol")  # part of the way is computed exactly, without steps
+}
+IDLE_IN_A_BLEND = ("iterations", "norm_init", "tol")  # a blend below 1 is computed exactly, without steps
 
 
 @dataclass(frozen=True)
 class Projection(PolarOptions):
-    """How weights become new weights: the options of `fire_` that do not depend on the model, described there.
+    """The options of `fire_` that do not depend on the model; `fire_` describes them.
 
     Raises:
-        ValueError: one is not accepted.
+        ValueError: an option is not accepted.
     """
 
     solver: str = "newton_schulz"
@@ -63,83 +64,118 @@ class Projection(PolarOptions):
             )
 
     def idle(self) -> dict[str, str]:
-        """Options that differ from their defaults and have no effect, each with the option that makes it idle.
+        """Return the options that differ from their defaults and have no effect, each with the option that causes it.
 
-        A blend below 1 is exact, which is what `solver="exact"` says; `muon` contradicts it.
+        A blend below 1 is computed exactly: `solver="exact"` agrees with that, `muon` contradicts it.
         """
-        idle = dict.fromkeys(IDLE[self.solver], f"solver={self.solver}")
+        reasons = dict.fromkeys(IDLE[self.solver], f"solver={self.solver}")
         if self.blend < 1:
             names = IDLE_IN_A_BLEND if self.solver != "muon" else ("solver", *IDLE_IN_A_BLEND)
-            idle = dict.fromkeys(names, f"blend={self.blend}")
-        named = (field for field in fields(self) if field.name in idle)
-        return {field.name: idle[field.name] for field in named if getattr(self, field.name) != field.default}
+            reasons = dict.fromkeys(names, f"blend={self.blend}")
+        idle = {}
+        for field in fields(self):
+            if field.name in reasons and getattr(self, field.name) != field.default:
+                idle[field.name] = reasons[field.name]
+        return idle
 
     def check_idle(self) -> None:
-        """Raise a ValueError for an option without effect."""
+        """Raise a ValueError that names an option without effect, if there is one."""
         for name, reason in self.idle().items():
             raise ValueError(f"{name}={getattr(self, name)} has no effect with {reason}")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Entries whose matrices have one shape, dtype and device."""
+    """Entries whose matrices have one shape, dtype and device.
+
+    Attributes:
+        entries: the entries.
+        ranks: the processes that divide the matrices among themselves.
+        first: how many matrices earlier batches hold. The ranks take turns by it: if the matrices of a batch cannot be
+            divided evenly, the ranks that get one more are not always the same.
+    """
 
     entries: list[Entry]
     ranks: distributed.ProjectionGroup
-    first: int = 0  # how many matrices the batches before hold: the ranks take turns with what is left over
+    first: int = 0
 
     @property
     def count(self) -> int:
+        """The number of matrices in the batch."""
         return sum(entry.count for entry in self.entries)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What this process has to project of a batch."""
+    """The matrices of a batch that this process projects.
+
+    Attributes:
+        batch: the batch.
+        mine: (b,), positions of these matrices in the batch.
+        W: (b, d_out, d_in), the matrices in working precision.
+        s: (b, 1, 1), their scales.
+        stays_zero: (b,) bool, whether a matrix is zero and keeps its norm, so that nothing may fill it.
+    """
 
     batch: Batch
-    mine: Tensor  # (b,) positions of these matrices in the batch
-    W: Tensor  # (b, d_out, d_in) in working precision
-    s: Tensor  # (b, 1, 1) scales
-    stays_zero: Tensor  # (b,) whether it is a zero matrix that keeps its norm, so that nothing fills it
+    mine: Tensor
+    W: Tensor
+    s: Tensor
+    stays_zero: Tensor
 
 
 def make_batches(entries: list[Entry], group: object) -> list[Batch]:
-    """Batches that are solved one after the other, so that few copies of the weights are held."""
-    alike: dict[tuple[object, ...], list[Batch]] = {}
-    room: dict[tuple[object, ...], int] = {}
-    before = 0
+    """Divide entries into batches, which are solved one after the other so that few copies of weights are held.
+
+    Args:
+        entries: the entries to project.
+        group: the process group of DistributedDataParallel, None without it.
+    """
+    batches: dict[tuple[object, ...], list[Batch]] = {}  # by shape, dtype, device and processes
+    remaining: dict[tuple[object, ...], int] = {}  # elements that the last batch of a key can still take
+    first = 0
     for entry in entries:
         p, ranks = entry.parameter, distributed.projection_group(entry.parameter, group)
         key = (entry.shape, p.dtype, p.device, id(ranks.processes))
         size = entry.count * math.prod(entry.shape)
-        if size > room.get(key, -1):
-            alike.setdefault(key, []).append(Batch([], ranks, before))
-            room[key] = BATCH_ELEMENTS
-        alike[key][-1].entries.append(entry)
-        room[key] -= size
-        before += entry.count
-    return [batch for batches in alike.values() for batch in batches]
+        if size > remaining.get(key, -1):
+            batches.setdefault(key, []).append(Batch([], ranks, first))
+            remaining[key] = BATCH_ELEMENTS
+        batches[key][-1].entries.append(entry)
+        remaining[key] -= size
+        first += entry.count
+    return [batch for batches_of_key in batches.values() for batch in batches_of_key]
 
 
 def project(
-    batch: Batch, how: Projection, scales: Mapping[str, float | Tensor], initial: Mapping[str, Tensor]
+    batch: Batch, options: Projection, scales: Mapping[str, float | Tensor], initial: Mapping[str, Tensor]
 ) -> dict[str, Row]:
-    """Solve a batch, write it, and give a row for each entry."""
-    work = _work(batch, scales)
-    Q, did = _solve(work, how)
-    stats = _finish(work, Q, did, how, initial).cpu()
-    parts = torch.split(stats, [entry.count for entry in batch.entries])
+    """Project the weights of a batch, in place.
+
+    Args:
+        batch: the entries.
+        options: how they are projected.
+        scales: the result of `scale_of` for each entry, by its label.
+        initial: initial weights, see `initial_weights`.
+
+    Returns:
+        A row of the report for each entry, by its label.
+    """
+    work = _own_work(batch, scales)
+    Q, polar_report = _solve(work, options)
+    stats = _finish(work, Q, polar_report, options, initial).cpu()
+    stats_by_entry = torch.split(stats, [entry.count for entry in batch.entries])
     return {
-        entry.label: _row(entry, part, scales[entry.label], did)
-        for entry, part in zip(batch.entries, parts, strict=True)
+        entry.label: _row(entry, entry_stats, scales[entry.label], polar_report)
+        for entry, entry_stats in zip(batch.entries, stats_by_entry, strict=True)
     }
 
 
-def _work(batch: Batch, scales: Mapping[str, float | Tensor]) -> Work:
+def _own_work(batch: Batch, scales: Mapping[str, float | Tensor]) -> Work:
+    """Return the matrices of a batch that this process projects, with their scales."""
     W = stack([(entry, entry.parameter) for entry in batch.entries])
-    filled = [_scales(W, entry.count, scales[entry.label]) for entry in batch.entries]
-    s = filled[0] if len(filled) == 1 else torch.cat(filled)
+    scales_by_entry = [_as_tensor(scales[entry.label], entry.count, W) for entry in batch.entries]
+    s = scales_by_entry[0] if len(scales_by_entry) == 1 else torch.cat(scales_by_entry)
     stays_zero = torch.zeros(len(W), dtype=torch.bool, device=W.device)
     if any(keeps_norm(scales[entry.label]) for entry in batch.entries):
         stays_zero = s.isnan().flatten() & ~W.flatten(1).any(1)
@@ -150,69 +186,85 @@ def _work(batch: Batch, scales: Mapping[str, float | Tensor]) -> Work:
     return Work(batch, mine, W[mine], s[mine], stays_zero[mine])
 
 
-def check_results(batches: Iterable[Batch], how: Projection, scales: Mapping[str, float | Tensor]) -> None:
-    """Raise a ValueError that names a weight whose projection would not be finite.
+def check_results(batches: Iterable[Batch], options: Projection, scales: Mapping[str, float | Tensor]) -> None:
+    """Check, on every rank alike, that the projected weights will be finite in their dtype.
 
-    That can only be where a scale, or for a blend the weight itself, is near the largest number of the weight's dtype:
-    these are projected once without being written. On every rank alike.
+    They can only fail to be where a scale, or for a blend the weight itself, is near the largest number of the weight's
+    dtype. Such weights are projected here once without being written.
+
+    Raises:
+        ValueError: with the names of the weights that would not be finite.
     """
     for batch in batches:
         limit = torch.finfo(batch.entries[0].parameter.dtype).max / 4  # no entry of a factor is larger than 4
-        sizes = [_largest(entry, scales[entry.label], how) for entry in batch.entries]
-        if all(size < limit for size in sizes):  # false for NaN
+        bounds = [_largest_after(entry, scales[entry.label], options) for entry in batch.entries]
+        if all(bound < limit for bound in bounds):  # false for NaN
             continue
-        alone = Batch(batch.entries, distributed.ProjectionGroup())
-        work = _work(alone, scales)
-        Q = _solve(work, how)[0].mul_(1 if how.blend == 0 else work.s).to(batch.entries[0].parameter.dtype)
-        finite = torch.split(all_finite(Q), [entry.count for entry in batch.entries])
-        bad = [entry.label for entry, fine in zip(batch.entries, finite, strict=True) if not bool(fine.all())]
+        on_this_rank = Batch(batch.entries, distributed.ProjectionGroup())
+        work = _own_work(on_this_rank, scales)
+        Q = _solve(work, options)[0].mul_(1 if options.blend == 0 else work.s).to(batch.entries[0].parameter.dtype)
+        finite_by_entry = torch.split(all_finite(Q), [entry.count for entry in batch.entries])
+        bad = [entry.label for entry, finite in zip(batch.entries, finite_by_entry, strict=True) if not finite.all()]
         if bad:
             raise ValueError(
-                f"scale={how.scale} makes {', '.join(bad)} larger than {batch.entries[0].parameter.dtype} holds: "
+                f"scale={options.scale} makes {', '.join(bad)} larger than {batch.entries[0].parameter.dtype} holds: "
                 "the result would not be finite, and the model is unchanged"
             )
 
 
-def _largest(entry: Entry, scale: float | Tensor, how: Projection) -> float:
-    """A bound on the largest singular value after the projection, if its scale is finite."""
-    largest = float(scale.max()) if isinstance(scale, Tensor) else 0.0 if keeps_norm(scale) else scale
-    if keeps_norm(scale) or how.blend < 1:
+def _largest_after(entry: Entry, scale: float | Tensor, options: Projection) -> float:
+    """Return an upper bound on the largest singular value after the projection."""
+    largest = 0.0
+    if isinstance(scale, Tensor):
+        largest = float(scale.max())
+    elif not keeps_norm(scale):
+        largest = scale
+    if keeps_norm(scale) or options.blend < 1:
         norm = torch.linalg.vector_norm(distributed.full(entry.parameter), dtype=torch.float64)
         largest = max(largest, float(norm))
     return largest
 
 
-def _scales(W: Tensor, count: int, scale: float | Tensor) -> Tensor:
-    """One factor a matrix, (count, 1, 1), where and as exact as the matrices are."""
+def _as_tensor(scale: float | Tensor, count: int, W: Tensor) -> Tensor:
+    """Return the scale of each of an entry's matrices, (count, 1, 1), in W's dtype and on its device."""
     return scale.to(W.device, W.dtype) if isinstance(scale, Tensor) else W.new_full((count, 1, 1), scale)
 
 
 def keeps_norm(scale: float | Tensor) -> bool:
-    """Whether each matrix's own norm is its scale."""
+    """Return whether a scale is that of `keep_norm`, NaN, for which each matrix's own norm gives the scale."""
     return isinstance(scale, float) and math.isnan(scale)
 
 
 def own_scale(W: Tensor) -> Tensor:
-    """The scale that keeps each matrix's own Frobenius norm, (b, d_out, d_in) -> (b, 1, 1); 1 for a zero matrix."""
+    """Return the scale that keeps each matrix's Frobenius norm, (b, d_out, d_in) -> (b, 1, 1); 1 for a zero matrix."""
     norm = torch.linalg.vector_norm(W, dim=(-2, -1), keepdim=True, dtype=torch.float64)
     s = norm / math.sqrt(min(W.shape[-2:]))
     return torch.where(s > 0, s, 1).to(W.dtype)
 
 
 def stack(pairs: list[tuple[Entry, Tensor]]) -> Tensor:
-    """The matrices of all entries in working precision, (b, d_out, d_in); may be a view of a single weight."""
+    """Return the matrices of all entries in working precision, (b, d_out, d_in).
+
+    Args:
+        pairs: entries of one shape, each with a tensor to cut as its parameter: the weight, or its initial value.
+
+    Returns:
+        A new tensor, or for a single entry perhaps a view of its weight.
+    """
     device, dtype = pairs[0][0].parameter.device, working_dtype(pairs[0][0].parameter)
-    views = [entry.view(distributed.full(weight)).to(device, dtype) for entry, weight in pairs]
-    flat = [view.reshape(entry.count, *entry.shape) for view, (entry, _) in zip(views, pairs, strict=True)]
-    flat = [without_padding(entry, matrices) for (entry, _), matrices in zip(pairs, flat, strict=True)]
-    if len(flat) > 1:
-        return torch.cat(flat)
-    # Kernel positions lie apart: each pass over one of them would read the lines of memory that hold all of them.
-    return flat[0] if 1 in flat[0].stride()[1:] else flat[0].contiguous()
+    stacks = []
+    for entry, weight in pairs:
+        view = entry.view(distributed.full(weight)).to(device, dtype)
+        stacks.append(with_zero_padding(entry, view.reshape(entry.count, *entry.shape)))
+    if len(stacks) > 1:
+        return torch.cat(stacks)
+    # The entries of one kernel position lie apart in memory, so that each pass over it would read the cache lines of
+    # all positions: a contiguous copy is faster.
+    return stacks[0] if 1 in stacks[0].stride()[1:] else stacks[0].contiguous()
 
 
-def without_padding(entry: Entry, matrices: Tensor) -> Tensor:
-    """The matrices with a zero in place of an embedding's padding row, which training does not move."""
+def with_zero_padding(entry: Entry, matrices: Tensor) -> Tensor:
+    """Return the matrices with zeros in an embedding's padding row, which training does not move."""
     if entry.padding is None or entry.is_tied:
         return matrices
     matrices = matrices.clone()
@@ -220,131 +272,175 @@ def without_padding(entry: Entry, matrices: Tensor) -> Tensor:
     return matrices
 
 
-def _solve(work: Work, how: Projection) -> tuple[Tensor, PolarReport]:
-    """New weights before scaling, (b, d_out, d_in): polar factors, or the blend in units of the scale."""
-    if how.blend == 0:
+def _solve(work: Work, options: Projection) -> tuple[Tensor, PolarReport]:
+    """Return new weights before scaling, (b, d_out, d_in): polar factors, or the blend in units of the scale."""
+    if options.blend == 0:
         return work.W / work.s, PolarReport("none", 0)
-    if how.blend < 1:
-        Q, rank = blend(work.W, work.s, how.blend)
+    if options.blend < 1:
+        Q, rank = blend(work.W, work.s, options.blend)
         return Q, PolarReport("blend", 0, rank)
-    return solve(work.W, how, known_finite=True)  # `fire_` has looked at all weights
+    return solve(work.W, options, known_finite=True)  # `fire_` has checked all weights
 
 
-def _finish(work: Work, Q: Tensor, did: PolarReport, how: Projection, initial: Mapping[str, Tensor]) -> Tensor:
-    """Complete, scale, measure and write; the `COLUMNS` of the whole batch, (count, len(COLUMNS))."""
+def _finish(
+    work: Work, Q: Tensor, polar_report: PolarReport, options: Projection, initial: Mapping[str, Tensor]
+) -> Tensor:
+    """Fill null spaces, scale, measure and write.
+
+    Args:
+        work: what this process projects.
+        Q: (b, d_out, d_in), the result of `_solve`, overwritten.
+        polar_report: the report of `_solve`.
+        options: options of the projection.
+        initial: initial weights, see `initial_weights`.
+
+    Returns:
+        The `COLUMNS` of all matrices of the batch, (count, len(COLUMNS)).
+    """
     W, s, p = work.W, work.s, work.batch.entries[0].parameter
     stats = torch.zeros(len(W), len(COLUMNS), dtype=torch.float64, device=W.device)
-    if did.rank is not None:
-        zero = did.rank == 0
-        if how.blend == 1:  # part of the way, lost directions stay lost
-            filled = (did.rank < min(W.shape[-2:])) & ~work.stays_zero
-            anywhere = work.batch.ranks.gather(filled.int(), work.mine, work.batch.count).cpu()
-            if bool(anywhere.any()):  # on any rank: to gather initial weights all must take part
-                zero = zero & ~_complete(work, Q, filled, anywhere, how, initial)
-                Q[zero] = 0
-                stats[:, AT["completed"]] = (filled & ~zero).double()
-        stats[:, AT["rank"]] = did.rank.double()
-        stats[:, AT["zeros"]] = zero
+    if polar_report.rank is not None:
+        is_zero = polar_report.rank == 0
+        if options.blend == 1:  # a blend below 1 leaves lost directions lost
+            deficient = (polar_report.rank < min(W.shape[-2:])) & ~work.stays_zero
+            deficient_in_batch = work.batch.ranks.gather(deficient.int(), work.mine, work.batch.count).cpu()
+            # If any rank has such a matrix, all must take part in gathering its initial weights.
+            if bool(deficient_in_batch.any()):
+                is_zero = is_zero & ~_fill_null_spaces(work, Q, deficient, deficient_in_batch, options, initial)
+                Q[is_zero] = 0
+                stats[:, COLUMN["completed"]] = (deficient & ~is_zero).double()
+        stats[:, COLUMN["rank"]] = polar_report.rank.double()
+        stats[:, COLUMN["zeros"]] = is_zero
     Q.masked_fill_(work.stays_zero[:, None, None], 0)
     _keep_padding_zero(work, Q)
-    stats[:, AT["square_scale"]] = s.flatten().double().square()
-    for here in pieces(W):  # each piece is scaled and measured while the caches hold it
-        _scale(W[here], Q[here], s[here], p.dtype, how, stats[here], known_zeros=did.rank is not None)
+    stats[:, COLUMN["square_scale"]] = s.flatten().double().square()
+    for piece in pieces(W):  # each piece is scaled and measured while the caches hold it
+        _scale(W[piece], Q[piece], s[piece], p.dtype, options, stats[piece], known_zeros=polar_report.rank is not None)
     _write(work.batch.entries, work.batch.ranks.gather(Q, work.mine, work.batch.count))
     return work.batch.ranks.gather(stats, work.mine, work.batch.count)
 
 
 def _keep_padding_zero(work: Work, Q: Tensor) -> None:
-    """A padding row that is zero stays zero, in place in Q: what would fill it is only where the other rows end."""
-    at = 0
+    """Zero in Q the padding rows of embeddings that are zero in W.
+
+    A solver that fills null spaces would put something there, which depends on nothing but what the other rows lack.
+    """
+    position = 0  # of the entry's first matrix in the batch
     for entry in work.batch.entries:
         if entry.padding is not None:
-            here = (work.mine == at).nonzero().flatten()  # an embedding is one matrix
-            rows = Q[here, entry.padding]
-            Q[here, entry.padding] = torch.where(work.W[here, entry.padding].any(-1, keepdim=True), rows, 0)
-        at += entry.count
+            index = (work.mine == position).nonzero().flatten()  # an embedding is one matrix
+            rows = Q[index, entry.padding]
+            Q[index, entry.padding] = torch.where(work.W[index, entry.padding].any(-1, keepdim=True), rows, 0)
+        position += entry.count
 
 
 def _scale(
-    W: Tensor, Q: Tensor, s: Tensor, dtype: torch.dtype, how: Projection, stats: Tensor, known_zeros: bool
+    W: Tensor, Q: Tensor, s: Tensor, dtype: torch.dtype, options: Projection, stats: Tensor, known_zeros: bool
 ) -> None:
-    """Turn factors Q into new weights, in place, and fill what is left of the statistics."""
-    if not known_zeros:  # a zero matrix stays zero, and nothing else becomes so
-        stats[:, AT["zeros"]] = torch.linalg.matrix_norm(Q) == 0
-    skip = stats[:, AT["zeros"]] > 0
-    if how.blend == 0:
+    """Turn polar factors into new weights, in place, and fill the remaining columns of the statistics.
+
+    Args:
+        W: (b, d_out, d_in), the old matrices.
+        Q: (b, d_out, d_in), their factors, which become the new matrices.
+        s: (b, 1, 1), scales.
+        dtype: dtype of the weight.
+        options: options of the projection.
+        stats: (b, len(COLUMNS)), written in place.
+        known_zeros: whether `stats` says already which matrices are zero.
+    """
+    if not known_zeros:  # Newton-Schulz steps keep zero matrices zero and make no others zero
+        stats[:, COLUMN["zeros"]] = torch.linalg.matrix_norm(Q) == 0
+    skip = stats[:, COLUMN["zeros"]] > 0
+    if options.blend == 0:
         Q.copy_(W)
     else:
         Q.mul_(s)
         if dtype != Q.dtype:
-            Q.copy_(Q.to(dtype))  # half precision: what is measured is what will be stored
-    if how.min_norm > 0:
-        skip = skip | (torch.linalg.matrix_norm(W) < how.min_norm)
+            Q.copy_(Q.to(dtype))  # rounded to half precision first, so that the stored weights are measured
+    if options.min_norm > 0:
+        skip = skip | (torch.linalg.matrix_norm(W) < options.min_norm)
         Q.copy_(torch.where(skip[:, None, None], W, Q))
-        stats[:, AT["completed"]] *= ~skip
-    stats[:, AT["skipped"]] = skip
-    if how.measure:
+        stats[:, COLUMN["completed"]] *= ~skip
+    stats[:, COLUMN["skipped"]] = skip
+    if options.measure:
         begin = time.perf_counter()
         measure(W, Q, s, stats)
-        stats[:, AT["measuring"]] = (time.perf_counter() - begin) / len(W)
+        stats[:, COLUMN["measuring"]] = (time.perf_counter() - begin) / len(W)
     else:
-        stats[:, : AT["square_scale"]] = math.nan
+        stats[:, : COLUMN["square_scale"]] = math.nan
 
 
-def _complete(
-    work: Work, Q: Tensor, deficient: Tensor, anywhere: Tensor, how: Projection, initial: Mapping[str, Tensor]
+def _fill_null_spaces(
+    work: Work,
+    Q: Tensor,
+    deficient: Tensor,
+    deficient_in_batch: Tensor,
+    options: Projection,
+    initial: Mapping[str, Tensor],
 ) -> Tensor:
-    """Solve rank-deficient matrices again with their initial weights, in place in Q; rare, so nothing is kept ready.
+    """Solve rank-deficient matrices again with their initial weights, in place in Q.
 
-    `deficient` says which of this rank's (b,), `anywhere` which of the batch (count,), the same on every rank.
+    Args:
+        work: what this process projects.
+        Q: (b, d_out, d_in), polar factors.
+        deficient: (b,), which of them are rank-deficient.
+        deficient_in_batch: (count,), which matrices of the whole batch are, the same on every rank.
+        options: options of the projection.
+        initial: initial weights, see `initial_weights`.
 
     Returns:
-        For which matrices initial weights that are not zero were at hand, (b,) bool.
+        (b,) bool, for which matrices there were initial weights that are not zero.
     """
-    positions, found = work.mine.cpu(), torch.zeros(len(Q), dtype=torch.bool, device="cpu")
-    at = 0
+    positions, filled = work.mine.cpu(), torch.zeros(len(Q), dtype=torch.bool, device="cpu")
+    first = 0  # position of the entry's first matrix in the batch
     for entry in work.batch.entries:
-        here = deficient.cpu() & (positions >= at) & (positions < at + entry.count)
-        start = find_initial(entry, initial) if bool(anywhere[at : at + entry.count].any()) else None
-        if start is not None and bool(here.any()):
-            starts = stack([(entry, start)])[positions[here] - at]
-            Q[here] = solve(work.W[here], how, starts)[0]
-            found[here] = starts.flatten(1).any(1).cpu()
-        at += entry.count
-    return found.to(Q.device)
+        selected = deficient.cpu() & (positions >= first) & (positions < first + entry.count)
+        initial_value = None
+        if bool(deficient_in_batch[first : first + entry.count].any()):
+            initial_value = find_initial(entry, initial)
+        if initial_value is not None and bool(selected.any()):
+            initial_matrices = stack([(entry, initial_value)])[positions[selected] - first]
+            Q[selected] = solve(work.W[selected], options, initial_matrices)[0]
+            filled[selected] = initial_matrices.flatten(1).any(1).cpu()
+        first += entry.count
+    return filled.to(Q.device)
 
 
 def _write(entries: list[Entry], new: Tensor) -> None:
-    for entry, part in zip(entries, torch.split(new, [entry.count for entry in entries]), strict=True):
+    """Write the new matrices of a batch, (count, d_out, d_in), into the entries' parameters."""
+    for entry, matrices in zip(entries, torch.split(new, [entry.count for entry in entries]), strict=True):
         target = entry.parameter
         if entry.padding is not None and not entry.is_tied:
-            part[:, entry.padding] = distributed.full(target).detach()[entry.padding].to(part)
+            matrices[:, entry.padding] = distributed.full(target).detach()[entry.padding].to(matrices)
         if distributed.is_sharded(target):
-            whole = entry.rows is None  # else the other rows have to be fetched
-            target = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-            target = target if whole else distributed.full(entry.parameter).clone()
-        entry.write_(target, part)
+            if entry.rows is None:
+                target = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+            else:  # the weight's other rows have to be fetched from the other ranks
+                target = distributed.full(entry.parameter).clone()
+        entry.write_(target, matrices)
         if target is not entry.parameter:
             distributed.write_(entry.parameter, target)
 
 
-def _row(entry: Entry, part: Tensor, scale: float | Tensor, did: PolarReport) -> Row:
-    total = dict(zip(COLUMNS, part.sum(0).tolist(), strict=True))
-    single = None if isinstance(scale, Tensor) or keeps_norm(scale) else scale
+def _row(entry: Entry, stats: Tensor, scale: float | Tensor, polar_report: PolarReport) -> Row:
+    """Return the report's row of an entry from the `COLUMNS` of its matrices, (entry.count, len(COLUMNS))."""
+    total = dict(zip(COLUMNS, stats.sum(0).tolist(), strict=True))
+    if isinstance(scale, Tensor) or keeps_norm(scale):  # each matrix has its own: report their root mean square
+        scale = math.sqrt(total["square_scale"] / max(1, len(stats)))
     return Row(
         name=entry.label,
         shape=entry.shape,
         matrices=entry.count,
-        action="skip" if len(part) and total["skipped"] == len(part) else "project",
+        action="skip" if len(stats) and total["skipped"] == len(stats) else "project",
         dfi_before=total["dfi_before"],
         dfi_after=total["dfi_after"],
         sfe=total["sfe"],
         norm_before=math.sqrt(total["square_before"]),
         norm_after=math.sqrt(total["square_after"]),
-        scale=math.sqrt(total["square_scale"] / max(1, len(part))) if single is None else single,
-        solver=did.solver,
-        iterations=did.iterations,
-        rank=int(part[:, AT["rank"]].min()) if did.rank is not None and len(part) else None,
+        scale=scale,
+        solver=polar_report.solver,
+        iterations=polar_report.iterations,
+        rank=int(stats[:, COLUMN["rank"]].min()) if polar_report.rank is not None and len(stats) else None,
         completed=int(total["completed"]),
         skipped=int(total["skipped"]),
         zeros=int(total["zeros"]),

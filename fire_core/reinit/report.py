@@ -1,4 +1,4 @@
-"""What a projection did to each weight, as rows that print as a table."""
+"""The report of a projection: a row for each weight, printed as a table with a summary below."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from fire_core.weights.layout import listed
 from fire_core.weights.matrices import aligned
 
 WIDTH = 120  # columns of the text below a printed table
-TOLERANCE = 0.01  # of `Report.success`: half of it is about how far a singular value may be from its target
+# Default of `Report.success`. Half of it is about how far a singular value may be from its target, relative to it.
+TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
 class Row:
-    """One parameter, or one row block of a fused parameter.
+    """What was done to one parameter, or to one block of rows of a fused parameter.
 
     Attributes:
-        name: the parameter, with the block: `h.0.attn.c_attn.weight[q]`.
+        name: name of the parameter, with the block: `h.0.attn.c_attn.weight[q]`.
         shape: (d_out, d_in) of one matrix.
         matrices: how many matrices the parameter holds (kernel positions, groups).
         action: "project", "reinit" or "skip" (every matrix is zero or lies below `min_norm`, and stays as it is).
-        dfi_before: DfI of W / scale, summed over the matrices. In units of the target scale, so that before and after
-            compare and a weight that is already where the projection would put it has 0. DfI of the raw W, which
-            also counts its mere size, is `metrics.dfi(W)`.
-        dfi_after: the same of the new weight: what the solver really reached, 0 for an exact projection.
-        sfe: ||W_new - W_old||_F^2, raw units, summed over the matrices: how far the weight moved.
-        norm_before: ||W_old||_F of the whole weight or block, raw units.
-        norm_after: ||W_new||_F.
-        scale: factor on the polar factor: every singular value's target. With `scale="keep_norm"`, which gives each
-            matrix its own, their root mean square.
-        solver: the solver's name, "blend" for a part of the way, "init" for a reinitialisation.
+        dfi_before: DfI of the old W / scale, summed over the matrices. It is in units of the target scale, so that
+            before and after can be compared, and a weight that is already where the projection would put it has 0.
+            `metrics.dfi(W)` is the DfI of the raw W, which also counts its mere size.
+        dfi_after: DfI of the new W / scale, summed over the matrices: what the solver has reached, 0 for an exact
+            projection.
+        sfe: ||W_new - W_old||_F^2, unscaled, summed over the matrices: how far the weight moved.
+        norm_before: ||W_old||_F of the whole weight or block, unscaled.
+        norm_after: ||W_new||_F of the whole weight or block, unscaled.
+        scale: factor on the polar factor: every singular value's target. If each matrix has its own, as with
+            `scale="keep_norm"`, their root mean square.
+        solver: name of the solver; "blend" for a blend below 1, "none" for a blend of 0, "init" for a reinitialisation.
         iterations: Newton-Schulz steps, 0 for a direct solve.
-        rank: smallest rank among the matrices, None where the solver does not look.
+        rank: smallest rank among the matrices, None if the solver does not determine it.
         completed: how many matrices had their null space filled.
         skipped: how many matrices stayed as they were: zero ones, and those below `min_norm`.
         zeros: how many matrices are zero and stayed so.
-        measuring: seconds that DfI, SFE and norms took; on a GPU only what it took to ask for them.
+        measuring: seconds that DfI, SFE and norms took; on a GPU only the time to launch their kernels.
     """
 
     name: str
@@ -64,14 +66,14 @@ class Row:
 
     @property
     def numel(self) -> int:
-        """How many numbers the row's weight or block holds."""
+        """How many numbers the weight or block holds."""
         return self.matrices * math.prod(self.shape)
 
     @property
     def deviation(self) -> float:
-        """Root mean square of (sigma / scale)^2 - 1 over all singular values after the projection; NaN if unknown.
+        """Root mean square of (sigma / scale)^2 - 1 over all singular values of the new weight; NaN if not measured.
 
-        Matrices of the weight that were skipped count as they are.
+        Matrices that were skipped count as they are.
         """
         values = self.matrices * min(self.shape, default=0)
         return math.sqrt(self.dfi_after / values) if values else 0.0
@@ -79,7 +81,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Kept:
-    """A weight that stayed as it was: its shape, how many numbers it holds, and why."""
+    """A weight or block that stayed as it was.
+
+    Attributes:
+        shape: shape of the parameter.
+        numel: how many numbers the weight or block holds.
+        reason: why it was kept.
+    """
 
     shape: tuple[int, ...]
     numel: int
@@ -92,12 +100,12 @@ class Report:
 
     Attributes:
         rows: one for each weight or block that was projected, reset or skipped, in the model's order.
-        kept: what was left alone, by name.
+        kept: the weights or blocks that stayed as they were, by name.
         parameters: the parameters that changed.
         optimizer_states_reset: how many (optimizer, parameter) states were reset, in whole or (blocks) in part.
-        warnings: what the caller must know, one line each; given as `FireWarning` too.
-        seconds: the whole call.
-        statistics: how many layers keep running statistics (batch norm), which are those of the old weights.
+        warnings: warnings for the caller, one line each; they are issued as `FireWarning` too.
+        seconds: duration of the whole call.
+        statistics: how many layers have running statistics (batch norm), which are still those of the old weights.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -115,18 +123,19 @@ class Report:
         return iter(self.rows)
 
     def total(self, column: str) -> float:
-        """Sum of a numeric column over the rows: `report.total("dfi_after")`. NaN rows (not measured) are left out."""
+        """Return the sum of a numeric column over the rows, as in `report.total("dfi_after")`; NaN is left out."""
         values = [float(getattr(row, column) or 0) for row in self.rows]
         return math.fsum(value for value in values if not math.isnan(value))
 
     def success(self, tolerance: float = TOLERANCE) -> bool:
-        """Whether something was projected and every projected weight has come as close to its isometry as asked for.
+        """Return whether something was projected and every projected weight is within `tolerance` of its isometry.
 
-        A blend below 1 stops before the isometry, so that it is False then but for weights that were near it.
+        A blend below 1 stops before the isometry, so that this is False unless all weights were near it before.
 
         Args:
-            tolerance: for `Row.deviation`, the root mean square of (sigma / scale)^2 - 1 over a weight's singular
-                values. Ten steps of the paper on trained weights often miss the default; `exact` is at about 1e-6.
+            tolerance: largest accepted `Row.deviation`, the root mean square of (sigma / scale)^2 - 1 over a weight's
+                singular values. Ten steps of the paper on trained weights often miss the default; `exact` reaches about
+                1e-6.
 
         Raises:
             ValueError: the report was not measured.
@@ -140,22 +149,23 @@ class Report:
         table = aligned(HEAD, map(_cells, self.rows))
         lines = [*_summary(self), *_kept_lines(self), *(f"warning: {warning}" for warning in self.warnings)]
         wrapped = (textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) for line in lines)
-        return "\n".join([table, *[COLUMNS] * bool(self.rows), *wrapped])
+        return "\n".join([table, *[LEGEND] * bool(self.rows), *wrapped])
 
 
 def running_statistics(model: nn.Module) -> int:
-    """How many layers of a model keep a running mean of their inputs."""
+    """Return how many layers of a model have a running mean of their inputs, as batch norms have."""
     return sum(isinstance(getattr(module, "running_mean", None), Tensor) for module in model.modules())
 
 
 # ------------------------------------------------------------------------------------------------------------ printing
 
 HEAD = ("name", "shape", "n", "action", "|W| before", "after", "DfI before", "after", "SFE", "scale", "it", "rank")
-COLUMNS = "n: matrices; |W|: norm; DfI: deviation from isometry; SFE: squared distance from before; it: steps"
-DONE = {"project": "projected", "reinit": "reset", "skip": "skipped"}
+LEGEND = "n: matrices; |W|: norm; DfI: deviation from isometry; SFE: squared distance from before; it: steps"
+PARTICIPLES = {"project": "projected", "reinit": "reset", "skip": "skipped"}  # of actions, for the summary
 
 
 def _cells(row: Row) -> tuple[str, ...]:
+    """Return the cells of a row of the printed table, in the order of `HEAD`."""
     rank = "" if row.rank is None else f"{row.rank}" + (f" (+{row.completed})" if row.completed else "")
     values = (row.norm_before, row.norm_after, row.dfi_before, row.dfi_after, row.sfe, row.scale)
     numbers = ("" if math.isnan(value) else f"{value:.3g}" for value in values)
@@ -165,14 +175,19 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _summary(report: Report) -> list[str]:
-    changed = [row for row in report.rows if row.action == "project"]
-    matrices = sum(row.matrices - row.skipped for row in changed)
-    how = ", ".join(dict.fromkeys(row.solver for row in changed))
-    sizes = {word: sum(r.numel for r in report.rows if r.action == action) for action, word in DONE.items()}
+    """Return the lines below the table: shares of the model, DfI and SFE, optimizer states and time."""
+    projected = [row for row in report.rows if row.action == "project"]
+    matrices = sum(row.matrices - row.skipped for row in projected)
+    solvers = ", ".join(dict.fromkeys(row.solver for row in projected))
+    sizes = {
+        participle: sum(row.numel for row in report.rows if row.action == action)
+        for action, participle in PARTICIPLES.items()
+    }
     sizes["kept"] = sum(kept.numel for kept in report.kept.values())
-    shares = ", ".join(f"{word} {size / max(1, sum(sizes.values())):.1%}" for word, size in sizes.items() if size)
-    lines = [f"{shares} of the model's numbers; {matrices} matrices projected" + (f" by {how}" if how else "")]
-    measured = [row for row in changed if not math.isnan(row.dfi_after)]
+    total = max(1, sum(sizes.values()))
+    shares = ", ".join(f"{participle} {size / total:.1%}" for participle, size in sizes.items() if size)
+    lines = [f"{shares} of the model's numbers; {matrices} matrices projected" + (f" by {solvers}" if solvers else "")]
+    measured = [row for row in projected if not math.isnan(row.dfi_after)]
     if measured:
         near = sum(row.deviation <= TOLERANCE for row in measured)
         lines.append(
@@ -188,13 +203,16 @@ def _summary(report: Report) -> list[str]:
 
 
 def _kept_lines(report: Report) -> list[str]:
-    """Kept weights of two and more dimensions by reason, layers of one kind together; biases and scales as a number."""
-    reasons: dict[str, list[str]] = {}
+    """Return lines about the kept weights: those of two or more dimensions by reason, the number of all others.
+
+    Layers that differ in a number alone are listed once, with * in its place.
+    """
+    names_by_reason: dict[str, list[str]] = {}
     for name, kept in report.kept.items():
         if len(kept.shape) > 1:
-            shown = f"{re.sub(r'[0-9]+', '*', name)} {'x'.join(map(str, kept.shape))}"
-            reasons.setdefault(kept.reason, []).append(shown)
-    lines = [f"{reason}: {listed(names, 5)}" for reason, names in reasons.items()]
+            name_and_shape = f"{re.sub(r'[0-9]+', '*', name)} {'x'.join(map(str, kept.shape))}"
+            names_by_reason.setdefault(kept.reason, []).append(name_and_shape)
+    lines = [f"{reason}: {listed(names, 5)}" for reason, names in names_by_reason.items()]
     if report.statistics:
         lines.append(
             f"running statistics of {report.statistics} layers, those of the old weights: "
