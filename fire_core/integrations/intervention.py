@@ -1,4 +1,4 @@
-"""What all integrations do alike: ask the trigger after each step, and let the method act where it fires."""
+"""The part that all integrations share: ask the trigger after each step, and let the method act when it fires."""
 
 from __future__ import annotations
 
@@ -31,11 +31,18 @@ from fire_core.weights.topology import unwrap
 
 log = logging.getLogger("fire_core")
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
-PREFIX = "fire/"
+PREFIX = "fire/"  # of the names of logged numbers
 
 
 class FireWith(Method):
-    """`fire_` with any of its options."""
+    """The method that calls `fire_` with given options.
+
+    Args:
+        options: options of `fire_` by name, except `model` and `optimizer`.
+
+    Raises:
+        TypeError: an option is unknown.
+    """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         parameters = inspect.signature(fire_).parameters
@@ -43,43 +50,50 @@ class FireWith(Method):
             if name not in parameters or name in ("model", "optimizer"):
                 raise TypeError(f"{name!r} is no option of fire_ that can be given here")
         self.options = dict(options)
-        self.values = {name: p.default for name, p in parameters.items()} | self.options
+        self.all_options = {name: p.default for name, p in parameters.items()} | self.options
 
     def check(self, net: Net) -> None:
-        """Refuse options that `fire_` would refuse, and a layout that leaves nothing to do.
+        """Check the options as `fire_` would, and that there is something to project.
 
         Raises:
             ValueError: with the reason.
         """
-        Projection(**{field.name: self.values[field.name] for field in fields(Projection)}).check_idle()
+        Projection(**{field.name: self.all_options[field.name] for field in fields(Projection)}).check_idle()
         entries = self._entries(net)
         if all(entry.action == "keep" for entry in entries):
             reasons = list(dict.fromkeys(entry.reason for entry in entries if entry.kind != "vector"))
             raise ValueError(f"nothing would be projected: {'; '.join(reasons[:3]) or 'the model has no matrices'}")
 
     def needs_init(self, net: Net) -> bool:
-        """Whether it reads the initial weights: to reinitialise, or for a scale that takes their norms."""
-        scale = self.values["scale"]
+        """Return whether `fire_` needs the initial weights, to reinitialise or for a scale that takes their norms."""
+        scale = self.all_options["scale"]
         return scale in ("match_init", "init_norm") or any(e.action == "reinit" for e in self._entries(net))
 
     def _entries(self, net: Net) -> list[Entry]:
-        options = {name: self.values[name] for name in inspect.signature(resolve).parameters if name != "model"}
+        options = {name: self.all_options[name] for name in inspect.signature(resolve).parameters if name != "model"}
         return [e for module in net.modules.values() for e in resolve(module, **options)]
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         reports: dict[str, Report] = {}
         for name, module in net.modules.items():
-            exclude = [*selectors_of("exclude", self.values["exclude"]), *net.left_alone(name, context.spared)]
+            exclude = [*selectors_of("exclude", self.all_options["exclude"]), *net.left_alone(name, context.spared)]
             options = {"init": net.init.get(name), **self.options, "exclude": exclude}
             if reports:
-                options.pop("masters", None)  # they are the first network's
+                options.pop("masters", None)  # given masters are those of the first network
             reports[name] = fire_(module, optimizer=context.optimizers, **options)
         return BoundaryReport(weights=reports)
 
 
 @dataclass(frozen=True, eq=False)
 class Changed:
-    """A weight that an act has changed: its name, and some of its numbers before and after."""
+    """A weight that a method has changed.
+
+    Attributes:
+        name: name of the weight.
+        weight: the weight itself.
+        old: a sample of its numbers before, see `_sample`.
+        new: the same sample after.
+    """
 
     name: str
     weight: Tensor
@@ -88,28 +102,31 @@ class Changed:
 
 
 class Intervention:
-    """A method, the trigger that says when it acts, and what has to follow.
+    """Lets a method act on a training loop's networks whenever a trigger fires.
+
+    After the method has acted, master copies, averaged models and target networks get the new weights too.
 
     Args:
         trigger: asked after each optimizer step, on every rank.
-        method: any method that acts at a boundary; None: `fire_` with `options`.
-        copies: averaged or target models, which take over every weight that the method changes; of several networks,
-            copies of the first.
-        trainable_only: frozen weights stay as they are, whatever the method.
+        method: any method that acts at a boundary; None calls `fire_` with `options`.
+        copies: averaged or target models, which take over every weight that the method changes. With several networks
+            they are copies of the first.
+        trainable_only: keep frozen weights as they are, whatever the method.
         keep: selectors of weights that stay as they are, whatever the method, and keep their optimizer state: what
-            `exclude` of `fire_` takes (a pattern such as `"head"` or `"*.bias"`, a module, a type, a parameter), one
+            `exclude` of `fire_` accepts (a pattern such as `"head"` or `"*.bias"`, a module, a type, a parameter), one
             or several. With several networks a name may begin with the network's (`"actor.*"`).
-        batches: for a method that takes gradients (DASH): the next training batches `(inputs, targets)`, one pass.
-        loss: with them: mean loss of a batch.
-        seed: of the method's own draws; the run's random numbers are left alone.
+        batches: for a method that needs gradients (DASH): returns an iterator over the next training batches
+            `(inputs, targets)`, for one pass.
+        loss: for a method that needs gradients: (inputs, targets) -> mean loss of a batch.
+        seed: seed of the method's own draws; the random numbers of the run do not change.
         masters: float32 copies of half-precision weights that the optimizers do not show, by parameter name of the
             first network; those that they show are found (`weights.masters`). They are changed with the weights, and
             their optimizer state is reset.
-        options: of `fire_`.
+        options: options of `fire_`.
 
     Raises:
-        TypeError: an argument is of another kind, an option is unknown.
-        ValueError: the method cannot work at a trigger's firing, or lacks data.
+        TypeError: an argument is of another kind, or an option is unknown.
+        ValueError: the method cannot act when a trigger fires, or lacks data.
     """
 
     def __init__(
@@ -138,10 +155,10 @@ class Intervention:
         self.own_copies, self.trainable_only, self.keep, self.masters = list(copies), trainable_only, keep, masters
         self.method = method or FireWith({"trainable_only": trainable_only, "masters": masters, **options})
         self.firings = 0
-        self.changed: list[Changed] = []  # by the last act, until a step has shown that it lasts
+        self.changed: list[Changed] = []  # the weights changed last, until a later step has kept their new values
         self.init: dict[str, dict[str, Tensor]] | None = None
         self.report: BoundaryReport | None = None  # of the last action
-        self.observed: dict[str, Tensor | float | None] = {}
+        self.observed: dict[str, Tensor | float | None] = {}  # metrics for the next `ask`
 
     # --------------------------------------------------------------------------------------------------- the run
 
@@ -154,15 +171,16 @@ class Intervention:
         total_steps: int | None = None,
         log: Callable[[int, dict[str, float]], None] | None = None,
     ) -> None:
-        """Check everything before the first step, and keep the initial weights if the method needs them.
+        """Check everything before the first step, and copy the initial weights if the method needs them.
 
         Args:
-            modules: what is trained, by name.
-            optimizers: all that train them.
-            copies: of modules, by the module's name: those that the framework has beside the user's own.
-            metrics: names of the numbers that `ask` will get; None: those of the first `ask`.
-            total_steps: of the run, where known.
-            log: takes the step and the numbers of each action.
+            modules: the networks that are trained, by name.
+            optimizers: all optimizers that train them.
+            copies: averaged or target models that the framework has, by the name of their network; the user's own come
+                on top.
+            metrics: names of the numbers that `ask` will get; None takes the names at the first `ask`.
+            total_steps: steps of the run, None if not known.
+            log: called after each action with the step and the numbers.
 
         Raises:
             ValueError: trigger, method, optimizers or copies do not fit the model.
@@ -172,12 +190,13 @@ class Intervention:
         self.copies = {name: list((copies or {}).get(name, ())) for name in modules}
         self.copies[next(iter(modules))] += self.own_copies
         self._masters = self._all_masters()
+        with_masters = {id(master.weight) for master in self._masters}
         for name, module in modules.items():
-            copied = {id(master.weight) for master in self._masters}
-            if not holding(self.optimizers, module.parameters()) and copied.isdisjoint(map(id, module.parameters())):
+            has_masters = not with_masters.isdisjoint(map(id, module.parameters()))
+            if not has_masters and not holding(self.optimizers, module.parameters()):
                 raise ValueError(f"the optimizers hold none of the weights of {name} ({type(module).__name__})")
-            for averaged in self.copies[name]:
-                weights_of(averaged, module)
+            for model_copy in self.copies[name]:
+                weights_of(model_copy, module)  # raises if it is no copy
         self.method.check(self.net)
         self.kept = kept_tensors(modules, self.keep)
         self.keep_initial(modules)
@@ -186,22 +205,22 @@ class Intervention:
         self.trigger.start(self.net, metrics=metrics, total_steps=total_steps)
 
     def keep_initial(self, modules: Mapping[str, nn.Module]) -> None:
-        """Copy the weights as they are now, if the method reads initial ones and has none yet."""
+        """Copy the present weights as the initial ones, if the method needs initial weights and has none yet."""
         net = Net(dict(modules), {})
         if self.init is None and (not isinstance(self.method, FireWith) or self.method.needs_init(net)):
             self.init = Net.of(net.modules).init
 
     def observe(self, **metrics: Tensor | float | None) -> None:
-        """Metrics for the next `ask`; tensors are not read unless a measurement is due."""
+        """Store metrics for the next `ask`; tensors are not read unless a measurement is due."""
         self.observed |= metrics
 
     def ask(self, step: int, /, **metrics: Tensor | float | None) -> Firing | None:
-        """Ask the trigger about a step, and act if it fires.
+        """Ask the trigger about a step, and let the method act if it fires.
 
         Raises:
-            RuntimeError: the step has brought weights back to what they were before the last act.
+            RuntimeError: the step has brought weights back to what they were before the last action.
         """
-        self._look_whether_the_act_lasts()
+        self._check_that_changes_last()
         metrics, self.observed = {**self.observed, **metrics}, {}
         if not self._names_known:
             self._names_known = True
@@ -212,48 +231,40 @@ class Intervention:
         return firing
 
     def _act(self, firing: Firing) -> None:
+        """Let the method act, carry its changes over to master copies and copied models, and log the action."""
         begin = time.perf_counter()
-        followed = {name: module for name, module in self.net.modules.items() if self.copies[name]}
-        before = {name: _cloned(named_weights(module)) for name, module in followed.items()}
-        digest = hashlib.sha256(f"{self.seed} {firing.step}".encode()).digest()  # torch takes 32 bits of a seed
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+        copied_modules = {name: module for name, module in self.net.modules.items() if self.copies[name]}
+        weights_before = {name: _cloned(named_weights(module)) for name, module in copied_modules.items()}
+        digest = hashlib.sha256(f"{self.seed} {firing.step}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))  # torch uses 32 bits of a seed
         self.firings += 1
-        frozen = [p for p in self.net.parameters() if self.trainable_only and not p.requires_grad]  # now, not at first
+        # Weights may have been frozen or unfrozen since the run began.
+        frozen = [p for p in self.net.parameters() if self.trainable_only and not p.requires_grad]
         spared = frozenset([*self.kept, *frozen])
         context = Context(self.firings, firing.step, generator, self.batches, self.loss, self.optimizers, spared=spared)
-        with torch.no_grad():  # within an optimizer's step its copies are ahead of the weights
-            for master in self._masters:
-                weight, copy = master.pair()
-                if master.part is not None and not master.agrees():
-                    raise RuntimeError("DeepSpeed's step is not over here: give its optimizer, engine.optimizer")
-                weight.copy_(copy)
+        self._write_masters_to_weights()
         masters = self._masters = self._all_masters()
-        starts = {key: _sample(weight) for key, weight in self._weights().items()}
+        samples_before = {key: _sample(weight) for key, weight in self._weights().items()}
         with copied_to_masters(masters):
-            done = self.method.at_boundary(self.net, context)
-        ends = {key: (weight, _sample(weight)) for key, weight in self._weights().items()}
-        self.changed = [
-            Changed(key, weight, starts[key], new)
-            for key, (weight, new) in ends.items()
-            if key in starts and not torch.equal(starts[key], new)
-        ]
-        moved = {id(change.weight) for change in self.changed}
-        copied = [master for master in masters if id(master.weight) in moved]
-        reset = StateReset(self.optimizers)
-        reset.whole(master.tensor for master in copied if master.rows is None)
-        for master in copied:
-            if master.rows is not None:
-                reset.rows([master.tensor], master.rows)
-        for note in reset.notes:
-            log.warning(note)
-        self.report = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
+            returned = self.method.at_boundary(self.net, context)
+        self.changed = []
+        for key, weight in self._weights().items():
+            sample = _sample(weight)
+            if key in samples_before and not torch.equal(samples_before[key], sample):
+                self.changed.append(Changed(key, weight, samples_before[key], sample))
+        self._reset_state_of_masters(masters)
+        self.report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
         with torch.no_grad():
-            for name, module in followed.items():
-                new = {key: w for key, w in named_weights(module).items() if not _equal(w, before[name][key])}
-                for averaged in self.copies[name]:
-                    weights = weights_of(averaged, module)
-                    for key in new.keys() & weights.keys():
-                        weights[key].copy_(new[key])
+            for name, module in copied_modules.items():
+                changed_weights = {
+                    key: weight
+                    for key, weight in named_weights(module).items()
+                    if not _equal(weight, weights_before[name][key])
+                }
+                for model_copy in self.copies[name]:
+                    copied_weights = weights_of(model_copy, module)
+                    for key in changed_weights.keys() & copied_weights.keys():
+                        copied_weights[key].copy_(changed_weights[key])
         reports = self.report.weights.values()
         columns = ("dfi_before", "dfi_after", "sfe") if reports else ()
         numbers = self.report.numbers | {column: sum(r.total(column) for r in reports) for column in columns}
@@ -263,41 +274,64 @@ class Intervention:
         if self.log is not None:
             self.log(firing.step, {PREFIX + name: value for name, value in numbers.items()})
 
+    @torch.no_grad()
+    def _write_masters_to_weights(self) -> None:
+        """Copy master copies to their weights: within an optimizer's step the copies are newer than the weights."""
+        for master in self._masters:
+            weight, master_copy = master.pair()
+            if master.part is not None and not master.agrees():
+                raise RuntimeError("DeepSpeed's step is not over here: give its optimizer, engine.optimizer")
+            weight.copy_(master_copy)
+
+    def _reset_state_of_masters(self, masters: list[Master]) -> None:
+        """Reset the optimizers' state of the master copies of changed weights."""
+        changed_ids = {id(change.weight) for change in self.changed}
+        changed_masters = [master for master in masters if id(master.weight) in changed_ids]
+        reset = StateReset(self.optimizers)
+        reset.whole(master.tensor for master in changed_masters if master.rows is None)
+        for master in changed_masters:
+            if master.rows is not None:
+                reset.rows([master.tensor], master.rows)
+        for note in reset.notes:
+            log.warning(note)
+
     def _weights(self) -> dict[str, Tensor]:
+        """Return all parameters by "network.parameter"."""
         modules = self.net.modules.items()
         return {f"{name}.{key}": weight for name, module in modules for key, weight in module.named_parameters()}
 
     def _all_masters(self) -> list[Master]:
+        """Return the master copies of all networks' weights; the user names those of the first network alone."""
         first = next(iter(self.net.modules))
-        return [
-            master
-            for name, module in self.net.modules.items()
-            for master in find_masters(unwrap(module), self.optimizers, self.masters if name == first else None)
-        ]
+        masters = []
+        for name, module in self.net.modules.items():
+            masters += find_masters(unwrap(module), self.optimizers, self.masters if name == first else None)
+        return masters
 
-    def _look_whether_the_act_lasts(self) -> None:
-        now = [_sample(one.weight) for one in self.changed]
-        if all(torch.equal(one.new, sample) for one, sample in zip(self.changed, now, strict=True)):
-            return  # no step yet, or one that a gradient scaler has skipped
-        changed, self.changed = self.changed, []
-        for one, sample in zip(changed, now, strict=True):
-            if (sample - one.old).norm() < 0.1 * (sample - one.new).norm():
+    def _check_that_changes_last(self) -> None:
+        """Raise a RuntimeError if an optimizer step has brought a changed weight back to its old values."""
+        samples = [_sample(change.weight) for change in self.changed]
+        if all(torch.equal(change.new, sample) for change, sample in zip(self.changed, samples, strict=True)):
+            return  # there was no step yet, or a gradient scaler has skipped it
+        changes, self.changed = self.changed, []
+        for change, sample in zip(changes, samples, strict=True):
+            if (sample - change.old).norm() < 0.1 * (sample - change.new).norm():
                 raise RuntimeError(
-                    f"{one.name} is back at its old values: a step undid the act, since the optimizer writes this "
+                    f"{change.name} is back at its old values: a step undid the act, since the optimizer writes this "
                     "weight from a copy; masters= names it"
                 )
 
     # --------------------------------------------------------------------------------------------------- its state
 
     def state_dict(self, weights: bool = True) -> dict[str, Any]:
-        """What a resume needs: numbers and strings, and the initial weights if the method needs them (`weights`)."""
+        """Return what a resume needs: numbers, strings and, with `weights`, the initial weights if they are needed."""
         state = {"kind": str(self.trigger), "trigger": self.trigger.state_dict(), "firings": self.firings}
         state["method"] = self.method.state_dict()
         state["observed"] = {name: float(value) for name, value in self.observed.items() if value is not None}
         return state | ({"init": self.init} if weights and self.init is not None else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave; of another trigger, only how far it had asked."""
+        """Restore what `state_dict` returned; if it had another trigger, only the last step that was asked about."""
         if state["kind"] == str(self.trigger):
             self.trigger.load_state_dict(state["trigger"])
         else:
@@ -313,11 +347,15 @@ class Intervention:
 
 
 def check_method(method: Method, has_data: bool) -> None:
-    """Refuse a method that cannot do its work at single moments of a run that belongs to another program.
+    """Check that a method can act when a trigger fires in another program's training loop.
+
+    Args:
+        method: the method.
+        has_data: whether batches and a loss are given.
 
     Raises:
         TypeError: it is no method.
-        ValueError: with the reason.
+        ValueError: it cannot, with the reason.
     """
     name = type(method).__name__
     if not isinstance(method, Method):
@@ -346,11 +384,11 @@ def _cloned(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _sample(weight: Tensor) -> Tensor:
-    """Up to a thousand numbers of this rank's part of a weight, (n,), float32."""
+    """Return about a thousand evenly spaced numbers of this rank's part of a weight, (n,), a float32 copy."""
     flat = local(weight).detach().reshape(-1)
     return flat[:: max(1, flat.numel() // 1000)].to(torch.float32, copy=True)
 
 
 def _equal(new: Tensor, old: Tensor) -> bool:
-    """Whether the numbers on this rank are the same."""
+    """Return whether two weights have the same numbers on this rank."""
     return torch.equal(local(new), local(old))

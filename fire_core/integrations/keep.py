@@ -1,4 +1,4 @@
-"""`keep=`: weights that stay as they are, chosen by the selectors that `exclude=` of `fire_` takes."""
+"""Find the weights that a user keeps by `keep=`, with the selectors that `exclude=` of `fire_` accepts."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -13,33 +13,34 @@ Keep = Selector | Iterable[Selector]
 
 
 def kept_tensors(modules: Mapping[str, nn.Module], keep: Keep) -> list[Tensor]:
-    """Parameters that the selectors mean, whole.
+    """Return the parameters that the selectors match.
 
-    A word of a layout that is the name of a module too (`head`) means both. Names may begin with the one under which
-    the module is trained: `actor.latent_pi.*`.
+    A word that is both a role of a layout and the name of a module (`head`) matches both. Names may begin with the name
+    of the network: `actor.latent_pi.*`.
 
     Args:
-        modules: what is trained, by name.
-        keep: selectors.
+        modules: the networks by name.
+        keep: one or several selectors.
 
     Raises:
-        ValueError: something that is no selector; one that matches nothing, or a block of a fused weight and not the
-            rest.
+        ValueError: something is no selector, a selector matches nothing, or it matches a block of a fused weight and
+            not the rest.
     """
-    named = [(name, entry) for name, module in modules.items() for entry in resolve(module, {})]
+    entries = [(name, entry) for name, module in modules.items() for entry in resolve(module, {})]
     tensors = []
     for selector in selectors_of("keep", keep):
-        chosen = [e for name, e in named if matches(e, selector) or _is_named(name, e, selector)]
-        if not chosen:
-            raise nothing_matches("keep", selector, [entry for _, entry in named])
-        kept = {id(e.parameter) for e in chosen}
-        for _, entry in named:
-            if id(entry.parameter) in kept and entry not in chosen:
+        matching = [entry for name, entry in entries if matches(entry, selector) or _is_named(name, entry, selector)]
+        if not matching:
+            raise nothing_matches("keep", selector, [entry for _, entry in entries])
+        matching_ids = {id(entry.parameter) for entry in matching}
+        for _, entry in entries:
+            if id(entry.parameter) in matching_ids and entry not in matching:
                 raise ValueError(f"keep={selector!r} means a part of {entry.name} and not its {entry.block}: keep all")
-        tensors += [e.parameter for e in chosen]
+        tensors += [entry.parameter for entry in matching]
     return tensors
 
 
 def _is_named(module: str, entry: Entry, selector: Selector) -> bool:
+    """Return whether a selector is a pattern of the entry's name, or of a module's that holds it, in this network."""
     names = prefixes([*entry.aliases, *(f"{module}.{alias}" for alias in entry.aliases)])
     return isinstance(selector, str) and any(fnmatchcase(name, selector) for name in names)

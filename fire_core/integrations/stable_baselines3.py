@@ -19,24 +19,25 @@ from fire_core.integrations.intervention import Intervention
 from fire_core.integrations.keep import Keep
 from fire_core.triggers.trigger import Trigger
 
-# PPO's and A2C's layer of actions begins small (gain 0.01), which FIRE would undo; log_std is a layer in SAC.
+# Weights that are kept by default: PPO's and A2C's action layer is initialised small (gain 0.01), which FIRE would
+# undo; log_std is a layer in SAC, and a parameter elsewhere.
 KEEP = ("*action_net*", "*log_std*")
-EPISODES = {"rollout/ep_rew_mean": "r", "rollout/ep_len_mean": "l"}
-ATTRIBUTE = "fire_state"  # of the model, so that model.save() takes it along
+EPISODES = {"rollout/ep_rew_mean": "r", "rollout/ep_len_mean": "l"}  # metric -> key in an episode's info
+ATTRIBUTE = "fire_state"  # attribute of the model that holds the state, so that model.save() saves it
 
 
 class FireCallback(BaseCallback):
     """Asks the trigger between two rollouts, and acts where it fires; steps are the model's `num_timesteps`.
 
-    All trained networks take part, with all optimizers. Target networks follow: they take over what the method changed.
-    State goes into `model.save()`, numbers to the model's logger. `Plateau` follows `rollout/ep_rew_mean`
+    The method acts on all trained networks, and all optimizers are reset. Target networks get the changed weights too.
+    State goes into `model.save()`, numbers to the model's logger. `Plateau` can follow `rollout/ep_rew_mean`
     (`mode="max"`), `rollout/ep_len_mean` and the logger's `train/...`.
 
     Args:
-        trigger: when to act.
-        keep: selectors of weights to leave alone; None: the small head of a policy and its `log_std`, where there are
-            such; () leaves none alone.
-        options: of `Intervention` (`method`, `copies`, ...) and of `fire_`.
+        trigger: says when to act.
+        keep: selectors of weights to keep as they are. None keeps a policy's small action layer and its `log_std`,
+            where it has them; () keeps none.
+        options: options of `Intervention` (`method`, `copies`, ...) and of `fire_`.
     """
 
     def __init__(self, trigger: Trigger, *, keep: Keep | None = None, **options: Any) -> None:
@@ -50,21 +51,22 @@ class FireCallback(BaseCallback):
         children = dict(self.model.policy.named_children())
         pairs = {name: children[f"{name}_target"] for name in children if f"{name}_target" in children}
         modules = {name: children[name] for name in pairs} or {"policy": self.model.policy}
-        if "actor" in children:  # SAC's has no target
+        if "actor" in children:  # SAC's actor has no target network
             modules["actor"] = children["actor"]
         if self._default_keep:
             names = [name for module in modules.values() for name in named_weights(module)]
             self.intervention.keep = [pattern for pattern in KEEP if fnmatch.filter(names, pattern)]
         copies = {name: [target] for name, target in pairs.items()}
-        train = {name for name in self.intervention.trigger.needs() if name.startswith("train/")}
+        train_metrics = {name for name in self.intervention.trigger.needs() if name.startswith("train/")}
         total = self.locals["total_timesteps"]
-        self.intervention.begin(modules, optimizers, copies, [*EPISODES, *train], total, self._write)
+        self.intervention.begin(modules, optimizers, copies, [*EPISODES, *train_metrics], total, self._write)
         saved = getattr(self.model, ATTRIBUTE, None)
         if isinstance(saved, dict) and self.model.num_timesteps:
             self.intervention.load_state_dict(saved)
-        if self.intervention.trigger.last is None:  # steps are asked about between rollouts alone
+        if self.intervention.trigger.last is None:
+            # The trigger is only asked between rollouts: what is due within the first one counts at its end.
             self.intervention.trigger.last = self.model.num_timesteps
-        setattr(self.model, ATTRIBUTE, Saved(self.intervention))
+        setattr(self.model, ATTRIBUTE, PickledState(self.intervention))
 
     def _on_rollout_start(self) -> None:
         step = self.model.num_timesteps
@@ -83,8 +85,8 @@ class FireCallback(BaseCallback):
         return True
 
 
-class Saved:
-    """The state of an intervention when the model is pickled, as a plain dict."""
+class PickledState:
+    """A stand-in for an intervention that is pickled as the plain dict of its state at that moment."""
 
     def __init__(self, intervention: Intervention) -> None:
         self.intervention = intervention

@@ -17,7 +17,7 @@ from fire_core.integrations.intervention import Intervention
 from fire_core.triggers.trigger import Trigger
 from fire_core.weights.optimizers import optimizers_of, with_inner
 
-KEY = "fire_hook"  # in the optimizer's state_dict
+KEY = "fire_hook"  # key of the hook's state in the optimizer's state_dict
 
 
 class FireHook:
@@ -29,12 +29,13 @@ class FireHook:
     them, and load it after the optimizer's state.
 
     Args:
-        optimizer: or several; the steps of the first one count, the state of the changed weights is reset in all.
-        model: bare or wrapped (DistributedDataParallel, compiled). On several ranks each has its own hook.
-        trigger: when to act. For `Plateau` call `observe(loss=loss)` before each `optimizer.step()`.
-        total_steps: of the run, where known: a trigger that cannot fire is then refused.
-        log: takes the step and the numbers of each action: `log=lambda step, numbers: wandb.log(numbers, step)`.
-        options: of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`.
+        optimizer: one or several optimizers. The steps of the first one count; the state of the changed weights is
+            reset in all.
+        model: the model, bare or wrapped (DistributedDataParallel, compiled). On several ranks each has its own hook.
+        trigger: says when to act. For `Plateau` call `observe(loss=loss)` before each `optimizer.step()`.
+        total_steps: steps of the run, where known: a trigger that cannot fire is then refused.
+        log: called after each action, as in `log=lambda step, numbers: wandb.log(numbers, step)`.
+        options: options of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`.
 
     Raises:
         TypeError: the optimizer has no step hooks; an option is unknown.
@@ -51,19 +52,19 @@ class FireHook:
         log: Callable[[int, dict[str, float]], None] | None = None,
         **options: Any,
     ) -> None:
-        several = optimizers_of(optimizer)
+        optimizers = optimizers_of(optimizer)
         self.intervention = Intervention(trigger, **options)
-        self.intervention.begin({"model": model}, several, total_steps=total_steps, log=log)
+        self.intervention.begin({"model": model}, optimizers, total_steps=total_steps, log=log)
         self.step = 0
-        part = hooked_part(several[0])
+        hooked = hooked_part(optimizers[0])
         self._removals = [
-            after_each_step(several[0], self._after_step),
-            part.register_state_dict_post_hook(lambda _, state: {**state, KEY: self.state_dict()}).remove,
-            part.register_load_state_dict_pre_hook(self._load).remove,
+            after_each_step(optimizers[0], self._after_step),
+            hooked.register_state_dict_post_hook(lambda _, state: {**state, KEY: self.state_dict()}).remove,
+            hooked.register_load_state_dict_pre_hook(self._load).remove,
         ]
 
     def observe(self, **metrics: Tensor | float | None) -> None:
-        """Metrics of the step that comes, for the trigger; tensors are not read unless a measurement is due."""
+        """Give the trigger metrics of the coming step; tensors are not read unless a measurement is due."""
         self.intervention.observe(**metrics)
 
     def _after_step(self) -> None:
@@ -75,22 +76,22 @@ class FireHook:
             self.load_state_dict(state[KEY])
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs, beside the model's weights; numbers, strings and tensors."""
+        """Return what a resume needs besides the model's weights: numbers, strings and tensors."""
         return {"step": self.step, **self.intervention.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.step = state["step"]
         self.intervention.load_state_dict(state)
 
     def remove(self) -> None:
-        """Take the hooks off the optimizer."""
+        """Remove the hooks from the optimizer."""
         for remove in self._removals:
             remove()
 
 
 def hooked_part(optimizer: Optimizer) -> Optimizer:
-    """The optimizer, or the one inside a wrapper (accelerate, Lookahead), whose step and state_dict run torch's hooks.
+    """Return the optimizer whose step runs torch's hooks: this one, or one inside a wrapper (accelerate, Lookahead).
 
     Raises:
         TypeError: there is none.
@@ -102,28 +103,31 @@ def hooked_part(optimizer: Optimizer) -> Optimizer:
 
 
 def after_each_step(optimizer: Optimizer, call: Callable[[], None]) -> Callable[[], None]:
-    """Have `call` called after each step; returns a function that ends this.
+    """Call `call` after each step of an optimizer.
 
     A wrapper's step may do nothing (accelerate, while gradients add up), or go on after the inner one (Lookahead mixes
     its slow weights in). There `call` is called at the end of the wrapper's step, if the inner optimizer has stepped.
+
+    Returns:
+        A function that ends this.
     """
     inner = hooked_part(optimizer)
     if inner is optimizer:
         return inner.register_step_post_hook(lambda *_: call()).remove
-    stepped: list[bool] = []
-    handle = inner.register_step_post_hook(lambda *_: stepped.append(True))
-    original = optimizer.step
+    inner_steps: list[bool] = []  # one entry for each step of the inner optimizer within the wrapper's step
+    handle = inner.register_step_post_hook(lambda *_: inner_steps.append(True))
+    original_step = optimizer.step
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if stepped:
-            stepped.clear()
+        result = original_step(*args, **kwargs)
+        if inner_steps:
+            inner_steps.clear()
             call()
         return result
 
     def remove() -> None:
         handle.remove()
-        optimizer.step = original  # type: ignore[method-assign]
+        optimizer.step = original_step  # type: ignore[method-assign]
 
     optimizer.step = step  # type: ignore[method-assign]
     return remove

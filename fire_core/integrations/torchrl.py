@@ -23,18 +23,18 @@ from fire_core.weights.optimizers import optimizers_of
 class FireHook(TrainerHookBase):
     """Asks the trigger after each optimizer step, and acts where it fires.
 
-    The target parameters of the trainer's loss module are found and follow: they take over what the method changed.
-    `Plateau` follows the loss module's `out_keys`, averaged over a batch's steps. State goes into the trainer's
-    checkpoint, numbers to its log.
+    The target parameters of the trainer's loss module are found and get the changed weights too. `Plateau` can follow
+    the loss module's `out_keys`, averaged over a batch's steps. State goes into the trainer's checkpoint, numbers to
+    its log.
 
-    The network must be the one that the loss module trains. Losses that stack several copies of one (the Q networks of
-    `SACLoss`) train other parameters, and are refused.
+    The network must be the one that the loss module trains. Losses that stack several copies of a network (the Q
+    networks of `SACLoss`) train other parameters, and are refused.
 
     Args:
         model: the trained network, or several by name.
-        trigger: when to act.
-        optimizers: all that train it; None: the trainer's.
-        options: of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`.
+        trigger: says when to act.
+        optimizers: all optimizers that train it; None takes the trainer's.
+        options: options of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`.
     """
 
     def __init__(
@@ -48,15 +48,17 @@ class FireHook(TrainerHookBase):
         self.intervention = Intervention(trigger, **options)
         self.modules = {"model": model} if isinstance(model, nn.Module) else dict(model)
         self.optimizers, self.step = optimizers, 0
-        self._numbers: dict[str, float] | None = None
+        self._numbers: dict[str, float] | None = None  # of an action, until the trainer logs them
 
     def register(self, trainer: Trainer, name: str = "fire") -> None:
-        """Check everything, and join the trainer."""
+        """Check everything, and register the hooks and, under `name`, the state with the trainer."""
         optimizers = optimizers_of(self.optimizers or trainer.optimizer)
-        followers = {key: targets(trainer, module) for key, module in self.modules.items()}
-        copies = {key: [found] for key, found in followers.items() if found}
-        names = trainer.loss_module.out_keys
-        self.intervention.begin(self.modules, optimizers, copies, names, log=self._write)
+        copies = {}
+        for key, module in self.modules.items():
+            if target_parameters := targets(trainer, module):
+                copies[key] = [target_parameters]
+        metrics = trainer.loss_module.out_keys
+        self.intervention.begin(self.modules, optimizers, copies, metrics, log=self._write)
         trainer.register_op("post_optim", self)
         trainer.register_op("post_optim_complete_log", self._after_batch)
         trainer.register_module(name, self)
@@ -83,8 +85,11 @@ class FireHook(TrainerHookBase):
 
 
 def targets(trainer: Trainer, module: nn.Module) -> dict[str, Tensor]:
-    """Target parameters in the trainer's loss, by the module's own names."""
-    own = {id(p): name for name, p in module.named_parameters()}
-    trained = {name: own[id(p)] for name, p in trainer.loss_module.named_parameters() if id(p) in own}
+    """Return the target parameters of a module in the trainer's loss, by the module's own parameter names."""
+    names = {id(p): name for name, p in module.named_parameters()}
     buffers = dict(trainer.loss_module.named_buffers())
-    return {mine: buffers[f"target_{name}"] for name, mine in trained.items() if f"target_{name}" in buffers}
+    target_parameters = {}
+    for name_in_loss, p in trainer.loss_module.named_parameters():
+        if id(p) in names and f"target_{name_in_loss}" in buffers:
+            target_parameters[names[id(p)]] = buffers[f"target_{name_in_loss}"]
+    return target_parameters

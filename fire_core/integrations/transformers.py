@@ -19,22 +19,23 @@ from transformers.trainer_callback import ExportableState
 from fire_core.integrations.intervention import Intervention
 from fire_core.triggers.trigger import Trigger
 
-LOGGED = {"loss", "grad_norm", "learning_rate", "epoch"}  # with each of the Trainer's log lines
-NAME = "FireCallback"
+LOGGED = {"loss", "grad_norm", "learning_rate", "epoch"}  # names in each of the Trainer's log lines
+NAME = "FireCallback"  # under which the Trainer stores the callback's state
 
 
 class FireCallback(TrainerCallback, ExportableState):
     """Asks the trigger after each optimizer step (`state.global_step`), and acts where it fires, on all ranks.
 
-    The Trainer makes its optimizer after it has made its list of callbacks and hands callbacks None in its place, so
-    the callback must see the trainer: `bind(trainer)`, before `trainer.train()`. `Plateau` follows what the Trainer
-    logs (`loss`, `grad_norm`, `eval_*`), when it logs it. State goes into `trainer_state.json` of each checkpoint,
-    numbers to `trainer.log`. Leave `restore_callback_states_from_checkpoint` False: this callback restores itself.
+    The Trainer gives callbacks None in place of an optimizer, because it makes its optimizer after them. So the
+    callback must be given the trainer: call `bind(trainer)` before `trainer.train()`. `Plateau` can follow what the
+    Trainer logs (`loss`, `grad_norm`, `eval_*`), when it logs it. State goes into `trainer_state.json` of each
+    checkpoint, numbers to `trainer.log`. Leave `restore_callback_states_from_checkpoint` False: this callback restores
+    its own state.
 
     Args:
-        trigger: when to act.
-        options: of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`. Initial weights, where the method
-            or the scale needs such, are those at `bind`.
+        trigger: says when to act.
+        options: options of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`. If the method or the scale
+            needs initial weights, they are those at `bind`.
     """
 
     def __init__(self, trigger: Trigger, **options: Any) -> None:
@@ -43,7 +44,7 @@ class FireCallback(TrainerCallback, ExportableState):
         self.trainer: Trainer | None = None
 
     def bind(self, trainer: Trainer) -> None:
-        """Take the trainer whose optimizer is to be reset and whose log is to be written."""
+        """Set the trainer whose optimizer is reset and whose log is written, and copy the initial weights if needed."""
         self.trainer = trainer
         self.intervention.init = None
         self.intervention.keep_initial({"model": trainer.model})
@@ -51,12 +52,12 @@ class FireCallback(TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check everything, and take the state of a checkpoint."""
+        """Check everything, and restore the state from a checkpoint if training is resumed."""
         trainer = self.trainer
         if trainer is None or trainer.optimizer is None:
             raise ValueError("the Trainer hands callbacks no optimizer: call callback.bind(trainer) before train()")
         names = LOGGED if args.logging_strategy != "no" else set[str]()
-        if args.eval_strategy != "no":  # names are those of compute_metrics, which nobody knows before
+        if args.eval_strategy != "no":  # compute_metrics chooses these names, so they cannot be checked yet
             names |= {name for name in self.intervention.trigger.needs() if name.startswith("eval_")}
         self.intervention.begin(
             {"model": trainer.model},
@@ -72,26 +73,26 @@ class FireCallback(TrainerCallback, ExportableState):
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Ask, while gradients are there; the Trainer counts the step afterwards."""
+        """Ask the trigger here, while gradients are still there; the Trainer counts the step afterwards."""
         self.intervention.ask(state.global_step + 1)
 
     def _note(self, step: int, numbers: dict[str, float]) -> None:
         self._numbers = numbers
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Log an action, with the step after which it was."""
+        """Log the numbers of an action, now that the Trainer has counted the step after which it was."""
         numbers, self._numbers = self._numbers, None
         if numbers is not None and self.trainer is not None:
-            due = control.should_log
+            should_log = control.should_log
             self.trainer.log(numbers)
-            control.should_log = due  # `log` takes it for the step's own line, which is still to come
+            control.should_log = should_log  # `log` clears it, as if the step's own line had been logged
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        """Take what is logged."""
+        """Give the trigger the numbers that the Trainer logs."""
         self.intervention.observe(**{name: value for name, value in (logs or {}).items() if isinstance(value, float)})
 
     def state(self) -> dict[str, Any]:
-        """For `trainer_state.json`: numbers and strings."""
+        """Return the state for `trainer_state.json`: numbers and strings."""
         return {"args": {}, "attributes": {"saved": json.dumps(self.intervention.state_dict(weights=False))}}
