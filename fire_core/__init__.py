@@ -1,9 +1,9 @@
 """FIRE and its rivals: restoring the plasticity of neural networks.
 
-Importing this needs torch alone, and so do the command line tools `fire_core.audit`, `fire_core.project` and
-`fire_core.convergence`. `fire_core.triggers` say when to act. `fire_core.integrations` act in the loops of others; each
-module is imported by its name, because it needs its framework. `harness` is imported by the programs only and
-needs `pip install -e ".[harness]"`.
+This package needs torch alone, and so do the command line tools `fire_core.audit`, `fire_core.project` and
+`fire_core.convergence`. `fire_core.triggers` say when to act. `fire_core.integrations` act in other training loops;
+each of its modules is imported by its name, because it needs its framework. `harness` is imported by the programs only
+and needs `pip install -e ".[harness]"`.
 """
 
 from fire_core import triggers

@@ -1,4 +1,4 @@
-"""Activations that keep networks plastic by their form: two features for each unit, side by side in dimension 1."""
+"""Activation functions that keep networks plastic: they make two features of each unit, concatenated in dimension 1."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -24,7 +24,7 @@ class CReLU(nn.Module):
 
 
 class Fourier(nn.Module):
-    """Deep Fourier features: sin(x) and cos(x), of which one has a slope wherever the other has none.
+    """Deep Fourier features: sin(x) and cos(x), of which at least one has a gradient at every x.
 
     Lewandowski, Schuurmans and Machado, "Plastic Learning with Deep Fourier Features", ICLR 2025, arXiv 2410.20634.
 
@@ -40,17 +40,22 @@ Activation = Annotated[str, one_of(*ACTIVATIONS)]
 
 
 def activation_of(name: str) -> tuple[Callable[[], nn.Module], int]:
-    """What makes the activation of this name, and how many features it makes of a unit."""
+    """Return the constructor of the activation of this name, and how many features it makes of a unit."""
     return ACTIVATIONS[name], 1 if name == "relu" else 2
 
 
 def units_of(name: str, features: int) -> int:
-    """How many units a layer of this many features has: half of them with `fourier`, as its authors have it.
+    """Return how many units a layer gets that has `features` features with `relu`.
 
-    With `crelu` as many as with `relu`, so that the layer has twice as many features.
+    With `fourier` it gets half as many units and so the same number of features, as its authors do. With `crelu` it
+    gets as many units as with `relu` and so twice as many features.
+
+    Args:
+        name: name of the activation.
+        features: number of features with `relu`.
 
     Raises:
-        ValueError: half of an odd number is asked for.
+        ValueError: `fourier` is to halve an odd number.
     """
     if name != "fourier":
         return features

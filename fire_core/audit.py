@@ -1,4 +1,4 @@
-"""`python -m fire_core.audit`."""
+"""The entry point of `python -m fire_core.audit`; the tool is in `fire_core.tools.audit`."""
 
 import sys
 

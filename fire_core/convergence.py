@@ -1,4 +1,4 @@
-"""`python -m fire_core.convergence`."""
+"""The entry point of `python -m fire_core.convergence`; the tool is in `fire_core.tools.convergence`."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""What the library warns about."""
+"""The warning class of the library."""
 
 
 class FireWarning(UserWarning):
-    """A call did its work, but not what its caller may expect: nothing projected, a weight or a state left as it was.
+    """A call succeeded, but has not done all that its caller may expect: a weight or a state stayed as it was.
 
     Turn it into an error with `warnings.filterwarnings("error", category=FireWarning)`.
     """

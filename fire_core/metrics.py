@@ -1,8 +1,8 @@
-"""Distances to isometry and to old weights, ranks, dormancy, sharpness: what the four theorems of FIRE speak of.
+"""The quantities of FIRE's four theorems: distance to isometry and to old weights, ranks, dormancy, sharpness.
 
 Every function says which definition it follows. Matrices are (..., m, n); half precision is computed in float32.
-Complex tensors raise ValueError everywhere. Singular values of a NaN or Inf raise torch's LinAlgError; what needs
-none of them, `dfi` and `sfe`, is NaN then.
+Complex tensors raise ValueError everywhere. If a matrix holds NaN or Inf, functions that need its singular values raise
+torch's LinAlgError; `dfi` and `sfe`, which do not, return NaN.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,41 +16,42 @@ from fire_core.polar.steps import to_working
 
 
 def dfi(W: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """Deviation from isometry, ||W^T W - I||_F^2, taken on the smaller side (Han et al., ICLR 2026, arXiv 2602.08040).
+    """Return the deviation from isometry, ||W^T W - I||_F^2, for m < n ||W W^T - I||_F^2 (Han et al., ICLR 2026).
 
-    Zero if and only if every singular value is `scale`: for m >= n the columns are then orthogonal, for m < n the rows.
+    It is zero if and only if every singular value is `scale`: the columns are then orthogonal if m >= n, the rows if
+    m < n. Source: arXiv 2602.08040.
 
     Args:
         W: (..., m, n).
-        scale: what W is divided by first. With a row's `scale` this is the DfI that `fire_`'s report, `fire audit`
-            and the programs show, each summed over the matrices of a weight.
+        scale: number by which W is divided first. With the `scale` of a row, this is the DfI in `fire_`'s report,
+            `fire audit` and the programs, which sum it over the matrices of a weight.
 
     Returns:
         (...), at least 0; equals the sum of ((sigma / scale)^2 - 1)^2 over the min(m, n) singular values.
 
     Raises:
-        TypeError: W is no tensor, but a module say.
+        TypeError: W is no tensor (but a module, for example).
     """
     if not isinstance(W, Tensor):
         raise TypeError(
             f"dfi takes a weight, not a {type(W).__name__}: print(fire_(copy.deepcopy(model))) shows those of a model"
         )
     W = to_working(W) / scale
-    with full_precision(W.device.type):  # also within a training step's autocast
+    with full_precision(W.device.type):  # the call may come from within a training step's autocast
         gram = W.mT @ W if W.shape[-2] >= W.shape[-1] else W @ W.mT
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
     return gram.square().sum((-2, -1))
 
 
 def sfe(A: Tensor, B: Tensor) -> Tensor:
-    """Squared Frobenius error ||A - B||_F^2 of each matrix (Han et al., ICLR 2026): how far weights have moved.
+    """Return the squared Frobenius error ||A - B||_F^2 (Han et al., ICLR 2026): how far weights have moved.
 
     Args:
         A: (..., m, n).
         B: (..., m, n).
 
     Returns:
-        (...).
+        (...), one number for each matrix.
 
     Raises:
         ValueError: the shapes differ.
@@ -61,18 +62,18 @@ def sfe(A: Tensor, B: Tensor) -> Tensor:
 
 
 def alignment(reader: Tensor, writer: Tensor) -> Tensor:
-    """How far a layer reads the directions that the layer before it writes most (Ji and Telgarsky, ICLR 2019).
+    """Return how much a layer reads the directions that the layer before it writes most (Ji and Telgarsky, ICLR 2019).
 
-    n ||B A||_F^2 / (||B||_F^2 ||A||_F^2), which is n times the mean of <v_i, u_j>^2 over the right singular vectors of
-    the reader B and the left ones of the writer A, weighted by the squares of their singular values. Gradient descent
-    on linear networks drives it to n, both matrices having rank one then.
+    It is n ||B A||_F^2 / (||B||_F^2 ||A||_F^2): n times the mean of <v_i, u_j>^2 over the right singular vectors of the
+    reader B and the left ones of the writer A, weighted by the squares of their singular values. Gradient descent on
+    linear networks drives it to n, where both matrices have rank one.
 
     Args:
         reader: B, (..., k, n).
         writer: A, (..., n, m).
 
     Returns:
-        (...): 1 on average if B and A know nothing of each other, or one of them is a square isometry; at most n.
+        (...), at most n. It is 1 on average if B and A are independent, and 1 if one of them is a square isometry.
     """
     B, A = to_working(reader), to_working(writer)
     total = B.square().sum((-2, -1)) * A.square().sum((-2, -1))
@@ -83,7 +84,9 @@ def alignment(reader: Tensor, writer: Tensor) -> Tensor:
 
 
 def stable_rank(W: Tensor) -> Tensor:
-    """||W||_F^2 / ||W||_2^2 (Rudelson and Vershynin, J. ACM 2007): at most the rank, unmoved by tiny singular values.
+    """Return the stable rank ||W||_F^2 / ||W||_2^2 (Rudelson and Vershynin, J. ACM 2007).
+
+    It is at most the rank, and tiny singular values hardly change it.
 
     Args:
         W: (..., m, n).
@@ -92,12 +95,12 @@ def stable_rank(W: Tensor) -> Tensor:
         (...), between 1 and min(m, n); 0 for a zero matrix.
     """
     squares = torch.linalg.svdvals(to_working(W)).square()
-    top = squares.amax(-1)
-    return torch.where(top > 0, squares.sum(-1) / torch.where(top > 0, top, 1), 0)
+    largest = squares.amax(-1)
+    return torch.where(largest > 0, squares.sum(-1) / torch.where(largest > 0, largest, 1), 0)
 
 
 def effective_rank(W: Tensor) -> Tensor:
-    """exp of the entropy of the singular values divided by their sum (Roy and Vetterli, EUSIPCO 2007).
+    """Return exp of the entropy of the singular values divided by their sum (Roy and Vetterli, EUSIPCO 2007).
 
     Args:
         W: (..., m, n).
@@ -112,11 +115,11 @@ def effective_rank(W: Tensor) -> Tensor:
 
 
 def srank(W: Tensor, delta: float = 0.01) -> Tensor:
-    """Fewest singular values that hold 1 - delta of their sum: the effective rank of Kumar et al. (ICLR 2021).
+    """Return the fewest singular values that make up 1 - delta of their sum: the effective rank of Kumar et al., 2021.
 
     Args:
-        W: (..., m, n); Kumar et al. take the features of a batch, (samples, units).
-        delta: the share left out.
+        W: (..., m, n); Kumar et al. (ICLR 2021) take the features of a batch, (samples, units).
+        delta: the share of the sum that is left out.
 
     Returns:
         (...) int64; 0 for a zero matrix.
@@ -127,34 +130,34 @@ def srank(W: Tensor, delta: float = 0.01) -> Tensor:
     check_number("delta", delta, lambda share: 0 <= share < 1, "at least 0 and below 1")
     values = torch.linalg.svdvals(to_working(W))
     total = values.sum(-1, keepdim=True)
-    short = values.cumsum(-1) < (1 - delta) * total  # the prefixes that do not hold enough yet
-    return torch.where(total[..., 0] > 0, short.sum(-1) + 1, 0)
+    not_enough = values.cumsum(-1) < (1 - delta) * total  # whether the first k+1 singular values are too few
+    return torch.where(total[..., 0] > 0, not_enough.sum(-1) + 1, 0)
 
 
 # ------------------------------------------------------------------------------------------------------- activations
 
 
 def dormant_scores(activations: Tensor) -> Tensor:
-    """ReDo's score of each unit: its mean |activation| divided by the layer's mean (Sokar et al., ICML 2023).
+    """Return ReDo's score of each unit: its mean |activation| divided by the layer's mean (Sokar et al., ICML 2023).
 
     Args:
-        activations: (samples, ..., units), after the nonlinearity; a convolution's (N, C, H, W) has its channels moved
+        activations: (samples, ..., units), after the nonlinearity. For a convolution's (N, C, H, W) move the channels
             last, `x.movedim(1, -1)`.
 
     Returns:
-        (units,), mean 1; 0 for every unit of a silent layer.
+        (units,), with a mean of 1; all 0 if the whole layer is silent.
     """
-    size = to_working(activations).abs().flatten(0, -2).mean(0)
-    mean = size.mean()
-    return size / torch.where(mean > 0, mean, 1)
+    magnitudes = to_working(activations).abs().flatten(0, -2).mean(0)  # (units,)
+    mean = magnitudes.mean()
+    return magnitudes / torch.where(mean > 0, mean, 1)
 
 
 def dormant(activations: Tensor, threshold: float = 0.0) -> Tensor:
-    """Which units of a layer have a score of at most the threshold; see `dormant_scores` and `dormant_ratio`.
+    """Return which units of a layer have a score of at most the threshold; see `dormant_scores`.
 
     Args:
         activations: (samples, ..., units), as in `dormant_scores`.
-        threshold: ReDo's tau.
+        threshold: ReDo's tau, the largest score of a dormant unit.
 
     Returns:
         (units,) bool.
@@ -163,14 +166,15 @@ def dormant(activations: Tensor, threshold: float = 0.0) -> Tensor:
 
 
 def dormant_ratio(activations: Iterable[Tensor], threshold: float = 0.0) -> float:
-    """Share of the units whose score is at most the threshold, over all layers together (Sokar et al., ICML 2023).
+    """Return the share of dormant units over all layers together (Sokar et al., ICML 2023).
 
     Args:
-        activations: of each layer, as in `dormant_scores`.
-        threshold: tau; 0 counts units that are silent on every sample, ReDo's figures use 0 to 0.1.
+        activations: the activations of each layer, as in `dormant_scores`.
+        threshold: ReDo's tau, the largest score of a dormant unit. 0 counts units that are silent on every sample;
+            ReDo's figures use 0 to 0.1.
 
     Returns:
-        Between 0 and 1.
+        A share between 0 and 1.
 
     Raises:
         ValueError: there is no layer.
@@ -191,20 +195,21 @@ def hessian_spectral_norm(
     tol: float = 1e-4,
     generator: torch.Generator | None = None,
 ) -> float:
-    """Largest |eigenvalue| of the Hessian of a loss, by power iteration on Hessian-vector products.
+    """Return the largest |eigenvalue| of the Hessian of a loss, by power iteration on Hessian-vector products.
 
     One product costs a backward pass through the gradient (Pearlmutter, Neural Computation 1994); the Hessian is never
     formed. The loss must be deterministic: evaluation mode, a fixed batch.
 
     Args:
-        loss: computes the scalar loss from the parameters as they are.
+        loss: computes the scalar loss from the present values of the parameters.
         params: the parameters to differentiate by.
-        iterations: at most so many products.
-        tol: stop once the estimate moves by less than this, relatively.
-        generator: of the start vector, on the parameters' device; None for a fixed seed.
+        iterations: largest number of products.
+        tol: stop once the estimate changes by less than this share of itself.
+        generator: draws the start vector, on the parameters' device; None takes a fixed seed.
 
     Returns:
-        ||H v|| at the last unit vector v: a lower bound that converges to ||H||_2. 0 for a loss that is linear in them.
+        ||H v|| at the last unit vector v: a lower bound that converges to ||H||_2. It is 0 for a loss that is linear in
+        the parameters.
 
     Raises:
         ValueError: none of the parameters requires a gradient.
@@ -216,20 +221,21 @@ def hessian_spectral_norm(
     with torch.enable_grad():
         grads = torch.autograd.grad(loss(), params, create_graph=True, materialize_grads=True)
     v = [torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) for p in params]
-    norm, last = _normalise_(v), 0.0
+    norm, last_norm = _normalise_(v), 0.0
     for _ in range(iterations):
         if not any(g.requires_grad for g in grads):
             return 0.0  # a loss that is linear in its parameters
         Hv = torch.autograd.grad(grads, params, v, retain_graph=True, materialize_grads=True)
         v = [h.detach().clone() for h in Hv]
         norm = _normalise_(v)
-        if norm == 0 or abs(norm - last) <= tol * norm:
+        if norm == 0 or abs(norm - last_norm) <= tol * norm:
             break
-        last = norm
+        last_norm = norm
     return norm
 
 
 def _normalise_(vector: list[Tensor]) -> float:
+    """Divide a vector, given in parts, by its norm, in place, and return the norm."""
     norm = float(torch.stack([part.double().square().sum() for part in vector]).sum().sqrt())
     for part in vector:
         part.div_(norm or 1.0)

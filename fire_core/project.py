@@ -1,4 +1,4 @@
-"""`python -m fire_core.project`."""
+"""The entry point of `python -m fire_core.project`; the tool is in `fire_core.tools.project`."""
 
 import sys
 

@@ -1,12 +1,12 @@
-"""What an argument or an option accepts, as part of its annotation.
+"""Check arguments and options against their annotations.
 
     @checked
     def __init__(self, rate: Annotated[float, within(0, 1)] = 0.1, every: Count = 10) -> None:
 
-The annotation's type refuses text for a number, 1.5 for a whole number, null where it is not named, and NaN and
-infinity everywhere; its checks refuse the rest. Programs check their typed options and the arguments of whatever a
-`_target_` names (`harness.config`); `checked` does the same for a call from Python. An argument without an
-annotation is not checked.
+The type in the annotation refuses text for a number, 1.5 for a whole number, null unless the type includes None, and
+NaN and infinity everywhere; the checks in the annotation (`within`) refuse the rest. Programs check their typed options
+and the arguments of whatever a `_target_` names (`harness.config`); `checked` does the same for a call from Python. An
+argument without an annotation is not checked.
 """
 
 import functools
@@ -19,15 +19,15 @@ from dataclasses import is_dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-Check = Callable[[str, Any], str | None]  # option and value -> what is wrong with it, None: nothing
+Check = Callable[[str, Any], str | None]  # (option's name, value) -> an error message, or None if it is accepted
 P = ParamSpec("P")
 R = TypeVar("R")
-LARGEST = 2**63 - 1  # of whole numbers: neither torch nor NumPy has larger ones
+LARGEST = 2**63 - 1  # the largest whole number that torch and NumPy have
 NoneType = type(None)
 
 
 def one_of(*accepted: Any) -> Check:
-    """One of these values."""
+    """Return a check that accepts these values only."""
 
     def check(option: str, value: Any) -> str | None:
         names = ", ".join(map(str, accepted))
@@ -37,17 +37,17 @@ def one_of(*accepted: Any) -> Check:
 
 
 def at_least(least: float) -> Check:
-    """A number of at least this."""
+    """Return a check that accepts numbers of at least `least`."""
     return _number(lambda value: value >= least, f"at least {least}")
 
 
 def positive() -> Check:
-    """A number above 0."""
+    """Return a check that accepts numbers above 0."""
     return _number(lambda value: value > 0, "positive")
 
 
 def within(low: float, high: float, open_low: bool = False, open_high: bool = False) -> Check:
-    """A number in [low, high], without the ends that are open."""
+    """Return a check that accepts numbers from `low` to `high`, without the ends that are said to be open."""
 
     def inside(value: float) -> bool:
         return (low < value if open_low else low <= value) and (value < high if open_high else value <= high)
@@ -56,70 +56,75 @@ def within(low: float, high: float, open_low: bool = False, open_high: bool = Fa
 
 
 def _number(accepts: Callable[[float], bool], words: str) -> Check:
+    """Return a check for numbers that `accepts` accepts; `words` describe them in the error message."""
+
     def check(option: str, value: Any) -> str | None:
-        good = isinstance(value, Real) and accepts(float_of(value))
-        return None if good else f"{option} must be {words}, got {shown(value)}"
+        is_accepted = isinstance(value, Real) and accepts(float_of(value))
+        return None if is_accepted else f"{option} must be {words}, got {shown(value)}"
 
     return check
 
 
 def float_of(value: Any) -> float:
-    """A number that can be compared; whole numbers beyond the largest float are compared as they are."""
+    """Return a number as a float for comparisons; whole numbers stay, as they may be too large for a float."""
     return value if isinstance(value, Integral) else float(value)  # type: ignore[return-value]
 
 
 Count = Annotated[int, at_least(1)]
-Seed = Annotated[int, within(0, 2**32 - 1)]  # what NumPy's and torch's generators all take
-Depth = Annotated[int, within(1, 1000)]  # layers, blocks
-Width = Annotated[int, within(1, 2**20)]  # units, channels
+Seed = Annotated[int, within(0, 2**32 - 1)]  # the seeds that both NumPy's and torch's generators accept
+Depth = Annotated[int, within(1, 1000)]  # number of layers or blocks
+Width = Annotated[int, within(1, 2**20)]  # number of units or channels
 Share = Annotated[float, within(0, 1)]
-Decay = Annotated[float, within(0, 1, open_high=True)]  # of a running average
+Decay = Annotated[float, within(0, 1, open_high=True)]  # decay factor of a running average
 Positive = Annotated[float, positive()]
 NonNegative = Annotated[float, at_least(0)]
 
 
 def problem(name: str, value: Any, hint: Any) -> str | None:
-    """What is wrong with a value that should be as an annotation says; None: nothing.
+    """Return an error message if a value does not agree with an annotation, else None.
 
     Args:
-        name: of the argument, for the message.
-        value: None, numbers, texts, and lists, tuples and mappings of such.
-        hint: of types that no configuration can hold (a module, a callable) nothing is asked.
+        name: name of the argument, for the message.
+        value: None, a number, a text, or a list, tuple or mapping of such values.
+        hint: the annotation. Types that no configuration can hold (a module, a callable) accept everything.
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        wrong = problem(name, value, parts[0])
-        checks = (check(name, value) for check in parts[1:] if callable(check))
-        return wrong or next((found for found in checks if found), None)
+        if message := problem(name, value, parts[0]):
+            return message
+        for check in parts[1:]:
+            if callable(check) and (message := check(name, value)):
+                return str(message)
+        return None
     if origin in (Union, types.UnionType):
         fitting = [part for part in parts if _fits(value, part)]
         return problem(name, value, fitting[0]) if fitting else _wrong_type(name, value, hint)
     if not _fits(value, hint):
         return _wrong_type(name, value, hint)
     if isinstance(value, Sequence) and not isinstance(value, str) and parts:
-        items = parts if origin is tuple and parts[-1] is not ... else [parts[0]] * len(value)
-        found = (problem(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(value, items, strict=True)))
-        return next((wrong for wrong in found if wrong), None)
+        item_hints = parts if origin is tuple and parts[-1] is not ... else [parts[0]] * len(value)
+        for i, (item, item_hint) in enumerate(zip(value, item_hints, strict=True)):
+            if message := problem(f"{name}[{i}]", item, item_hint):
+                return message
     return None
 
 
 def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Hold the arguments of a call, by name, against the annotations of what is called.
+    """Check the arguments of a call, by name, against the annotations of the function or class that is called.
 
     Raises:
         ValueError: with the first argument that is not accepted, its value and what is accepted.
     """
     hints = _hints(function)
     for name, value in arguments.items():
-        if name in hints and (wrong := problem(name, value, hints[name])):
-            raise ValueError(wrong)
+        if name in hints and (message := problem(name, value, hints[name])):
+            raise ValueError(message)
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function (a class: its `__init__`) check its arguments when it is called.
+    """Decorate a function, or the `__init__` of a class, so that it checks its arguments when it is called.
 
-    Raises:
-        ValueError: by the call; see `check_arguments`.
+    The decorated function raises ValueError for an argument that its annotation does not accept.
     """
     signature = inspect.signature(function)
 
@@ -132,12 +137,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def shown(value: Any) -> str:
-    """A value as a configuration writes it."""
+    """Return a value as a configuration file writes it."""
     return "null" if value is None else repr(value) if isinstance(value, str) and not value else str(value)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations by argument; none where they cannot be read (names that only a type checker knows)."""
+    """Return the annotations by argument; none if they cannot be read, as with names that only a type checker knows."""
     target = function.__init__ if isinstance(function, type) and not is_dataclass(function) else function  # type: ignore[misc]
     try:
         return get_type_hints(target, include_extras=True)
@@ -146,7 +151,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotation's type, whatever its range and its items."""
+    """Return whether a value is of an annotation's type, whatever its range and its items."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _fits(value, parts[0])
@@ -159,12 +164,13 @@ def _fits(value: Any, hint: Any) -> bool:
         return value is None
     if kind is bool:
         return isinstance(value, bool)
-    if kind in (int, float) and isinstance(value, bool):  # to python a truth value is a number
+    if kind in (int, float) and isinstance(value, bool):  # bool is a subclass of int
         return False
     if kind is int:
         return isinstance(value, Integral) and abs(int(value)) <= LARGEST
     if kind is float:
-        return isinstance(value, Real) and math.isfinite(_finite(value))
+        # A whole number may be too large for a float, and is always finite.
+        return isinstance(value, Integral) or (isinstance(value, Real) and math.isfinite(float(value)))
     if kind is str:
         return isinstance(value, str)
     if kind in (tuple, list) or (isinstance(kind, type) and _takes_lists(kind)):
@@ -176,13 +182,11 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _takes_lists(kind: type) -> bool:
+    """Return whether a type is an abstract collection that a list satisfies, such as Sequence."""
     return kind.__module__ == "collections.abc" and issubclass(list, kind) and kind is not typing.Hashable
 
 
-def _finite(value: Any) -> float:
-    return 0.0 if isinstance(value, Integral) else float(value)  # a whole number may be too large for a float
-
-
+# How error messages call a type.
 WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -194,6 +198,7 @@ WORDS = {
 
 
 def _words(hint: Any) -> str:
+    """Return how an error message calls the type of an annotation."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _words(parts[0])
@@ -209,6 +214,7 @@ def _words(hint: Any) -> str:
 
 
 def _wrong_type(name: str, value: Any, hint: Any) -> str:
+    """Return the error message for a value that is not of an annotation's type."""
     words = _words(hint)
     if isinstance(value, float) and not math.isfinite(value):
         words = words.replace("a number", "a finite number")
