@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -31,8 +30,10 @@ from fire_core.split_muon import (
     entries_of,
     is_hidden,
     matrices_of,
+    numberless,
     outside_layers,
 )
+from fire_core.weights.describe import says_fused
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import listed
 from fire_core.weights.masters import find_masters
@@ -111,7 +112,7 @@ class MuonReport:
             return first
         alike: dict[tuple[str, str, str], list[MuonProblem]] = {}  # layers that differ by their number together
         for problem in self.problems:
-            alike.setdefault((problem.rank, _numberless(problem.name), problem.message), []).append(problem)
+            alike.setdefault((problem.rank, numberless(problem.name), problem.message), []).append(problem)
         rows, lines = [], dict[str, list[str]]()
         for (rank, pattern, message), several in alike.items():
             label = several[0].name if len(several) == 1 else f"{pattern} ({len(several)})"
@@ -120,10 +121,6 @@ class MuonReport:
         table = aligned(("rank", "parameter", "what is wrong"), rows)
         mend = [textwrap.fill(f"{listed(labels)}:", WIDTH) + f"\n    {line}" for line, labels in lines.items()]
         return "\n".join([first, "", table, "", "The lines that mend it:", *mend])
-
-
-def _numberless(name: str) -> str:
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
 # ------------------------------------------------------------------------------------------------------------ the check
@@ -263,8 +260,13 @@ def _is_muon_groups(muon: Any, adam: Any) -> bool:
 def _of_optimizer(optimizer: Any, place: str) -> Iterator[Holder]:
     """The groups of an optimizer; inside a wrapper those of what it holds."""
     if not _is_trainer(optimizer):
+        hint = ""
+        if isinstance(optimizer, Tensor | list | tuple):
+            hint = (
+                "; of parameters make groups, [{'params': muon, 'use_muon': True}, {'params': rest, 'use_muon': False}]"
+            )
         kind = type(optimizer).__name__
-        raise TypeError(f"{place}: expected an optimizer (with param_groups and state), got {kind}")
+        raise TypeError(f"{place}: expected an optimizer (with param_groups and state), got {kind}{hint}")
     visited: set[int] = set()
 
     def walk(part: Optimizer, path: str) -> Iterator[Holder]:
@@ -339,7 +341,7 @@ class _Checker:
         self.unread = dict(line.split(": ", 1) for line in read.unread)
         self.paths = {id(p): name for name, p in model.named_parameters()}  # as `get_parameter` takes them
         self.layers = {id(layer.weight) for layer in linear_layers(model).values()}
-        self.outside = self._outside()
+        self.outside = outside_layers(model, read)
         self.places: dict[int, list[tuple[Holder, bool]]] = {}  # of a parameter: who holds it, and whether by Muon
         self.foreign: list[tuple[Holder, Tensor]] = []
         for holder in holders:
@@ -353,20 +355,6 @@ class _Checker:
         # The groups that something else than Muon trains.
         self.others = [h for h in holders if h.parameters and not any(map(h.trains_by_muon, h.parameters))]
         self._behaviours: dict[tuple[int, int], Behaviour] = {}
-
-    def _outside(self) -> dict[int, str]:
-        """The layers that are not hidden. The last layer of a network without a head is none of them if it is one of
-        many alike, in a block that recurs: such a network is a body whose head is elsewhere."""
-        outside = outside_layers(self.model)
-        counts = Counter((_numberless(self.paths[id(p)]), p.shape) for p in self.model.parameters())
-        for p in self.model.parameters():
-            name = clean_name(self.paths[id(p)])
-            is_in_block = any(part.isdigit() for part in name.split(".")[:-2])
-            is_head = any(entry.role == "head" for entry in self.entries.get(p, []))
-            recurs = counts[_numberless(self.paths[id(p)]), p.shape] > 1
-            if outside.get(id(p)) == "an output layer" and is_in_block and recurs and not is_head:
-                del outside[id(p)]
-        return outside
 
     def report(self) -> MuonReport:
         """The problems, errors first."""
@@ -463,9 +451,17 @@ class _Checker:
         elif entries[0].role in ("changed", "unused"):
             message = f"is trained as it is stored, but {entries[0].reason}"
             yield self._problem("note", "raw", p, message, self._to_other(p, holder))
-        elif entries[0].role == "other" and self._cuts(p, holder) == (WHOLE,):
-            message = "is a raw parameter that no rule knows: which matrices it holds is not known"
-            yield self._problem("note", "raw", p, message, declare)
+        elif entries[0].role == "other" and _is_whole(self._cuts(p, holder) or ()):
+            raw = "is a raw parameter that no rule knows"
+            behaviour = self._behaviour(p, holder)
+            if says_fused(name.rpartition(".")[2]):
+                message = f"{raw}, and its name says that it is fused; how its rows divide is not known"
+                yield self._problem("error", "unknown", p, message, declare)
+            elif p.ndim == 3 and behaviour.stack != SEPARATE:
+                message = f"{raw}, a stack of {len(p)} or a table, and Muon takes it {behaviour.stack}"
+                yield self._problem("error", "stack", p, message, declare)
+            else:
+                yield self._problem("note", "raw", p, f"{raw}: which matrices it holds is not known", declare)
 
     def _taken_wrongly(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
         """Where what Muon takes for a matrix is none, or is scaled as another one."""

@@ -11,6 +11,7 @@ parts: the parts then share one spectrum, and the rate is scaled by the shape of
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -65,7 +66,7 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
             of tables of positions or tokens, which their names tell.
     """
     read = matrices(model, **options)
-    blocks, outside = entries_by_parameter(read), outside_layers(model)
+    blocks, outside = entries_by_parameter(read), outside_layers(model, read)
     raw = [e.name for e in read if e.reason == RAW and min(e.shape) > 1 and not is_named_table(e.name)]
     lines = [line for line in read.warnings if "raw parameters" not in line]
     if raw:
@@ -117,10 +118,54 @@ def entries_by_parameter(read: Iterable[Entry]) -> dict[Tensor, list[Entry]]:
     return entries
 
 
-def outside_layers(model: nn.Module) -> dict[int, str]:
-    """`id` of the weights of layers that are not hidden -> which: an input layer, or an output layer."""
+def outside_layers(model: nn.Module, read: Iterable[Entry]) -> dict[int, str]:
+    """`id` of the weights of layers that are not hidden -> which: an input layer, or an output layer.
+
+    Of a network without anything that is called a head the output layer is the one that scores a vocabulary, else the
+    last one registered. A body, whose last layer lies in a block and has other parameters after it, has none.
+
+    Args:
+        model: any module.
+        read: its matrices.
+    """
+    last: set[Any] = set(output_layers(model))
+    if not any(entry.role == "head" for entry in read):
+        last = vocabulary_layers(model) or {layer for layer in last if not _is_in_body(model, layer)}
     outside = {id(layer.weight): "an input layer" for layer in input_layers(model) | tower_inputs(model)}
-    return outside | {id(layer.weight): "an output layer" for layer in output_layers(model)}
+    return outside | {id(layer.weight): "an output layer" for layer in last}
+
+
+def vocabulary_layers(model: nn.Module) -> set[Any]:
+    """The one linear layer, outside of all blocks, that has as many outputs as an embedding has rows, and its width."""
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    tables = {(embedding.num_embeddings, embedding.embedding_dim) for embedding in embeddings}
+    named = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    scores = [(name, layer) for name, layer in named if (layer.out_features, layer.in_features) in tables]
+    if len(scores) != 1 or any(part.isdigit() for part in scores[0][0].split(".")):
+        return set()  # as many outputs as positions, say
+    return {scores[0][1]}
+
+
+def _is_in_body(model: nn.Module, layer: nn.Module) -> bool:
+    """Whether a layer lies in a numbered block of a body: blocks with such a layer recur, or a parameter outside of the
+    block comes after it, as a last norm."""
+    layers = {name: module for name, module in model.named_modules() if is_linear(module)}
+    name = next(key for key, module in layers.items() if module is layer)
+    numbered = [i for i, part in enumerate(name.split(".")[:-1]) if part.isdigit()]
+    if not numbered:
+        return False
+    sizes = {key: (outputs(module), width(module)) for key, module in layers.items()}
+    alike = [key for key in layers if numberless(key) == numberless(name) and sizes[key] == sizes[name]]
+    block = ".".join(name.split(".")[: numbered[-1] + 1]) + "."
+    parameters = [key for key, _ in model.named_parameters()]
+    own = [i for i, key in enumerate(parameters) if key.startswith(f"{name}.")]
+    after = parameters[own[-1] + 1 :] if own else []
+    return len(alike) > 1 or any(not key.startswith(block) for key in after)
+
+
+def numberless(name: str) -> str:
+    """A dotted name with a star for each number: layers that differ by their number alone have one such name."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
 def is_hidden(parameter: Tensor, entries: Iterable[Entry], outside: Mapping[int, str]) -> bool:

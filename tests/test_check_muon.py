@@ -572,6 +572,7 @@ def test_the_line_keeps_the_user_s_options() -> None:
     [
         (lambda m: [{"params": [*m.parameters()]}], ValueError, "group 0 does not say whether Muon trains it"),
         (lambda m: m, TypeError, "got Plain"),
+        (lambda m: ([*m.parameters()], []), TypeError, "of parameters make groups"),
         (lambda m: [m], TypeError, r"optimizers\[0\]: expected an optimizer"),
         (lambda m: [{"params": m.parameters(), "use_muon": True}], TypeError, "group 0 has a generator as params"),
         (lambda m: [{"use_muon": True}], TypeError, "group 0 has no params"),
@@ -598,6 +599,81 @@ def test_nothing_changes_and_gradients_stay() -> None:
     assert torch.equal(torch.get_rng_state(), draws)
     assert not optimizer.state
     assert matrices(model)
+
+
+class Unembed(nn.Module):
+    """A language model whose head has another name and is registered before the blocks, and which ends in a norm."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.tokens, self.unembed = nn.Embedding(20, 8), nn.Linear(8, 20)
+        self.blocks, self.norm = nn.ModuleList([Block() for _ in range(blocks)]), nn.LayerNorm(8)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_head_of_another_name_is_found_and_a_body_has_none(blocks: int) -> None:
+    model = Unembed(blocks)
+    report = check_muon(model, groups_of(model, by_type))
+    assert errors(report) == {("outside", "unembed.weight")}
+    assert check_muon(model, mended(report.errors[0].line, model, groups=groups_of(model, by_type))).problems == []
+    del model.unembed
+    assert check_muon(model, groups_of(model, by_type)).problems == []
+    assert check_muon(model, muon_groups(model)).problems == []
+
+
+class Raw(nn.Module):
+    """Weights without layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 8), nn.Linear(8, 9)
+        self.W_qkv, self.W_o = nn.Parameter(torch.randn(24, 8)), nn.Parameter(torch.randn(8, 8))
+        self.up, self.pos_emb = nn.Parameter(torch.randn(4, 8, 16)), nn.Parameter(torch.randn(1, 16, 8))
+
+
+def test_raw_parameters_are_errors_where_they_must_be_wrong() -> None:
+    model = Raw()
+    groups = groups_of(model, lambda model, name, p: p.ndim > 1 and "." not in name)
+    known = {("unknown", "W_qkv"), ("outside", "pos_emb")}
+    assert errors(check_muon(model, OneOptimizer(copied(groups)))) == known
+    assert {problem.name for problem in check_muon(model, OneOptimizer(copied(groups))).notes} == {"W_o", "up"}
+    assert errors(check_muon(model, Flattening(copied(groups)))) == known | {("stack", "up")}
+    blocks = {"W_qkv": (8, 8, 8), "W_o": (8,), "up": (8,)}
+    assert check_muon(model, muon_groups(model, blocks=blocks), blocks=blocks).problems == []
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's, of a transformers to come
+def test_the_first_factor_of_lora_is_one_matrix_and_the_last_holds_three() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=6, target_modules=["c_attn"], fan_in_fan_out=True)
+    model = peft.get_peft_model(of_transformers("gpt2"), config)
+    report = check_muon(model, groups_of(model, by_ndim))
+    assert {(problem.kind, problem.name.split(".")[-3]) for problem in report.errors} == {("fused", "lora_B")}
+
+
+def test_a_layer_that_blocks_share_is_collected_twice() -> None:
+    model = Plain()
+    model.blocks[1].mlp = model.blocks[0].mlp
+    chosen = [m.weight for block in model.blocks for m in block.modules() if isinstance(m, nn.Linear)]
+    rest = [p for p in model.parameters() if not any(p is q for q in chosen)]
+    report = check_muon(model, [{"params": chosen, "use_muon": True}, {"params": rest, "use_muon": False}])
+    assert errors(report) == {("twice", f"blocks.0.mlp.{name}.weight") for name in ("c_fc", "c_proj")}
+    groups = [{"params": chosen, "use_muon": True}, {"params": rest, "use_muon": False}]
+    for problem in report.errors:
+        groups = mended(problem.line, model, groups=groups)
+    assert check_muon(model, groups).problems == []
+
+
+def test_a_head_that_was_replaced_after_the_groups_were_built() -> None:
+    model = Plain()
+    groups = groups_of(model, by_names)
+    model.lm_head = nn.Linear(8, 5, bias=False)
+    report = check_muon(model, groups)
+    assert errors(report) == {("missing", "lm_head.weight")}
+    assert [problem.kind for problem in report.notes] == ["foreign"]
+    for problem in report.problems:
+        groups = mended(problem.line, model, groups=groups)
+    assert check_muon(model, groups).problems == []
 
 
 def test_the_page_s_code_runs_and_its_report_is_printed() -> None:

@@ -135,6 +135,8 @@ class Reader:
         if heights is not None:
             told = declared(entry.name, rows, heights, entry.role in ("q", "k", "v"))
             return replace(told, transposed=entry.transposed, role="dense" if use.is_raw else ""), ""
+        if entry.role == "adapter" and not _is_last_factor(use, rows):
+            return None, ""  # q, k and v read one first factor of LoRA
         if entry.kind == "vector":
             cut = self.cuts.get("weight".join(use.name.rsplit("bias", 1)))  # in_proj_bias goes with in_proj_weight
             return cut if cut is not None and cut.rows == rows else None, ""
@@ -246,6 +248,18 @@ def cut_in(use: Use, line: str) -> str:
 def _is_read(code: LayerUse | None) -> bool:
     """Whether the source tells all that becomes of a layer's output."""
     return code is not None and code.calls > 0 and not code.escapes
+
+
+def _is_last_factor(use: Use, rows: int) -> bool:
+    """Whether an adapter's factor has the rows of the layer that the adapter is put upon."""
+    bases = [module._modules["base_layer"] for module in use.path if "base_layer" in module._modules]
+    base = bases[-1] if bases else None
+    return base is None or not topology.is_linear(base) or topology.outputs(base) == rows
+
+
+def says_fused(name: str) -> bool:
+    """Whether a layer's or a raw parameter's own name says that it holds several projections."""
+    return _SAYS_FUSED.search(name) is not None
 
 
 def _contradicts(seen: Cut, known: Cut) -> bool:
@@ -368,7 +382,7 @@ def doubt_of(use: Use, rows: int) -> str:
     names = use.name.split(".")[-3:-1]
     if use.around.layer_counts[holder] > 1 or names[-1:] != [leaf]:
         names = [leaf]  # else a wrapper of one layer, whose own name tells as well
-    if told := [name for name in names if _SAYS_FUSED.search(name)]:
+    if told := [name for name in names if says_fused(name)]:
         return f"its name, {told[0]}, says so"
     if isinstance(owner, _ConvNd):
         glu = not isinstance(holder, nn.Sequential) and any(isinstance(child, nn.GLU) for child in holder.children())
