@@ -117,10 +117,7 @@ class Task:
         elif config.benchmark.iterations is not None:
             idle["benchmark.passes"] = f"beside benchmark.iterations={config.benchmark.iterations}: set that to null"
         refuse_idle(idle)
-        corpora = {
-            name: load(expanded(config.paths.data), corpus, tokenizer, local=corpus["local"])
-            for name, corpus in parts_of_dataset(options.dataset).items()
-        }
+        corpora = open_data(config)
         block, vocabulary = config.model.block_size, tokenizer.vocab_size
         pair = {key: config.dataset[key] for key in ("replay", "mix_by") if key in config.dataset}
         setting = Setting(block, config.batch_size * config.accumulation * block, vocabulary, config.seed, **pair)
@@ -267,6 +264,20 @@ class Task:
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """Half precision where it is asked for."""
         return autocast(self.device, self.config.precision)
+
+
+def open_data(config: DictConfig) -> dict[str, dict[str, TokenFile]]:
+    """The corpora of a configuration by name and split, prepared here if that needs no download.
+
+    Raises:
+        ConfigError: they are not there or damaged, or the tokenizer is not.
+    """
+    tokenizer = get_tokenizer(config.tokenizer)
+    dataset: Any = OmegaConf.to_container(config.dataset, resolve=True)
+    return {
+        name: load(expanded(config.paths.data), corpus, tokenizer, local=corpus["local"])
+        for name, corpus in parts_of_dataset(dataset).items()
+    }
 
 
 def parts_of_dataset(dataset: dict[str, Any]) -> dict[str, dict[str, Any]]:

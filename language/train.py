@@ -40,7 +40,7 @@ from language.phase import (
     save,
 )
 from language.process_group import leave
-from language.task import Task, micro_batches
+from language.task import Task, micro_batches, open_data
 from language.trained import load
 
 
@@ -208,5 +208,5 @@ def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tenso
 
 
 if __name__ == "__main__":
-    run_program(main, "language")
+    run_program(main, "language", open_data)
     leave()

@@ -47,6 +47,7 @@ run_panels() {
         runs=${RUNS:-runs/smoke}
         set -- scale=smoke tracker=none progress=false "$@"
     fi
+    [[ $dry ]] || data_is_there "$program" "$@"
     for panel in "${panels[@]}"; do
         while read -r line; do
             sweep=()
@@ -57,6 +58,15 @@ run_panels() {
         done < <(options_of "$panel")
     done
     run python analysis/make_figures.py ${runs:+--runs "$runs" --out "$runs/figures" --export "$runs/results.csv"}
+}
+
+# data_is_there <program> [option=value ...]: opens the data of all panels, so that what is missing is said before the first job.
+data_is_there() {
+    local panel line lines=()
+    for panel in "${panels[@]}"; do
+        while read -r line; do lines+=("$line ${*:2}"); done < <(options_of "$panel")
+    done
+    python -m scripts.data_is_there "$1" "${lines[@]}" < /dev/null
 }
 
 # start <program> <option ...>: a sweep; methods that have options of their own are sweeps of their own.

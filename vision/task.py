@@ -100,7 +100,7 @@ class Task:
         stream = f"benchmark={options.benchmark['name']}"
         device = resolve_device(config.device)
         set_up_torch(device, config.threads, config.deterministic)
-        data = build("dataset", config.dataset, ImageData) if data is None else data
+        data = open_data(config) if data is None else data
         benchmark = build("benchmark", config.benchmark, Benchmark)
         if benchmark.needs_classes and data.num_classes < 2:
             images = f"dataset={options.dataset['name']}"
@@ -343,6 +343,16 @@ class Task:
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """bfloat16 where it is asked for."""
         return autocast(self.device, self.config.precision)
+
+
+def open_data(config: DictConfig) -> ImageData:
+    """The data set of a configuration.
+
+    Raises:
+        ConfigError: it is not there, or is damaged.
+    """
+    data: ImageData = build("dataset", config.dataset, ImageData)
+    return data
 
 
 def on_device(indices: np.ndarray, device: torch.device) -> Tensor:

@@ -36,7 +36,7 @@ from vision.phase import (
     pass_probe,
     save,
 )
-from vision.task import Task, compiled
+from vision.task import Task, compiled, open_data
 from vision.trained import load
 
 SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
@@ -170,4 +170,4 @@ def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor], acts:
 
 
 if __name__ == "__main__":
-    run_program(main, "vision")
+    run_program(main, "vision", open_data)

@@ -8,10 +8,11 @@ where it refuses them does `refuse_unknown` look for the reason.
 
 import contextlib
 import functools
+import itertools
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +29,7 @@ from harness.config.errors import ConfigError, near
 from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, list_parts_of_chain, unknown_choice
 from harness.config.paths import expanded
 
+DATA = ("experiment", "benchmark", "dataset", "env", "paths", "tokenizer")  # options that say which data a run opens
 HELP = "options are written option=value, and --help names them"
 
 
@@ -221,6 +223,32 @@ def _split_sweep(
         for part in arguments.parts
         for lacks, chosen in by_lack.items()
     ]
+
+
+def configs_by_data(config_name: str, command_lines: Sequence[list[str]]) -> Iterator[DictConfig]:
+    """The configurations of sweeps, one for each of their data sets; those of Slurm see other disks, and are left out.
+
+    Args:
+        config_name: of the program.
+        command_lines: which `read_arguments` has checked; none of a single run is taken.
+    """
+    composed = set[tuple[str, ...]]()
+    for words in command_lines:
+        arguments = get_args_parser().parse_intermixed_args(words)
+        overrides = [parse(text) for text in arguments.overrides]
+        launcher = next((str(o.value()) for o in overrides if o.key_or_group == "hydra/launcher"), "")
+        if not arguments.multirun or "slurm" in launcher:
+            continue
+        told = [o for o in overrides if o.key_or_group.partition(".")[0] in DATA]
+        texts = [
+            [f"{o.get_key_element()}={value}" for value in values(o)] if o.is_sweep_override() else [str(o.input_line)]
+            for o in told
+        ]
+        for options in itertools.product(*(values for values in texts if values)):
+            if options not in composed:
+                composed.add(options)
+                folder = Path(arguments.config_dir) if arguments.config_dir else None
+                yield compose_with_hydra(config_name, options, folder)
 
 
 def _check_parts(overrides: Sequence[Override]) -> None:

@@ -36,7 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.ranges import problem
 from fire_core.tools.output import keep_output
-from harness.config.arguments import read_arguments, refuse_unknown
+from harness.config.arguments import configs_by_data, read_arguments, refuse_unknown
 from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import choices, compose_with_hydra, groups_of, without_hydra
 from harness.run.lock import Owner, machine
@@ -190,8 +190,17 @@ def _remove_left_by_killed(folder: Path) -> None:
                 shutil.rmtree(left)
 
 
-def run_program(main: Callable[[], object], config_name: str) -> None:
-    """Call a `@hydra.main` function; after a sweep, show how each of its jobs ended."""
+def run_program(
+    main: Callable[[], object], config_name: str, open_data: Callable[[DictConfig], object] | None = None
+) -> None:
+    """Call a `@hydra.main` function; after a sweep, show how each of its jobs ended.
+
+    Args:
+        main: runs a job.
+        config_name: of the program's root in conf/.
+        open_data: opens the data of a configuration. A sweep does so once with each of its data, before the first job:
+            what is missing is said once and not by every job.
+    """
     keep_output()
     asked = _wants_traceback()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
@@ -201,7 +210,11 @@ def run_program(main: Callable[[], object], config_name: str) -> None:
         _take_joblib_as_cores()
         arguments = read_arguments(config_name)
         with _refusals_explained(config_name, arguments):
-            _run_sweeps(main, _command_lines(config_name, arguments), outcomes)
+            command_lines = _command_lines(config_name, arguments)
+            if open_data is not None:
+                for config in configs_by_data(config_name, command_lines):
+                    open_data(config)
+            _run_sweeps(main, command_lines, outcomes)
     except Exception as error:
         if is_lost_job(error):
             _wait_for_children()  # the other jobs, which would leave with this process

@@ -1,7 +1,8 @@
 """`python -m rl.sac`."""
 
 from harness.config.cli import run_program
+from rl.sac.task import open_environment
 from rl.sac.train import main
 
 if __name__ == "__main__":
-    run_program(main, "sac")
+    run_program(main, "sac", open_environment)

@@ -171,6 +171,17 @@ class Task(AgentTask):
             worker.close()
 
 
+def open_environment(config: DictConfig) -> None:
+    """Make an environment of another suite than gymnasium's once.
+
+    Raises:
+        ConfigError: its package is not installed, or does not work here.
+    """
+    control: Control = build("env", config.env, Control)
+    if control.suite != "gymnasium":
+        control.make().close()
+
+
 def build_modules(networks: Networks, control: Control, observations: int, actions: int) -> dict[str, nn.Module]:
     """Build `actor`, `critic0` and, for clipped double Q, `critic1` at fresh weights, on the CPU."""
     modules: dict[str, nn.Module] = {"actor": networks.actor(observations, actions)}

@@ -10,10 +10,11 @@ import pytest
 from tests.zygote import ROOT, Zygote
 
 SCRIPTS = ROOT / "scripts"
+LOOK = "-m scripts.data_is_there"
 
 
 def commands(tmp_path: Path, script: str, *arguments: str, **environment: str) -> list[str]:
-    """The command lines that a script starts, in order."""
+    """The command lines that a script starts, in order, but for the look at its data."""
     tmp_path.mkdir(exist_ok=True)
     log = tmp_path / "log"
     for program in ("python", "torchrun"):
@@ -22,7 +23,9 @@ def commands(tmp_path: Path, script: str, *arguments: str, **environment: str) -
         stand_in.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     subprocess.run([SCRIPTS / script, *arguments], check=True, env={**os.environ, **environment, "PATH": path})
-    return log.read_text().splitlines()
+    lines = log.read_text().splitlines()
+    assert not any(LOOK in line for line in lines[1:]), "data are looked for before the first job"
+    return [line for line in lines if LOOK not in line]
 
 
 # Scripts that are run, with options that make their smallest size smaller; ablations are sweeps that are seen below.
@@ -96,6 +99,37 @@ def test_an_option_of_one_method_is_a_sweep_of_its_own(tmp_path: Path) -> None:
     assert rest.endswith(
         "method=base,full_reset,snp,dash,parseval,l2init,cbp,redo,snr,muon experiment=fig2a_cifar10 seed=7"
     )
+
+
+def test_a_script_says_once_before_its_first_job_that_data_of_any_panel_are_missing(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    options = (f"paths.data={tmp_path / 'data'}", f"paths.runs={tmp_path / 'runs'}")
+    later = f"experiment=fig2a_cifar100 method=base,fire seed=1,2 {' '.join(options)}"
+    answer = zygote.run(tmp_path, "scripts.data_is_there", "vision.train", "dataset=digits", later)
+    assert answer.code == 2
+    assert answer.err.startswith("error: dataset=cifar100 is not there: put https://")
+    assert answer.err.count("\n") == 1
+    ended = zygote.run(tmp_path, "scripts.data_is_there", "vision.train", "dataset=digits method=base,fire")
+    assert (ended.code, ended.out + ended.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "says"),
+    [
+        ("vision.train", ("dataset=digits,cifar10", "method=base,fire", "seed=1,2"), "dataset=cifar10 is not there"),
+        ("language.train", ("dataset=wikitext103_tokenised", "benchmark=one_text", "seed=1,2"), "is not prepared in"),
+    ],
+)
+def test_a_sweep_says_once_that_data_are_missing_and_starts_no_job(
+    tmp_path: Path, module: str, options: tuple[str, ...], says: str, zygote: Zygote
+) -> None:
+    places = (f"paths.data={tmp_path / 'data'}", f"paths.runs={tmp_path / 'runs'}")
+    answer = zygote.run(tmp_path, module, "-m", *options, *places)
+    assert answer.code == 2
+    assert answer.err.count("error:") == answer.err.count(says) == 1
+    assert "failed" not in answer.err
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("script", ["fig2", "fig3", "fig4a", "fig4b", "layers", "table10", "paper"])

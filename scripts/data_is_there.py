@@ -1,0 +1,44 @@
+"""Open the data of several sweeps before the first of them starts, and say once what is missing.
+
+    python -m scripts.data_is_there vision.train "experiment=fig2a_cifar10 seed=1,2" "experiment=fig2b_cifar100"
+
+scripts/panels.sh calls it for the sweeps of a figure.
+"""
+
+import importlib
+import sys
+
+from harness.config.arguments import configs_by_data
+from harness.config.errors import ConfigError
+
+# The root in conf/, and what opens the data; Atari's games come with their package.
+PROGRAMS = {
+    "vision.train": ("vision", "vision.task", "open_data"),
+    "rl.sac": ("sac", "rl.sac.task", "open_environment"),
+}
+
+
+def main(program: str, sweeps: list[str]) -> None:
+    """Open the data of sweeps, each told as on the command line; each data set once.
+
+    Raises:
+        ConfigError: some are not there, or are damaged.
+    """
+    if program not in PROGRAMS:
+        return
+    root, module, function = PROGRAMS[program]
+    open_data = getattr(importlib.import_module(module), function)
+    opened = set[str]()
+    for config in configs_by_data(root, [["-m", *sweep.split()] for sweep in sweeps]):
+        data = str(config.get("dataset", config.get("env")))
+        if data not in opened:
+            opened.add(data)
+            open_data(config)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2:])
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
