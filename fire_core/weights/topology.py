@@ -469,8 +469,8 @@ def _is_router(use: Use) -> bool:
     if use.is_raw or isinstance(use.owner, _ConvNd) or leaf in _HEAD:
         return False
     child = holder._modules.get(leaf)
-    last = last_layer(use.owner if child is None else child)
     for experts in use.around.experts(holder):
+        last = last_layer(use.owner if child is None else child)
         scores = outputs(last[0]) == experts.size and experts.inputs in (0, width(use.owner))
         if scores and (experts.named or _GATE.search(leaf)):
             return True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -118,8 +120,108 @@ class Writing(Attention):
         return self.wqkv.weight.tolist()
 
 
+# ------------------------------------------------------------------------------------------ state outside of a module
+
+PASSES = 0
+CACHE: dict[str, Tensor] = {}
+BUFFER = torch.zeros(4, 64, 16)
+NOISE = torch.Generator().manual_seed(0)
+NUMBERS = itertools.count(5)
+COUNTS = Counts()
+
+
+class Totals:
+    """A class that is nothing but a place for numbers."""
+
+    passes = 0
+    last: ClassVar[list[int]] = []
+
+
+class ClassCounter(Attention):
+    """Attributes of its own class, of an ancestor, of another class, and one that the first pass makes."""
+
+    calls = 0
+    shapes: ClassVar[list[int]] = []
+    totals = Totals
+
+    def beside(self, x: Tensor, k: Tensor) -> None:
+        type(self).calls += 1
+        self.shapes.append(len(x))
+        self.totals.passes += 1
+        Totals.last.append(1)
+        ClassCounter.made = True  # type: ignore[attr-defined]
+
+    def state(self) -> Any:
+        return ClassCounter.calls, self.shapes, Totals.passes, Totals.last, hasattr(ClassCounter, "made")
+
+
+class Globals(Attention):
+    """Globals that are assigned, filled, written to in place, drawn from, and one that a helper makes."""
+
+    def beside(self, x: Tensor, k: Tensor) -> None:
+        global PASSES
+        PASSES += 1
+        BUFFER[: len(k), : k.shape[1]] = k
+        torch.randn(3, generator=NOISE)
+        next(NUMBERS)
+        COUNTS.passes += 1
+        remember(k)
+
+    def state(self) -> Any:
+        seen = PASSES, [*CACHE], BUFFER.tolist(), BUFFER.grad_fn is None, repr(NUMBERS), copy.copy(COUNTS)
+        return *seen, NOISE.get_state().tolist(), "MADE" in globals()
+
+
+def remember(k: Tensor) -> None:
+    global MADE
+    MADE = True
+    CACHE["k"] = k
+
+
+def closure() -> tuple[Callable[[Tensor], None], Callable[[], Any]]:
+    passes, seen = 0, [torch.zeros(3)]
+
+    def count(k: Tensor) -> None:
+        nonlocal passes
+        passes += 1
+        seen[0].add_(1)
+        seen.append(k)
+
+    return count, lambda: (passes, len(seen), seen[0].tolist())
+
+
+class Shared(Attention):
+    """A list and a number that a closure and other layers share, the default of an argument, and a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.told = closure()
+
+    def beside(self, x: Tensor, k: Tensor) -> None:
+        self.count(k)
+        self.note(k)
+        self.scale(len(x))
+        table(k.shape[1])
+
+    def note(self, k: Tensor, past: list[Tensor] = []) -> None:  # noqa: B006
+        past.append(k)
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019
+    def scale(self, length: int) -> float:
+        return float(length)
+
+    def state(self) -> Any:
+        defaults: Any = Shared.note.__defaults__
+        return self.told(), len(defaults[0]), Shared.scale.cache_info().currsize, table.cache_info().currsize
+
+
+@functools.cache
+def table(length: int) -> Tensor:
+    return torch.arange(length)
+
+
 @pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("kind", [PlainCache, History, Counting, Drawing, Writing])
+@pytest.mark.parametrize("kind", [PlainCache, History, Counting, Drawing, Writing, ClassCounter, Globals, Shared])
 def test_matrices_only_looks(kind: Callable[[], Any], given: bool) -> None:
     torch.manual_seed(0)
     model = kind()
