@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.methods.layers import linear_layers
-from fire_core.muon_behaviour import JOINED, REFUSED, SEPARATE, UNKNOWN, Behaviour, behaviour_of
+from fire_core.muon_behaviour import JOINED, REFUSED, SEPARATE, UNKNOWN, Behaviour, behaviour_of, heeds_splits
 from fire_core.split_muon import (
     FIELDS,
     WHOLE,
@@ -355,6 +355,7 @@ class _Checker:
         # The groups that something else than Muon trains.
         self.others = [h for h in holders if h.parameters and not any(map(h.trains_by_muon, h.parameters))]
         self._behaviours: dict[tuple[int, int], Behaviour] = {}
+        self._heeding: dict[tuple[int, int], bool] = {}
 
     def report(self) -> MuonReport:
         """The problems, errors first."""
@@ -541,17 +542,23 @@ class _Checker:
 
     def _cuts(self, p: Tensor, holder: Holder) -> Cuts | None:
         """How the group says that a parameter is cut; None where a function says it."""
-        group = holder.group
-        if group.get("cuts"):
-            return tuple(tuple(cut) for cut in group["cuts"])
-        if isinstance(holder.optimizer, SplitMuon) or "cuts" in group:
-            return tuple(map(cut_of, entries_of(p, ())))
+        group, optimizer = holder.group, holder.optimizer
+        if isinstance(optimizer, SplitMuon) or (optimizer is None and "cuts" in group):
+            return tuple(tuple(cut) for cut in group["cuts"]) or tuple(map(cut_of, entries_of(p, ())))
+        if optimizer is not None and not self._heeds_splits(p, holder):  # an entry that its class does not read
+            return (WHOLE,)
         if sizes := group.get("split_sizes"):
             ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
             return tuple(("matrix", (end - size, end), *WHOLE[2:]) for size, end in zip(sizes, ends, strict=True))
         if group.get("param_split_fn") is not None:
             return None
         return (WHOLE,)
+
+    def _heeds_splits(self, p: Tensor, holder: Holder) -> bool:
+        key = id(holder.optimizer), id(holder.group)
+        if holder.optimizer is not None and key not in self._heeding:
+            self._heeding[key] = heeds_splits(holder.optimizer, holder.group, p)
+        return self._heeding[key]
 
     def _behaviour(self, p: Tensor, holder: Holder) -> Behaviour:
         key = id(holder.optimizer), id(holder.group)

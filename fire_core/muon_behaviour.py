@@ -55,7 +55,7 @@ def behaviour_of(optimizer: Optimizer | None, group: Mapping[str, Any], paramete
         group: one of its groups.
         parameter: one of the group, for its device and for what the optimizer knows of it.
     """
-    if isinstance(optimizer, SplitMuon | torch.optim.Muon) or "cuts" in group:
+    if isinstance(optimizer, SplitMuon | torch.optim.Muon) or (optimizer is None and "cuts" in group):
         factor = ADJUST.get(group.get("adjust_lr_fn"), ADJUST[None])
         if isinstance(optimizer, torch.optim.Muon):
             return Behaviour(REFUSED, REFUSED, True, factor)
@@ -71,6 +71,27 @@ def behaviour_of(optimizer: Optimizer | None, group: Mapping[str, Any], paramete
         _taken(optimizer, parameter, KERNELS, (0, 0), (1, 1)),
         _has_sides(optimizer, group, parameter),
     )
+
+
+def heeds_splits(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> bool:
+    """Whether an optimizer reads what its group says of parts, `split_sizes` or `param_split_fn`.
+
+    If it cannot be tried, it is taken to read them.
+    """
+    if isinstance(optimizer, torch.optim.Muon):
+        return False
+    half = TALL[0] // 2
+    splits: dict[str, Any] = {"split_sizes": (half, half)}
+    if group.get("param_split_fn") is not None:
+        splits = {"param_split_fn": lambda matrix: [*matrix.chunk(2)], "param_recombine_fn": torch.cat}
+    gradient = torch.randn(TALL, generator=torch.Generator().manual_seed(0))
+    other = gradient.clone()
+    other[0] = gradient[0].flip(-1) * 3
+    try:
+        update, changed = (_update(optimizer, parameter, values, splits)[half:] for values in (gradient, other))
+    except Exception:  # whatever a foreign class may raise
+        return True
+    return torch.allclose(update, changed, rtol=1e-3, atol=1e-6 * float(update.norm()))
 
 
 def _taken(
@@ -118,7 +139,9 @@ def _is_possible() -> bool:
     return not (torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
-def _update(optimizer: Optimizer, parameter: Tensor, gradient: Tensor) -> Tensor:
+def _update(
+    optimizer: Optimizer, parameter: Tensor, gradient: Tensor, splits: Mapping[str, Any] | None = None
+) -> Tensor:
     """What a step of a new optimizer of the same class and options adds to a small parameter of zeros.
 
     Raises:
@@ -135,6 +158,7 @@ def _update(optimizer: Optimizer, parameter: Tensor, gradient: Tensor) -> Tensor
         builder.records, builder.passes_options_alone = {*SPLITS}, False
         new = builder.build({id(parameter): small})
         for options in new.param_groups:  # a warm-up may begin at 0
+            options.update(splits or {})
             options["lr"] = torch.full_like(lr, 0.1) if isinstance(lr := options.get("lr"), Tensor) else 0.1
         for _ in range(DELAYED):
             small.grad = gradient.to(device)

@@ -25,7 +25,7 @@ from fire_core.weights import distributed, exchange
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import listed
 from fire_core.weights.matrices import matrices
-from fire_core.weights.topology import RAW, is_linear, is_named_table, outputs, unwrap, width
+from fire_core.weights.topology import RAW, Surroundings, is_linear, is_named_table, outputs, unwrap, width
 
 MOST_CHANNELS = 4  # of what a convolution reads that no layer made: gray, stereo, colours, colours and depth
 DTYPE = torch.bfloat16  # of the steps, as in `torch.optim.Muon`
@@ -130,7 +130,7 @@ def outside_layers(model: nn.Module, read: Iterable[Entry]) -> dict[int, str]:
     """
     last: set[Any] = set(output_layers(model))
     if not any(entry.role == "head" for entry in read):
-        last = vocabulary_layers(model) or {layer for layer in last if not _is_in_body(model, layer)}
+        last = vocabulary_layers(model) or {layer for layer in last_layers(model) if not _is_in_body(model, layer)}
     outside = {id(layer.weight): "an input layer" for layer in input_layers(model) | tower_inputs(model)}
     return outside | {id(layer.weight): "an output layer" for layer in last}
 
@@ -146,17 +146,27 @@ def vocabulary_layers(model: nn.Module) -> set[Any]:
     return {scores[0][1]}
 
 
+def last_layers(model: nn.Module) -> set[Any]:
+    """The last linear layer or convolution of a model; where it holds several networks of one class, that of each."""
+    networks = Surroundings(unwrap(model)).networks
+    innermost = [network for network in networks if not any(child in networks for child in network.children())]
+    return {layers[-1] for network in innermost if (layers := [m for m in network.modules() if is_linear(m)])}
+
+
 def _is_in_body(model: nn.Module, layer: nn.Module) -> bool:
-    """Whether a layer lies in a numbered block of a body: blocks with such a layer recur, or a parameter outside of the
-    block comes after it, as a last norm."""
+    """Whether a layer ends a numbered block of a body, whose outputs a next such block could read: blocks with such a
+    layer recur, or a parameter outside of the block comes after it, as a last norm."""
     layers = {name: module for name, module in model.named_modules() if is_linear(module)}
     name = next(key for key, module in layers.items() if module is layer)
     numbered = [i for i, part in enumerate(name.split(".")[:-1]) if part.isdigit()]
     if not numbered:
         return False
+    block = ".".join(name.split(".")[: numbered[-1] + 1]) + "."
+    first = next(module for key, module in layers.items() if key.startswith(block))
+    if width(first) != outputs(layer):
+        return False
     sizes = {key: (outputs(module), width(module)) for key, module in layers.items()}
     alike = [key for key in layers if numberless(key) == numberless(name) and sizes[key] == sizes[name]]
-    block = ".".join(name.split(".")[: numbered[-1] + 1]) + "."
     parameters = [key for key, _ in model.named_parameters()]
     own = [i for i, key in enumerate(parameters) if key.startswith(f"{name}.")]
     after = parameters[own[-1] + 1 :] if own else []

@@ -664,6 +664,43 @@ def test_a_layer_that_blocks_share_is_collected_twice() -> None:
     assert check_muon(model, groups).problems == []
 
 
+def test_entries_that_an_optimizer_does_not_read_cut_nothing() -> None:
+    """torch's Muon keeps the cuts of `muon_groups` in its groups, and reads none of them."""
+    model = GPT()
+    muon, adam = muon_groups(model)
+    rest = torch.optim.AdamW(adam)
+    assert errors(check_muon(model, [torch.optim.Muon(copied(muon)), rest])) == C_ATTN
+    marked = [group | {"use_muon": True} for group in muon]
+    assert errors(check_muon(model, [OneOptimizer(copied(marked)), rest])) == C_ATTN
+    for group in marked:
+        group |= {"split_sizes": (12, 12, 12), "param_split_fn": None} if len(group["cuts"]) > 1 else {}
+    assert errors(check_muon(model, [OneOptimizer(copied(marked)), rest])) == C_ATTN
+    assert errors(check_muon(model, [torch.optim.Muon(copied(marked)), rest])) == C_ATTN
+    assert check_muon(model, [Halving(copied(marked)), rest]).ok
+
+
+class Halving(OneOptimizer):
+    """Reads `split_sizes`."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                sizes = group.get("split_sizes") or (len(p),)
+                p.data.sub_(torch.cat([self.direction(part) for part in p.grad.split(sizes)]))
+
+
+def test_each_of_several_networks_has_an_input_and_an_output() -> None:
+    model = nn.ModuleDict({"actor": mlp(), "critic": mlp()})
+    found = errors(check_muon(model, groups_of(model, by_ndim)))
+    assert found == {("outside", f"{network}.{layer}.weight") for network in ("actor", "critic") for layer in (0, 4)}
+
+
+def test_whoever_asks_for_heads_is_told_where_they_are_one_matrix() -> None:
+    model = of_transformers("llama")
+    found = errors(check_muon(model, groups_of(model, by_names), layout="heads"))
+    assert found == {("stack", f"model.layers.0.self_attn.{name}_proj.weight") for name in "qkvo"}
+
+
 def test_a_head_that_was_replaced_after_the_groups_were_built() -> None:
     model = Plain()
     groups = groups_of(model, by_names)
