@@ -39,20 +39,20 @@ TABLE = [
     ),
     *along(
         "random labels, all at the rate 3e-3", "studies/accumulation/accumulation.curves.csv", "train/accuracy",
-        best_rival="row == 'random_isometry' and phase < 20",
+        best_other="row == 'random_isometry' and phase < 20",
     ),
     *along(
         "permuted pixels, each seen once", "studies/ranking/ranking_online.csv", "online/accuracy",
-        base="row == 'base'", full_reset="row == 'full_reset'", best_rival="row == 'parseval'", FIRE="row == 'fire'",
+        base="row == 'base'", full_reset="row == 'full_reset'", best_other="row == 'parseval'", FIRE="row == 'fire'",
     ),
     *along(
         "SAC, double pendulum", "studies/restarts/sac_rows.curves.csv", "task/return",
         base="row == 'base' and phase >= 2", full_reset="row == 'full_reset' and phase >= 2",
-        best_rival="row == 'snp' and phase >= 2", FIRE="row == 'fire' and phase >= 2",
+        best_other="row == 'snp' and phase >= 2", FIRE="row == 'fire' and phase >= 2",
     ),
     *along(
         "CIFAR-10 JPEGs, warm start", "studies/figure2_small/figure2_small_a.csv", "test/accuracy",
-        base="row == 'base'", full_reset="row == 'full_reset'", best_rival="row == 'muon'", FIRE="row == 'fire'",
+        base="row == 'base'", full_reset="row == 'full_reset'", best_other="row == 'muon'", FIRE="row == 'fire'",
     ),
 ]  # fmt: skip
 
@@ -101,7 +101,7 @@ def test_a_number_of_the_table_is_that_of_its_rows(number: Number) -> None:
     written, *seeds = re.findall(r"[\d.,]+", line[number.column])
     seed_means = of_seeds(number.file, number.rows, number.value)
     assert written == like(seed_means.mean(), written)
-    assert len(seed_means) == int(seeds[0] if seeds else line["n"]), "another number of seeds"
+    assert len(seed_means) == int(seeds[0] if seeds else line["seeds"]), "another number of seeds"
 
 
 def test_the_table_has_no_number_without_rows() -> None:
@@ -109,7 +109,7 @@ def test_the_table_has_no_number_without_rows() -> None:
     assert len(known) == len({*known}), "a number is named twice"
     for row, line in table().items():
         for heading, cell in line.items():
-            if heading != "n" and re.search(r"\d", cell):
+            if heading != "seeds" and re.search(r"\d", cell):
                 assert any(begins(row, label) and heading == column for label, column in known), (row, heading)
 
 
