@@ -103,15 +103,17 @@ def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int |
                     ended = learner.step == end
                     if ended or learner.phase_step % phase.rows_every == 0:
                         loop.read_clock()
-                        learner.row = make_row(task, learner)
-                        if acts:
-                            last = learner.step == task.total_steps
-                            act_after_row(learner, make_context(task, learner, "row"), last)
+                        with loop.evaluation():
+                            learner.row = make_row(task, learner)
+                            if acts:
+                                last = learner.step == task.total_steps
+                                act_after_row(learner, make_context(task, learner, "row"), last)
                         if run is not None:
                             run.log(learner.row)
                         loop.show(phase=index, loss=learner.row["train/loss"], val=learner.row["val/loss"])
                     if task.asks_in(index) and (firing := ask(learner, learner.step, loss=loss)):
-                        act(task, learner, run, firing)
+                        with loop.evaluation():
+                            act(task, learner, run, firing)
                     if index == 0 and not task.benchmark.new_tasks:
                         keep_weights(task, learner)
                     loop.end_step(write_checkpoint, ended)

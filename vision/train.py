@@ -83,14 +83,16 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
 
                     if learner.phase_step % phase.steps_per_epoch(config.batch_size) == 0:
                         loop.read_clock()
-                        learner.row = make_row(task, learner)
-                        if acts:
-                            last = learner.step == task.total_steps
-                            act_after_row(learner, make_context(task, learner, "row"), last)
+                        with loop.evaluation():
+                            learner.row = make_row(task, learner)
+                            if acts:
+                                last = learner.step == task.total_steps
+                                act_after_row(learner, make_context(task, learner, "row"), last)
                         run.log(learner.row)
                         loop.show(**{key: learner.row[key] for key in SHOWN if key in learner.row})
                     if task.asks_in(index) and (firing := ask(learner, learner.step, loss=loss)):
-                        act(task, learner, run, firing)
+                        with loop.evaluation():
+                            act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended=learner.step == end)
     return learner.summary()
 

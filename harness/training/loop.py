@@ -4,7 +4,7 @@ import contextlib
 import logging
 import signal as signals
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Self
 
 from harness.config.errors import TrainingError
@@ -48,7 +48,7 @@ class Loop:
         self._preemption = Preemption()
         self._took: list[float] = []  # seconds of the last saves
         self._bar = progress_bar(total_steps, learner.step, title, shown)
-        if learner.step:  # resumed: the next phase may begin with a long act
+        if learner.step or learner.phase:  # resumed, or without a first phase: the next may begin with a long act
             self._preemption.at_once = self._leave
 
     def __enter__(self) -> Self:
@@ -74,6 +74,19 @@ class Loop:
     def read_clock(self) -> None:
         """Bring `learner.seconds` up to date."""
         self.learner.seconds = time.monotonic() - self._began
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Around what a step does beside training: rows, measurements, acts of triggers. They may take long.
+
+        One that ends soon after a signal is waited for, and the step is saved with it. A longer one is left: nothing is
+        saved, as half of it cannot be, and the run resumes from the checkpoint before.
+
+        Raises:
+            SystemExit: the process was asked to stop and this took too long.
+        """
+        with self._preemption.at_most(self._leave):
+            yield
 
     def end_step(self, save: Callable[[], None], ended: bool) -> None:
         """At the end of each step: write a checkpoint where one belongs, and leave if a signal asks for it.

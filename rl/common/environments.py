@@ -24,7 +24,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from harness.config.errors import ConfigError, TrainingError
-from harness.training.signals import EXIT_PREEMPTED
+from harness.training.signals import EXIT_PREEMPTED, asked_to_leave
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -32,6 +32,7 @@ T = TypeVar("T")
 MOST = 2**20  # numbers in an observation, and actions: a layer of a network has as many columns, or rows
 LONGEST = 300  # letters of a space or of what somebody else's code says, in a line of ours
 SILENCE = 30.0  # seconds after which an environment that does not answer is named
+HANGS = 10.0  # seconds after a signal for which it may still answer, so that the step can be finished and saved
 NUMBERS = "biuf"  # kinds of NumPy's types: truth values, integers with and without sign, floats
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -225,11 +226,24 @@ class Environment:
         return seen, self._reward(reward), self._flag("terminated", terminated), self._flag("truncated", truncated)
 
     def close(self) -> None:
-        """Close it. What it raises then is logged, and ends nothing."""
-        try:
-            with answering(self.name, "is being closed"):
+        """Close it. What it raises then is logged, and ends nothing; one that hangs then is left open."""
+        raised = list[Exception]()
+
+        def close() -> None:
+            try:
                 self.env.close()
-        except Exception as error:
+            except Exception as error:
+                raised.append(error)
+
+        if getattr(self.env, "render_mode", None) is not None:  # OpenGL's things belong to the thread that made them
+            close()
+        else:  # in a thread, which can be left: what was trained is saved, and the run should come to its end
+            closing = threading.Thread(target=close, daemon=True, name=f"close {self.name}")
+            closing.start()
+            closing.join(SILENCE)
+            if closing.is_alive():
+                log.warning("%s has not closed within %.0f s: it is left open", self.name, SILENCE)
+        for error in raised:
             log.warning("%s: close raised %s", self.name, said(error))
 
     def _call(self, what: str, function: Callable[[], T]) -> T:
@@ -371,7 +385,8 @@ _waiting: dict[int, tuple[float, str, str]] = {}  # thread -> since when, and fo
 
 @contextlib.contextmanager
 def answering(name: str, what: str) -> Iterator[None]:
-    """Around a call of an environment: if it takes long, a line names it. The run waits: some are slow."""
+    """Around a call of an environment: if it takes long, a line names it. The run waits, as some are slow; after a
+    signal it does not."""
     _start_watch()
     thread = threading.get_ident()
     _waiting[thread] = (time.monotonic(), name, what)
@@ -390,8 +405,16 @@ def _watch() -> None:
     named = set[tuple[float, str, str]]()
     while True:
         time.sleep(min(1.0, SILENCE))
+        asked = asked_to_leave()
         for call in list(_waiting.values()):
             since, name, what = call
+            if asked is not None and time.monotonic() - max(asked, since) > HANGS:
+                log.warning(
+                    "%s has not answered for %.0f s (%s) after a signal: the process leaves without a checkpoint; the "
+                    "same command resumes from the last one",
+                    name, HANGS, what,
+                )  # fmt: skip
+                os._exit(EXIT_PREEMPTED)  # no exception reaches what hangs in somebody else's code, or in a thread
             if call not in named and time.monotonic() - since > SILENCE:
                 named.add(call)
                 log.warning(

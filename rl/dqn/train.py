@@ -76,15 +76,17 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     evaluates = ended or crossed(learner.step, config.num_envs, config.eval.every)
                     if evaluates or crossed(learner.step, config.num_envs, config.log_every):
                         loop.read_clock()
-                        learner.row = make_row(task, learner, evaluates)
-                        learner.row["epsilon"] = exploration_rate(task, learner)
-                        if acts:
-                            last = learner.step >= task.total_steps
-                            act_after_row(learner, make_context(task, learner, "row"), last)
+                        with loop.evaluation():
+                            learner.row = make_row(task, learner, evaluates)
+                            learner.row["epsilon"] = exploration_rate(task, learner)
+                            if acts:
+                                last = learner.step >= task.total_steps
+                                act_after_row(learner, make_context(task, learner, "row"), last)
                         run.log(learner.row)
                         loop.show(**{"phase": index, "return": learner.row.get("train/return", float("nan"))})
                     if firing := ask_trigger(learner, loss):
-                        act(task, learner, run, firing)
+                        with loop.evaluation():
+                            act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended)
     return learner.summary()
 

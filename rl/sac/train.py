@@ -78,14 +78,16 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     ended = learner.step == end
                     if ended or learner.step % task.eval_every == 0:
                         loop.read_clock()
-                        learner.row = make_row(task, learner)
-                        if acts:
-                            last = learner.step == task.total_steps
-                            act_after_row(learner, make_context(task, learner, "row"), last)
+                        with loop.evaluation():
+                            learner.row = make_row(task, learner)
+                            if acts:
+                                last = learner.step == task.total_steps
+                                act_after_row(learner, make_context(task, learner, "row"), last)
                         run.log(learner.row)
                         loop.show(**{"phase": index, "return": learner.row["eval/return"]})
                     if firing := ask_trigger(learner, loss):
-                        act(task, learner, run, firing)
+                        with loop.evaluation():
+                            act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended)
     return learner.summary()
 

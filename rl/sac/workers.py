@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -179,7 +179,10 @@ class Workers:
         ]
 
     def receive(self) -> list[Stepped]:
-        """Wait for the step."""
+        """Wait for the step. Looks up each second: a signal that another thread gets is handled in this one."""
+        for future in self.waiting:
+            while not future.done():
+                wait([future], timeout=1.0)
         return [future.result() for future in self.waiting]
 
     def close(self) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -369,6 +371,52 @@ def test_an_environment_that_does_not_answer_is_named(
     environment.reset(0)
     environment.step(1)
     assert "env.game=slow has not answered for 0 s (step)" in caplog.text
+
+
+@PROGRAMS
+def test_one_that_hangs_when_it_is_closed_keeps_no_run_from_its_end(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    released = threading.Event()
+
+    class Hanging(Own):
+        def close(self) -> None:
+            if (tmp_path / program.name).exists():  # not that of gymnasium's check, before the first step
+                released.wait(60)
+
+    monkeypatch.setattr(environments, "SILENCE", 0.2)
+    folder = program.run(tmp_path, *options(program, register(lambda: Hanging(ACTIONS[program.name]), 50)))
+    released.set()
+    assert summary(folder)["eval/return"] == 20.0
+    assert "has not closed within 0 s: it is left open" in caplog.text
+
+
+@PROGRAMS
+def test_a_signal_is_heard_where_an_environment_hangs(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a thread of SAC's workers no exception of a signal's handler is raised: the process itself has to leave."""
+    left = list[int]()
+    released = threading.Event()
+
+    def leave(code: int) -> None:
+        left.append(code)
+        released.set()
+
+    def hang(result: tuple[Any, ...], steps: int) -> tuple[Any, ...]:
+        if (tmp_path / program.name).exists() and not left:  # not while it is examined, before the first step
+            os.kill(os.getpid(), signal.SIGTERM)
+            released.wait(60)
+        return result
+
+    monkeypatch.setattr(environments, "HANGS", 0.2)
+    monkeypatch.setattr(environments, "SILENCE", 0.2)
+    monkeypatch.setattr(environments.os, "_exit", leave)
+    name = register(lambda: Own(ACTIONS[program.name], after=hang), 50)
+    with pytest.raises(SystemExit):  # of the signal, now that the environment answers
+        program.run(tmp_path, *options(program, name))
+    assert set(left) == {75}
+    assert "has not answered for 0 s (step) after a signal: the process leaves without a checkpoint" in caplog.text
 
 
 WITHOUT_GYMNASIUM_S_WRAPPERS = {
