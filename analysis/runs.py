@@ -5,6 +5,7 @@ one *variant* (the method with its hyperparameters) differ by their seed alone a
 """
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,6 +35,7 @@ DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language", "task/retu
 # What a metric lies between; returns have no bounds.
 BOUNDS = {"accuracy": (0.0, 1.0), "loss": (0.0, float("inf"))}
 MEASURING = ("metrics", "eval_batch_size")  # what is measured, and in which pieces: runs that differ in it train alike
+DIGEST = re.compile("[0-9a-f]{64}")
 LARGEST = 1e30  # a value beyond it cannot be drawn
 # The order of methods in tables and legends; others come after these, by name.
 ORDER = (
@@ -206,6 +208,15 @@ def one_spelling(config: Any) -> Any:
     return int(config) if isinstance(config, float) and config.is_integer() else config
 
 
+def short_digests(config: Any) -> Any:
+    """A configuration with eight digits of each SHA-256 in it, as of a folder's images: enough to tell two apart."""
+    if isinstance(config, dict):
+        return {key: short_digests(value) for key, value in config.items()}
+    if isinstance(config, list):
+        return [short_digests(value) for value in config]
+    return config[:8] if isinstance(config, str) and DIGEST.fullmatch(config) else config
+
+
 def metric_of(history: pd.DataFrame) -> str | None:
     """The first of METRICS that a history has."""
     is_stream = streams.is_stream(history)
@@ -235,17 +246,29 @@ def check(run: Run) -> Run:
         BadRun: a required key is missing, or its history is not valid.
     """
     if not run.method or "seed" not in run.config:
-        raise BadRun("foreign: its config has no `method.name` or no `seed`")
+        raise BadRun("not a run of this project: its config has no `method.name` or no `seed`")
     if not isinstance(run.config["seed"], int) or not run.method.isprintable():
         raise BadRun(f"corrupt: seed={run.config['seed']!r} of method {run.method!r}")
     if "step" not in run.history or not run.metric:
-        raise BadRun(f"foreign: its metrics have no `step`, or none of {', '.join(METRICS)}")
+        raise BadRun(why_nothing_to_show(run))
     if not run.history["step"].is_monotonic_increasing or not run.history["step"].is_unique:
         raise BadRun("corrupt: `step` does not increase from row to row")
     axis = [key for key in ("step" if run.is_stream else run.x, "phase") if key in run.history]
     if run.history.loc[run.history[run.metric].notna(), axis].isna().any(axis=None):
         raise BadRun(f"corrupt: a row with `{run.metric}` lacks {' or '.join(axis)}")
     return run
+
+
+def why_nothing_to_show(run: Run) -> str:
+    """Of a run whose rows have no number that figures show."""
+    if not run.finished:
+        return f"failed: {run.failure}" if run.failure else "unfinished: nothing that figures show is in its rows yet"
+    if "step" in run.history and "env" in run.config:
+        return (
+            "nothing to show: none of its rows has eval/return, as no episode of an evaluation has ended; set a time "
+            "limit, such as env.options={max_episode_steps:1000}"
+        )
+    return f"nothing to show: its rows have no `step`, or none of {', '.join(METRICS)}"
 
 
 def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[Run], list[LeftOut]]:
@@ -377,7 +400,7 @@ def settings(runs: Iterable[Run]) -> list[Setting]:
         alike.sort(key=lambda members: by_number(members[0].setting))
         # Most often the scale differs; then it is enough.
         scales = [{"scale": members[0].config.get("scale")} for members in alike]
-        rests = [json.loads(members[0].setting)[1] for members in alike]
+        rests = [short_digests(json.loads(members[0].setting)[1]) for members in alike]
         details = differences(scale | rest for scale, rest in zip(scales, rests, strict=True))
         for members, detail in zip(alike, details, strict=True):
             out.append(Setting(*names, detail, members[0].metric, method_groups(members)))

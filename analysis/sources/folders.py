@@ -41,7 +41,7 @@ def read_folder(folder: Path) -> Run:
     """One run folder.
 
     Raises:
-        BadRun: it is foreign or corrupt.
+        BadRun: it is no run of this project, or corrupt.
     """
     for name in MARKS[:2]:
         if not (folder / name).exists():

@@ -41,7 +41,7 @@ def read(file: Path) -> Iterator[Run | LeftOut]:
         source = f"{file}:{name}"
         try:
             if name not in about["runs"]:
-                raise BadRun(f"foreign: not in {file.stem}.runs.json")
+                raise BadRun(f"{file.stem}.runs.json does not name it")
             table = part.reset_index(drop=True).dropna(axis="columns", how="all").astype(float)
             meta = {"config": merge(about["common"], about["runs"][name]), "environment": about["environment"]}
             if identities := about.get("identity"):

@@ -185,9 +185,10 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
     runs = expanded(config.paths.runs) / config.program
     folder = runs / _folder_name(config, program, what, own_names=True)
     for identity, own_names in ((spelled, True), (what, False), (spelled, False)):
-        older = runs / _folder_name(config, program, identity, own_names)
-        if not folder.exists() and older.exists():
-            folder, what = older, identity
+        with contextlib.suppress(ConfigError):  # of a name that no older version took
+            older = runs / _folder_name(config, program, identity, own_names)
+            if not folder.exists() and older.exists():
+                folder, what = older, identity
     shown = OmegaConf.to_container(config, resolve=True)
     assert isinstance(shown, dict)
     for group in program.groups:

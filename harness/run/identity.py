@@ -102,11 +102,16 @@ def _float_arguments(target: str) -> frozenset[str]:
 def own_name(group: str, node: Mapping[str, Any]) -> str:
     """The name of a group's choice; of a preset into which another environment was put, that environment's own.
 
+    Gymnasium's `module:Name-v0` and `lab/Name-v0` are names too, which go into paths as `Name-v0` and `lab-Name-v0`.
+
     Args:
         group: such as `env`.
         node: its choice, with `name`, and `game` or `task` where that is what it names.
     """
     name, option = str(node["name"]), "game" if "game" in node else "task"
+    own = re.sub(r"[^A-Za-z0-9._+-]+", "-", str(node.get(option)).rpartition(":")[2])
+    if name == node.get(option):
+        return own
     preset = CONF / group / f"{name}.yaml"
     if option not in node or not preset.is_file():
         return name
@@ -114,7 +119,7 @@ def own_name(group: str, node: Mapping[str, Any]) -> str:
     usual = (values.get(group) or values).get(option)
     if usual in (None, node[option]):
         return name
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", str(node[option]).rpartition(":")[2])
+    return own
 
 
 def described(what: dict[str, Any]) -> dict[str, Any]:

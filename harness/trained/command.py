@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fire_core.ranges import problem
+from fire_core.tools.output import keep_output
 from harness.config.errors import ConfigError, TrainingError, near
 
 T = TypeVar("T")
-EXIT_CONFIG = 2
+EXIT_CONFIG, EXIT_INTERRUPTED = 2, 130
 
 
 def run_command(main: Callable[[str, T], None], options: type[T], usage: str) -> None:
@@ -20,6 +21,7 @@ def run_command(main: Callable[[str, T], None], options: type[T], usage: str) ->
         options: a dataclass, each field with a default and with what it accepts (`fire_core.ranges`).
         usage: what `--help` prints.
     """
+    keep_output()
     words = sys.argv[1:]
     if not words or {"-h", "--help"} & {*words}:
         print(usage.strip())
@@ -29,6 +31,8 @@ def run_command(main: Callable[[str, T], None], options: type[T], usage: str) ->
     except (ConfigError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_CONFIG) from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 def read_words(words: Sequence[str], options: type[T]) -> tuple[str, T]:

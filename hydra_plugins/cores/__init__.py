@@ -1,4 +1,7 @@
-"""The launcher behind `hydra/launcher=cores`, where Hydra looks for plugins: the jobs of a sweep side by side here.
+"""The launcher behind `hydra/launcher=cores`: the jobs of a sweep side by side on this machine.
+
+It lies in a folder of its own beside `harness/`, as Hydra takes launchers from the namespace `hydra_plugins` alone: it
+refuses a `_target_` of any other name ("Invalid plugin"), also of a class that was registered by hand.
 
 One job that is killed costs that job: it is a line of the sweep's table, and the others go on. Where the driver is
 stopped or killed the jobs write checkpoints and leave with it (`harness.run.workers`).

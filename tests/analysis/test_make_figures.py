@@ -38,7 +38,7 @@ DAMAGED = {  # name of a folder: what is written over one of its files, and a wo
     "rowless": ("metrics.jsonl", "", "empty"),
     "unordered": ("metrics.jsonl", '{"step": 2, "test/accuracy": 1}\n{"step": 1, "test/accuracy": 1}\n', "step"),
     "yamlless": ("config.yaml", "a: [", "config.yaml"),
-    "methodless": ("config.yaml", "seed: 1\n", "foreign"),
+    "methodless": ("config.yaml", "seed: 1\n", "not a run of this project"),
     "nobody": ("identity.json", '{"run": "x"}', "identity.json"),
     "listed": ("DONE", "[]", "DONE"),
 }

@@ -1,5 +1,6 @@
 """Readers that leave early, and streams that are closed: in processes of their own, through a real shell."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,20 @@ file = open("last", "w")
 os.system("echo a library in C speaks; echo and complains >&2")
 file.write(f"{{file.fileno()}}")
 """
+
+
+SAYS_NOTHING = ("harness/run/wandb_mirror.py", "harness/run/provenance.py")  # started by other programs
+MEASURE = ("bench_gpu", "bench_sac", "quarter_hour", "record_originals")  # scripts of one machine, read as they run
+
+
+def test_every_program_goes_on_where_its_reader_leaves() -> None:
+    for folder in ("fire_core", "harness", "vision", "language", "rl", "analysis", "studies", "scripts"):
+        for file in (ROOT / folder).rglob("*.py"):
+            source = file.read_text()
+            if '__name__ == "__main__"' not in source or "sys.exit(" in source.rpartition("__main__")[2]:
+                continue
+            if str(file.relative_to(ROOT)) not in SAYS_NOTHING and file.stem not in MEASURE:
+                assert re.search(r"\b(keep_output|run_program|run_command)\(", source), file
 
 
 @pytest.mark.parametrize("end", ["| head -1", "2>&1 | head -1", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])

@@ -1,17 +1,21 @@
 """What a run is: one value has one spelling, an environment its own name; folders of older versions stay valid."""
 
+import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from analysis.runs import LeftOut, Run, select, settings
+from analysis.plotting import title
+from analysis.runs import BadRun, LeftOut, Run, select, settings
 from analysis.sources import folders
 from harness.run.execute import new_run
 from harness.run.identity import digest, own_name
 from harness.run.programs import program_of
-from tests.programs import DQN, SMALL, Program
+from tests.programs import DQN, SAC, SMALL, Program
+from tests.rl.own import ACTIONS, Own, register
 
 
 def folder_of(program: Program, runs: Path, *options: str) -> Path:
@@ -65,11 +69,48 @@ def test_another_environment_in_a_preset_has_its_own_name(tmp_path: Path) -> Non
         ({"name": "acrobot", "game": "Acrobot-v1"}, "acrobot"),
         ({"name": "breakout", "game": "pong"}, "pong"),
         ({"name": "Hopper-v5", "task": "Hopper-v5"}, "Hopper-v5"),
+        ({"name": "my_module:Maze-v0", "task": "my_module:Maze-v0"}, "Maze-v0"),
+        ({"name": "my.module:lab/Maze-v0", "task": "my.module:lab/Maze-v0"}, "lab-Maze-v0"),
+        ({"name": "lab/Maze-v0", "task": "lab/Maze-v0"}, "lab-Maze-v0"),
         ({"name": "mine"}, "mine"),
     ],
 )
 def test_names(node: dict[str, str], name: str) -> None:
     assert own_name("env", OmegaConf.create(node)) == name
+
+
+def test_a_task_of_a_module_of_ones_own_names_the_run(tmp_path: Path) -> None:
+    name = register(lambda: Own(ACTIONS["sac"]), 20)
+    options = ("env=mujoco", f"env.task=tests.rl.own:{name}")
+    config = [option for option in SAC.options if not option.startswith("env=")]
+    folder = folder_of(Program("sac", "rl.sac", tuple(config)), tmp_path, *options)
+    assert folder.name.startswith(f"{name}-base-s0-")
+
+
+def test_a_run_without_returns_is_left_out_with_its_cause() -> None:
+    about = {"method": {"name": "base"}, "seed": 0, "env": {"name": "mine"}}
+    rows = pd.DataFrame({"step": [1, 2], "phase": [0, 0], "train/loss": [1.0, 2.0]})
+    for finished, says in ((True, "no episode of an evaluation has ended; set a time limit"), (False, "unfinished: ")):
+        with pytest.raises(BadRun, match=says) as left_out:
+            Run.of("x", "x", {"config": about, "finished": finished, "environment": {}}, rows)
+        assert "foreign" not in str(left_out.value)
+
+
+def test_an_image_folder_is_titled_by_its_name(tmp_path: Path) -> None:
+    """Its identity holds the images' digest in the place of the path."""
+    about = {"method": {"name": "base"}, "seed": 0, "model": {"name": "mlp"}, "benchmark": {"name": "warm_start"}}
+    runs = []
+    for number, place in enumerate(("/data/holiday pictures", "/data/cats/", "relative/dogs", "/other/cats")):
+        dataset = {"name": "folder", "path": place}
+        identity = {**about, "dataset": {"name": "folder", "path": f"{number}" * 64}}
+        rows = pd.DataFrame({"step": [1, 2], "phase": [0, 1], "epoch": [1, 2], "test/accuracy": [0.1, 0.2]})
+        meta = {"config": {**about, "dataset": dataset}, "identity": identity, "finished": True, "environment": {}}
+        runs.append(Run.of(place, place, meta, rows))
+    shown = settings(runs)
+    assert {setting.dataset for setting in shown} == {"holiday pictures", "cats", "dogs"}
+    titles = [title(setting) for setting in shown]
+    assert len({*titles}) == 4, "two folders of one name are told apart"
+    assert not re.search("[0-9a-f]{9}", " ".join(titles))
 
 
 def test_runs_that_differ_in_what_is_measured_are_pooled_and_failed_ones_say_why(tmp_path: Path) -> None:
