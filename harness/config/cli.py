@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +28,7 @@ from hydra.conf import RuntimeConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.errors import ConfigCompositionException, HydraException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -37,7 +37,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fire_core.ranges import problem
 from fire_core.tools.output import keep_output
 from harness.config.arguments import configs_by_data, read_arguments, refuse_unknown
-from harness.config.errors import ConfigError, TrainingError
+from harness.config.errors import ConfigError, TrainingError, near
 from harness.config.groups import choices, compose_with_hydra, groups_of, without_hydra
 from harness.run.lock import Owner, machine
 from harness.training.console import Stderr, show_log
@@ -51,10 +51,7 @@ OF_THE_SYSTEM = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
     | {errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOLCK, errno.EHOSTDOWN}
 )
-NO_PLUGIN = "Unknown plugin class : 'hydra_plugins."
 PLUGINS = 'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
-# How lines begin that name no option, in messages of Hydra and OmegaConf.
-NO_OPTION = ("full_key", "object_type", "reference_type", "Config search path", "provider=")
 KILLED = "its process was killed (out of memory?): the same command, started again, goes on"
 DRIVER = "FIRE_DRIVER"  # the process of a sweep's driver, as `harness.run.lock.Owner` writes it
 OWNER = "owner"  # file in that folder
@@ -315,7 +312,7 @@ def user_facing(error: Exception) -> bool:
     return (
         isinstance(error, USER_ERRORS)
         or (isinstance(error, OSError) and error.errno in OF_THE_SYSTEM)
-        or NO_PLUGIN in str(error)
+        or _is_unknown_plugin(error)
     )
 
 
@@ -391,31 +388,53 @@ def one_line(error: BaseException) -> str:
     """An error's message, and that of the error underneath it, on one line."""
     if own := _own_error(error):
         return str(own)
-    under = error.__cause__ if isinstance(error, HydraException) else None
-    texts = [str(part) for part in (error, under) if part is not None]
-    if NO_PLUGIN in "".join(texts):
+    if _is_unknown_plugin(error):
         return f"the launcher or sweeper is not installed: {PLUGINS}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _missing_file(error.missing_cfg_file, error.options or ())
+    under = error.__cause__ if isinstance(error, HydraException) else None
     if wrong := _wrong_value(error, under):
         return wrong
-    lines = [" ".join(line.strip() for line in text.splitlines() if _names_something(line)) for text in texts]
-    return ": ".join(dict.fromkeys(lines))
+    return ": ".join(dict.fromkeys(_message(part) for part in (error, under) if part is not None))
+
+
+def _message(error: BaseException) -> str:
+    """What an error says; of Hydra's and OmegaConf's the first line, below which they tell where they stand inside."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return lines[0].strip().rstrip(":")
+    return " ".join(line.strip() for line in lines)
+
+
+def _is_unknown_plugin(error: BaseException) -> bool:
+    """Whether Hydra's loader of plugins itself raised it: a launcher or sweeper is named whose package is not there."""
+    modules = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
+    return isinstance(error, RuntimeError) and modules[-1:] == ["hydra.core.plugins"]
+
+
+def _missing_file(file: str, accepted: Iterable[str]) -> str:
+    """What to say of a file of conf/ that is chosen and not there."""
+    group, _, name = file.rpartition("/")
+    if group in ("hydra/launcher", "hydra/sweeper"):
+        return f"{group}={name} is unknown{near(name, accepted)} ({PLUGINS})"
+    if "/" in group or not accepted:  # no option of the command line has such a name: a file of conf/ has chosen it
+        return f"conf/{file}.yaml is chosen and not there"
+    return f"{group}={name} is unknown{near(name, accepted)}"
 
 
 def _wrong_value(error: BaseException, under: BaseException | None) -> str | None:
-    """What is wrong with a value of the command line that is not of its option's type; None: it is something else."""
-    if not isinstance(under, OmegaConfBaseException) or not str(error).startswith("Error merging override"):
+    """What is wrong with a value that is not of its option's type; None: it is something else."""
+    if not isinstance(error, ConfigCompositionException) or not isinstance(under, OmegaConfBaseException):
         return None
     if not is_dataclass(under.object_type) or under.full_key is None:
         return None
     option = under.full_key
     hint = get_type_hints(under.object_type, include_extras=True).get(option.rpartition(".")[2])
+    if hint is None:
+        return None
     if is_dataclass(hint):
         return f"{option} has options of its own: {', '.join(f'{option}.{field.name}=' for field in fields(hint))}"
     return problem(option, under.value, hint)
-
-
-def _names_something(line: str) -> bool:
-    return bool(line.strip()) and not line.strip().startswith(NO_OPTION)
 
 
 def _own_error(error: BaseException) -> ConfigError | None:
