@@ -28,6 +28,7 @@ from harness.run.identity import identity, without
 from harness.training import seeding
 from harness.training.plasticity import LEVELS, settled
 from language.benchmark import STARTS, Benchmark, Phase, Setting
+from language.copies import say_copies
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
 from language.prepare import load
@@ -274,10 +275,14 @@ def open_data(config: DictConfig) -> dict[str, dict[str, TokenFile]]:
     """
     tokenizer = get_tokenizer(config.tokenizer)
     dataset: Any = OmegaConf.to_container(config.dataset, resolve=True)
-    return {
+    parts = parts_of_dataset(dataset)
+    corpora = {
         name: load(expanded(config.paths.data), corpus, tokenizer, local=corpus["local"])
-        for name, corpus in parts_of_dataset(dataset).items()
+        for name, corpus in parts.items()
     }
+    if any("path" in corpus for corpus in parts.values()):  # of a user's own texts nothing is known
+        say_copies(corpora, tokenizer)
+    return corpora
 
 
 def parts_of_dataset(dataset: dict[str, Any]) -> dict[str, dict[str, Any]]:

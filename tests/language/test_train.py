@@ -14,7 +14,7 @@ import torch
 from harness.config.errors import ConfigError
 from language.task import Task
 from tests.language.conftest import Runs
-from tests.programs import LANGUAGE, final_state, only_run, rows, same, wait_for
+from tests.programs import LANGUAGE, assert_same, final_state, only_run, rows, same, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +216,26 @@ def test_two_processes_are_one(runs, tmp_path):
     assert [runs.zygote.wait(child) for child in children] == [75, 75]
     assert runs(tmp_path / "stopped", *options).code == 0
     torch.testing.assert_close(losses(tmp_path / "stopped"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
+
+
+def test_a_kill_of_two_processes_changes_nothing(runs, tmp_path):
+    """In each phase: rows and weights are those of two undisturbed processes, bit for bit."""
+    options = ("method=fire", "accumulation=2", "benchmark.iterations=[12,12]", "benchmark.checkpoints=[6]")
+    options += ("checkpoint.every_seconds=0",)
+    for name in ("undisturbed", "killed"):
+        (tmp_path / name).mkdir()
+    children = start_two(runs, tmp_path / "undisturbed", *options)
+    assert [runs.zygote.wait(child) for child in children] == [0, 0]
+    for lines in (3, 16):
+        children = start_two(runs, tmp_path / "killed", *options)
+        wait_for(lambda n=lines: written(tmp_path / "killed") >= n)
+        for child in children:  # as torchrun does when one of them dies
+            os.kill(child, signal.SIGKILL)
+        assert [runs.zygote.wait(child) for child in children] == [-signal.SIGKILL] * 2
+    children = start_two(runs, tmp_path / "killed", *options)
+    assert [runs.zygote.wait(child) for child in children] == [0, 0]
+    assert "resumed at step" in runs.zygote.output(tmp_path / "killed", children[0], "err")
+    assert_same(only_run(tmp_path / "killed" / "runs"), only_run(tmp_path / "undisturbed" / "runs"))
 
 
 def test_accumulation_must_be_dealt_out(runs, monkeypatch):

@@ -385,7 +385,7 @@ def test_one_that_hangs_when_it_is_closed_keeps_no_run_from_its_end(
                 released.wait(60)
 
     monkeypatch.setattr(environments, "SILENCE", 0.2)
-    folder = program.run(tmp_path, *options(program, register(lambda: Hanging(ACTIONS[program.name]), 50)))
+    folder = program.run_composed(tmp_path, composed(program, register(lambda: Hanging(ACTIONS[program.name]), 50)))
     released.set()
     assert summary(folder)["eval/return"] == 20.0
     assert "has not closed within 0 s: it is left open" in caplog.text
@@ -414,7 +414,7 @@ def test_a_signal_is_heard_where_an_environment_hangs(
     monkeypatch.setattr(environments.os, "_exit", leave)
     name = register(lambda: Own(ACTIONS[program.name], after=hang), 50)
     with pytest.raises(SystemExit):  # of the signal, now that the environment answers
-        program.run(tmp_path, *options(program, name))
+        program.run_composed(tmp_path, composed(program, name))
     assert set(left) == {75}
     assert "has not answered for 0 s (step) after a signal: the process leaves without a checkpoint" in caplog.text
 
