@@ -1,15 +1,19 @@
 """What made a committed table: the file beside it."""
 
+import itertools
 import json
 import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.run import NUMERICS, environment, provenance
+from harness.run.folder import Run
 from harness.tune.table import Trial, append
+from tests.programs import SMALL
 from tests.zygote import ROOT
 
 NOW = {"program": "vision", "numerics": NUMERICS["vision"], "commit": "abc", "command": "x", "cpu": "y"}
@@ -61,6 +65,53 @@ def test_entries_of_runs_are_joined_and_their_differences_kept(tmp_path: Path) -
     entry = provenance.of_folders(folders)
     assert (entry["numerics"], entry["precision"], entry["cpu"]) == ([4, 5], "bfloat16", "EPYC")
     assert entry["command"] == "python -m rl.dqn"
+
+
+def stop_after(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run be killed when it has logged so many rows."""
+    log, logged = Run.log, itertools.count(1)
+
+    def killed(run: Run, row: dict[str, Any]) -> None:
+        log(run, row)
+        if next(logged) == rows:
+            raise SystemExit(137)
+
+    monkeypatch.setattr(Run, "log", killed)
+
+
+def be_at(commit: str, torch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be of another commit, torch and machine."""
+    about = environment.environment()
+    other = {"git": commit * 40, "packages": about["packages"] | {"torch": torch}, "processor": f"CPU {commit}"}
+    monkeypatch.setattr("harness.run.folder.environment", lambda: {**about, **other})
+
+
+@pytest.mark.parametrize("killed_at", [2, 5])  # within the shared first phase, and in the run itself
+def test_each_start_s_environment_stays_and_tables_name_all(
+    killed_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ("method=fire", "epochs=3", "checkpoint.every_seconds=0")
+    for number, (commit, torch) in enumerate((("a", "2.9.0"), ("b", "2.10.0"), ("b", "2.10.0"))):
+        be_at(commit, torch, monkeypatch)
+        with monkeypatch.context() as patched:
+            if number < 2:  # the second start is killed too, and is one with the third
+                stop_after(killed_at if number == 0 else 1, patched)
+                with pytest.raises(SystemExit):
+                    SMALL.run(tmp_path, *options)
+            else:
+                folder = SMALL.run(tmp_path, *options)
+    starts = provenance.starts(json.loads((folder / "env.json").read_text()))
+    assert [start["git"][0] for start in starts] == ["a", "b"]
+    assert [start["packages"]["torch"] for start in starts] == ["2.9.0", "2.10.0"]
+    assert starts[0]["step"] == 0
+    assert 0 < starts[1]["step"] < 60, "the second began where the first had stopped"
+    (line, *_) = [record.message for record in caplog.records if "another environment" in record.message]
+    assert "git aaaaaaa -> bbbbbbb" in line
+    assert "torch 2.9.0 -> 2.10.0" in line
+    assert "\n" not in line
+    entry = provenance.of_folders([folder])
+    assert entry["commit"] == ["a" * 40, "b" * 40]
+    assert entry["cpu"] == ["CPU a", "CPU b"]
 
 
 def test_a_part_is_replaced_or_added_to(tmp_path: Path) -> None:
