@@ -619,6 +619,10 @@ def test_a_head_of_another_name_is_found_and_a_body_has_none(blocks: int) -> Non
     del model.unembed
     assert check_muon(model, groups_of(model, by_type)).problems == []
     assert check_muon(model, muon_groups(model)).problems == []
+    del model.norm  # nothing comes after the last block: that it recurs tells
+    assert errors(check_muon(model, groups_of(model, by_type))) == (
+        set() if blocks > 1 else {("outside", "blocks.0.mlp.c_proj.weight")}
+    )
 
 
 class Raw(nn.Module):
