@@ -26,6 +26,14 @@ function fitTables() {
     }
   }
 }
+
+// A figure that is wider than a phone scrolls, and says so.
+function markFigures() {
+  for (const paragraph of document.querySelectorAll(".md-typeset p:has(img)"))
+    paragraph.toggleAttribute("data-scrolls", paragraph.scrollWidth > paragraph.clientWidth + 1);
+}
+addEventListener("resize", markFigures);
+addEventListener("load", markFigures);
 addEventListener("resize", fitTables);
 document.fonts.ready.then(fitTables);
 addEventListener("load", fitTables); // after the theme has put tables into pages of their own
