@@ -57,7 +57,6 @@ timm.maxxvit.Attention2d timm.maxxvit.AttentionCl timm.attention2d.Attention2d |
     q k v
 timm.bottleneck_attn.BottleneckAttn | qkv | q,k=dim_out_qk v=dim_out_v
 timm.halo_attn.HaloAttn | kv | num_heads: k=dim_head_qk v=dim_head_v
-timm.lowformer.ConvAttention timm.cpubone.ConvAttention | pwise | num_heads: q k v
 timm.iformer.SHMA | v_gate | v gate
 timm.lambda_layer.LambdaLayer | qkv | q=num_heads*dim_qk k=dim_qk v=dim_v
 timm.shvit.SHSA | qkv | q,k=qk_dim v=pdim
@@ -85,14 +84,8 @@ timm.efficientvim.HSMSSD | BCdt_proj | B,C,dt=state_dim
 timm.efficientvim.HSMSSD | hz_proj | h z
 timm.focalnet.FocalModulation | f | q,context=dim gates=focal_level+1
 FocalNetModulation | projection_in | q,context=rows-focal_level-1/2 gates=focal_level+1
-ParakeetEncoderConvolutionModule FastSpeech2ConformerConvolutionModule LasrEncoderConvolutionModule
-    NemotronAsrStreamingEncoderConvolutionModule | pointwise_conv1 | value gate
 GraniteSpeech5EncoderConvolutionModule | pointwise_lin1 | value gate
-GraniteSpeechConformerConvModule GraniteSpeechPlusConformerConvModule | up_conv | value gate
 Phi4MultimodalAudioGluPointWiseConv | ext_pw_conv_1d | up gate
-Gemma3nAudioConformerLightConv1d Gemma4AudioLightConv1d | linear_start | value gate
-Conv1dSubsampler | conv_layers | value gate
-Wav2Vec2AdapterLayer Wav2Vec2ConformerAdapterLayer WavLMAdapterLayer Data2VecAudioAdapterLayer | conv | value gate
 DFineGate Deimv2Gate | gate | first second
 
 *Experts | gate_up_proj | is_concatenated ? gate up ; rows/2: gate up | mlp transposed:is_transposed

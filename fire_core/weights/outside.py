@@ -40,11 +40,12 @@ def kept_outside(module: nn.Module) -> Iterator[None]:
     """
     memory = _Memory()
     for part in module.modules():
-        memory.classes(type(part))
-        memory.follow(getattr(type(part), "forward", None), type(part))
-        for value in vars(part).values():
-            if isinstance(value, (type, *_FUNCTIONS)):  # no copy is made of these with the module
-                memory.value(value, set())
+        with suppress(Exception):  # what cannot be remembered is not put back
+            memory.classes(type(part))
+            memory.follow(getattr(type(part), "forward", None), type(part))
+            for value in vars(part).values():
+                if isinstance(value, (type, *_FUNCTIONS)):  # no copy is made of these with the module
+                    memory.value(value, set())
     try:
         yield
     finally:
@@ -73,7 +74,8 @@ class _Memory:
         self._waiting.append((function, owner))
         if len(self._waiting) == 1:  # else a call further out does it
             while self._waiting:
-                self._look_into(*self._waiting[0])
+                with suppress(Exception):  # an object that answers to every name, say, and means nothing by it
+                    self._look_into(*self._waiting[0])
                 self._waiting.popleft()
 
     def _look_into(self, function: Any, owner: type | None) -> None:
@@ -119,7 +121,8 @@ class _Memory:
                 self._methods(value, names | {"__init__", "forward"})
         elif isinstance(value, _FUNCTIONS) or hasattr(value, "cache_clear"):
             self.follow(value, type(value.__self__) if isinstance(value, MethodType) else None)
-            for held in (getattr(value, "__self__", None), *getattr(value, "args", ())):
+            arguments = value.args if isinstance(value, partial) else ()
+            for held in (getattr(value, "__self__", None), *arguments):
                 self.value(held, names, depth + 1)
         elif depth < MOST_NESTED and not isinstance(value, (*_UNCHANGING, ModuleType)) and self._is_new(value):
             if (restore := _in_place(value)) is not None:

@@ -215,13 +215,42 @@ class Shared(Attention):
         return self.told(), len(defaults[0]), Shared.scale.cache_info().currsize, table.cache_info().currsize
 
 
+class Answering:
+    """An object that has every attribute, a function that has strange ones: neither stops a pass."""
+
+    def __getattr__(self, name: str) -> Any:
+        return Answering()
+
+    def __call__(self, *args: Any) -> float:
+        return 1.0
+
+
+def strange(k: Tensor) -> None:
+    return None
+
+
+strange.args = strange.func = print  # type: ignore[attr-defined]
+ANSWERS = Answering()
+
+
+class Strange(Attention):
+    def beside(self, x: Tensor, k: Tensor) -> None:
+        strange(k)
+        ANSWERS.anything(k)
+
+    def state(self) -> Any:
+        return None
+
+
 @functools.cache
 def table(length: int) -> Tensor:
     return torch.arange(length)
 
 
 @pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("kind", [PlainCache, History, Counting, Drawing, Writing, ClassCounter, Globals, Shared])
+@pytest.mark.parametrize(
+    "kind", [PlainCache, History, Counting, Drawing, Writing, ClassCounter, Globals, Shared, Strange]
+)
 def test_matrices_only_looks(kind: Callable[[], Any], given: bool) -> None:
     torch.manual_seed(0)
     model = kind()

@@ -1,12 +1,14 @@
 """Encoders and encoder-decoders of transformers, and x-transformers: fused or plain, each against its forward pass."""
 
 # ruff: noqa: C408
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from fire_core.weights.layout import resolve
 from tests.zoo.checks import Cuts, Fused, check_forward_pass, check_singular_values, share
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -92,3 +94,41 @@ def test_x_transformers():
     cuts = {fused[0]: Fused("up 128 gate 128")}
     check_forward_pass(model, IDS, cuts)
     check_singular_values(model, cuts)
+
+
+def of(package: str, name: str, *arguments: Any, config: str = "", **settings: Any) -> tuple[str, str, Any, Any]:
+    return package, name, arguments, (config, settings)
+
+
+# Audio layers whose two halves torch's GLU takes: no rule knows them, their source says it.
+GATED = {
+    "conv": of("wav2vec2", "Wav2Vec2AdapterLayer", config="Wav2Vec2Config", output_hidden_size=16),
+    "conv_layers.1": of(
+        "speech_to_text", "Conv1dSubsampler",
+        config="Speech2TextConfig", d_model=16, conv_channels=16, input_feat_per_channel=8,
+    ),
+    "pointwise_conv1": of(
+        "fastspeech2_conformer", "FastSpeech2ConformerConvolutionModule", {"kernel_size": 7},
+        config="FastSpeech2ConformerConfig", hidden_size=16,
+    ),
+    "up_conv": of(
+        "granite_speech", "GraniteSpeechConformerConvModule",
+        config="GraniteSpeechEncoderConfig", hidden_dim=16, dim_head=4, num_heads=4,
+    ),
+    "linear_start": of(
+        "gemma3n", "Gemma3nAudioConformerLightConv1d", config="Gemma3nAudioConfig", hidden_size=16
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", GATED)
+def test_gated_layers_of_audio_models_are_read_off_their_source(layer):
+    package, name, arguments, (config, settings) = GATED[layer]
+    path = f"transformers.models.{package}.modeling_{package}"
+    module = getattr(import_module(path), name)(getattr(transformers, config)(**settings), *arguments)
+    entries = [e for e in resolve(nn.ModuleDict({"layer": module})) if e.name == f"layer.{layer}.weight"]
+    half = entries[0].parameter.shape[0] // 2
+    assert [(e.block, e.rows, e.action) for e in entries] == [
+        ("value", (0, half), "project"),
+        ("gate", (half, 2 * half), "project"),
+    ]
