@@ -78,8 +78,10 @@ def add_dashes(axes: Axes, line: Line2D, xy: Floats, first: int, last: int, turn
 
 
 def share_dots(axes: Axes, lines: Sequence[Line2D], points: Sequence[Floats]) -> None:
-    """Draws a pie where the dots of several lines coincide: a sector for each line, of the area of a dot."""
-    dotted = [number for number, line in enumerate(lines) if line.get_marker() == "o" and line.get_markevery() is None]
+    """Draws a pie where marks of several lines coincide: a sector for each line, of the area of a mark."""
+    dotted = [
+        number for number, line in enumerate(lines) if line.get_marker() != "None" and line.get_markevery() is None
+    ]
     places: dict[float, list[tuple[int, int]]] = {}
     for number in dotted:
         for i, (x, y) in enumerate(points[number]):

@@ -41,7 +41,9 @@ def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool 
         look = palette.line(group.method, group.place)
         few = len(c.x) == 1 or (group.runs[0].is_stream and len(c.x) <= 30)
         dot: dict[str, Any] = {"marker": "o", "markersize": 3} if few else {}
-        if "markevery" in look:  # the marks of lines that coincide stand beside each other
+        if few:
+            look.pop("markevery", None)  # each point has its mark
+        elif "markevery" in look:  # the marks of lines that coincide stand beside each other
             start, step = 0.0, look["markevery"]
             look["markevery"] = (start + step * place / len(drawn), step)
         axes.plot(c.x, c.mean, **dot | look, label=group.key)

@@ -93,6 +93,15 @@ def test_dots_that_coincide_become_sectors_that_fill_a_circle() -> None:
     assert circle == pytest.approx(np.pi, rel=0.01)
 
 
+def test_single_points_of_all_methods_are_seen_where_they_coincide(tmp_path: Path) -> None:
+    methods = ("base", "full_reset", "fire", "pi", "random_isometry")
+    for method in methods:
+        write_run(tmp_path, method, 0, rows_=[{"step": 1, "phase": 0, "epoch": 1.0, "test/accuracy": 0.5}])
+    (axes,) = drawn(tmp_path).axes
+    colours = {line.get_color() for line in in_turn(axes, methods)}
+    assert colours == {style.COLOURS[method] for method in methods}
+
+
 def area(polygon: np.ndarray) -> float:
     x, y = polygon.T
     return 0.5 * abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1)))
