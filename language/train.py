@@ -1,8 +1,9 @@
 """Language models through a sequence of phases: `python -m language.train method=base,fire -m`.
 
-By default the paper's figure 3: phase 0 overfits a small corpus and keeps checkpoints; phase 1 starts from one of them,
-a method acts, and training goes on with a larger corpus mixed in. In streams (`benchmark=permuted_text`, `domains`)
-each phase is a new task and the method acts at each boundary. Under torchrun, rank 0 keeps the run folder and sends
+In streams (`benchmark=permuted_text`, `domains`) each phase is a new task and the method acts at each boundary: the
+default. In the paper's figure 3 (`benchmark=continual_pretraining`) phase 0 overfits a small corpus and keeps
+checkpoints; phase 1 starts from one of them, a method acts, and training goes on with a larger corpus mixed in. Under
+torchrun, rank 0 keeps the run folder and sends
 the others what to train. Read from `main` down.
 """
 

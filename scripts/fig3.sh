@@ -40,7 +40,7 @@ else
     fi
     # Seed by seed, so that a sweep that is stopped has whole seeds.
     for seed in $seeds; do
-        options=(seed="$seed" paths.runs="$runs" tracker=none progress=false ${small[@]+"${small[@]}"})
+        options=(benchmark=continual_pretraining seed="$seed" paths.runs="$runs" tracker=none progress=false ${small[@]+"${small[@]}"})
         run python -m language.train -m method="${methods// /,}" benchmark.start=best,end "${options[@]}"
         run python -m language.train method=full_reset benchmark.start=best "${options[@]}"
     done

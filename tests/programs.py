@@ -85,7 +85,8 @@ LANGUAGE = Program(
     "language",
     "language.train",
     (
-        *ALIKE, "model.n_layer=1", "model.n_head=2", "model.n_embd=32", "model.block_size=32", "batch_size=2",
+        *ALIKE, "benchmark=continual_pretraining",
+        "model.n_layer=1", "model.n_head=2", "model.n_embd=32", "model.block_size=32", "batch_size=2",
         "benchmark.iterations=[40,40]", "benchmark.checkpoints=[20]", "lr=1e-3",
     ),
 )  # fmt: skip

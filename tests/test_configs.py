@@ -187,7 +187,7 @@ def test_agents_have_the_paper_s_shrink_and_perturb_in_the_paper_s_experiments()
 
 def test_muon_takes_over_the_betas_of_the_trainer_s_adam() -> None:
     assert list(compose("method=muon", "optimizer=adamw").method.betas) == [0.9, 0.95]
-    assert compose("method=muon", program="dqn").method.eps == 1.5e-4
+    assert compose("method=muon", "env=breakout", program="dqn").method.eps == 1.5e-4
 
 
 FILES = "conf/tuned/values"
@@ -256,7 +256,12 @@ def test_budgets_and_tuned_values_then_the_experiment_then_the_command_line(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The experiment sets what a budget, a tuned value and the root set too; each later one wins."""
-    where = ["benchmark=continual", "dataset=cifar10"] if program == "vision" else []
+    one_setting = {
+        "vision": ["benchmark=continual", "dataset=cifar10"],
+        "dqn": ["env=breakout"],
+        "sac": ["env=humanoid"],
+    }
+    where = one_setting.get(program, [])
     option, budgeted = BUDGETED[program]
     config = compose("method=snp", *where, program=program)
     assert config.method.coef == {"language": 0.5, "sac": 0.6}.get(program, 0.8)
@@ -273,6 +278,35 @@ def test_budgets_and_tuned_values_then_the_experiment_then_the_command_line(
     assert (config.method.coef, config[option], config.threads) == (0.25, 77, None)
     config = compose(*named, "method.coef=0.125", f"{option}=78", "threads=3", program=program)
     assert (config.method.coef, config[option], config.threads) == (0.125, 78, 3)
+
+
+DEFAULTS = {
+    "dqn": ("experiment=continual_cartpole", "continual_control"),
+    "sac": ("experiment=continual_double_pendulum", "continual_control"),
+    "language": ("experiment=permuted_text", "permuted_text"),
+}
+
+
+@pytest.mark.parametrize("program", DEFAULTS)
+def test_a_program_without_options_runs_a_stream_that_takes_minutes(program: str) -> None:
+    """It is the run of the experiment of that name, so that neither trains twice."""
+    experiment, benchmark = DEFAULTS[program]
+    for scale in ("smoke", "small", "paper"):
+        default, named = (compose(*options, f"scale={scale}", program=program) for options in ((), (experiment,)))
+        assert default == named
+        assert default.benchmark.name == benchmark
+
+
+@pytest.mark.parametrize("program", ["dqn", "sac"])
+def test_an_environment_that_is_named_is_one_task_in_two_halves(program: str) -> None:
+    """Only the default is a stream: its tasks, networks and rate do not go over to another environment."""
+    for env in (env for env in choices("env", program) if not env.startswith("continual_")):
+        config = compose(f"env={env}", *(["env.task=Swimmer-v5"] if env == "mujoco" else []), program=program)
+        assert config.benchmark is None
+        assert (config.total_steps if program == "dqn" else config.env_steps) > 0
+    assert compose("env=humanoid", program="sac").networks.name == "simba"
+    assert compose("env=double_pendulum", program="sac").lr == 3e-4
+    assert compose("env=cartpole", program="dqn").lr == 5e-4
 
 
 def options_of(method: str) -> set[str]:

@@ -146,7 +146,10 @@ def serve() -> None:
     for module in sys.argv[1:]:
         __import__(module)
     for program in (name for name, module in MODULES.items() if module in sys.modules):
-        check_options(groups.compose(program, ["scale=smoke"]))  # Hydra's grammar and tables of choices fill by use
+        one_task = {"dqn": ["env=cartpole"], "sac": ["env=hopper"]}.get(program, [])  # a stream fills its lengths in
+        check_options(
+            groups.compose(program, ["scale=smoke", *one_task])
+        )  # Hydra's grammar and tables of choices fill by use
     gc.freeze()  # children do not look at what was imported, nor copy its memory
     gc.enable()
     for line in sys.stdin:

@@ -9,6 +9,7 @@ where it refuses them does `refuse_unknown` look for the reason.
 import contextlib
 import functools
 import itertools
+import math
 import shlex
 import sys
 from argparse import Namespace
@@ -125,6 +126,12 @@ def values(override: Override) -> list[str]:
     return [value.text if isinstance(value, QuotedString) else str(value)]
 
 
+def number_of_jobs(words: Sequence[str]) -> int:
+    """How many jobs a sweep with these words has: the product of its options' numbers of values."""
+    options = [parse(word) for word in words if not word.startswith("-") and "=" in word]
+    return math.prod(len(values(option)) for option in options if option.is_sweep_override())
+
+
 def _check_choices(overrides: Sequence[Override], config_name: str, config_dir: str | None) -> None:
     """Refuse names that a group does not have, here or in the user's own folder, and those of other programs."""
     for override in overrides:
@@ -145,8 +152,10 @@ def _check_choices(overrides: Sequence[Override], config_name: str, config_dir: 
             if name in choices(group):
                 accepted = ", ".join(choices(group, config_name))
                 raise ConfigError(f"{group}={name} is not for {config_name}; accepted: {accepted}")
-            if override.value() is not None:
-                raise ConfigError(unknown_choice(group, name, config_name))
+            if override.value() is None:
+                accepted = ", ".join(choices(group, config_name))
+                raise ConfigError(f"{group}=null chooses nothing: leave it out, or name one of {accepted}")
+            raise ConfigError(unknown_choice(group, name, config_name))
 
 
 def _check_options(overrides: Sequence[Override], config_name: str, arguments: Namespace) -> None:

@@ -36,11 +36,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.ranges import problem
 from fire_core.tools.output import keep_output
-from harness.config.arguments import configs_by_data, read_arguments, refuse_unknown
+from harness.config.arguments import configs_by_data, number_of_jobs, read_arguments, refuse_unknown
 from harness.config.errors import ConfigError, TrainingError, near
 from harness.config.groups import choices, compose_with_hydra, groups_of, without_hydra
 from harness.run.lock import Owner, machine
 from harness.training.console import Stderr, show_log
+from harness.training.estimate import SWEEP_JOBS
 from harness.training.signals import exit_on_signals, leave_with
 
 EXIT_CONFIG, EXIT_TRAINING = 2, 3
@@ -246,6 +247,7 @@ def _run_sweeps(main: Callable[[], object], command_lines: Sequence[list[str]], 
         Exception: the first error of a job, when the jobs of all command lines have ended.
     """
     failed: Exception | None = None
+    os.environ[SWEEP_JOBS] = str(sum(number_of_jobs(words) for words in command_lines))
     for words in command_lines:
         sys.argv[1:] = words
         try:

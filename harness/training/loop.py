@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Self
 from harness.config.errors import TrainingError
 from harness.run.folder import Run
 from harness.training.console import progress_bar, show
+from harness.training.estimate import Estimate
 from harness.training.learner import LearnerBase
 from harness.training.signals import Preemption
 
@@ -25,6 +26,8 @@ def _alone(*numbers: int) -> list[int]:
 
 class Loop:
     """Context around a training loop.
+
+    It logs once how long the run will take.
 
     Args:
         learner: whose `step` is shown and whose `seconds` are kept.
@@ -44,7 +47,7 @@ class Loop:
         shown: bool = True,
         largest: Callable[..., list[int]] = _alone,
     ) -> None:
-        self.learner, self.run, self.largest = learner, run, largest
+        self.learner, self.run, self.largest, self.total_steps = learner, run, largest, total_steps
         self._preemption = Preemption()
         self._took: list[float] = []  # seconds of the last saves
         self._bar = progress_bar(total_steps, learner.step, title, shown)
@@ -53,6 +56,7 @@ class Loop:
 
     def __enter__(self) -> Self:
         self._began = time.monotonic() - self.learner.seconds
+        self._estimate = Estimate(self.total_steps, self.learner.step)
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(self._preemption)
         self._stack.enter_context(self._bar)
@@ -104,6 +108,8 @@ class Loop:
             TrainingError: the phase has ended and there is no room for its checkpoint.
             SystemExit: the process was asked to stop; its work is saved.
         """
+        if self.run is not None and (estimate := self._estimate.after(self.learner.step)):
+            log.info(estimate)
         due, signal = self.largest(self.run is not None and self.run.checkpoint_due, self._preemption.received or 0)
         if ended or due or signal:
             self.read_clock()

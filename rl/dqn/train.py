@@ -1,8 +1,8 @@
-"""DQN on Atari (the paper's figure 4a): `python -m rl.dqn method=base,fire -m`.
+"""DQN on streams of tasks and on Atari (the paper's figure 4a): `python -m rl.dqn method=base,fire -m`.
 
-Two phases in one environment; a method acts between them, and may act within the second. Read from `main` down: the
-algorithm of Mnih et al. (Nature 2015) is `choose_actions` (exploration), `learn` and `train_step` (target and loss).
-The environments are in `rl.dqn.atari`, the replay in `rl.dqn.frames`.
+A stream of tasks, or two phases in one environment; a method acts between them, and may act within them. Read from
+`main` down: the algorithm of Mnih et al. (Nature 2015) is `choose_actions` (exploration), `learn` and `train_step`
+(target and loss). The environments are in `rl.dqn.atari`, the replay in `rl.dqn.frames`.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""Soft actor-critic on humanoids (the paper's figure 4b): `python -m rl.sac method=base,fire -m`.
+"""Soft actor-critic on streams and on humanoids (the paper's figure 4b): `python -m rl.sac method=base,fire -m`.
 
-Two phases of equal length in one task; a method acts between them, and may act within the second. Read from `main`
+A stream of tasks, or two halves of one; a method acts between them, and may act within them. Read from `main`
 down: the algorithm of Haarnoja et al. (arXiv 1812.05905) is `choose_actions`, `learn` and `train_step` (target, losses,
 steps). Networks are in `rl.sac.networks`, environments in `rl.sac.control`, the replay in `rl.sac.transitions`.
 """

@@ -76,6 +76,7 @@ VISION = {name: as_recorded(options) for name, options in FIRST_VISION.items()} 
 }
 
 GPT = (
+    "benchmark=continual_pretraining",
     "dataset=texts", "dataset.first.path=first.txt", "dataset.second.path=second.txt", "paths.data=data",
     "model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.block_size=32", "batch_size=4",
     "benchmark.iterations=[24,24]", "benchmark.checkpoints=[12]", "lr=1e-3",

@@ -17,7 +17,7 @@ CASES = golden.facts("lang_sched")["chunk_arithmetic"]
 
 
 def compose(*overrides: str) -> DictConfig:
-    return programs.compose("language", *overrides)
+    return programs.compose("language", "benchmark=continual_pretraining", *overrides)
 
 
 def tokens(count: int) -> dict[str, TokenFile]:
