@@ -55,7 +55,11 @@ class Contents:
         """What an optimizer holds now."""
         groups = [{key: copied(v) for key, v in group.items() if key != "params"} for group in optimizer.param_groups]
         ignored = _of_every_optimizer() | {name.partition("[")[0] for name in held_optimizers(optimizer)}
-        attributes = {name: copied(value) for name, value in attributes_of(optimizer).items() if name not in ignored}
+        attributes = {
+            name: copied(value)
+            for name, value in attributes_of(optimizer).items()
+            if name not in ignored and not _holds_weights(value)
+        }
         common = {key: copied(value) for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
         return cls(groups, attributes, common)
 
@@ -243,6 +247,13 @@ def same(a: Any, b: Any) -> bool:
     if any(value is None or isinstance(value, bool | int | float | str | Tensor | set) for value in (a, b)):
         return type(a) is type(b) and bool(a == b)
     return (a is ABSENT) == (b is ABSENT)
+
+
+def _holds_weights(value: Any) -> bool:
+    """Whether lists hold tensors that are trained, and no record: DeepSpeed's wrappers keep weights and copies so."""
+    if isinstance(value, list | tuple):
+        return any(_holds_weights(part) for part in value)
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _is_zero(value: object) -> bool:
