@@ -7,7 +7,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -155,6 +155,7 @@ class Intervention:
         self.own_copies, self.trainable_only, self.keep, self.masters = list(copies), trainable_only, keep, masters
         self.method = method or FireWith({"trainable_only": trainable_only, "masters": masters, **options})
         self.firings = 0
+        self.fired: list[Firing] = []  # when the method has acted, and why, oldest first
         self.changed: list[Changed] = []  # the weights changed last, until a later step has kept their new values
         self.init: dict[str, dict[str, Tensor]] | None = None
         self.report: BoundaryReport | None = None  # of the last action
@@ -238,6 +239,7 @@ class Intervention:
         digest = hashlib.sha256(f"{self.seed} {firing.step}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))  # torch uses 32 bits of a seed
         self.firings += 1
+        self.fired.append(firing)
         # Weights may have been frozen or unfrozen since the run began.
         frozen = [p for p in self.net.parameters() if self.trainable_only and not p.requires_grad]
         spared = frozenset([*self.kept, *frozen])
@@ -326,6 +328,7 @@ class Intervention:
     def state_dict(self, weights: bool = True) -> dict[str, Any]:
         """Return what a resume needs: numbers, strings and, with `weights`, the initial weights if they are needed."""
         state = {"kind": str(self.trigger), "trigger": self.trigger.state_dict(), "firings": self.firings}
+        state["fired"] = [asdict(firing) for firing in self.fired]
         state["method"] = self.method.state_dict()
         state["observed"] = {name: float(value) for name, value in self.observed.items() if value is not None}
         return state | ({"init": self.init} if weights and self.init is not None else {})
@@ -338,6 +341,7 @@ class Intervention:
             log.warning("the checkpoint's trigger was %s, now it is %s, which starts anew", state["kind"], self.trigger)
             self.trigger.last = state["trigger"]["last"]
         self.firings, self.observed = state["firings"], dict(state.get("observed", {}))
+        self.fired = [Firing(**firing) for firing in state.get("fired", [])]  # older checkpoints have no list
         self.method.load_state_dict(state["method"])
         if self.init is not None and "init" in state:
             for name, saved in state["init"].items():

@@ -83,10 +83,14 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(tmp_path):
 
     whole, callback, _ = run(3)
     assert callback.intervention.firings >= 3
+    assert len(callback.intervention.fired) == callback.intervention.firings
+    assert callback.intervention.fired[0].reason
     _, _, first = run(2)
     first.save_checkpoint(tmp_path / "end.ckpt")
     resumed, again, _ = run(3, tmp_path / "end.ckpt")
     assert again.intervention.firings == callback.intervention.firings
+    moments = [[(firing.step, firing.trigger) for firing in c.intervention.fired] for c in (again, callback)]
+    assert moments[0] == moments[1]
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 

@@ -64,6 +64,7 @@ def test_all_networks_targets_and_optimizers(name):
     assert see.states[101] == known - (len(after) - targets), "exactly the changed weights' states are gone"
     assert set(see.seen[201]) - {n for n, hit in see.seen[201].items() if hit} == HEADS[name]
     assert callback.intervention.firings == 2
+    assert [firing.trigger for firing in callback.intervention.fired] == ["every", "every"]
 
 
 def test_numbers_go_to_the_models_logger(tmp_path):

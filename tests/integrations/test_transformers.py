@@ -87,7 +87,8 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(tmp_path):
     whole, callback = run(30)
     assert callback.intervention.firings >= 3
     resumed, again = run(30, tmp_path / "checkpoint-12")
-    assert again.intervention.firings == callback.intervention.firings
+    assert again.intervention.firings == callback.intervention.firings == len(callback.intervention.fired)
+    assert again.intervention.fired == callback.intervention.fired
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
