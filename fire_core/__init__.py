@@ -24,7 +24,7 @@ from fire_core.weights.layout import resolve
 from fire_core.weights.matrices import Matrices, matrices
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Diagnosis",
